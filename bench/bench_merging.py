@@ -30,7 +30,7 @@ from deltaci.controllers.merge_queue.records import Entry, Outcome
 from deltaci.controllers.merge_queue.state import Batch, Limits
 from deltaci.controllers.projects import Project
 from deltaci.engine import event_loop, feed
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirror
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
@@ -95,10 +95,10 @@ class Timed(Pushing):
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+    async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         """Push it."""
         began = time.perf_counter()
-        await super().land(project, workshop, branch, commit, expected)
+        await super().land(project, builder, branch, commit, expected)
         self.seconds.append(time.perf_counter() - began)
 
 
@@ -126,7 +126,7 @@ class Merged:
 async def _served(folder: Path) -> AsyncIterator[Service]:
     """A server here, and a runner in a process of its own."""
     folder.mkdir()
-    async with Service(SqliteStore(str(folder / "bench.db")), folder, rules=LOCAL) as service:
+    async with Service(SqliteStore(str(folder / "bench.db")), folder, url_policy=LOCAL) as service:
         await service.workstreams.stop()  # Its own queue would look after the same line.
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
@@ -152,8 +152,8 @@ async def _measure(folder: Path, large: Large, size: int) -> Merged:
         await service.workstreams.stop()  # These heads are nobody's workstreams; our own queue takes them.
         project = Project(name=PROJECT, tenant=TENANT, url=large.upstream.url, default_branch="main")
         await service.repositories.projects.put(project)
-        mirror = service.repositories.mirrors.of(project)
-        base = (await mirror.bring(["refs/heads/main"]))["refs/heads/main"]
+        mirror = service.repositories.mirrors.for_project(project)
+        base = (await mirror.fetch_refs(["refs/heads/main"]))["refs/heads/main"]
         say(f"{MERGES[size]} heads, merged in batches of {size}")
         warm = await _entries(mirror, large, size, base)
         waiting = await _entries(mirror, large, MERGES[size] - len(warm), base)
@@ -169,7 +169,7 @@ async def _measure(folder: Path, large: Large, size: int) -> Merged:
 async def _entries(mirror: Mirror, large: Large, count: int, base: str) -> list[Entry]:
     """So many that are validated, their commits already here."""
     heads = [large.next() for _ in range(count)]
-    await mirror.bring([ref for ref, _ in heads])
+    await mirror.fetch_refs([ref for ref, _ in heads])
     return [
         Entry(
             id=f"stream-{commit[:12]}",
@@ -237,11 +237,11 @@ async def _yes(_entry: Entry) -> bool:
 
 async def _built(mirror: Mirror, entries: Sequence[Entry]) -> float:
     """Seconds for one candidate of all of them."""
-    workshop = Workshop(mirror)
-    base = await workshop.base("main")
+    builder = CommitBuilder(mirror)
+    base = await builder.fetch_branch("main")
     batch = Batch(number=1, method="merge", members=tuple(each.id for each in entries), at=0)
     began = time.perf_counter()
-    made = await Candidates(workshop, _nothing).build(batch, entries, base, base, 0)
+    made = await Candidates(builder, _nothing).build(batch, entries, base, base, 0)
     seconds = time.perf_counter() - began
     assert len(made.members) == len(entries), made
     return seconds

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from deltaci.process import Ended, TookTooLong, call
+from deltaci.process import ProcessResult, ProcessTimeoutError, run
 from tests.contract.places import on_loop
 from tests.e2e.deployment import is_alive
 
 ENV = {"PATH": os.environ["PATH"]}
 
 
-async def sh(script: str, **more: Any) -> Ended:
+async def sh(script: str, **more: Any) -> ProcessResult:
     """A shell that does this."""
     bounds: dict[str, Any] = {"seconds": 20.0, "most_bytes": 100_000, "most_error_bytes": 10}
-    return await call(("sh", "-c", script), env=ENV, folder="/", **{**bounds, **more})
+    return await run(("sh", "-c", script), env=ENV, cwd="/", **{**bounds, **more})
 
 
 def ends(pid: int) -> bool:
@@ -39,7 +39,9 @@ def ends(pid: int) -> bool:
 @on_loop
 async def test_one_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await call((str(tmp_path / "nothing"),), env=ENV, folder="/", seconds=5, most_bytes=1, most_error_bytes=1)
+        await run(
+            (str(tmp_path / "nothing"),), env=ENV, cwd="/", timeout_seconds=5, max_output_bytes=1, max_error_bytes=1
+        )
 
 
 @on_loop
@@ -47,7 +49,7 @@ async def test_it_is_heard_to_its_end() -> None:
     """Its code, what it printed, and the last of its errors."""
     ended = await sh("printf out; printf '0123456789end' >&2; exit 3")
 
-    assert ended == Ended(3, b"out", b"3456789end")
+    assert ended == ProcessResult(3, b"out", b"3456789end")
 
 
 @on_loop
@@ -56,10 +58,10 @@ async def test_more_is_written_and_read_than_a_pipe_holds(tmp_path: Path) -> Non
     data = os.urandom(3_000_000)
     (tmp_path / "data").write_bytes(data)
 
-    assert (await sh("cat", input=data, most_bytes=len(data))).out == data
-    assert (await sh("exit 0", input=data)).code == 0
+    assert (await sh("cat", input=data, most_bytes=len(data))).stdout == data
+    assert (await sh("exit 0", input=data)).exit_code == 0
     with (tmp_path / "data").open("rb") as file:
-        assert (await sh("cat", input=file, most_bytes=len(data))).out == data
+        assert (await sh("cat", input=file, most_bytes=len(data))).stdout == data
 
 
 @on_loop
@@ -67,15 +69,15 @@ async def test_one_that_prints_too_much_is_ended_or_goes_on_unheard() -> None:
     cut = await sh("yes", most_bytes=1000)
     unheard = await sh("head -c 500000 /dev/zero; exit 7", most_bytes=1000, goes_on=True)
 
-    assert (cut.is_cut, len(cut.out)) == (True, 1000)
-    assert (unheard.is_cut, len(unheard.out), unheard.code) == (False, 1000, 7)
+    assert (cut.is_truncated, len(cut.stdout)) == (True, 1000)
+    assert (unheard.is_truncated, len(unheard.stdout), unheard.exit_code) == (False, 1000, 7)
 
 
 @on_loop
 async def test_one_that_takes_too_long_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     """Who holds its pipes does not hold up its caller."""
     began = time.monotonic()
-    with pytest.raises(TookTooLong):
+    with pytest.raises(ProcessTimeoutError):
         await sh(f"sleep 100 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait", seconds=5.0)
 
     assert time.monotonic() - began < 60

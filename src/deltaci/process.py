@@ -1,7 +1,7 @@
-"""Other programs, called and waited for in a thread: starting one never holds up the loop.
+"""Run other programs with bounded time and output, in threads, so that starting one never blocks the event loop.
 
-The fastest event loop there is starts a child by a fork of all that the process has, while nobody else runs; a thread
-that does it by the standard library costs a tenth of that, and the loop goes on.
+`asyncio` starts a child by forking the whole process on the event loop's thread. `subprocess.Popen` in a worker thread
+takes about a tenth of that time, and the event loop goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -21,158 +21,161 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-AT_ONCE: Final = 32
+MAX_CONCURRENT: Final = 32
 READ_BYTES: Final = 256 * 1024
-KILL_SECONDS: Final = 5.0  # For a program that was killed: somebody else may hold its pipes.
+KILL_SECONDS: Final = 5.0  # How long to wait for a killed program: another process may keep its pipes open.
 
-_POOL: Final = ThreadPoolExecutor(AT_ONCE, "programs")
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """How a program ended, and the first bytes of what it printed; of its errors the last ones."""
-
-    code: int
-    out: bytes
-    err: bytes
-    is_cut: bool = False  # There was more than that.
+_POOL: Final = ThreadPoolExecutor(MAX_CONCURRENT, "programs")
 
 
-class TookTooLong(Exception):
-    """It did not end in time, and was killed with all that it started."""
+class ProcessResult(msgspec.Struct, frozen=True):
+    """The exit code of a program, the first bytes of its standard output and the last ones of its standard error."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    is_truncated: bool = False  # The program was killed because it printed more than allowed.
 
 
-async def call(
-    words: Sequence[str],
+class ProcessTimeoutError(Exception):
+    """The program did not end in time; its whole process group was killed."""
+
+
+async def run(
+    argv: Sequence[str],
     *,
     env: Mapping[str, str],
-    folder: Path | str,
-    seconds: float,
-    most_bytes: int,
-    most_error_bytes: int,
+    cwd: Path | str,
+    timeout_seconds: float,
+    max_output_bytes: int,
+    max_error_bytes: int,
     input: bytes | BinaryIO = b"",
-    goes_on: bool = False,
-) -> Ended:
-    """Call it and wait for its end. One that is cancelled, or takes too long, is killed with all that it started.
+    discard_excess: bool = False,
+) -> ProcessResult:
+    """Run a program to its end. On cancellation or timeout, its whole process group is killed.
 
-    One that prints more than `most_bytes` is ended there, or `goes_on` unheard. Raises `OSError` when it cannot be
-    started.
+    A program that prints more than `max_output_bytes` is killed, or with `discard_excess` goes on while the rest of its
+    output is dropped. An `input` file is passed as standard input. Raises `OSError` if the program cannot be started,
+    and `ProcessTimeoutError`.
     """
-    program = _Program(words, env, folder, input, most_bytes, most_error_bytes, goes_on=goes_on)
-    working = asyncio.get_running_loop().run_in_executor(_POOL, program.run, time.monotonic() + seconds)
+    program = _Program(argv, env, cwd, input, max_output_bytes, max_error_bytes, discard_excess=discard_excess)
+    running = asyncio.get_running_loop().run_in_executor(_POOL, program.run, time.monotonic() + timeout_seconds)
     try:
-        return await asyncio.shield(working)
+        return await asyncio.shield(running)
     except asyncio.CancelledError:
         program.kill()
-        await asyncio.wait({working})
-        with suppress(TookTooLong, OSError):
-            working.result()
+        await asyncio.wait({running})
+        with suppress(ProcessTimeoutError, OSError):
+            running.result()
         raise
 
 
 class _Program:
+    """One program, started and read by the thread that calls `run`."""
+
     def __init__(
         self,
-        words: Sequence[str],
+        argv: Sequence[str],
         env: Mapping[str, str],
-        folder: Path | str,
+        cwd: Path | str,
         input: bytes | BinaryIO,
-        most: int,
-        most_error: int,
+        max_output_bytes: int,
+        max_error_bytes: int,
         *,
-        goes_on: bool,
+        discard_excess: bool,
     ) -> None:
-        self._words = words
+        self._argv = argv
         self._env = env
-        self._folder = folder
+        self._cwd = cwd
         self._input = input
-        self._most = most
-        self._most_error = most_error
-        self._goes_on = goes_on
+        self._max_output_bytes = max_output_bytes
+        self._max_error_bytes = max_error_bytes
+        self._discard_excess = discard_excess
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
-        self._out, self._err = bytearray(), bytearray()
+        self._stdout, self._stderr = bytearray(), bytearray()
 
     def kill(self) -> None:
-        """End it, and all that it started; before it began, too."""
+        """Kill the process group. Before the program was started, prevent its start."""
         with self._lock:
             self._is_killed = True
             if self._process is not None and self._process.returncode is None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
-    def run(self, until: float) -> Ended:
-        """All of it, in a thread."""
-        source: int | BinaryIO = subprocess.PIPE if self._input else subprocess.DEVNULL
+    def run(self, deadline: float) -> ProcessResult:
+        """Start the program, exchange data with it and wait for its end. Blocks; for use in a thread."""
+        stdin: int | BinaryIO = subprocess.PIPE if self._input else subprocess.DEVNULL
         if not isinstance(self._input, bytes):
-            source = self._input
+            stdin = self._input
         with self._lock:
             if self._is_killed:
-                raise TookTooLong
+                raise ProcessTimeoutError
             self._process = process = subprocess.Popen(
-                self._words,
-                stdin=source,
+                self._argv,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(self._env),
-                cwd=self._folder,
+                cwd=self._cwd,
                 start_new_session=True,
             )
         try:
-            is_cut = self._talk(process, until)
-            if is_cut:
+            is_truncated = self._communicate(process, deadline)
+            if is_truncated:
                 self.kill()
-            process.wait(KILL_SECONDS if is_cut else max(0.0, until - time.monotonic()))
-        except (TookTooLong, subprocess.TimeoutExpired):
+            process.wait(KILL_SECONDS if is_truncated else max(0.0, deadline - time.monotonic()))
+        except (ProcessTimeoutError, subprocess.TimeoutExpired):
             self.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_SECONDS)
-            raise TookTooLong from None
+            raise ProcessTimeoutError from None
         finally:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     with suppress(BrokenPipeError):
                         pipe.close()
-        return Ended(process.returncode, bytes(self._out), bytes(self._err), is_cut)
+        return ProcessResult(process.returncode, bytes(self._stdout), bytes(self._stderr), is_truncated)
 
-    def _talk(self, process: subprocess.Popen[bytes], until: float) -> bool:
-        """Hear it to its end, and say what there is to say; whether it said too much."""
+    def _communicate(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
+        """Write the input and read all output. Return True as soon as there is too much of it to keep."""
         assert process.stdout is not None
         assert process.stderr is not None
-        left = memoryview(self._input) if isinstance(self._input, bytes) else memoryview(b"")
+        unwritten = memoryview(self._input) if isinstance(self._input, bytes) else memoryview(b"")
         with selectors.DefaultSelector() as pipes:
-            pipes.register(process.stdout, selectors.EVENT_READ, self._out)
-            pipes.register(process.stderr, selectors.EVENT_READ, self._err)
+            pipes.register(process.stdout, selectors.EVENT_READ, self._stdout)
+            pipes.register(process.stderr, selectors.EVENT_READ, self._stderr)
             if process.stdin is not None:
                 os.set_blocking(process.stdin.fileno(), False)
                 pipes.register(process.stdin, selectors.EVENT_WRITE)
             while pipes.get_map():
-                wait = until - time.monotonic()
-                ready = pipes.select(wait) if wait > 0 else []
+                wait_seconds = deadline - time.monotonic()
+                ready = pipes.select(wait_seconds) if wait_seconds > 0 else []
                 if not ready:
-                    raise TookTooLong
+                    raise ProcessTimeoutError
                 for key, _ in ready:
                     if key.fileobj is process.stdin:
-                        left = _written(key.fd, left)
-                        if not left:
+                        unwritten = _write_some(key.fd, unwritten)
+                        if not unwritten:
                             pipes.unregister(process.stdin)
                             process.stdin.close()
-                    elif part := os.read(key.fd, READ_BYTES):
-                        key.data.extend(part)
+                    elif chunk := os.read(key.fd, READ_BYTES):
+                        key.data.extend(chunk)
                     else:
                         pipes.unregister(key.fileobj)
-                del self._err[: -self._most_error]
-                if len(self._out) > self._most:
-                    del self._out[self._most :]
-                    if not self._goes_on:
+                del self._stderr[: -self._max_error_bytes]
+                if len(self._stdout) > self._max_output_bytes:
+                    del self._stdout[self._max_output_bytes :]
+                    if not self._discard_excess:
                         return True
         return False
 
 
-def _written(file: int, data: memoryview) -> memoryview:
-    """What is left to be written; nothing when nobody reads any more."""
+def _write_some(fd: int, data: memoryview) -> memoryview:
+    """Write as much as the pipe takes now and return the rest; return nothing if the reader has closed the pipe."""
     try:
-        return data[os.write(file, data[:READ_BYTES]) :]
+        return data[os.write(fd, data[:READ_BYTES]) :]
     except BlockingIOError:
         return data
     except BrokenPipeError:

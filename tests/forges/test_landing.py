@@ -18,7 +18,7 @@ from deltaci.forges.projects import ForgeProject
 from deltaci.forges.webhook_event import Asked as PullRequest
 from deltaci.forges.webhook_event import Nothing, Pushed, pull_request, push
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Moved, Signature, Workshop
+from deltaci.git.commit_builder import BranchMoved, CommitBuilder, Signature
 from tests.contract.places import on_loop
 from tests.forges.merging import NAME, TOKEN, Asked, MergingForge
 from tests.repositories.test_mirrors import mirrors
@@ -34,10 +34,10 @@ class Pushing:
     def __init__(self) -> None:
         self.count = 0
 
-    async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+    async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         """Push it."""
         self.count += 1
-        await workshop.push(branch, commit, expected)
+        await builder.push(branch, commit, expected)
 
 
 class One:
@@ -58,7 +58,7 @@ class Site(NamedTuple):
     forge: MergingForge
     project: Project
     known: ForgeProject
-    workshop: Workshop
+    builder: CommitBuilder
     base: str
     commit: str
     pushing: Pushing
@@ -69,7 +69,7 @@ class Site(NamedTuple):
         outlet = Outlet([self.forge.host], seconds=5.0)
         landing = ForgeLanding(One(known), outlet, self.pushing, sleep=no_rest)
         try:
-            await landing.land(self.project, self.workshop, "main", self.commit, self.base)
+            await landing.land(self.project, self.builder, "main", self.commit, self.base)
         finally:
             await outlet.close()
 
@@ -95,10 +95,10 @@ async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
     upstream.switch("work")
     head = upstream.push({"new": "1\n"}, "some work", branch="work")
     project = Project(name="shop", tenant="t", url=upstream.url, forge=kind, api_token="TOKEN")
-    workshop = Workshop(mirrors(folder / "data").of(project))
-    base = await workshop.base("main")
-    await workshop.base("work")
-    commit = await workshop.merge(base, [head], "Merge some work", Signature("Delta CI", "ci@example.org", 10**15))
+    builder = CommitBuilder(mirrors(folder / "data").for_project(project))
+    base = await builder.fetch_branch("main")
+    await builder.fetch_branch("work")
+    commit = await builder.merge(base, [head], "Merge some work", Signature("Delta CI", "ci@example.org", 10**15))
     async with MergingForge(upstream.bare) as forge:
         told = {
             "tenant": "t",
@@ -109,7 +109,7 @@ async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
             "api_token": TOKEN,
         }
         known = msgspec.convert(told, ForgeProject)
-        yield Site(upstream, forge, project, known, workshop, base, commit, Pushing())
+        yield Site(upstream, forge, project, known, builder, base, commit, Pushing())
 
 
 @pytest.mark.parametrize("kind", FORGES)
@@ -133,10 +133,10 @@ async def test_a_base_that_moved_is_left_where_it_is(tmp_path: Path, kind: str) 
     async with site(tmp_path, kind) as here:
         found = here.move_on()
 
-        with pytest.raises(Moved) as moved:
+        with pytest.raises(BranchMoved) as moved:
             await here.land()
 
-        assert moved.value.found == here.main == found
+        assert moved.value.tip == here.main == found
         assert here.forge.left == []
 
 
@@ -152,10 +152,10 @@ async def test_a_base_that_moves_in_the_last_moment_is_left_there_too(tmp_path: 
                 moves.append(here.move_on())
 
         here.forge.meanwhile = meanwhile
-        with pytest.raises(Moved) as moved:
+        with pytest.raises(BranchMoved) as moved:
             await here.land()
 
-        assert moved.value.found == here.main == moves[0]
+        assert moved.value.tip == here.main == moves[0]
         assert here.forge.left == []
 
 
@@ -169,7 +169,7 @@ async def test_a_protected_branch_is_a_clear_no(tmp_path: Path, kind: str) -> No
         with pytest.raises(GitFailed) as failed:
             await here.land()
 
-        assert not failed.value.is_passing
+        assert not failed.value.is_transient
         assert str(failed.value).startswith(f"{kind} does not move 'main': it answered 4")
         assert "past its protection" in str(failed.value)
         assert here.main == here.base
@@ -184,7 +184,7 @@ async def test_a_token_that_is_not_taken_changes_nothing(tmp_path: Path, kind: s
         with pytest.raises(GitFailed) as failed:
             await here.land(api_token="wrong-one")
 
-        assert not failed.value.is_passing
+        assert not failed.value.is_transient
         assert "401: " in str(failed.value)
         assert "wrong-one" not in str(failed.value)
         assert here.main == here.base
@@ -224,7 +224,7 @@ async def test_a_forge_in_trouble_is_asked_another_time(tmp_path: Path, kind: st
         try:
             await here.land()
         except GitFailed as failed:
-            assert failed.is_passing  # noqa: PT017
+            assert failed.is_transient  # noqa: PT017
             assert here.main == here.base
         here.forge.broken = {}
         await here.land()
@@ -242,7 +242,7 @@ async def test_a_forge_that_looks_for_too_long_is_asked_another_time(tmp_path: P
 
         with pytest.raises(GitFailed, match="still looks at") as failed:
             await here.land()
-        assert failed.value.is_passing
+        assert failed.value.is_transient
         assert here.main == here.base
         await here.land()
 
@@ -291,7 +291,7 @@ async def test_a_forge_that_nobody_allowed_is_not_spoken_to(tmp_path: Path) -> N
         with pytest.raises(GitFailed, match="without TLS") as failed:
             await here.land(api_url=here.forge.url.replace("127.0.0.1", "localhost"))
 
-        assert not failed.value.is_passing
+        assert not failed.value.is_transient
         assert (here.main, here.forge.asked) == (here.base, [])
 
 
@@ -306,10 +306,10 @@ async def test_a_forge_that_is_away_passes(tmp_path: Path) -> None:
         landing = ForgeLanding(One(gone), outlet, here.pushing)
 
         with pytest.raises(GitFailed) as failed:
-            await landing.land(here.project, here.workshop, "main", here.commit, here.base)
+            await landing.land(here.project, here.builder, "main", here.commit, here.base)
         await outlet.close()
 
-        assert failed.value.is_passing
+        assert failed.value.is_transient
         assert here.main == here.base
 
 

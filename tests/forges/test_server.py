@@ -45,7 +45,9 @@ async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     place = Place("sqlite", lambda at: SqliteStore(str(folder / "ci.db"), clock=at.now), origin=wall_clock)
-    service = Service(place.store(), data, rules=LOCAL, allowed_forges=allowed, public_url="https://ci.example.org/")
+    service = Service(
+        place.store(), data, url_policy=LOCAL, allowed_forges=allowed, public_url="https://ci.example.org/"
+    )
     async with service:
         secrets = Secrets(service.blobs, server_key(data / KEY_FILE))
         secrets.set(TENANT, "HOOK", SECRET)

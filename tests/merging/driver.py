@@ -31,7 +31,7 @@ from deltaci.core.machine import Command
 from deltaci.engine.clock import MonotonicClock
 from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
 from deltaci.git.command import Git
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirrors
 from deltaci.storage.port import Document, Store
 from deltaci.storage.sqlite import SqliteStore
@@ -69,14 +69,14 @@ class KilledGit(Git):
         super().__init__()
         self._killer = killer
 
-    async def _ended(self, args: Sequence[str], *more: Any, **options: Any) -> tuple[int, bytes, bytes]:
+    async def _execute(self, args: Sequence[str], *more: Any, **options: Any) -> tuple[int, bytes, bytes]:
         if args[0] == "push":
-            doing = asyncio.ensure_future(super()._ended(args, *more, **options))
+            doing = asyncio.ensure_future(super()._execute(args, *more, **options))
             await asyncio.wait([doing], timeout=0.002)
             self._killer.step("git push, begun")
             found = await doing
         else:
-            found = await super()._ended(args, *more, **options)
+            found = await super()._execute(args, *more, **options)
         if has_reads or args[0] not in READS:
             self._killer.step(f"git {args[0]}")
         return found
@@ -130,12 +130,12 @@ class MovingBase:
         self._mark = folder / "moved"
         self._upstream = upstream
 
-    async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+    async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         if not self._mark.exists():
             bare = self._upstream.bare
             git(bare, "update-ref", "refs/heads/main", git(bare, "rev-parse", "refs/side/main"), expected)
             self._mark.touch()
-        await workshop.push(branch, commit, expected)
+        await builder.push(branch, commit, expected)
 
 
 class Life(Site):

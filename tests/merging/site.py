@@ -19,14 +19,14 @@ from deltaci.core.failures import Facts
 from deltaci.core.ids import lease_ref
 from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
 from deltaci.git.command import Git
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirror, Mirrors
-from deltaci.git.url_policy import Rules
+from deltaci.git.url_policy import UrlPolicy
 from deltaci.storage.port import Store
 from tests.contract.places import Place
 from tests.repositories.upstream import Upstream, git
 
-LOCAL: Final = Rules(frozenset({"file"}))
+LOCAL: Final = UrlPolicy(frozenset({"file"}))
 TENANT: Final = "acme"
 PROJECT: Final = "shop"
 MAX_ROUNDS: Final = 200
@@ -60,11 +60,11 @@ class Streams:
 
     async def ensure(self, mirror: Mirror, entry: Entry) -> None:
         """Have its head in the mirror."""
-        if await mirror.has(entry.head):
+        if await mirror.has_commit(entry.head):
             return
-        await mirror.need(entry.base_commit, "refs/heads/main")
+        await mirror.ensure_commit(entry.base_commit, "refs/heads/main")
         if entry.head != entry.base_commit:
-            await Workshop(mirror).take(self.file(entry.id), entry.head, entry.base_commit)
+            await CommitBuilder(mirror).import_bundle(self.file(entry.id), entry.head, entry.base_commit)
 
 
 Bring = Callable[[str, str, str], Awaitable[bool]]
@@ -167,8 +167,8 @@ class Site:
         self.upstream = streams.upstream
         self.projects = Projects(store)
         self.project = Project(name=PROJECT, tenant=TENANT, url=self.upstream.url, default_branch="main")
-        self.mirror = mirrors.of(self.project)
-        self.workshop = Workshop(self.mirror)
+        self.mirror = mirrors.for_project(self.project)
+        self.builder = CommitBuilder(self.mirror)
         self.unwanted: set[str] = set()
         self.told: dict[str, Outcome] = {}
         self.queue = MergeQueue(

@@ -29,7 +29,7 @@ RULES: Final = [{"name": "both", "run": "test ! -f one || test ! -f bad"}, {"fil
 async def served(folder: Path) -> AsyncIterator[Service]:
     """A server here, and a runner in a process of its own."""
     folder.mkdir()
-    async with Service(SqliteStore(str(folder / "ci.db")), folder, rules=LOCAL) as service:
+    async with Service(SqliteStore(str(folder / "ci.db")), folder, url_policy=LOCAL) as service:
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         words = ("runner", "--server", listener.url, "--slots", "3", "--work", str(folder / "work"))
@@ -86,7 +86,7 @@ async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) ->
         parts = service.repositories
         project = Project(name=PROJECT, tenant=TENANT, url=upstream.url, default_branch="main")
         await parts.projects.put(project)
-        mirror = parts.mirrors.of(project)
+        mirror = parts.mirrors.for_project(project)
         queue = MergeQueue(service.store, service.engine, parts.projects, parts.mirrors, ensure, is_wanted)
         queue.tell(hear)
 

@@ -16,7 +16,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.failures import Facts
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.server.follower import Follower
 from tests.contract.places import Place, on_loop
 from tests.merging.conftest import Opened
@@ -134,11 +134,11 @@ async def test_somebody_pushes_again_and_again(site: Opened, streams: Streams) -
 
         left = 3
 
-        async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+        async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
             if self.left:
                 self.left -= 1
                 await asyncio.to_thread(pushed, streams.upstream, {f"side{self.left}": "1\n"})
-            await workshop.push(branch, commit, expected)
+            await builder.push(branch, commit, expected)
 
     async with site(landing=Racing()) as here:
         await here.enter(streams.made("w", {"a": "1\n"}), streams.made("v", {"b": "1\n"}))
@@ -334,7 +334,7 @@ async def test_another_server_makes_the_same_commits(site: Opened, streams: Stre
         for each in reversed(batches):
             stream = f"merge-{each.run_id.split('-')[1]}"
             assert await two.queue.bring(TENANT, stream, each.commit)
-            assert await two.mirror.has(each.commit)
+            assert await two.mirror.has_commit(each.commit)
             assert not await two.queue.bring(TENANT, stream, "1" * 40)
         await one.queue.stop()
         shutil.rmtree(two.mirror.folder)
@@ -356,14 +356,14 @@ async def test_a_server_goes_on_where_another_one_landed(site: Opened, streams: 
 
         left = 1
 
-        async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+        async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
             if not self.left:
                 raise GitFailed("not today")
             self.left -= 1
-            await workshop.push(branch, commit, expected)
+            await builder.push(branch, commit, expected)
 
     async with site("one", landing=Once()) as one, site("two", owner="two", starts=False) as two:
-        await two.workshop.base("main")
+        await two.builder.fetch_branch("main")
         await one.enter(streams.made("a", {"a": "1\n"}), streams.made("b", {"b": "1\n"}, method="squash"))
         await one.settle()
         assert one.merged() == {"a"}

@@ -12,7 +12,7 @@ from deltaci.controllers.projects import Project
 from deltaci.core.instants import SECOND
 from deltaci.git import mirrors
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Conflicting, Moved, Signature, Workshop
+from deltaci.git.commit_builder import BranchMoved, CommitBuilder, MergeConflict, Signature
 from deltaci.git.mirrors import Mirrors
 from tests.contract.places import on_loop
 from tests.merging.site import LOCAL
@@ -28,49 +28,53 @@ def upstream(tmp_path: Path) -> Upstream:
 
 
 @pytest.fixture
-def shop(upstream: Upstream, tmp_path: Path) -> Workshop:
-    """A server's workshop."""
+def shop(upstream: Upstream, tmp_path: Path) -> CommitBuilder:
+    """A server's builder."""
     project = Project(name="shop", tenant="acme", url=upstream.url)
-    return Workshop(Mirrors(tmp_path / "server", LOCAL, lambda *_: "").of(project))
+    return CommitBuilder(Mirrors(tmp_path / "server", LOCAL, lambda *_: "").for_project(project))
 
 
-async def branch(shop: Workshop, upstream: Upstream, name: str, *changes: dict[str, str | None], at: str = "") -> str:
+async def branch(
+    shop: CommitBuilder, upstream: Upstream, name: str, *changes: dict[str, str | None], at: str = ""
+) -> str:
     """A branch with these commits, and the mirror has them."""
     upstream.switch(name, at or upstream.first)
     for files in changes:
         upstream.push(files, f"{name} changes {', '.join(files)}", name)
-    return await shop.base(name)
+    return await shop.fetch_branch(name)
 
 
-def show(shop: Workshop, *words: str) -> str:
+def show(shop: CommitBuilder, *words: str) -> str:
     """What git says in the mirror."""
     return git(shop.mirror.folder, *words)
 
 
 @on_loop
-async def test_where_a_branch_is(shop: Workshop, upstream: Upstream) -> None:
+async def test_where_a_branch_is(shop: CommitBuilder, upstream: Upstream) -> None:
     """As the repository has it now; one that is not there is said to be not there."""
-    assert await shop.base("main") == upstream.first
+    assert await shop.fetch_branch("main") == upstream.first
     moved = upstream.push({"b": "1"})
-    assert await shop.base("main") == moved
+    assert await shop.fetch_branch("main") == moved
     with pytest.raises(GitFailed, match="no branch 'other'"):
-        await shop.base("other")
+        await shop.fetch_branch("other")
 
 
 @on_loop
-async def test_a_conflict_says_where(shop: Workshop, upstream: Upstream) -> None:
+async def test_a_conflict_says_where(shop: CommitBuilder, upstream: Upstream) -> None:
     """Every file by its name, whatever is in that."""
     ours = await branch(shop, upstream, "ours", {"a.txt": "x\n", "dir/ä b.txt": "1\n", "c": "same\n"})
     theirs = await branch(shop, upstream, "theirs", {"a.txt": "y\n", "dir/ä b.txt": "2\n", "c": "same\n"})
 
-    with pytest.raises(Conflicting) as caught:
-        await shop.merged_tree(ours, theirs)
+    with pytest.raises(MergeConflict) as caught:
+        await shop.merge_trees(ours, theirs)
 
     assert set(caught.value.paths) == {"a.txt", "dir/ä b.txt"}
 
 
 @on_loop
-async def test_nothing_that_a_repository_says_is_executed(shop: Workshop, upstream: Upstream, tmp_path: Path) -> None:
+async def test_nothing_that_a_repository_says_is_executed(
+    shop: CommitBuilder, upstream: Upstream, tmp_path: Path
+) -> None:
     """Not even a merge driver that it wishes for."""
     mark = tmp_path / "executed"
     start = upstream.push({".gitattributes": "*.txt merge=evil filter=evil\n"})
@@ -78,16 +82,16 @@ async def test_nothing_that_a_repository_says_is_executed(shop: Workshop, upstre
     theirs = await branch(shop, upstream, "theirs", {"a.txt": "theirs\n2\n3\n4\n5\n"}, at=start)
     show(shop, "config", "filter.evil.smudge", f"touch {mark}")
 
-    tree = await shop.merged_tree(ours, theirs)
+    tree = await shop.merge_trees(ours, theirs)
 
     assert show(shop, "show", f"{tree}:a.txt") == "theirs\n2\n3\n4\nours"
     assert not mark.exists()
 
 
 @on_loop
-async def test_the_same_is_asked_for_and_the_same_is_made(shop: Workshop, upstream: Upstream) -> None:
+async def test_the_same_is_asked_for_and_the_same_is_made(shop: CommitBuilder, upstream: Upstream) -> None:
     """After a crash, and by another server."""
-    tree = await shop.tree(await shop.base("main"))
+    tree = await shop.tree_of(await shop.fetch_branch("main"))
     author = Signature("Eve\n<x>", "eve@example.org", BY.at)
 
     made = [await shop.commit(tree, (upstream.first,), "a title\n\nand more", BY, author) for _ in range(2)]
@@ -100,7 +104,7 @@ async def test_the_same_is_asked_for_and_the_same_is_made(shop: Workshop, upstre
 
 
 @on_loop
-async def test_one_merge_commit_for_many(shop: Workshop, upstream: Upstream) -> None:
+async def test_one_merge_commit_for_many(shop: CommitBuilder, upstream: Upstream) -> None:
     """Its parents are the base and every head; its tree has what all of them changed."""
     heads = [await branch(shop, upstream, f"h{n}", {f"{n}.txt": "1\n"}) for n in range(3)]
     base = await branch(shop, upstream, "main", {"more": "1\n"})
@@ -113,7 +117,7 @@ async def test_one_merge_commit_for_many(shop: Workshop, upstream: Upstream) -> 
 
 
 @on_loop
-async def test_all_changes_in_one_commit(shop: Workshop, upstream: Upstream) -> None:
+async def test_all_changes_in_one_commit(shop: CommitBuilder, upstream: Upstream) -> None:
     """On top of the base alone."""
     head = await branch(shop, upstream, "h", {"b": "1\n"}, {"b": "2\n"}, {"c": "1\n"})
     base = await branch(shop, upstream, "main", {"more": "1\n"})
@@ -125,23 +129,23 @@ async def test_all_changes_in_one_commit(shop: Workshop, upstream: Upstream) -> 
 
 
 @on_loop
-async def test_one_by_one_on_top_of_the_base(shop: Workshop, upstream: Upstream) -> None:
+async def test_one_by_one_on_top_of_the_base(shop: CommitBuilder, upstream: Upstream) -> None:
     """Authors and messages stay; what the base has already is left out; what stands there already is not touched."""
     head = await branch(shop, upstream, "h", {"b": "1\n"}, {"more": "1\n"}, {"a.txt": "1\n2\n3\n4\nlast\n"})
-    assert await shop.replay(upstream.first, head, BY) == head
+    assert await shop.rebase(upstream.first, head, BY) == head
     base = await branch(shop, upstream, "main", {"more": "1\n"})
 
-    top = await shop.replay(base, head, BY)
+    top = await shop.rebase(base, head, BY)
 
     titles = show(shop, "log", "--reverse", "--format=%s|%an|%cn", f"{base}..{top}").split("\n")
     assert titles == ["h changes b|Ada|Delta CI", "h changes a.txt|Ada|Delta CI"]
-    assert await shop.tree(top) == await shop.merged_tree(base, head)
-    assert await shop.replay(base, head, BY) == top
-    assert await shop.replay(head, upstream.first, BY) == head
+    assert await shop.tree_of(top) == await shop.merge_trees(base, head)
+    assert await shop.rebase(base, head, BY) == top
+    assert await shop.rebase(head, upstream.first, BY) == head
 
 
 @on_loop
-async def test_a_message_stays_what_it_was(shop: Workshop, upstream: Upstream) -> None:
+async def test_a_message_stays_what_it_was(shop: CommitBuilder, upstream: Upstream) -> None:
     """In whatever letters it was written; a signature of what it was before is gone."""
     upstream.switch("h", upstream.first)
     (upstream.tree / "b").write_text("1\n")
@@ -150,77 +154,77 @@ async def test_a_message_stays_what_it_was(shop: Workshop, upstream: Upstream) -
     (upstream.tree.parent / "message").write_bytes("Grüße\n\nund mehr".encode("latin-1"))
     git(upstream.tree, "commit", "-q", "-F", str(upstream.tree.parent / "message"), **told)
     git(upstream.tree, "push", "-q", "origin", "HEAD:refs/heads/h")
-    head = await shop.base("h")
+    head = await shop.fetch_branch("h")
     base = await branch(shop, upstream, "main", {"more": "1\n"})
 
-    top = await shop.replay(base, head, BY)
+    top = await shop.rebase(base, head, BY)
 
     assert show(shop, "log", "-1", "--format=%B", "--encoding=UTF-8", top) == "Grüße\n\nund mehr"
 
 
 @on_loop
-async def test_a_merge_on_the_way_is_replayed_by_what_it_brought_in(shop: Workshop, upstream: Upstream) -> None:
+async def test_a_merge_on_the_way_is_replayed_by_what_it_brought_in(shop: CommitBuilder, upstream: Upstream) -> None:
     """One that changed more than that would lose it: it is said, and nothing is made."""
     first = await branch(shop, upstream, "one", {"b": "1\n"})
     second = await branch(shop, upstream, "two", {"c": "1\n"})
     joined = await shop.merge(first, [second], "joined", BY)
     base = await branch(shop, upstream, "main", {"more": "1\n"})
 
-    top = await shop.replay(base, joined, BY)
+    top = await shop.rebase(base, joined, BY)
 
-    assert await shop.tree(top) == await shop.merged_tree(base, joined)
+    assert await shop.tree_of(top) == await shop.merge_trees(base, joined)
     assert show(shop, "rev-list", "--merges", f"{base}..{top}") == ""
     other = await branch(shop, upstream, "three", {"b": "of three\n"})
-    evil = await shop.commit(await shop.tree(other), (first, second), "more than a merge", BY)
-    with pytest.raises(Conflicting, match="use merge or squash"):
-        await shop.replay(base, evil, BY)
+    evil = await shop.commit(await shop.tree_of(other), (first, second), "more than a merge", BY)
+    with pytest.raises(MergeConflict, match="use merge or squash"):
+        await shop.rebase(base, evil, BY)
 
 
 @on_loop
-async def test_a_conflict_in_any_of_them_is_a_conflict(shop: Workshop, upstream: Upstream) -> None:
+async def test_a_conflict_in_any_of_them_is_a_conflict(shop: CommitBuilder, upstream: Upstream) -> None:
     """And says where."""
     head = await branch(shop, upstream, "h", {"b": "1\n"}, {"a.txt": "mine\n"})
     base = await branch(shop, upstream, "main", {"a.txt": "theirs\n"})
 
-    for make in (shop.replay(base, head, BY), shop.squash(base, head, "m", BY), shop.merge(base, [head], "m", BY)):
-        with pytest.raises(Conflicting) as caught:
+    for make in (shop.rebase(base, head, BY), shop.squash(base, head, "m", BY), shop.merge(base, [head], "m", BY)):
+        with pytest.raises(MergeConflict) as caught:
             await make
         assert caught.value.paths == ("a.txt",)
 
 
 @on_loop
-async def test_a_bundle_brings_what_somebody_has_not(shop: Workshop, upstream: Upstream, tmp_path: Path) -> None:
+async def test_a_bundle_brings_what_somebody_has_not(shop: CommitBuilder, upstream: Upstream, tmp_path: Path) -> None:
     """Another server takes exactly this commit, on exactly this start, or nothing."""
     head = await branch(shop, upstream, "h", {"b": "1\n"}, {"b": "2\n"})
     other = await branch(shop, upstream, "o", {"c": "1\n"})
     file = tmp_path / "a.bundle"
-    await shop.bundle(head, [upstream.first], file)
+    await shop.write_bundle(head, [upstream.first], file)
     git(upstream.bare, "update-ref", "-d", "refs/heads/h")
     git(upstream.bare, "update-ref", "-d", "refs/heads/o")
     project = Project(name="shop", tenant="acme", url=upstream.url)
-    there = Workshop(Mirrors(tmp_path / "another", LOCAL, lambda *_: "").of(project))
+    there = CommitBuilder(Mirrors(tmp_path / "another", LOCAL, lambda *_: "").for_project(project))
 
     with pytest.raises(GitFailed):
-        await there.take(file, head, upstream.first)  # What it stands on is not there yet.
-    await there.base("main")
+        await there.import_bundle(file, head, upstream.first)  # What it stands on is not there yet.
+    await there.fetch_branch("main")
     for commit, start in ((other, upstream.first), (head, other), ("main", upstream.first), (head, "0" * 40)):
         with pytest.raises(GitFailed):
-            await there.take(file, commit, start)
-    await there.take(file, head, upstream.first)
-    await there.take(file, head, upstream.first)
+            await there.import_bundle(file, commit, start)
+    await there.import_bundle(file, head, upstream.first)
+    await there.import_bundle(file, head, upstream.first)
 
-    assert await there.between(upstream.first, head) == await shop.between(upstream.first, head)
-    assert len(await there.between(upstream.first, head)) == 2
-    await there.keep("streams/x", head)
+    assert await there.commits_between(upstream.first, head) == await shop.commits_between(upstream.first, head)
+    assert len(await there.commits_between(upstream.first, head)) == 2
+    await there.set_ref("streams/x", head)
     assert git(there.mirror.folder, "rev-parse", "refs/deltaci/streams/x") == head
-    await there.drop("streams/x")
-    await there.drop("streams/x")
+    await there.delete_ref("streams/x")
+    await there.delete_ref("streams/x")
 
 
 @on_loop
-async def test_what_a_killed_git_left_locked_is_opened_again(shop: Workshop, upstream: Upstream) -> None:
+async def test_what_a_killed_git_left_locked_is_opened_again(shop: CommitBuilder, upstream: Upstream) -> None:
     """Not before it is sure that nobody holds it."""
-    await shop.base("main")
+    await shop.fetch_branch("main")
     [ref] = (shop.mirror.folder / "refs" / "mirror").iterdir()
     lock, other = ref.with_name(f"{ref.name}.lock"), shop.mirror.folder / "refs" / "deltaci" / "x.lock"
     other.parent.mkdir()
@@ -229,41 +233,41 @@ async def test_what_a_killed_git_left_locked_is_opened_again(shop: Workshop, ups
     moved = upstream.push({"b": "1"})
 
     with pytest.raises(GitFailed, match="File exists"):
-        await shop.base("main")
+        await shop.fetch_branch("main")
     with pytest.raises(GitFailed, match="File exists"):
-        await shop.keep("x", upstream.first)
-    long_ago = time.time() - mirrors.LOCK_SECONDS - 1
+        await shop.set_ref("x", upstream.first)
+    long_ago = time.time() - mirrors.STALE_LOCK_SECONDS - 1
     os.utime(lock, (long_ago, long_ago))
-    assert await shop.base("main") == moved
+    assert await shop.fetch_branch("main") == moved
     assert other.exists()
     os.utime(other, (long_ago, long_ago))
-    await shop.keep("x", moved)
+    await shop.set_ref("x", moved)
 
 
 @on_loop
-async def test_a_push_moves_a_branch_only_from_where_it_is_expected(shop: Workshop, upstream: Upstream) -> None:
+async def test_a_push_moves_a_branch_only_from_where_it_is_expected(shop: CommitBuilder, upstream: Upstream) -> None:
     """A repeat is no error; a branch that is elsewhere stays there, and is said to be."""
-    base = await shop.base("main")
-    tree = await shop.tree(base)
+    base = await shop.fetch_branch("main")
+    tree = await shop.tree_of(base)
     made = [await shop.commit(tree, (base,), f"number {n}", BY) for n in range(2)]
 
     await shop.push("main", made[0], base)
     await shop.push("main", made[0], base)
-    with pytest.raises(Moved) as caught:
+    with pytest.raises(BranchMoved) as caught:
         await shop.push("main", made[1], base)
 
-    assert caught.value.found == made[0]
+    assert caught.value.tip == made[0]
     assert git(upstream.bare, "rev-parse", "main") == made[0]
-    assert await shop.is_landed("main", made[0])
-    assert not await shop.is_landed("main", made[1])
-    assert not await shop.is_landed("main", "1" * 40)
+    assert await shop.branch_contains("main", made[0])
+    assert not await shop.branch_contains("main", made[1])
+    assert not await shop.branch_contains("main", "1" * 40)
 
 
 @on_loop
-async def test_a_push_that_is_refused_is_a_failure_and_no_move(shop: Workshop, upstream: Upstream) -> None:
+async def test_a_push_that_is_refused_is_a_failure_and_no_move(shop: CommitBuilder, upstream: Upstream) -> None:
     """The branch is where it was; another time it may go well."""
-    base = await shop.base("main")
-    made = await shop.commit(await shop.tree(base), (base,), "m", BY)
+    base = await shop.fetch_branch("main")
+    made = await shop.commit(await shop.tree_of(base), (base,), "m", BY)
     hook = upstream.bare / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\necho closed >&2\nexit 1\n")
@@ -272,4 +276,4 @@ async def test_a_push_that_is_refused_is_a_failure_and_no_move(shop: Workshop, u
     with pytest.raises(GitFailed, match="closed") as caught:
         await shop.push("main", made, base)
 
-    assert caught.value.is_passing
+    assert caught.value.is_transient

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.git.diff import changed_paths
+from deltaci.git.diff import parse_changed_paths
 
 IDS = "0123456789ab 9876543210ab"
 
@@ -18,8 +18,8 @@ def test_renames_and_copies_count_with_both_names_and_submodules_with_what_is_be
         f":100644 100644 {IDS} C100\0from\0to\0:160000 160000 {IDS} M\0libs/sub\0"
     )
 
-    assert changed_paths(raw) == frozenset({"a b", "gone", "old", "new", "from", "to", "libs/sub", "libs/sub/"})
-    assert changed_paths("") == frozenset()
+    assert parse_changed_paths(raw) == frozenset({"a b", "gone", "old", "new", "from", "to", "libs/sub", "libs/sub/"})
+    assert parse_changed_paths("") == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_renames_and_copies_count_with_both_names_and_submodules_with_what_is_be
     ],
 )
 def test_what_git_does_not_print_is_an_unknown_diff(raw: str) -> None:
-    assert changed_paths(raw) is None
+    assert parse_changed_paths(raw) is None
 
 
 def test_what_git_really_prints_is_read(tmp_path: Path) -> None:
@@ -57,4 +57,4 @@ def test_what_git_really_prints_is_read(tmp_path: Path) -> None:
 
     raw = git("diff", "--raw", "-z", "--find-renames", "HEAD~1", "HEAD")
 
-    assert changed_paths(raw) == frozenset({"moves", "moved", "goes", "ändert\n sich"})
+    assert parse_changed_paths(raw) == frozenset({"moves", "moved", "goes", "ändert\n sich"})

@@ -12,13 +12,13 @@ import httpx
 
 from deltaci.controllers.change_records import Accepted
 from deltaci.controllers.poller import push
-from deltaci.git.url_policy import Rules
+from deltaci.git.url_policy import UrlPolicy
 from deltaci.pipeline.change import Change
 from deltaci.server.service import Listener, Service
 from tests.api.site import TENANT, WAIT_SECONDS, ApiSite, Caller
 from tests.contract.places import Place, legal
 
-LOCAL: Final = Rules(frozenset({"file"}))
+LOCAL: Final = UrlPolicy(frozenset({"file"}))
 PROJECT: Final = "shop"
 
 
@@ -59,10 +59,10 @@ class RepositorySite(ApiSite):
 
 
 @asynccontextmanager
-async def opened(place: Place, folder: Path, rules: Rules = LOCAL) -> AsyncIterator[RepositorySite]:
+async def opened(place: Place, folder: Path, url_policy: UrlPolicy = LOCAL) -> AsyncIterator[RepositorySite]:
     """The server, listening. When it closes its log must be legal."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Service(place.store(), folder, rules=rules) as service:
+    async with Service(place.store(), folder, url_policy=url_policy) as service:
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         try:

@@ -8,11 +8,11 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.git import url_policy
-from deltaci.git.url_policy import ALLOWABLE, Address, Rules, is_public
+from deltaci.git.url_policy import ALLOWABLE, Address, UrlPolicy, is_public
 from tests.contract.places import on_loop
 
-PUBLIC = Rules()
-ALL = Rules(frozenset(ALLOWABLE))
+PUBLIC = UrlPolicy()
+ALL = UrlPolicy(frozenset(ALLOWABLE))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ ALL = Rules(frozenset(ALLOWABLE))
 )
 def test_good_addresses(url: str, host: str, port: int) -> None:
     """What people write, with its host and port; the address itself stays as it is."""
-    read = url_policy.read(url, PUBLIC)
+    read = url_policy.parse_url(url, PUBLIC)
 
     assert (read.url, read.host, read.port) == (url, host, port)
 
@@ -66,19 +66,19 @@ def test_good_addresses(url: str, host: str, port: int) -> None:
 def test_bad_addresses(url: str, told: str) -> None:
     """Refused with what is wrong, before anything is asked."""
     with pytest.raises(Refused) as refused:
-        url_policy.read(url, PUBLIC)
+        url_policy.parse_url(url, PUBLIC)
 
     assert told in refused.value.message
 
 
 def test_what_whoever_started_the_server_allows() -> None:
     """And folders are named by their whole path."""
-    assert url_policy.read("http://git.example.org/a", ALL).protocol == "http"
-    assert url_policy.read("/srv/git/a.git", ALL) == Address(url="file:///srv/git/a.git", protocol="file")
-    assert url_policy.read("file:///srv/git/a.git", ALL).url == "file:///srv/git/a.git"
+    assert url_policy.parse_url("http://git.example.org/a", ALL).protocol == "http"
+    assert url_policy.parse_url("/srv/git/a.git", ALL) == Address(url="file:///srv/git/a.git", protocol="file")
+    assert url_policy.parse_url("file:///srv/git/a.git", ALL).url == "file:///srv/git/a.git"
     for url in ("file://host/srv/a", "file:///srv/../etc", "/srv/../etc"):
         with pytest.raises(Refused):
-            url_policy.read(url, ALL)
+            url_policy.parse_url(url, ALL)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ async def test_a_host_of_our_own_is_refused_before_a_packet_is_sent() -> None:
     """A name counts by what it leads to."""
     for url in ("https://127.0.0.1/a", "https://localhost/a", "ssh://git@[::1]/a", "git@localhost:a"):
         with pytest.raises(Refused) as refused:
-            await url_policy.resolved(url_policy.read(url, PUBLIC), PUBLIC)
+            await url_policy.resolve_host(url_policy.parse_url(url, PUBLIC), PUBLIC)
         assert refused.value.code == "not_allowed"
         assert "nothing was sent" in refused.value.message
-    found = await url_policy.resolved(url_policy.read("https://localhost/a", ALL), ALL)
+    found = await url_policy.resolve_host(url_policy.parse_url("https://localhost/a", ALL), ALL)
     assert found is not None
     assert found.port == 443
 
@@ -126,7 +126,7 @@ async def test_a_project_at_a_private_host_sends_no_packet() -> None:
 
     async with await asyncio.start_server(hear, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        rules = Rules(frozenset({"http"}))
+        policy = UrlPolicy(frozenset({"http"}))
         with pytest.raises(Refused):
-            await url_policy.resolved(url_policy.read(f"http://127.0.0.1:{port}/a", rules), rules)
+            await url_policy.resolve_host(url_policy.parse_url(f"http://127.0.0.1:{port}/a", policy), policy)
         assert not heard.is_set()

@@ -14,7 +14,7 @@ from deltaci.controllers import planner
 from deltaci.controllers.poller import push
 from deltaci.core.machine import Command
 from deltaci.core.run import BeginPlanning
-from deltaci.git.url_policy import Rules
+from deltaci.git.url_policy import UrlPolicy
 from deltaci.storage.port import Unavailable
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
@@ -209,7 +209,7 @@ async def test_a_server_that_stops_takes_its_git_along(place: Place, tmp_path: P
 
     async with await asyncio.start_server(wait, "127.0.0.1", 0) as forge:
         port = forge.sockets[0].getsockname()[1]
-        async with opened(place, tmp_path / "data", Rules(frozenset({"http", "private"}))) as here:
+        async with opened(place, tmp_path / "data", UrlPolicy(frozenset({"http", "private"}))) as here:
             await here.project(f"http://127.0.0.1:{port}/acme/shop.git")
             told = push("refs/heads/main", "", "a" * 40)
             await here.service.repositories.changes.accept(TENANT, PROJECT, told, "d")

@@ -12,13 +12,13 @@ import pytest
 from deltaci.controllers.projects import Project, plain_url
 from deltaci.core.errors import Refused
 from deltaci.forges.credentials import repository_of
-from deltaci.git.command import Git, GitFailed, Way, environment
+from deltaci.git.command import Git, GitFailed, GitRemote, environment
 from deltaci.git.mirrors import Mirror, Mirrors, is_commit, is_ref
-from deltaci.git.url_policy import Rules, read
+from deltaci.git.url_policy import UrlPolicy, parse_url
 from tests.contract.places import on_loop
 from tests.repositories.upstream import Upstream, git
 
-LOCAL = Rules(frozenset({"file"}))
+LOCAL = UrlPolicy(frozenset({"file"}))
 
 
 def secrets_missing(_tenant: str, _project: str, name: str) -> str:
@@ -37,7 +37,7 @@ def mirrors(folder: Path, **values: str) -> Mirrors:
 
 def mirror(folder: Path, upstream: Upstream, credential: str = "") -> Mirror:
     """Of this repository."""
-    return mirrors(folder).of(Project(name="shop", tenant="t", url=upstream.url, credential=credential))
+    return mirrors(folder).for_project(Project(name="shop", tenant="t", url=upstream.url, credential=credential))
 
 
 @on_loop
@@ -48,18 +48,18 @@ async def test_a_commit_is_fetched_with_its_history_and_read(tmp_path: Path, ups
     other = upstream.push({"b": "2"}, "written anew")
     here = mirror(tmp_path, upstream)
 
-    await here.need(other, "refs/heads/main")
-    await here.need(second, "refs/heads/main")
+    await here.ensure_commit(other, "refs/heads/main")
+    await here.ensure_commit(second, "refs/heads/main")
 
-    assert await here.files(second) == [".deltaci.yml", "src/a.py"]
-    assert await here.read(second, "src/a.py") == b"1\n"
-    assert (await here.about(second)).message == "second\n\nmore about it"
-    assert (await here.about(second)).title == "second"
+    assert await here.list_files(second) == [".deltaci.yml", "src/a.py"]
+    assert await here.read_file(second, "src/a.py") == b"1\n"
+    assert (await here.commit_details(second)).message == "second\n\nmore about it"
+    assert (await here.commit_details(second)).title == "second"
     assert await here.is_ancestor(upstream.first, second)
     assert not await here.is_ancestor(other, second)
     assert await here.merge_base(other, second) == upstream.first
-    assert await here.changed(upstream.first, second) == frozenset({"README", "src/a.py"})
-    assert await here.changed(second, second) == frozenset()
+    assert await here.changed_paths(upstream.first, second) == frozenset({"README", "src/a.py"})
+    assert await here.changed_paths(second, second) == frozenset()
 
 
 @on_loop
@@ -70,9 +70,9 @@ async def test_a_server_may_keep_its_data_beside_where_it_was_started(
     monkeypatch.chdir(tmp_path)
     here = mirror(Path(".state"), upstream)
 
-    await here.need(upstream.first, "refs/heads/main")
+    await here.ensure_commit(upstream.first, "refs/heads/main")
 
-    assert await here.files(upstream.first) == [".deltaci.yml", "README"]
+    assert await here.list_files(upstream.first) == [".deltaci.yml", "README"]
 
 
 @on_loop
@@ -87,31 +87,33 @@ async def test_renames_and_submodules_count_with_everything(tmp_path: Path, upst
     git(upstream.tree, "push", "-q", "origin", "HEAD:main")
     here = mirror(tmp_path, upstream)
 
-    await here.need(head, "refs/heads/main")
+    await here.ensure_commit(head, "refs/heads/main")
 
-    assert await here.changed(base, head) == frozenset({"a/long name\twith tab", "b.txt", "libs/sub", "libs/sub/"})
-    assert "libs/sub" not in await here.files(head)
+    assert await here.changed_paths(base, head) == frozenset(
+        {"a/long name\twith tab", "b.txt", "libs/sub", "libs/sub/"}
+    )
+    assert "libs/sub" not in await here.list_files(head)
 
 
 @on_loop
 async def test_what_is_not_there_is_told(tmp_path: Path, upstream: Upstream) -> None:
     """A commit, a file, a repository, a secret."""
     here = mirror(tmp_path, upstream)
-    await here.need(upstream.first)
+    await here.ensure_commit(upstream.first)
 
     with pytest.raises(GitFailed, match="has no commit a"):
-        await here.need("a" * 40, "refs/heads/main")
+        await here.ensure_commit("a" * 40, "refs/heads/main")
     with pytest.raises(GitFailed, match="not the full name"):
-        await here.need("main")
+        await here.ensure_commit("main")
     with pytest.raises(GitFailed, match="cat-file failed"):
-        await here.read(upstream.first, "nothing")
+        await here.read_file(upstream.first, "nothing")
     with pytest.raises(GitFailed, match="more than the 10 bytes"):
-        await here.read(upstream.first, ".deltaci.yml", limit=10)
-    gone = mirrors(tmp_path).of(Project(name="x", tenant="t", url=f"{upstream.url}.gone"))
+        await here.read_file(upstream.first, ".deltaci.yml", max_bytes=10)
+    gone = mirrors(tmp_path).for_project(Project(name="x", tenant="t", url=f"{upstream.url}.gone"))
     with pytest.raises(GitFailed, match="ls-remote failed"):
-        await gone.remote()
+        await gone.ls_remote()
     with pytest.raises(Refused, match="no secret 'KEY'"):
-        await mirror(tmp_path, upstream, credential="KEY").remote()
+        await mirror(tmp_path, upstream, credential="KEY").ls_remote()
 
 
 @on_loop
@@ -119,12 +121,12 @@ async def test_branches_become_folders_of_branches(tmp_path: Path, upstream: Ups
     """A mirror keeps no names that could be in each other's way."""
     here = mirror(tmp_path, upstream)
     first = upstream.push({"a": "1"}, branch="topic")
-    assert await here.bring(["refs/heads/topic", "refs/heads/none"]) == {"refs/heads/topic": first}
+    assert await here.fetch_refs(["refs/heads/topic", "refs/heads/none"]) == {"refs/heads/topic": first}
     git(upstream.bare, "update-ref", "-d", "refs/heads/topic")
     second = upstream.push({"a": "2"}, branch="topic/one")
 
-    assert await here.bring(["refs/heads/topic/one"]) == {"refs/heads/topic/one": second}
-    remote = await here.remote()
+    assert await here.fetch_refs(["refs/heads/topic/one"]) == {"refs/heads/topic/one": second}
+    remote = await here.ls_remote()
     assert (remote.head, remote.refs) == (
         *("refs/heads/main", {"refs/heads/main": upstream.first, "refs/heads/topic/one": second}),
     )
@@ -138,9 +140,9 @@ async def test_a_tag_with_a_message_stands_for_its_commit(tmp_path: Path, upstre
     tag = git(upstream.tree, "rev-parse", "v1")
     here = mirror(tmp_path, upstream)
 
-    assert (await here.remote()).refs["refs/tags/v1"] == upstream.first
-    await here.need(tag, "refs/tags/v1")
-    assert await here.commit_of(tag) == upstream.first
+    assert (await here.ls_remote()).refs["refs/tags/v1"] == upstream.first
+    await here.ensure_commit(tag, "refs/tags/v1")
+    assert await here.resolve_commit(tag) == upstream.first
 
 
 @on_loop
@@ -156,10 +158,10 @@ async def test_nothing_of_a_repository_or_of_this_machine_is_run(tmp_path: Path,
     git(upstream.bare, "config", "uploadpack.packObjectsHook", f"touch {proof}; exec")
     here = mirror(tmp_path / "server", upstream)
 
-    await here.need(upstream.first, "refs/heads/main")
+    await here.ensure_commit(upstream.first, "refs/heads/main")
 
     assert not proof.exists()
-    told = environment(Way(address=read("https://git.example.org/a", LOCAL), credential="user:pa:ss"))
+    told = environment(GitRemote(address=parse_url("https://git.example.org/a", LOCAL), credential="user:pa:ss"))
     assert (told["DELTACI_USER"], told["DELTACI_PASSWORD"]) == ("user", "pa:ss")
     assert told["GIT_ALLOW_PROTOCOL"] == "https"
     assert not set(told) & (
@@ -173,7 +175,7 @@ async def test_git_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "never")
 
     with pytest.raises(GitFailed, match="longer than"):
-        await Git().run(["hash-object", str(tmp_path / "never")], seconds=0.2)
+        await Git().run(["hash-object", str(tmp_path / "never")], timeout_seconds=0.2)
 
 
 @pytest.mark.parametrize("ref", ["refs/heads/main", "refs/heads/größe", "refs/pull/7/head", "refs/tags/v1.0"])
@@ -230,8 +232,8 @@ class Forge:
 async def test_a_credential_is_shown_where_it_belongs_and_nowhere_else(tmp_path: Path) -> None:
     """Only to who asks for it, at the address that was looked at; a redirect is not followed."""
     forge, other = Forge(), Forge()
-    rules = Rules(frozenset({"http", "private"}))
-    known = Mirrors(tmp_path, rules, lambda _tenant, _project, name: {"TOKEN": "s3cret-token"}[name])
+    policy = UrlPolicy(frozenset({"http", "private"}))
+    known = Mirrors(tmp_path, policy, lambda _tenant, _project, name: {"TOKEN": "s3cret-token"}[name])
     async with (
         await asyncio.start_server(forge.answer, "127.0.0.1", 0) as first,
         await asyncio.start_server(other.answer, "127.0.0.1", 0) as second,
@@ -240,7 +242,7 @@ async def test_a_credential_is_shown_where_it_belongs_and_nowhere_else(tmp_path:
         url = f"http://localhost:{port}/acme/shop.git"
 
         with pytest.raises(GitFailed, match="ls-remote failed") as failed:
-            await known.of(Project(name="shop", tenant="t", url=url, credential="TOKEN")).remote()
+            await known.for_project(Project(name="shop", tenant="t", url=url, credential="TOKEN")).ls_remote()
 
     told = b64encode(b"x-access-token:s3cret-token").decode()
     assert f"Authorization: Basic {told}" in forge.heard

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.git.url_policy import Rules
+from deltaci.git.url_policy import UrlPolicy
 from tests.cli.desk import Desk
 from tests.client.hosted import Hosted
 from tests.contract.places import Place, on_loop
@@ -68,7 +68,7 @@ async def test_pages_by_name(site: Opened) -> None:
 @on_loop
 async def test_what_is_not_allowed_is_refused_and_nothing_is_kept(place: Place, tmp_path: Path) -> None:
     """Protocols, folders, passwords in addresses, names, fields."""
-    async with opened(place, tmp_path / "data", Rules()) as here:
+    async with opened(place, tmp_path / "data", UrlPolicy()) as here:
         admin = here.operator()
         for body, status in (
             ({}, 422),
@@ -94,13 +94,13 @@ async def test_what_is_not_allowed_is_refused_and_nothing_is_kept(place: Place, 
 @on_loop
 async def test_a_project_on_a_private_host_is_never_asked(place: Place, tmp_path: Path) -> None:
     """Its changes are put aside in the end, with the reason; no packet was sent."""
-    async with opened(place, tmp_path / "data", Rules(frozenset({"http"}))) as here:
+    async with opened(place, tmp_path / "data", UrlPolicy(frozenset({"http"}))) as here:
         await here.project(f"{here.url}/acme/shop.git")
 
         change = await here.change((await here.pushed("a" * 40)).id)
         start = await here.operator().post("/runs", {"repository": "shop", "branch": "main"})
 
-        assert "127.0.0.1, which is not for everybody; nothing was sent there" in change["reason"]
+        assert "resolves to 127.0.0.1, which is not a public address; nothing was sent there" in change["reason"]
         assert (start.status, start.code) == (403, "not_allowed")
 
 

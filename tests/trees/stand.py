@@ -13,7 +13,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.storage.blobs.store import BlobStore
 from tests.api.site import TENANT
 from tests.repositories.site import PROJECT, RepositorySite
@@ -42,12 +42,12 @@ class Stand:
         """Where bundles are."""
         return self.site.service.blobs
 
-    async def workshop(self) -> Workshop:
+    async def builder(self) -> CommitBuilder:
         """The server's own."""
         repositories = self.site.service.repositories
         project = await repositories.projects.find(TENANT, PROJECT)
         assert project is not None
-        return Workshop(repositories.mirrors.of(project))
+        return CommitBuilder(repositories.mirrors.for_project(project))
 
     def task(
         self,
@@ -91,10 +91,10 @@ class Stand:
         stream = await self.streams.find(TENANT, self.id)
         assert isinstance(attempt, Attempt)
         assert stream is not None
-        workshop = await self.workshop()
+        builder = await self.builder()
         head, bundle = commits.sent(attempt)
-        start = await commits.taken(workshop, stream, self.blobs, bundle, head)
-        tip = await commits.join(workshop, stream.tip, task, head)
+        start = await commits.taken(builder, stream, self.blobs, bundle, head)
+        tip = await commits.join(builder, stream.tip, task, head)
         one = Joined(task=task, attempt_id=attempt_id, bundle=bundle, start=start, head=head, tip=tip)
         return await self.edit(lambda found: {"joined": (*found.joined, one)})
 

@@ -20,7 +20,7 @@ from deltaci.controllers.workstreams.records import Joined, Workstream
 from deltaci.core.attempt import Attempt
 from deltaci.git import bundles
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Conflicting, Workshop
+from deltaci.git.commit_builder import CommitBuilder, MergeConflict
 from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import on_loop
@@ -34,10 +34,10 @@ def upstream(tmp_path: Path) -> Upstream:
     return Upstream(tmp_path / "upstream", {"a": "1\n", "b": "1\n"})
 
 
-def shop(folder: Path, upstream: Upstream) -> Workshop:
-    """One server's workshop."""
+def shop(folder: Path, upstream: Upstream) -> CommitBuilder:
+    """One server's builder."""
     mirrors = Mirrors(folder, LOCAL, lambda *_: "")
-    return Workshop(mirrors.of(Project(name="shop", tenant="t", url=upstream.url)))
+    return CommitBuilder(mirrors.for_project(Project(name="shop", tenant="t", url=upstream.url)))
 
 
 def bundle(upstream: Upstream, head: str, start: str, name: str = "some.bundle") -> Path:
@@ -60,27 +60,27 @@ def odd_commit(upstream: Upstream, tree: str, parent: str) -> str:
     return git(upstream.tree, "commit-tree", tree, "-p", parent, "-m", "odd")
 
 
-def packs(workshop: Workshop) -> list[str]:
+def packs(builder: CommitBuilder) -> list[str]:
     """All that the mirror has of packs, and of what was left beside it."""
-    found = [each.name for each in (workshop.mirror.folder / "objects" / "pack").iterdir()]
-    return sorted([*found, *(each.name for each in workshop.mirror.folder.parent.glob(".*"))])
+    found = [each.name for each in (builder.mirror.folder / "objects" / "pack").iterdir()]
+    return sorted([*found, *(each.name for each in builder.mirror.folder.parent.glob(".*"))])
 
 
 @on_loop
 async def test_what_a_job_sent_is_taken_and_its_branches_mean_nothing(tmp_path: Path, upstream: Upstream) -> None:
     """The commit is there with all that belongs to it; no ref of the bundle is."""
     here = shop(tmp_path, upstream)
-    await here.mirror.need(upstream.first)
+    await here.mirror.ensure_commit(upstream.first)
     head = upstream.commit({"a": "2\n"})
     refs = git(here.mirror.folder, "for-each-ref")
 
-    await here.take(bundle(upstream, head, upstream.first), head, upstream.first)
+    await here.import_bundle(bundle(upstream, head, upstream.first), head, upstream.first)
 
-    assert await here.mirror.read(head, "a") == b"2\n"
+    assert await here.mirror.read_file(head, "a") == b"2\n"
     git(here.mirror.folder, "fsck", "--strict", head)
     assert git(here.mirror.folder, "for-each-ref") == refs
     assert not list(here.mirror.folder.parent.glob(".*"))
-    await here.take(tmp_path / "nothing", head, upstream.first)  # It is there.
+    await here.import_bundle(tmp_path / "nothing", head, upstream.first)  # It is there.
 
 
 @on_loop
@@ -90,25 +90,25 @@ async def test_a_commit_that_stands_elsewhere_is_not_taken(tmp_path: Path, upstr
     upstream.switch("other", upstream.first)
     head = upstream.commit({"b": "2\n"})
     here = shop(tmp_path, upstream)
-    await here.mirror.need(second)
+    await here.mirror.ensure_commit(second)
     before = packs(here)
     file = bundle(upstream, head, upstream.first)
 
-    with pytest.raises(GitFailed, match="does not stand on"):
-        await here.take(file, head, second)
-    with pytest.raises(GitFailed, match="does not have the commit"):
-        await here.take(file, "a" * 40, upstream.first)
+    with pytest.raises(GitFailed, match="does not descend from"):
+        await here.import_bundle(file, head, second)
+    with pytest.raises(GitFailed, match="does not contain the commit"):
+        await here.import_bundle(file, "a" * 40, upstream.first)
     with pytest.raises(GitFailed, match="not the full name"):
-        await here.take(file, "sent", upstream.first)
+        await here.import_bundle(file, "sent", upstream.first)
     assert packs(here) == before
-    assert not await here.mirror.has(head)
+    assert not await here.mirror.has_commit(head)
 
 
 @on_loop
 async def test_objects_that_git_would_not_make_are_refused(tmp_path: Path, upstream: Upstream) -> None:
     """A path that leads into a repository, a link where submodules are named, a commit with a hole."""
     here = shop(tmp_path, upstream)
-    await here.mirror.need(upstream.first)
+    await here.mirror.ensure_commit(upstream.first)
     before = packs(here)
     blob = raw(upstream, "blob", b"[core]\n")
     bad = [b"100644 .git\0", b"100644 .GIT\0", b"100644 ..\0", b"120000 .gitmodules\0"]
@@ -116,14 +116,14 @@ async def test_objects_that_git_would_not_make_are_refused(tmp_path: Path, upstr
     for tree in trees:
         head = odd_commit(upstream, tree, upstream.first)
         with pytest.raises(GitFailed, match="index-pack"):
-            await here.take(bundle(upstream, head, upstream.first), head, upstream.first)
+            await here.import_bundle(bundle(upstream, head, upstream.first), head, upstream.first)
     whole = upstream.commit({"c": "3\n"})
     file = bundle(upstream, whole, upstream.first)
     data = file.read_bytes()
     for broken in (data[:-30], data[: len(data) // 2], data[:-25] + b"x" * 25, b"", b"hello\n"):
         file.write_bytes(broken)
         with pytest.raises(GitFailed):
-            await here.take(file, whole, upstream.first)
+            await here.import_bundle(file, whole, upstream.first)
     assert packs(here) == before
 
 
@@ -131,7 +131,7 @@ async def test_objects_that_git_would_not_make_are_refused(tmp_path: Path, upstr
 async def test_a_commit_whose_files_were_left_out_is_refused(tmp_path: Path, upstream: Upstream) -> None:
     """Everything that it names must be there."""
     here = shop(tmp_path, upstream)
-    await here.mirror.need(upstream.first)
+    await here.mirror.ensure_commit(upstream.first)
     head = upstream.commit({"c": "3\n"})
     words = ["git", "pack-objects", "--stdout"]
     done = subprocess.run(words, cwd=upstream.tree, input=f"{head}\n".encode(), capture_output=True, check=True)
@@ -139,29 +139,31 @@ async def test_a_commit_whose_files_were_left_out_is_refused(tmp_path: Path, ups
     file.write_bytes(f"# v2 git bundle\n{head} refs/heads/x\n\n".encode() + done.stdout)
 
     with pytest.raises(GitFailed, match="index-pack"):
-        await here.take(file, head, upstream.first)
+        await here.import_bundle(file, head, upstream.first)
     file.write_bytes(b"# v3 git bundle\n@filter=blob:none\n" + f"{head} refs/heads/x\n\n".encode() + done.stdout)
     with pytest.raises(GitFailed, match="leaves objects out"):
-        await here.take(file, head, upstream.first)
-    file.write_bytes(b"# v2 git bundle\n" + b"x" * bundles.MAX_HEAD_BYTES * 2)
-    with pytest.raises(GitFailed, match="no end of its head"):
-        await here.take(file, head, upstream.first)
+        await here.import_bundle(file, head, upstream.first)
+    file.write_bytes(b"# v2 git bundle\n" + b"x" * bundles.MAX_HEADER_BYTES * 2)
+    with pytest.raises(GitFailed, match="header of the bundle has no end"):
+        await here.import_bundle(file, head, upstream.first)
 
 
 @on_loop
 async def test_a_bundle_is_bounded(tmp_path: Path, upstream: Upstream) -> None:
     """In what it has, and in what it would become: a few bytes may stand for as many as they like."""
     here = shop(tmp_path, upstream)
-    await here.mirror.need(upstream.first)
+    await here.mirror.ensure_commit(upstream.first)
     head = upstream.commit({"c": "3\n"})
 
-    with pytest.raises(GitFailed, match="at most 100 are taken"):
-        await bundles.take_in(here.mirror, bundle(upstream, head, upstream.first), head, upstream.first, limit=100)
+    with pytest.raises(GitFailed, match="expected at most 100"):
+        await bundles.import_bundle(
+            here.mirror, bundle(upstream, head, upstream.first), head, upstream.first, max_bytes=100
+        )
     file = tmp_path / "bomb.bundle"
     file.write_bytes(f"# v2 git bundle\n{head} refs/heads/x\n\n".encode() + _bomb())
     assert file.stat().st_size < 100_000
     with pytest.raises(GitFailed, match=r"(?i)memory"):
-        await here.take(file, head, upstream.first)
+        await here.import_bundle(file, head, upstream.first)
 
 
 def _bomb() -> bytes:
@@ -201,16 +203,16 @@ async def test_a_bundle_of_ours_leaves_no_name_behind(tmp_path: Path, upstream: 
     """What is written can be read by whoever has the start; an empty one is not written."""
     second = upstream.push({"a": "2\n"})
     here, there = shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
-    await here.mirror.need(second, "refs/heads/main")
-    await there.mirror.need(upstream.first)
+    await here.mirror.ensure_commit(second, "refs/heads/main")
+    await there.mirror.ensure_commit(upstream.first)
     refs = git(here.mirror.folder, "for-each-ref")
 
-    await here.bundle(second, [upstream.first], tmp_path / "ours.bundle")
+    await here.write_bundle(second, [upstream.first], tmp_path / "ours.bundle")
     with pytest.raises(GitFailed, match="empty bundle"):
-        await here.bundle(second, [second], tmp_path / "empty.bundle")
+        await here.write_bundle(second, [second], tmp_path / "empty.bundle")
 
-    await there.take(tmp_path / "ours.bundle", second, upstream.first)
-    assert await there.mirror.has(second)
+    await there.import_bundle(tmp_path / "ours.bundle", second, upstream.first)
+    assert await there.mirror.has_commit(second)
     assert git(here.mirror.folder, "for-each-ref") == refs
 
 
@@ -224,7 +226,7 @@ def sent(blobs: MemoryBlobStore, upstream: Upstream, name: str, head: str, start
 
 
 async def joined(
-    here: Workshop, blobs: MemoryBlobStore, stream: Workstream, task: str, bundle: str, head: str
+    here: CommitBuilder, blobs: MemoryBlobStore, stream: Workstream, task: str, bundle: str, head: str
 ) -> Workstream:
     """As whoever keeps workstreams does it."""
     start = await commits.taken(here, stream, blobs, bundle, head)
@@ -261,10 +263,10 @@ async def test_what_tasks_sent_is_the_same_wherever_it_is_made_again(tmp_path: P
     assert stream.joined[2].tip == stream.joined[3].tip not in (left, right)
     await commits.restored(there, stream, blobs)
 
-    assert await there.mirror.files(stream.tip) == [".deltaci.yml", "README", "a", "b", "left", "right"]
+    assert await there.mirror.list_files(stream.tip) == [".deltaci.yml", "README", "a", "b", "left", "right"]
     shutil.rmtree(here.mirror.folder)
     await commits.restored(here, stream, blobs)
-    assert await here.mirror.has(stream.tip)
+    assert await here.mirror.has_commit(stream.tip)
     assert not list(here.mirror.folder.parent.glob(".*"))
 
 
@@ -280,18 +282,18 @@ async def test_what_stands_nowhere_in_the_workstream_is_not_taken(tmp_path: Path
     two = upstream.commit({"a": "3\n"})
     stream = begun(upstream)
 
-    with pytest.raises(GitFailed, match="does not stand on"):
+    with pytest.raises(GitFailed, match="does not descend from"):
         await commits.taken(here, stream, blobs, sent(blobs, upstream, "alone", alone, upstream.first), alone)
     with pytest.raises(GitFailed, match="not kept any more"):
         await commits.taken(here, stream, blobs, "artifacts/t/gone/1/tree", one)
     with pytest.raises(GitFailed, match="cannot be read"):
         await commits.taken(here, stream, blobs, "artifacts/t/../x", one)
-    with pytest.raises(GitFailed, match="does not stand on"):
+    with pytest.raises(GitFailed, match="does not descend from"):
         await commits.taken(here, stream, blobs, "", one)
     with pytest.raises(GitFailed, match="not the full name"):
         await commits.taken(here, stream, blobs, "", "main")
     stream = await joined(here, blobs, stream, "one", sent(blobs, upstream, "one", one, upstream.first), one)
-    with pytest.raises(Conflicting, match="conflicts in a"):
+    with pytest.raises(MergeConflict, match="conflicts in a"):
         await joined(here, blobs, stream, "two", sent(blobs, upstream, "two", two, upstream.first), two)
 
 
@@ -312,7 +314,7 @@ def test_what_an_attempt_sent_is_only_its_own() -> None:
 def test_whatever_is_sent_is_a_bundle_or_refused(data: bytes) -> None:
     """The head of a bundle is read by us; nothing else can come of it."""
     try:
-        at = bundles.pack_at(io.BytesIO(data))
+        at = bundles.pack_offset(io.BytesIO(data))
     except GitFailed:
         return
     assert data[:at].endswith(b"\n\n")

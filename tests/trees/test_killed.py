@@ -14,7 +14,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
@@ -75,11 +75,11 @@ async def test_a_runner_killed_half_way_leaves_nothing_of_its_task(tmp_path: Pat
         record = await place.settled("ws1/one.1")
 
         assert (record.state, record.claims) == ("SUCCEEDED", 2), place.log_of(record)
-        workshop = Workshop(Mirrors(tmp_path / "other", LOCAL, lambda *_: "").of(project))
+        builder = CommitBuilder(Mirrors(tmp_path / "other", LOCAL, lambda *_: "").for_project(project))
         found = await Workstreams(place.store).find(TENANT, "ws1")
         assert found is not None
         head, bundle = commits.sent(record)
-        assert await commits.taken(workshop, found, FolderBlobStore(tmp_path / "blobs"), bundle, head) == upstream.first
-        assert await workshop.mirror.changed(upstream.first, head) == frozenset({"a"})
-        assert len(await workshop.between(upstream.first, head)) == 1
+        assert await commits.taken(builder, found, FolderBlobStore(tmp_path / "blobs"), bundle, head) == upstream.first
+        assert await builder.mirror.changed_paths(upstream.first, head) == frozenset({"a"})
+        assert len(await builder.commits_between(upstream.first, head)) == 1
         await asyncio.to_thread(_until, 'test ! -e "$1"', stream)

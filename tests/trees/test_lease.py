@@ -71,7 +71,7 @@ async def test_a_task_begins_where_its_workstream_is(site: Open, upstream: Upstr
             assert (await ask(here, player, lease, name)).body["type"] == "StaleLease"
 
         lease = await player.take()
-        shutil.rmtree((await stand.workshop()).mirror.folder)
+        shutil.rmtree((await stand.builder()).mirror.folder)
         shutil.rmtree(here.folder / worktrees.FOLDER, ignore_errors=True)
         told = await ask(here, player, lease, "tree")
         assert (told.body["base"], told.body["tip"]) == (upstream.first, head)
@@ -116,10 +116,10 @@ async def test_a_candidate_is_exactly_the_commit_that_is_named(site: Open, upstr
     async with site() as here:
         await here.project(upstream.url)
         stand = Stand(here, upstream, "merges")
-        workshop = await stand.workshop()
-        await workshop.mirror.need(upstream.first)
+        builder = await stand.builder()
+        await builder.mirror.ensure_commit(upstream.first)
         head = upstream.commit({"a": "2\n"})
-        await workshop.take(bundle(upstream, head, upstream.first), head, upstream.first)
+        await builder.import_bundle(bundle(upstream, head, upstream.first), head, upstream.first)
         do = here.service.engine.do
         await do(NewRecord(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))

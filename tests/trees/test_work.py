@@ -67,17 +67,17 @@ async def test_tasks_go_on_where_the_one_before_stopped(
         stream = await stand.join("first")
         assert stream.tip == first["head"] != upstream.first
         assert first["place"] == str(one.streams / "ws1" / "tree")
-        mirror = (await stand.workshop()).mirror
+        mirror = (await stand.builder()).mirror
         about = git(mirror.folder, "log", "-1", "--format=%an %ae %cn %s|%P", stream.tip)
         assert about == f"Ada ada@example.org Ada first: what it left|{upstream.first}"
-        assert await mirror.changed(upstream.first, stream.tip) == frozenset({"a", "new", "src/b"})
+        assert await mirror.changed_paths(upstream.first, stream.tip) == frozenset({"a", "new", "src/b"})
         assert f"## {BRANCH}" in log_of(here, "ws1/first.1")
 
         assert await one.work() == "succeeded", log_of(here, "ws1/second.1")
         stream = await stand.join("second")
         titles = git(mirror.folder, "log", "--format=%s", f"{upstream.first}..{stream.tip}").splitlines()
         assert titles == ["second: what it left", "mine", "first: what it left"]
-        assert await mirror.read(stream.tip, "a") == b"3\n"
+        assert await mirror.read_file(stream.tip, "a") == b"3\n"
 
         assert await one.work() == "succeeded", log_of(here, "ws1/third.1")
         third = await told(here, "ws1/third.1")
@@ -176,7 +176,7 @@ async def test_hooks_and_configuration_hinder_no_handover(
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        ("git checkout -q --orphan x && git commit -qm alone", "does not stand on"),
+        ("git checkout -q --orphan x && git commit -qm alone", "does not descend from"),
         ("git commit -qm x --allow-empty; git checkout -q -b y HEAD~1; echo 1 > c; git add c; git commit -qm y; "
          "git checkout -q - ; echo 2 > c; git add c; git commit -qm x; git merge -q y || true", "conflicts"),
         ("head -c 20000 /dev/urandom > large", "at most 9000 are sent"),
@@ -250,8 +250,8 @@ async def test_two_trees_of_their_own_side_by_side(site: Open, upstream: Upstrea
         await stand.join("left")
         stream = await stand.join("right")
 
-        mirror = (await stand.workshop()).mirror
-        assert await mirror.changed(upstream.first, stream.tip) == frozenset({"left", "right"})
+        mirror = (await stand.builder()).mirror
+        assert await mirror.changed_paths(upstream.first, stream.tip) == frozenset({"left", "right"})
         assert {each.name for each in (one.streams / "ws1").iterdir() if each.name.startswith("own")} == {
             *("own-left", "own-left.git", "own-right", "own-right.git"),
         }
@@ -280,7 +280,7 @@ async def test_another_runner_goes_on_with_the_stream_and_the_first_one_again(
         assert await one.job(held).run(lambda _: None) == "succeeded", log_of(here, "ws1/c.1")
         stream = await stand.join("c")
 
-        assert await (await stand.workshop()).mirror.read(stream.tip, "a") == b"a\nb\nc\n"
+        assert await (await stand.builder()).mirror.read_file(stream.tip, "a") == b"a\nb\nc\n"
 
 
 @pytest.mark.parametrize("damage", ["stream", "link", "packs", "repository", "index", "about", "git"])
@@ -330,10 +330,10 @@ async def test_tests_of_merges_use_trees_again(site: Open, upstream: Upstream, t
     """Exactly the commit that is named, and nothing of it is sent back; two at once have a tree each."""
     async with site() as here, worker(here, tmp_path, executor="process") as one:
         await here.project(upstream.url)
-        workshop = await Stand(here, upstream).workshop()
-        await workshop.mirror.need(upstream.first)
+        builder = await Stand(here, upstream).builder()
+        await builder.mirror.ensure_commit(upstream.first)
         heads = [upstream.commit({"a": f"{number}\n"}) for number in (2, 3)]
-        await workshop.take(bundle(upstream, heads[1], upstream.first), heads[1], upstream.first)
+        await builder.import_bundle(bundle(upstream, heads[1], upstream.first), heads[1], upstream.first)
         do = here.service.engine.do
         await do(NewRecord(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
@@ -369,13 +369,13 @@ async def test_a_candidate_may_join_what_began_at_another_commit(
     """The base moved on since: then more of its history is needed here than was asked for."""
     async with site() as here, worker(here, tmp_path) as one:
         await here.project(upstream.url)
-        workshop = await Stand(here, upstream).workshop()
+        builder = await Stand(here, upstream).builder()
         base = upstream.push({"moved": "1\n"})
         upstream.switch("topic", upstream.first)
         head = upstream.commit({"a": "2\n"})
-        await workshop.mirror.need(base, "refs/heads/main")
-        await workshop.take(bundle(upstream, head, upstream.first), head, upstream.first)
-        candidate = await workshop.merge(base, [head], "both", Signature("Ada", "ada@example.org", 0))
+        await builder.mirror.ensure_commit(base, "refs/heads/main")
+        await builder.import_bundle(bundle(upstream, head, upstream.first), head, upstream.first)
+        candidate = await builder.merge(base, [head], "both", Signature("Ada", "ada@example.org", 0))
         source = {"url": upstream.url, "commit": base}
         work: dict[str, Any] = {"steps": ["test -e moved && test $(cat a) = 2"]}
         work["tree"] = {**tree("line", upstream, commit=candidate, keeps=False), "source": source}

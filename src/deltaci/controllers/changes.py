@@ -166,10 +166,10 @@ class Handling:
         change = kept.change
         if not is_commit(change.commit):
             raise Outcome("the branch or tag was deleted" if set(change.commit) <= {"0"} else "it names no commit")
-        mirror = self._mirrors.of(project)
-        await mirror.need(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
-        commit = await mirror.commit_of(change.commit)  # Of a tag with a message, what it is about.
-        about = await mirror.about(commit)
+        mirror = self._mirrors.for_project(project)
+        await mirror.ensure_commit(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
+        commit = await mirror.resolve_commit(change.commit)  # Of a tag with a message, what it is about.
+        about = await mirror.commit_details(commit)
         if change.event in SKIPPABLE and (SKIPS.search(about.message) or SKIP_TRAILER.search(about.message)):
             return _done(kept, "the message of its commit says that nothing should run", ())
         filled = replace(
@@ -249,7 +249,7 @@ async def default_branch(project: Project, mirror: Mirror) -> str:
     """The main branch: what the project says, else what the repository does."""
     if project.default_branch:
         return project.default_branch
-    return (await mirror.remote()).head.removeprefix(HEADS)
+    return (await mirror.ls_remote()).head.removeprefix(HEADS)
 
 
 def _told(files: Sequence[FileOutcome]) -> str:

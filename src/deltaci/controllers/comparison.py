@@ -36,11 +36,11 @@ async def compared(mirror: Mirror, change: Change, default_branch: str) -> Compa
 async def _pull_request(mirror: Mirror, change: Change) -> Compared:
     target = change.base
     if not is_commit(target):
-        found = await mirror.bring([f"{HEADS}{change.branch}"])
+        found = await mirror.fetch_refs([f"{HEADS}{change.branch}"])
         target = next(iter(found.values()), "")
     if not target:
         return Compared(None, why=f"the branch {change.branch!r} that it wants to go to is not there")
-    await mirror.need(target, f"{HEADS}{change.branch}")
+    await mirror.ensure_commit(target, f"{HEADS}{change.branch}")
     return await _against_merge_base(mirror, target, change, "the branch that it wants to go to")
 
 
@@ -48,10 +48,10 @@ async def _push(mirror: Mirror, change: Change, default_branch: str) -> Compared
     if change.tag:
         return Compared(None, why="a tag is compared with nothing")
     if is_commit(change.before) and await _stands_on(mirror, change.before, change):
-        return Compared(await mirror.changed(change.before, change.commit), change.before)
+        return Compared(await mirror.changed_paths(change.before, change.commit), change.before)
     if change.ref == f"{HEADS}{default_branch}" or not default_branch:
         return Compared(None, why="it is not known what the branch had before")
-    found = await mirror.bring([f"{HEADS}{default_branch}"])
+    found = await mirror.fetch_refs([f"{HEADS}{default_branch}"])
     target = next(iter(found.values()), "")
     if not target:
         return Compared(None, why=f"the default branch {default_branch!r} is not there")
@@ -61,7 +61,7 @@ async def _push(mirror: Mirror, change: Change, default_branch: str) -> Compared
 async def _stands_on(mirror: Mirror, before: str, change: Change) -> bool:
     """Whether the branch only went on; one that was written anew may have left the old commit nowhere."""
     try:
-        await mirror.need(before, change.ref)
+        await mirror.ensure_commit(before, change.ref)
         return await mirror.is_ancestor(before, change.commit)
     except GitFailed:
         return False
@@ -73,4 +73,4 @@ async def _against_merge_base(mirror: Mirror, target: str, change: Change, what:
         return Compared(None, why=f"it has no history in common with {what}")
     if base == change.commit:
         return Compared(None, why=f"nothing in it is new to {what}")
-    return Compared(await mirror.changed(base, change.commit), base)
+    return Compared(await mirror.changed_paths(base, change.commit), base)

@@ -38,14 +38,14 @@ class NoPlan(Exception):
 
 async def pipelines_at(mirror: Mirror, commit: str, only: str = "") -> list[PipelineFile]:
     """Every pipeline of a commit, by name: its own files, else GitHub's, else what is discovered. Or the one named."""
-    paths = await mirror.files(commit)
+    paths = await mirror.list_files(commit)
     known = frozenset(paths)
     if only == DISCOVERED:
         return await _discovered(mirror, commit, paths)
     names = ((only,) if only in known else ()) if only else pipeline_files(known)
     if not names:
         return [] if only else await _discovered(mirror, commit, paths)
-    contents = await mirror.read_all(commit, names)
+    contents = await mirror.read_files(commit, names)
     return [await _read(mirror, commit, paths, name, contents.get(name)) for name in names]
 
 
@@ -84,7 +84,7 @@ async def _with_others(mirror: Mirror, commit: str, make: Callable[[Read], T]) -
             if not missing or len(texts) >= MAX_OTHERS:
                 return made
         wanted = list(missing)[: MAX_OTHERS - len(texts)]
-        found = await mirror.read_all(commit, wanted)
+        found = await mirror.read_files(commit, wanted)
         texts.update((path, found.get(path)) for path in wanted)
     return await asyncio.to_thread(make, texts.get)
 

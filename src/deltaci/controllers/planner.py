@@ -165,7 +165,7 @@ class Planner:
         except Refused as refused:
             await self._fail(record, [refused.message])
         except GitFailed as error:
-            await (self._try_again(record, str(error)) if error.is_passing else self._fail(record, [str(error)]))
+            await (self._try_again(record, str(error)) if error.is_transient else self._fail(record, [str(error)]))
         except Exception as error:
             LOGGER.exception("run %s: an error of ours", id)
             await self._try_again(record, f"an error of ours: {type(error).__name__}: {error}; the server's log has it")
@@ -178,9 +178,9 @@ class Planner:
         if project is None or kept is None:
             missing = "project" if project is None else "change"
             raise NoPlan([f"the {missing} that it was made for is not there any more"])
-        mirror = self._mirrors.of(project)
+        mirror = self._mirrors.for_project(project)
         change = kept.change
-        await mirror.need(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
+        await mirror.ensure_commit(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
         diff = await compared(mirror, change, change.default_branch)
         file = await self._file(mirror, record, kept, diff)
         source = Source(url=project.url, commit=change.commit, ref=change.ref, credential=project.credential)

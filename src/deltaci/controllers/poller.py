@@ -13,7 +13,7 @@ from deltaci.controllers.change_records import Changes
 from deltaci.controllers.projects import Project, of
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
-from deltaci.git.mirrors import OWN_BRANCHES, Mirrors, Remote
+from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX, Mirrors, RemoteRefs
 from deltaci.pipeline.change import Change
 from deltaci.storage.port import Conflict, Document, Store
 
@@ -73,7 +73,7 @@ class Polling:
             await self._put(name, version, Seen(now, seen.refs))
         except Conflict:
             return float(every)  # Another server looks now.
-        remote = _without_ours(await self._mirrors.of(project).remote())
+        remote = _without_ours(await self._mirrors.for_project(project).ls_remote())
         refs = await self._told(project, seen.refs, remote, f"{version + 1}")
         try:
             await self._put(name, version + 1, Seen(now, refs))
@@ -81,7 +81,9 @@ class Polling:
             return float(every)
         return float(every)
 
-    async def _told(self, project: Project, old: dict[str, str] | None, remote: Remote, number: str) -> dict[str, str]:
+    async def _told(
+        self, project: Project, old: dict[str, str] | None, remote: RemoteRefs, number: str
+    ) -> dict[str, str]:
         """Tell what moved; what is known then."""
         if old is None or len(remote.refs) > MAX_REFS:
             return remote.refs if len(remote.refs) <= MAX_REFS else {}
@@ -106,7 +108,7 @@ class Polling:
         await self._store.put_documents([Document(KIND, ALL_TENANTS, name, version, 0, _encode(seen))])
 
 
-def _without_ours(remote: Remote) -> Remote:
+def _without_ours(remote: RemoteRefs) -> RemoteRefs:
     """What others have there: branches of the merge queue come and go, and are nobody's change."""
-    ours = f"{HEADS}{OWN_BRANCHES}"
-    return Remote(remote.head, {ref: commit for ref, commit in remote.refs.items() if not ref.startswith(ours)})
+    ours = f"{HEADS}{TEMPORARY_BRANCH_PREFIX}"
+    return RemoteRefs(remote.head, {ref: commit for ref, commit in remote.refs.items() if not ref.startswith(ours)})

@@ -20,8 +20,8 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.engine.engine import Engine
 from deltaci.git.command import GitFailed
-from deltaci.git.mirrors import FOLDER, Mirrors, SecretOf
-from deltaci.git.url_policy import Rules
+from deltaci.git.mirrors import FOLDER, Mirrors, ReadSecret
+from deltaci.git.url_policy import UrlPolicy
 from deltaci.storage.port import Store
 
 WATCH_SECONDS: Final = 5.0
@@ -35,12 +35,12 @@ class Repositories:
     """Start it after the engine, stop it before."""
 
     def __init__(
-        self, store: Store, engine: Engine, folder: Path, secret_of: SecretOf, rules: Rules | None = None
+        self, store: Store, engine: Engine, folder: Path, read_secret: ReadSecret, url_policy: UrlPolicy | None = None
     ) -> None:
         self.projects = Projects(store)
         self.changes = Changes(store)
-        self.rules = rules or Rules()
-        self.mirrors = Mirrors(folder, self.rules, secret_of)
+        self.url_policy = url_policy or UrlPolicy()
+        self.mirrors = Mirrors(folder, self.url_policy, read_secret)
         self.owner = owner = f"{_machine(folder / FOLDER)}/{secrets.token_hex(8)}"
         self.handling = Handling(store, engine, self.projects, self.changes, self.mirrors, owner)
         self.planner = Planner(store, engine, self.projects, self.changes, self.mirrors, owner)
@@ -68,7 +68,7 @@ class Repositories:
 
     async def forget(self, project: Project) -> None:
         """What is known of a project that is no more: its mirror, its timetable, what was seen of it."""
-        await self.mirrors.of(project).drop()
+        await self.mirrors.for_project(project).delete()
         await self.schedules.forget(project)
         await self.polling.forget(project)
 

@@ -22,7 +22,7 @@ from deltaci.controllers.poller import HEADS, NEVER
 from deltaci.controllers.projects import Project, of
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
-from deltaci.git.mirrors import Mirrors, Remote
+from deltaci.git.mirrors import Mirrors, RemoteRefs
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.pipeline_files import PipelineFile
 from deltaci.protocol.path_patterns import branch_filter
@@ -83,7 +83,7 @@ class Schedules:
             document, table = await self._read(project)
         due = {each.key: at for each in table.entries if (at := last_before(each, now)) > each.last}
         if due:
-            remote = await self._mirrors.of(project).remote()
+            remote = await self._mirrors.for_project(project).ls_remote()
             for each in table.entries:
                 if each.key in due:
                     await self._fire(project, each, due[each.key], remote)
@@ -96,13 +96,13 @@ class Schedules:
         """Read the timetable anew. What is in it for the first time begins now; nothing of the past is caught up on."""
         now = await self._store.now()
         document, table = await self._read(project)
-        mirror = self._mirrors.of(project)
-        remote = await mirror.remote()
+        mirror = self._mirrors.for_project(project)
+        remote = await mirror.ls_remote()
         default = project.default_branch or remote.head.removeprefix(HEADS)
         commit = remote.refs.get(f"{HEADS}{default}", "")
         found: list[Entry] = []
         if commit:
-            await mirror.need(commit, f"{HEADS}{default}")
+            await mirror.ensure_commit(commit, f"{HEADS}{default}")
             branches = [ref.removeprefix(HEADS) for ref in remote.refs if ref.startswith(HEADS)]
             for file in await pipelines_at(mirror, commit):
                 found += _entries(file, default, branches)
@@ -110,7 +110,7 @@ class Schedules:
         entries = tuple(replace(each, last=known.get(each.key, now)) for each in found[:MAX_ENTRIES])
         await self._put(project, document, Timetable(commit, now, entries))
 
-    async def _fire(self, project: Project, entry: Entry, at: int, remote: Remote) -> None:
+    async def _fire(self, project: Project, entry: Entry, at: int, remote: RemoteRefs) -> None:
         commit = remote.refs.get(f"{HEADS}{entry.branch}", "")
         if not commit:
             return

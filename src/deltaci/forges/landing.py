@@ -20,8 +20,8 @@ from deltaci.forges.github_app import Apps
 from deltaci.forges.http import NotAllowed, Outlet, Unreachable
 from deltaci.forges.projects import ForgeProject, Projects
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import HEADS, Moved, Workshop
-from deltaci.git.mirrors import OWN_BRANCHES
+from deltaci.git.commit_builder import BRANCH_REFS, BranchMoved, CommitBuilder
+from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class ForgeLanding:
         self._sleep = sleep
         self._apps = Apps(outlet)
 
-    async def land(self, project: Project, workshop: Workshop, branch: str, commit: str, expected: str) -> None:
+    async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         """Move the branch from exactly `expected` to the commit, which stands on it; raises `Moved`.
 
         `GitFailed` says whether it may go well another time. A repeat is no error, wherever the one before it ended.
@@ -51,7 +51,7 @@ class ForgeLanding:
         forge = await self._forge(project)
         mover = MOVERS.get(forge.forge) if forge is not None and forge.api_token and forge.repository else None
         if forge is None or mover is None:
-            await self._otherwise.land(project, workshop, branch, commit, expected)
+            await self._otherwise.land(project, builder, branch, commit, expected)
             return
         move = Move(branch, commit, source_of(branch, commit))
         try:
@@ -60,41 +60,41 @@ class ForgeLanding:
         except (Refusal, NotAllowed, Unreachable) as error:
             raise self._failed(forge, branch, error) from None
         if is_possible:
-            await self._land(mover, api, workshop, move, expected)
+            await self._land(mover, api, builder, move, expected)
         else:
-            await self._otherwise.land(project, workshop, branch, commit, expected)
+            await self._otherwise.land(project, builder, branch, commit, expected)
 
-    async def _land(self, mover: Mover, api: Api, workshop: Workshop, move: Move, expected: str) -> None:
-        found = await _where(workshop, move.branch)
+    async def _land(self, mover: Mover, api: Api, builder: CommitBuilder, move: Move, expected: str) -> None:
+        found = await _where(builder, move.branch)
         if found not in (move.commit, expected):
-            raise Moved(found)
+            raise BranchMoved(found)
         try:
             if found != move.commit:
-                await workshop.push(move.source, move.commit, "")
-                await self._move(mover, api, workshop, move, expected)
+                await builder.push(move.source, move.commit, "")
+                await self._move(mover, api, builder, move, expected)
         except GitFailed as error:
-            if not error.is_passing:  # Otherwise it is tried again, and what is there is of use.
+            if not error.is_transient:  # Otherwise it is tried again, and what is there is of use.
                 await self._tidy(mover, api, move)
             raise
-        except Moved:
+        except BranchMoved:
             await self._tidy(mover, api, move)
             raise
         await self._tidy(mover, api, move)
 
-    async def _move(self, mover: Mover, api: Api, workshop: Workshop, move: Move, expected: str) -> None:
+    async def _move(self, mover: Mover, api: Api, builder: CommitBuilder, move: Move, expected: str) -> None:
         problem: GitFailed | None = None
         try:
             await mover.move(api, move)
         except (Refusal, NotAllowed, Unreachable) as error:
             problem = self._failed(api.project, move.branch, error)
         # Whatever it said, and whether it was heard: the repository knows.
-        found = await _where(workshop, move.branch)
+        found = await _where(builder, move.branch)
         if found == move.commit:
             return
         if found != expected:
-            raise Moved(found)
+            raise BranchMoved(found)
         raise problem or GitFailed(
-            f"{api.project.forge} said that {move.branch!r} was moved, but it was not", is_passing=True
+            f"{api.project.forge} said that {move.branch!r} was moved, but it was not", is_transient=True
         )
 
     async def _tidy(self, mover: Mover, api: Api, move: Move) -> None:
@@ -107,7 +107,7 @@ class ForgeLanding:
         try:
             forge = await self._projects.forge_of(project.tenant, project.name)
         except BlobStoreUnavailable as error:
-            raise GitFailed(f"the token for the forge cannot be read now: {error}", is_passing=True) from None
+            raise GitFailed(f"the token for the forge cannot be read now: {error}", is_transient=True) from None
         if forge is not None and forge.problem:
             raise GitFailed(f"the token for the forge cannot be had: {forge.problem}")
         return forge
@@ -119,9 +119,9 @@ class ForgeLanding:
 
     def _failed(self, forge: ForgeProject, branch: str, error: Exception) -> GitFailed:
         if isinstance(error, Unreachable):
-            return GitFailed(f"{forge.forge} cannot be reached: {error}", is_passing=True)
+            return GitFailed(f"{forge.forge} cannot be reached: {error}", is_transient=True)
         if isinstance(error, Refusal) and error.is_passing:
-            return GitFailed(f"{forge.forge} cannot move {branch!r} now: {error}", is_passing=True)
+            return GitFailed(f"{forge.forge} cannot move {branch!r} now: {error}", is_transient=True)
         self._apps.forget(forge)  # If it was the token of an App that is not good any more, the next is a new one.
         return GitFailed(
             f"{forge.forge} does not move {branch!r}: {error}; "
@@ -132,8 +132,8 @@ class ForgeLanding:
 def source_of(branch: str, commit: str) -> str:
     """Our branch for this move: the same one for everybody who tries it, and for nothing else."""
     asked = f"{branch}\n{commit}".encode()
-    return f"{OWN_BRANCHES}{blake2b(asked, digest_size=10).hexdigest()}"
+    return f"{TEMPORARY_BRANCH_PREFIX}{blake2b(asked, digest_size=10).hexdigest()}"
 
 
-async def _where(workshop: Workshop, branch: str) -> str:
-    return (await workshop.mirror.remote()).refs.get(f"{HEADS}{branch}", "")
+async def _where(builder: CommitBuilder, branch: str) -> str:
+    return (await builder.mirror.ls_remote()).refs.get(f"{BRANCH_REFS}{branch}", "")

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from deltaci.core.text import plain_line
-from deltaci.git.mirrors import OWN_BRANCHES
+from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.model import PullRequestType
 
@@ -127,7 +127,7 @@ def push(said: Pushed) -> Change | Nothing:
     tag = said.ref.removeprefix(TAGS) if said.ref.startswith(TAGS) else ""
     if not branch and not tag:
         return Nothing(f"{plain_line(said.ref, MAX_TITLE)!r} is neither a branch nor a tag")
-    if branch.startswith(OWN_BRANCHES):
+    if branch.startswith(TEMPORARY_BRANCH_PREFIX):
         return Nothing(f"{plain_line(branch, MAX_TITLE)!r} is a branch of the merge queue")
     if is_zero(said.after) or is_zero(said.commit):
         return Nothing(f"the {'branch' if branch else 'tag'} {plain_line(branch or tag, MAX_TITLE)!r} was deleted")
@@ -193,7 +193,7 @@ def pull_request(said: Asked) -> Change | Nothing:
     """A change, if a pipeline can ask for what happened."""
     if said.action not in ACTIONS:
         return Nothing(f"no pipeline asks for the action {plain_line(said.action, MAX_TITLE)!r} of a pull request")
-    if said.head.startswith(OWN_BRANCHES) and not said.is_fork:
+    if said.head.startswith(TEMPORARY_BRANCH_PREFIX) and not said.is_fork:
         return Nothing(f"{plain_line(said.head, MAX_TITLE)!r} is a branch of the merge queue")
     owner, _, name = said.repository.rpartition("/")
     payload: dict[str, Any] = {

@@ -1,7 +1,8 @@
-"""Bundles that come from jobs: nothing of one is believed.
+"""Import git bundles that jobs send. Nothing in a bundle is trusted.
 
-What it holds is unpacked beside the mirror, where every object is checked, and gets into the mirror only as a whole:
-when the commit that was promised is in it and stands where it should. Names of branches in it mean nothing.
+The pack of a bundle is unpacked into a quarantine repository beside the mirror, where git checks every object. It is
+moved into the mirror as a whole, and only if it contains the promised commit and that commit descends from the
+expected one. The names of branches in a bundle are ignored.
 """
 
 from __future__ import annotations
@@ -21,96 +22,106 @@ from deltaci.git.mirrors import Mirror
 from deltaci.protocol.messages import MAX_TREE_BYTES
 
 MAX_BUNDLE_BYTES: Final = MAX_TREE_BYTES
-MAX_HEAD_BYTES: Final = 256 * 1024
-MAX_MEMORY_BYTES: Final = 4 * 1024**3  # A few bytes of a pack can stand for as many as they like.
-LEFT_SECONDS: Final = 24 * 3600.0  # What is older was left by a server that was killed.
-PREFIX: Final = ".taking-"
-VERSIONS: Final = (b"# v2 git bundle\n", b"# v3 git bundle\n")
-# So that what git maps of its own packs fits into its memory, however large the mirror is.
-_SMALL: Final = "[core]\n\tpackedGitLimit = 512m\n\tpackedGitWindowSize = 32m\n[pack]\n\tthreads = 1\n"
+MAX_HEADER_BYTES: Final = 256 * 1024
+MAX_MEMORY_BYTES: Final = 4 * 1024**3  # A few bytes of a pack can expand to any size.
+LEFTOVER_SECONDS: Final = 24 * 3600.0  # An older quarantine was left behind by a server that was killed.
+QUARANTINE_PREFIX: Final = ".taking-"
+SIGNATURES: Final = (b"# v2 git bundle\n", b"# v3 git bundle\n")
+# Bound how much of its packs git maps, so that the memory limit suffices however large the mirror is.
+_LOW_MEMORY_CONFIG: Final = "[core]\n\tpackedGitLimit = 512m\n\tpackedGitWindowSize = 32m\n[pack]\n\tthreads = 1\n"
 
 
-def pack_at(file: BinaryIO) -> int:
-    """Where the pack of a bundle begins; `GitFailed` if it is none that we take."""
-    head = file.readline(MAX_HEAD_BYTES)
-    if head not in VERSIONS:
-        raise GitFailed("what was sent is no bundle of git")
-    size = len(head)
+def pack_offset(bundle: BinaryIO) -> int:
+    """Return the position of the pack in a bundle. Raise `GitFailed` for another format or an incomplete bundle."""
+    signature = bundle.readline(MAX_HEADER_BYTES)
+    if signature not in SIGNATURES:
+        raise GitFailed("the file is not a git bundle of version 2 or 3")
+    size = len(signature)
     while True:
-        line = file.readline(MAX_HEAD_BYTES)
+        line = bundle.readline(MAX_HEADER_BYTES)
         size += len(line)
-        if not line.endswith(b"\n") or size > MAX_HEAD_BYTES:
-            raise GitFailed("the bundle has no end of its head")
+        if not line.endswith(b"\n") or size > MAX_HEADER_BYTES:
+            raise GitFailed("the header of the bundle has no end")
         if line == b"\n":
             return size
         if line.startswith(b"@") and not line.startswith(b"@object-format="):
             raise GitFailed("the bundle leaves objects out; send all of them")
 
 
-async def take_in(mirror: Mirror, file: Path, commit: str, start: str, limit: int = MAX_BUNDLE_BYTES) -> None:
-    """Bring what a bundle holds into the mirror, if the commit is in it, and stands on `start`."""
-    size = file.stat().st_size
-    if size > limit:
-        raise GitFailed(f"the bundle has {size:,} bytes; at most {limit:,} are taken")
-    async with _beside(mirror) as draft:
-        words = ("index-pack", "--stdin", "--fix-thin", "--strict", f"--max-input-size={limit}")
-        with file.open("rb", buffering=0) as source:
-            source.seek(pack_at_of(file))
-            await mirror.git.run(words, folder=draft, input=source, seconds=FETCH_SECONDS, memory=MAX_MEMORY_BYTES)
+async def import_bundle(
+    mirror: Mirror, bundle: Path, commit: str, start: str, max_bytes: int = MAX_BUNDLE_BYTES
+) -> None:
+    """Move the objects of a bundle into the mirror if they include the commit and it descends from `start`.
+
+    Raises `GitFailed` otherwise, and then leaves the mirror unchanged.
+    """
+    size = bundle.stat().st_size
+    if size > max_bytes:
+        raise GitFailed(f"the bundle has {size:,} bytes; expected at most {max_bytes:,}")
+    async with _quarantine(mirror) as quarantine:
+        args = ("index-pack", "--stdin", "--fix-thin", "--strict", f"--max-input-size={max_bytes}")
+        with bundle.open("rb", buffering=0) as pack:
+            pack.seek(_pack_offset_of_file(bundle))
+            await mirror.git.run(
+                args,
+                git_dir=quarantine,
+                input=pack,
+                timeout_seconds=FETCH_SECONDS,
+                max_memory_bytes=MAX_MEMORY_BYTES,
+            )
         try:
-            await mirror.git.run(["cat-file", "-e", f"{commit}^{{commit}}"], folder=draft)
+            await mirror.git.run(["cat-file", "-e", f"{commit}^{{commit}}"], git_dir=quarantine)
         except GitFailed:
-            raise GitFailed(f"the bundle does not have the commit {commit}") from None
-        if not await mirror.git.succeeds(["merge-base", "--is-ancestor", start, commit], folder=draft):
-            raise elsewhere(commit, start)
-        await asyncio.to_thread(_move, draft / "objects" / "pack", mirror.folder / "objects" / "pack")
+            raise GitFailed(f"the bundle does not contain the commit {commit}") from None
+        if not await mirror.git.succeeds(["merge-base", "--is-ancestor", start, commit], git_dir=quarantine):
+            raise not_a_descendant(commit, start)
+        await asyncio.to_thread(_move_packs, quarantine / "objects" / "pack", mirror.folder / "objects" / "pack")
 
 
-def elsewhere(commit: str, start: str) -> GitFailed:
-    """Why a commit is not taken that stands elsewhere."""
-    return GitFailed(f"the commit {commit} does not stand on {start}, where it began")
+def not_a_descendant(commit: str, start: str) -> GitFailed:
+    """Return the error for a commit whose history does not include the commit where its task started."""
+    return GitFailed(f"the commit {commit} does not descend from {start}, where its task started")
 
 
-def pack_at_of(file: Path) -> int:
-    """The same, of a file that is not open."""
-    with file.open("rb") as opened:
-        return pack_at(opened)
+def _pack_offset_of_file(bundle: Path) -> int:
+    with bundle.open("rb") as file:
+        return pack_offset(file)
 
 
 @asynccontextmanager
-async def _beside(mirror: Mirror) -> AsyncIterator[Path]:
-    """An empty repository that sees the objects of the mirror, for as long as it is needed."""
-    folder = mirror.folder.parent
-    folder.mkdir(parents=True, exist_ok=True)  # Where nothing was fetched yet, the pack fails for what it stands on.
-    await asyncio.to_thread(_sweep, folder)
-    draft = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+async def _quarantine(mirror: Mirror) -> AsyncIterator[Path]:
+    """Create an empty repository that can read the mirror's objects; remove it at the end of the context."""
+    parent = mirror.folder.parent
+    parent.mkdir(parents=True, exist_ok=True)  # Without a mirror, index-pack fails for the missing base objects.
+    await asyncio.to_thread(_remove_leftovers, parent)
+    quarantine = Path(tempfile.mkdtemp(prefix=QUARANTINE_PREFIX, dir=parent))
     try:
-        await mirror.git.run(["init", "--quiet", "--bare", "--template=", str(draft)])
-        with (draft / "config").open("a", encoding="utf-8") as config:
-            config.write(_SMALL)
-        seen = draft / "objects" / "info" / "alternates"
-        seen.parent.mkdir(exist_ok=True)
-        seen.write_text(f"{mirror.folder / 'objects'}\n", encoding="utf-8")
-        yield draft
+        await mirror.git.run(["init", "--quiet", "--bare", "--template=", str(quarantine)])
+        with (quarantine / "config").open("a", encoding="utf-8") as config:
+            config.write(_LOW_MEMORY_CONFIG)
+        alternates = quarantine / "objects" / "info" / "alternates"
+        alternates.parent.mkdir(exist_ok=True)
+        alternates.write_text(f"{mirror.folder / 'objects'}\n", encoding="utf-8")
+        yield quarantine
     finally:
-        await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, quarantine, ignore_errors=True)
 
 
-def _move(source: Path, target: Path) -> None:
-    """All packs. A pack is there as soon as its index is, so that comes last."""
+def _move_packs(source: Path, target: Path) -> None:
+    """Move all packs. Git uses a pack as soon as its index exists, so the index is moved last."""
     target.mkdir(parents=True, exist_ok=True)
-    for each in sorted(source.glob("pack-*"), key=lambda path: path.suffix == ".idx"):
-        os.replace(each, target / each.name)
+    for file in sorted(source.glob("pack-*"), key=lambda path: path.suffix == ".idx"):
+        os.replace(file, target / file.name)
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what servers left that were killed."""
-    for left in folder.glob(f"{PREFIX}*"):
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the quarantines and bundles of servers that were killed."""
+    for leftover in folder.glob(f"{QUARANTINE_PREFIX}*"):
         try:
-            is_old = left.stat().st_mtime < time.time() - LEFT_SECONDS
+            is_old = leftover.stat().st_mtime < time.time() - LEFTOVER_SECONDS
         except OSError:
             continue
-        if is_old and left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
+        if is_old and leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
         elif is_old:
-            left.unlink(missing_ok=True)
+            leftover.unlink(missing_ok=True)

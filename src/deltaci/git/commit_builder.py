@@ -1,7 +1,7 @@
-"""Commits that only this server has, made and kept in the mirror of a project: no work tree is needed for any of it.
+"""Create merge, squash and rebase commits in the mirror of a project, without a work tree.
 
-What is made follows from what is asked for alone, its time included: asked again after a crash, it is the same commit.
-Nothing that a repository says is executed: no hook, no filter, no merge driver.
+A commit depends only on the arguments, including its time: creating it again after a crash gives the same hash.
+Nothing from the repository is executed: no hook, no filter, no merge driver.
 """
 
 from __future__ import annotations
@@ -15,211 +15,219 @@ from typing import Final
 import msgspec
 
 from deltaci.core.instants import SECOND
-from deltaci.git.bundles import elsewhere, take_in
+from deltaci.git.bundles import import_bundle, not_a_descendant
 from deltaci.git.command import FETCH_SECONDS, GitFailed
 from deltaci.git.mirrors import Mirror, is_commit
 
-REFS: Final = "refs/deltaci/"
-MAX_PATHS: Final = 50  # So many files with conflicts are named.
-HEADS: Final = "refs/heads/"
-UNRELATED: Final = "refusing to merge unrelated histories"  # As git says it.
-# One file of a merge that did not work out: mode, object, stage, and its path.
-_CONFLICTED: Final = re.compile(rb"[0-7]{6} [0-9a-f]{40,64} [123]\t(.*)", re.DOTALL)
+INTERNAL_REFS: Final = "refs/deltaci/"
+MAX_CONFLICT_PATHS: Final = 50
+BRANCH_REFS: Final = "refs/heads/"
+UNRELATED_HISTORIES: Final = "refusing to merge unrelated histories"  # Git's error text.
+# One conflicting file in the output of `git merge-tree`: mode, object, stage, and its path.
+_CONFLICT_ENTRY: Final = re.compile(rb"[0-7]{6} [0-9a-f]{40,64} [123]\t(.*)", re.DOTALL)
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """Who made a commit, and when: microseconds of the store's clock."""
+    """The author or committer of a commit, and the time in microseconds of the store's clock."""
 
     name: str
     email: str
     at: int
 
 
-class Conflicting(Exception):
-    """Two commits cannot be joined; `paths` says where."""
+class MergeConflict(Exception):
+    """Two commits cannot be merged; `paths` are the conflicting files."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(f"conflicts in {', '.join(paths)}")
         self.paths = tuple(paths)
 
 
-class Moved(Exception):
-    """A branch is not where it was expected; `found` is where it is, empty when it is not there."""
+class BranchMoved(Exception):
+    """A branch is not at the expected commit; `tip` is where it is, or empty if it does not exist."""
 
-    def __init__(self, found: str) -> None:
-        super().__init__(f"the branch is at {found or 'nothing'}")
-        self.found = found
+    def __init__(self, tip: str) -> None:
+        super().__init__(f"the branch is at {tip or 'no commit'}")
+        self.tip = tip
 
 
-class Workshop:
-    """One project's repository, as this server works on it."""
+class CommitBuilder:
+    """Create commits in the mirror of one project and push them."""
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror
         self._git = mirror.git
 
-    # -- what is there
+    # -- reading
 
-    async def base(self, branch: str) -> str:
-        """Where a branch of the repository is now, fetched; `GitFailed` when there is none."""
-        found = await self.mirror.bring([f"{HEADS}{branch}"])
-        if not found:
+    async def fetch_branch(self, branch: str) -> str:
+        """Fetch a branch and return its commit. Raise `GitFailed` if the repository has no such branch."""
+        commits = await self.mirror.fetch_refs([f"{BRANCH_REFS}{branch}"])
+        if not commits:
             raise GitFailed(f"the repository has no branch {branch!r}")
-        return found[f"{HEADS}{branch}"]
+        return commits[f"{BRANCH_REFS}{branch}"]
 
-    async def tree(self, commit: str) -> str:
-        """The tree of a commit."""
+    async def tree_of(self, commit: str) -> str:
+        """Return the hash of a commit's tree."""
         return (await self._run("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")).decode().strip()
 
-    async def between(self, base: str, head: str) -> list[str]:
-        """The commits that the head has and the base has not, the oldest first."""
+    async def commits_between(self, base: str, head: str) -> list[str]:
+        """Return the commits that `head` has and `base` has not, oldest first."""
         out = await self._run("rev-list", "--reverse", "--topo-order", head, f"^{base}", "--")
         return out.decode().split()
 
     # -- commits
 
-    async def merged_tree(self, ours: str, theirs: str) -> str:
-        """The tree of both together; raises `Conflicting`."""
-        words = ("merge-tree", "--write-tree", "--no-messages", "-z", ours, theirs)
+    async def merge_trees(self, ours: str, theirs: str) -> str:
+        """Merge two commits and return the resulting tree. Raise `MergeConflict` if they conflict."""
+        args = ("merge-tree", "--write-tree", "--no-messages", "-z", ours, theirs)
         try:
-            code, out = await self._git.answer(words, folder=self.mirror.folder, codes=(0, 1))
+            code, out = await self._git.run_with_exit_code(args, git_dir=self.mirror.folder, exit_codes=(0, 1))
         except GitFailed as error:
-            if UNRELATED in str(error):
-                raise Conflicting(["the history: there is no common ancestor"]) from None
+            if UNRELATED_HISTORIES in str(error):
+                raise MergeConflict(["the history: there is no common ancestor"]) from None
             raise
-        tree, *rest = out.split(b"\0")
+        tree, *entries = out.split(b"\0")
         if code:
-            found = (_CONFLICTED.fullmatch(each) for each in rest)
-            paths = dict.fromkeys(each[1].decode("utf-8", "replace") for each in found if each is not None)
-            raise Conflicting(list(paths)[:MAX_PATHS] or ["a file that has no name"])
+            matches = (_CONFLICT_ENTRY.fullmatch(entry) for entry in entries)
+            paths = dict.fromkeys(match[1].decode("utf-8", "replace") for match in matches if match is not None)
+            raise MergeConflict(list(paths)[:MAX_CONFLICT_PATHS] or ["an unnamed file"])
         return tree.decode()
 
     async def commit(
-        self, tree: str, parents: Sequence[str], message: str, by: Signature, author: Signature | None = None
+        self, tree: str, parents: Sequence[str], message: str, committer: Signature, author: Signature | None = None
     ) -> str:
-        """A commit of exactly this; by one who may not be its author."""
-        who = [f"author {_who(author or by)}", f"committer {_who(by)}"]
-        lines = [f"tree {tree}", *(f"parent {each}" for each in parents), *who]
+        """Create a commit and return its hash. The author is the committer unless given."""
+        signatures = [f"author {_format_signature(author or committer)}", f"committer {_format_signature(committer)}"]
+        lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents), *signatures]
         text = "\n".join((*lines, "", message.strip().replace("\0", ""), ""))
-        words = ("hash-object", "-t", "commit", "-w", "--stdin")
-        return (await self._run(*words, input=text.encode())).decode().strip()
+        args = ("hash-object", "-t", "commit", "-w", "--stdin")
+        return (await self._run(*args, input=text.encode())).decode().strip()
 
-    async def merge(self, base: str, heads: Sequence[str], message: str, by: Signature) -> str:
-        """One merge commit that joins all of the heads to the base; raises `Conflicting`."""
+    async def merge(self, base: str, heads: Sequence[str], message: str, committer: Signature) -> str:
+        """Create one merge commit of the base and all heads. Raise `MergeConflict` if they conflict."""
         top = base
         for number, head in enumerate(heads):
-            tree = await self.merged_tree(top, head)
+            tree = await self.merge_trees(top, head)
             is_last = number == len(heads) - 1
             parents = (base, *heads) if is_last else (top, head)
-            top = await self.commit(tree, parents, message, by)
+            top = await self.commit(tree, parents, message, committer)
         return top
 
-    async def squash(self, base: str, head: str, message: str, by: Signature) -> str:
-        """One commit on the base with all that the head changes; raises `Conflicting`."""
-        return await self.commit(await self.merged_tree(base, head), (base,), message, by)
+    async def squash(self, base: str, head: str, message: str, committer: Signature) -> str:
+        """Create one commit on the base with all changes of the head. Raise `MergeConflict` if they conflict."""
+        return await self.commit(await self.merge_trees(base, head), (base,), message, committer)
 
-    async def replay(self, base: str, head: str, by: Signature) -> str:
-        """The commits of the head on top of the base, one by one; the head itself if it stands there already.
+    async def rebase(self, base: str, head: str, committer: Signature) -> str:
+        """Apply the head's commits one by one on the base. Return the head itself if it already descends from it.
 
-        Raises `Conflicting`, also when a merge among them changed more than it brought in: that would be lost.
+        Raises `MergeConflict`, also for a merge commit with changes that none of its parents has: they would be lost.
         """
         if await self.mirror.is_ancestor(base, head):
             return head
         top, has_merges = base, False
-        for each in await self.between(base, head):
-            parents = (await self._run("rev-parse", f"{each}^@")).decode().split()
+        for commit in await self.commits_between(base, head):
+            parents = (await self._run("rev-parse", f"{commit}^@")).decode().split()
             if len(parents) != 1:
                 has_merges = True
-                continue  # What a merge brought in is replayed by itself.
-            # Two made-up commits whose only common ancestor is the parent: git merges what lies between.
-            start = await self.commit(await self.tree(parents[0]), (), "start", by)
-            ours = await self.commit(await self.tree(top), (start,), "ours", by)
-            theirs = await self.commit(await self.tree(each), (start,), "theirs", by)
-            tree = await self.merged_tree(ours, theirs)
-            if tree != await self.tree(top):
-                top = await self._again(each, tree, top, by)
-        if has_merges and await self.tree(top) != await self.merged_tree(base, head):
-            raise Conflicting([f"{head[:12]}: its merges cannot be put on top one by one; use merge or squash"])
+                continue  # The commits that a merge brought in are in the list themselves.
+            # Merge two artificial commits whose only common ancestor is the parent: git applies exactly the change.
+            start = await self.commit(await self.tree_of(parents[0]), (), "start", committer)
+            ours = await self.commit(await self.tree_of(top), (start,), "ours", committer)
+            theirs = await self.commit(await self.tree_of(commit), (start,), "theirs", committer)
+            tree = await self.merge_trees(ours, theirs)
+            if tree != await self.tree_of(top):
+                top = await self._copy_commit(commit, tree, top, committer)
+        if has_merges and await self.tree_of(top) != await self.merge_trees(base, head):
+            raise MergeConflict([f"{head[:12]}: its merges cannot be rebased one by one; use merge or squash"])
         return top
 
-    async def _again(self, commit: str, tree: str, parent: str, by: Signature) -> str:
-        """The same commit with another tree and parent: its author and its message stay."""
+    async def _copy_commit(self, commit: str, tree: str, parent: str, committer: Signature) -> str:
+        """Create a copy of a commit with another tree, parent and committer, and the same author and message."""
         raw = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
-        head, _, message = raw.partition("\n\n")
-        author = next(line for line in head.split("\n") if line.startswith("author "))
-        said_in = [line for line in head.split("\n") if line.startswith("encoding ")]
-        text = "\n".join((f"tree {tree}", f"parent {parent}", author, f"committer {_who(by)}", *said_in, "", message))
-        words = ("hash-object", "-t", "commit", "-w", "--stdin")
-        return (await self._run(*words, input=text.encode("utf-8", "surrogateescape"))).decode().strip()
+        header, _, message = raw.partition("\n\n")
+        author = next(line for line in header.split("\n") if line.startswith("author "))
+        encoding = [line for line in header.split("\n") if line.startswith("encoding ")]
+        new_committer = f"committer {_format_signature(committer)}"
+        text = "\n".join((f"tree {tree}", f"parent {parent}", author, new_committer, *encoding, "", message))
+        args = ("hash-object", "-t", "commit", "-w", "--stdin")
+        return (await self._run(*args, input=text.encode("utf-8", "surrogateescape"))).decode().strip()
 
-    # -- keeping
+    # -- refs and bundles
 
-    async def keep(self, name: str, commit: str) -> None:
-        """Keep a commit, and all that it stands on, under a name of ours."""
-        await self._run("update-ref", f"{REFS}{name}", commit)
+    async def set_ref(self, name: str, commit: str) -> None:
+        """Point an internal ref of the mirror to a commit, so that git does not remove the commit."""
+        await self._run("update-ref", f"{INTERNAL_REFS}{name}", commit)
 
-    async def drop(self, name: str) -> None:
-        """Keep it no longer."""
-        await self._run("update-ref", "-d", f"{REFS}{name}")
+    async def delete_ref(self, name: str) -> None:
+        """Delete an internal ref of the mirror."""
+        await self._run("update-ref", "-d", f"{INTERNAL_REFS}{name}")
 
-    async def bundle(self, commit: str, without: Sequence[str], file: Path) -> None:
-        """Write what the commit has and those others have not to a file, for somebody who has the others."""
-        name = f"{REFS}bundles/{secrets.token_hex(8)}"
-        await self._run("update-ref", name, commit)  # A bundle is of refs.
+    async def write_bundle(self, commit: str, without: Sequence[str], file: Path) -> None:
+        """Write a bundle of the commit's history to a file, without the histories of the `without` commits."""
+        ref = f"{INTERNAL_REFS}bundles/{secrets.token_hex(8)}"
+        await self._run("update-ref", ref, commit)  # `git bundle` accepts only refs.
         try:
-            excluded = (f"^{each}" for each in without)
-            await self._run("bundle", "create", "--quiet", str(file), name, *excluded, seconds=FETCH_SECONDS)
+            exclusions = (f"^{excluded}" for excluded in without)
+            await self._run("bundle", "create", "--quiet", str(file), ref, *exclusions, timeout_seconds=FETCH_SECONDS)
         finally:
-            await self._run("update-ref", "-d", name)
+            await self._run("update-ref", "-d", ref)
 
-    async def take(self, file: Path, commit: str, start: str) -> None:
-        """Take from a bundle a commit that stands on `start`; `GitFailed` when it is not in it, or stands elsewhere.
+    async def import_bundle(self, file: Path, commit: str, start: str) -> None:
+        """Import a commit that descends from `start` from a job's bundle.
 
-        A bundle comes from a job: all of it is checked first, and nothing stays of one that is refused.
+        Raises `GitFailed` if the bundle is invalid, does not contain the commit, or the commit does not descend from
+        `start`; the mirror is then unchanged.
         """
         if not is_commit(commit):
             raise GitFailed(f"{commit[:80]!r} is not the full name of a commit")
-        if not await self.mirror.has(commit):
-            await take_in(self.mirror, file, commit, start)
+        if not await self.mirror.has_commit(commit):
+            await import_bundle(self.mirror, file, commit, start)
         elif not await self.mirror.is_ancestor(start, commit):
-            raise elsewhere(commit, start)
+            raise not_a_descendant(commit, start)
 
-    # -- the repository itself
+    # -- the remote repository
 
     async def push(self, branch: str, commit: str, expected: str) -> None:
-        """Move a branch from exactly where it is expected to this commit; raises `Moved`. A repeat is no error."""
-        ref = f"{HEADS}{branch}"
+        """Move a remote branch from exactly `expected` to the commit; empty stands for a branch that does not exist.
+
+        Does nothing if the branch is already at the commit. Raises `BranchMoved` if it is anywhere else.
+        """
+        ref = f"{BRANCH_REFS}{branch}"
         try:
-            async with self.mirror.way() as way:
+            async with self.mirror.open_remote() as remote:
                 lease = f"--force-with-lease={ref}:{expected}"
-                words = ["push", "--quiet", "--no-verify", lease, "--", way.address.url, f"{commit}:{ref}"]
-                await self._git.run(words, folder=self.mirror.folder, way=way, seconds=FETCH_SECONDS)
+                args = ["push", "--quiet", "--no-verify", lease, "--", remote.address.url, f"{commit}:{ref}"]
+                await self._git.run(args, git_dir=self.mirror.folder, remote=remote, timeout_seconds=FETCH_SECONDS)
         except GitFailed:
-            found = (await self.mirror.remote()).refs.get(ref, "")
-            if found == commit:
+            tip = (await self.mirror.ls_remote()).refs.get(ref, "")
+            if tip == commit:
                 return
-            if found != expected:
-                raise Moved(found) from None
+            if tip != expected:
+                raise BranchMoved(tip) from None
             raise
 
-    async def is_landed(self, branch: str, commit: str) -> bool:
-        """Whether the branch has this commit."""
-        tip = await self.base(branch)
-        return await self.mirror.has(commit) and await self.mirror.is_ancestor(commit, tip)
+    async def branch_contains(self, branch: str, commit: str) -> bool:
+        """Fetch a branch and return whether its history includes the commit."""
+        tip = await self.fetch_branch(branch)
+        return await self.mirror.has_commit(commit) and await self.mirror.is_ancestor(commit, tip)
 
-    async def _run(self, *words: str, input: bytes = b"", seconds: float = 60.0) -> bytes:
+    async def _run(self, *args: str, input: bytes = b"", timeout_seconds: float = 60.0) -> bytes:
+        """Run git in the mirror. Try again once after removing the lock files of a killed process."""
         try:
-            return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
+            return await self._git.run(args, git_dir=self.mirror.folder, input=input, timeout_seconds=timeout_seconds)
         except GitFailed as error:
-            if not await self.mirror.is_unlocked(error):
+            if not await self.mirror.removed_stale_locks(error):
                 raise
-            return await self._git.run(words, folder=self.mirror.folder, input=input, seconds=seconds)
+            return await self._git.run(args, git_dir=self.mirror.folder, input=input, timeout_seconds=timeout_seconds)
 
 
-def _who(by: Signature) -> str:
-    return f"{_plain(by.name)} <{_plain(by.email)}> {by.at // SECOND} +0000"
+def _format_signature(signature: Signature) -> str:
+    return (
+        f"{_without_delimiters(signature.name)} <{_without_delimiters(signature.email)}> {signature.at // SECOND} +0000"
+    )
 
 
-def _plain(text: str) -> str:
-    """Nothing that would end a name."""
+def _without_delimiters(text: str) -> str:
+    """Remove the characters that end a name or an e-mail address in a commit object."""
     return "".join(char for char in text if char.isprintable() and char not in "<>").strip() or "somebody"

@@ -1,4 +1,8 @@
-"""Repositories as this server sees them: one bare mirror for each project, fetched exactly as far as somebody asks."""
+"""Bare mirrors of repositories: one for each project, which fetches a commit or ref only when it is needed.
+
+Fetched refs are stored under `refs/mirror/`, named by a hash of their name. Objects are never removed from a mirror; a
+mirror that has grown too large is deleted and fetched again.
+"""
 
 from __future__ import annotations
 
@@ -18,100 +22,107 @@ import msgspec
 
 from deltaci.controllers.projects import Project
 from deltaci.git import url_policy
-from deltaci.git.command import FETCH_SECONDS, Git, GitFailed, Way
-from deltaci.git.diff import changed_paths
-from deltaci.git.url_policy import SSH, Rules, Unresolved
+from deltaci.git.command import FETCH_SECONDS, Git, GitFailed, GitRemote
+from deltaci.git.diff import parse_changed_paths
+from deltaci.git.url_policy import SSH, UnresolvedHostError, UrlPolicy
 
 FOLDER: Final = "repositories"
-OWN_BRANCHES: Final = "deltaci/merge/"  # What we push there for a moment, to have it merged. Nobody's change.
+# Branches that the merge queue pushes for a moment, so that a forge can merge them. They cause no webhook events.
+TEMPORARY_BRANCH_PREFIX: Final = "deltaci/merge/"
 MAX_FILE_BYTES: Final = 1024 * 1024
-MAX_READ_BYTES: Final = 32 * 1024 * 1024  # Of many files at once.
+MAX_READ_BYTES: Final = 32 * 1024 * 1024  # Of all files of one call.
 MAX_MIRROR_BYTES: Final = 32 * 1024**3
 MAX_PACKS: Final = 40
-LOOK_SECONDS: Final = 30.0
-LOCK_SECONDS: Final = 2 * FETCH_SECONDS  # No git of ours lives for so long.
-MAX_REF: Final = 250
-PLAIN_FILES: Final = ("100644", "100755")
+LS_REMOTE_SECONDS: Final = 30.0
+STALE_LOCK_SECONDS: Final = 2 * FETCH_SECONDS  # No git process of this server runs for so long.
+MAX_REF_CHARS: Final = 250
+REGULAR_FILE_MODES: Final = ("100644", "100755")
 
-_ABSENT: Final = ("not our ref", "couldn't find remote ref", "no such remote ref")  # As git says it.
+# Error texts of git for a commit or ref that the remote does not have.
+_MISSING_ON_REMOTE: Final = ("not our ref", "couldn't find remote ref", "no such remote ref")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_NOT_IN_REFS: Final = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|\.$|/$")
+_INVALID_IN_REF: Final = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|\.$|/$")
 
-SecretOf = Callable[[str, str, str], str]  # The tenant, the project and the secret's name: its value.
+ReadSecret = Callable[[str, str, str], str]  # Returns a secret's value by tenant, project and name; may block.
 
 
-class Commit(msgspec.Struct, frozen=True):
-    """What a commit says about itself."""
+class CommitDetails(msgspec.Struct, frozen=True):
+    """The message and the author of a commit."""
 
     message: str
     author: str
 
     @property
     def title(self) -> str:
-        """Its first line."""
+        """The first line of the message."""
         return self.message.strip().partition("\n")[0][:200]
 
 
-class Remote(msgspec.Struct, frozen=True):
-    """What a repository has now: where its HEAD points, and the commit of every branch and tag."""
+class RemoteRefs(msgspec.Struct, frozen=True):
+    """The ref that a repository's HEAD points to, and the commit of every branch and tag by ref name."""
 
     head: str
     refs: dict[str, str]
 
 
 def is_commit(text: str) -> bool:
-    """Whether it is the full name of a commit; not the zeros that stand for none."""
+    """Return whether the text is a full commit hash, other than the zeros that stand for no commit."""
     return _COMMIT.fullmatch(text) is not None and set(text) != {"0"}
 
 
 def is_ref(text: str) -> bool:
-    """Whether git would call something so."""
-    return text.startswith("refs/") and len(text) <= MAX_REF and _NOT_IN_REFS.search(text) is None
+    """Return whether the text is a valid full ref name."""
+    return text.startswith("refs/") and len(text) <= MAX_REF_CHARS and _INVALID_IN_REF.search(text) is None
 
 
 class Mirrors:
     """All mirrors of this server, in one folder."""
 
-    def __init__(self, folder: Path, rules: Rules, secret_of: SecretOf, git: Git | None = None) -> None:
-        self.folder = folder.absolute() / FOLDER  # Git is called in other folders.
-        self.rules = rules
+    def __init__(self, folder: Path, policy: UrlPolicy, read_secret: ReadSecret, git: Git | None = None) -> None:
+        self.folder = folder.absolute() / FOLDER  # Git runs in another working directory.
+        self.policy = policy
         self.git = git or Git()
-        self._secret_of = secret_of
+        self._read_secret = read_secret
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def of(self, project: Project) -> Mirror:
-        """The mirror of one project. Tenants share none, and neither do two addresses."""
+    def for_project(self, project: Project) -> Mirror:
+        """Return the mirror of a project. Another tenant, project or URL has another mirror."""
         digest = blake2b(f"{project.tenant}\n{project.name}\n{project.url}".encode(), digest_size=16).hexdigest()
         lock = self._locks.setdefault(digest, asyncio.Lock())
         return Mirror(self, project, self.folder / f"{digest}.git", lock)
 
     @asynccontextmanager
-    async def way(self, project: Project) -> AsyncIterator[Way]:
-        """How to reach it now; a key lies in a file only for as long as it is used."""
-        address = url_policy.read(project.url, self.rules)
+    async def open_remote(self, project: Project) -> AsyncIterator[GitRemote]:
+        """Resolve the host and read the credential of a project's repository.
+
+        An SSH key is in a file only until the context ends. Raises `Refused` for a URL that the policy does not allow,
+        and a transient `GitFailed` if DNS fails.
+        """
+        address = url_policy.parse_url(project.url, self.policy)
         try:
-            found = await url_policy.resolved(address, self.rules)
-        except Unresolved as error:
-            raise GitFailed(str(error), is_passing=True) from None
+            resolved = await url_policy.resolve_host(address, self.policy)
+        except UnresolvedHostError as error:
+            raise GitFailed(str(error), is_transient=True) from None
         credential = ""
         if project.credential:
-            credential = await asyncio.to_thread(self._secret_of, project.tenant, project.name, project.credential)
+            credential = await asyncio.to_thread(self._read_secret, project.tenant, project.name, project.credential)
         self.folder.mkdir(parents=True, exist_ok=True)
-        way = Way(address=address, resolved=found, credential=credential, known_hosts=str(self.folder / "known_hosts"))
+        known_hosts = str(self.folder / "known_hosts")
+        remote = GitRemote(address=address, resolved=resolved, credential=credential, known_hosts_file=known_hosts)
         if address.protocol != SSH or not credential:
-            yield way
+            yield remote
             return
-        handle, name = tempfile.mkstemp(prefix=".key-", dir=self.folder)
+        fd, key_file = tempfile.mkstemp(prefix=".key-", dir=self.folder)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(credential.strip() + "\n")
-            yield msgspec.structs.replace(way, key_file=name)
+            yield msgspec.structs.replace(remote, key_file=key_file)
         finally:
-            Path(name).unlink(missing_ok=True)
+            Path(key_file).unlink(missing_ok=True)
 
 
 class Mirror:
-    """One repository. Commits are fetched when they are asked for, and stay."""
+    """The bare mirror of one repository. A commit is fetched when it is first needed, and stays."""
 
     def __init__(self, mirrors: Mirrors, project: Project, folder: Path, lock: asyncio.Lock) -> None:
         self._mirrors = mirrors
@@ -122,215 +133,228 @@ class Mirror:
 
     @property
     def git(self) -> Git:
-        """The git that works on it."""
         return self._git
 
     # -- over the network
 
-    def way(self) -> AbstractAsyncContextManager[Way]:
-        """How to reach its repository now."""
-        return self._mirrors.way(self._project)
+    def open_remote(self) -> AbstractAsyncContextManager[GitRemote]:
+        """Resolve the host and read the credential of the repository. See `Mirrors.open_remote`."""
+        return self._mirrors.open_remote(self._project)
 
-    async def remote(self) -> Remote:
-        """What the repository has now."""
-        async with self.way() as way:
-            words = ["ls-remote", "--symref", "--", way.address.url, "HEAD", "refs/heads/*", "refs/tags/*"]
-            out = await self._git.run(words, way=way, seconds=LOOK_SECONDS)
+    async def ls_remote(self) -> RemoteRefs:
+        """Ask the repository for its HEAD, branches and tags. An annotated tag is reported with its commit."""
+        async with self.open_remote() as remote:
+            args = ["ls-remote", "--symref", "--", remote.address.url, "HEAD", "refs/heads/*", "refs/tags/*"]
+            out = await self._git.run(args, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
         head, refs = "", dict[str, str]()
         for line in out.decode("utf-8", "replace").splitlines():
             value, _, ref = line.partition("\t")
             if value.startswith("ref: ") and ref == "HEAD":
                 head = value.removeprefix("ref: ")
             elif ref.endswith("^{}"):
-                refs[ref.removesuffix("^{}")] = value  # The commit that a tag is about.
+                refs[ref.removesuffix("^{}")] = value  # The commit that an annotated tag points to.
             elif is_ref(ref) and is_commit(value):
                 refs[ref] = value
-        return Remote(head, refs)
+        return RemoteRefs(head, refs)
 
-    async def need(self, commit: str, *refs: str) -> None:
-        """Have this commit with its history; it is looked for behind these refs, then by its name alone."""
+    async def ensure_commit(self, commit: str, *refs: str) -> None:
+        """Fetch a commit with its history unless the mirror has it: first through these refs, then by its hash.
+
+        Raises `GitFailed` if the repository does not have the commit or refuses to send it.
+        """
         if not is_commit(commit):
             raise GitFailed(f"{commit[:80]!r} is not the full name of a commit")
         async with self._lock:
-            if await self.has(commit):
+            if await self.has_commit(commit):
                 return
-            wanted = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
-            failed: GitFailed | None = None
-            for each in (*wanted, commit):
+            valid_refs = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
+            last_error: GitFailed | None = None
+            for source in (*valid_refs, commit):
                 try:
-                    await self._fetch([each])
+                    await self._fetch([source])
                 except GitFailed as error:
-                    failed = error
-                if await self.has(commit):
+                    last_error = error
+                if await self.has_commit(commit):
                     return
-        if failed is None or any(words in str(failed) for words in _ABSENT):
-            raise GitFailed(f"the repository has no commit {commit}, or does not give it out")
-        raise failed
+        if last_error is None or any(text in str(last_error) for text in _MISSING_ON_REMOTE):
+            raise GitFailed(f"the repository has no commit {commit}, or does not allow fetching it")
+        raise last_error
 
-    async def bring(self, refs: Iterable[str]) -> dict[str, str]:
-        """Fetch these refs as they are now; the commit of each that exists."""
-        wanted = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
-        found: dict[str, str] = {}
+    async def fetch_refs(self, refs: Iterable[str]) -> dict[str, str]:
+        """Fetch the current state of these refs. Return the commit of each one that exists."""
+        valid_refs = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
+        commits: dict[str, str] = {}
         async with self._lock:
-            for each in wanted:
+            for ref in valid_refs:
                 try:
-                    await self._fetch([each])
+                    await self._fetch([ref])
                 except GitFailed as error:
-                    if not any(words in str(error) for words in _ABSENT):
+                    if not any(text in str(error) for text in _MISSING_ON_REMOTE):
                         raise
                     continue
-                found[each] = await self.commit_of(_kept_as(each))
-        return found
+                commits[ref] = await self.resolve_commit(_mirror_ref(ref))
+        return commits
 
     async def _fetch(self, refs: Iterable[str]) -> None:
         await self._prepare()
-        words = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--force"]
-        words += ["--no-auto-maintenance", "--no-show-forced-updates"]
-        async with self.way() as way:
-            specs = [f"+{ref}:{_kept_as(ref)}" for ref in refs]
-            words = [*words, "--", way.address.url, *specs]
+        args = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--force"]
+        args += ["--no-auto-maintenance", "--no-show-forced-updates"]
+        async with self.open_remote() as remote:
+            refspecs = [f"+{ref}:{_mirror_ref(ref)}" for ref in refs]
+            args = [*args, "--", remote.address.url, *refspecs]
             try:
-                await self._git.run(words, folder=self.folder, way=way, seconds=FETCH_SECONDS)
+                await self._git.run(args, git_dir=self.folder, remote=remote, timeout_seconds=FETCH_SECONDS)
             except GitFailed as error:
-                if not await self.is_unlocked(error):
+                if not await self.removed_stale_locks(error):
                     raise
-                await self._git.run(words, folder=self.folder, way=way, seconds=FETCH_SECONDS)
+                await self._git.run(args, git_dir=self.folder, remote=remote, timeout_seconds=FETCH_SECONDS)
 
     async def _prepare(self) -> None:
-        """A mirror that is there, not too large, and not in too many pieces."""
+        """Create the mirror if it does not exist. Start anew if it is too large; repack it if it has many packs."""
         if self.folder.exists():
-            size, packs = await asyncio.to_thread(_measured, self.folder)
+            size, packs = await asyncio.to_thread(_pack_bytes_and_count, self.folder)
             if size > MAX_MIRROR_BYTES:
                 await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             elif packs > MAX_PACKS:
-                await self._git.run(["repack", "-q", "-d", "--geometric=2"], folder=self.folder, seconds=FETCH_SECONDS)
+                args = ["repack", "-q", "-d", "--geometric=2"]
+                await self._git.run(args, git_dir=self.folder, timeout_seconds=FETCH_SECONDS)
         if not self.folder.exists():
             self._mirrors.folder.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._mirrors.folder))
             await self._git.run(["init", "--quiet", "--bare", "--template=", str(draft)])
-            draft.rename(self.folder)  # Whole or not at all, should we end meanwhile.
+            draft.rename(self.folder)  # Atomic, so that a crash leaves no incomplete mirror.
 
-    async def is_unlocked(self, error: GitFailed) -> bool:
-        """Whether git failed only for the locks of one that was killed long ago, and they are gone now."""
-        is_locked = ".lock" in str(error) and "File exists" in str(error)
-        return is_locked and await asyncio.to_thread(_unlocked, self.folder) > 0
+    async def removed_stale_locks(self, error: GitFailed) -> bool:
+        """If git failed because of a lock file, remove the stale ones. Return whether any was removed."""
+        is_lock_error = ".lock" in str(error) and "File exists" in str(error)
+        return is_lock_error and await asyncio.to_thread(_remove_stale_locks, self.folder) > 0
 
-    async def drop(self) -> None:
-        """Remove it from the disk."""
+    async def delete(self) -> None:
+        """Remove the mirror from the disk."""
         async with self._lock:
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
-    # -- what is here
+    # -- in the mirror
 
-    async def has(self, commit: str) -> bool:
-        """Whether the commit is here."""
+    async def has_commit(self, commit: str) -> bool:
+        """Return whether the mirror contains the commit."""
         if not self.folder.exists():
             return False
         try:
-            await self._git.run(["cat-file", "-e", f"{commit}^{{commit}}"], folder=self.folder)
+            await self._git.run(["cat-file", "-e", f"{commit}^{{commit}}"], git_dir=self.folder)
         except GitFailed:
             return False
         return True
 
-    async def commit_of(self, name: str) -> str:
-        """The commit that a name stands for."""
-        out = await self._git.run(["rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"], folder=self.folder)
+    async def resolve_commit(self, revision: str) -> str:
+        """Return the full hash of the commit that a ref, a tag or a hash stands for."""
+        out = await self._git.run(["rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"], git_dir=self.folder)
         return out.decode().strip()
 
-    async def about(self, commit: str) -> Commit:
-        """Its message and who wrote it."""
-        words = ["log", "-1", "--no-show-signature", "--format=%an%x00%B", commit, "--"]
-        out = await self._git.run(words, folder=self.folder, limit=MAX_FILE_BYTES)
+    async def commit_details(self, commit: str) -> CommitDetails:
+        """Return the message and the author of a commit."""
+        args = ["log", "-1", "--no-show-signature", "--format=%an%x00%B", commit, "--"]
+        out = await self._git.run(args, git_dir=self.folder, max_output_bytes=MAX_FILE_BYTES)
         author, _, message = out.decode("utf-8", "replace").partition("\0")
-        return Commit(message=message.strip(), author=author.strip()[:200])
+        return CommitDetails(message=message.strip(), author=author.strip()[:200])
 
-    async def is_ancestor(self, old: str, new: str) -> bool:
-        """Whether the new commit stands on the old one."""
-        return await self._git.succeeds(["merge-base", "--is-ancestor", old, new], folder=self.folder)
+    async def is_ancestor(self, ancestor: str, descendant: str) -> bool:
+        """Return whether the history of `descendant` includes `ancestor`."""
+        return await self._git.succeeds(["merge-base", "--is-ancestor", ancestor, descendant], git_dir=self.folder)
 
     async def merge_base(self, one: str, other: str) -> str:
-        """The best commit that both stand on; empty: none."""
-        if not await self._git.succeeds(["merge-base", one, other], folder=self.folder):
+        """Return the best common ancestor of two commits, or an empty string if there is none."""
+        if not await self._git.succeeds(["merge-base", one, other], git_dir=self.folder):
             return ""
-        out = await self._git.run(["merge-base", one, other], folder=self.folder)
+        out = await self._git.run(["merge-base", one, other], git_dir=self.folder)
         return out.decode().strip()
 
-    async def changed(self, base: str, head: str) -> frozenset[str] | None:
-        """Every path that differs; None when that cannot be read. A renamed file is one that went and one that came."""
-        words = ["diff-tree", "-r", "--raw", "-z", "--no-renames", "--no-commit-id", base, head, "--"]
-        out = await self._git.run(words, folder=self.folder)
+    async def changed_paths(self, base: str, head: str) -> frozenset[str] | None:
+        """Return every path that differs between two commits, or None if one of them is not UTF-8.
+
+        A renamed file counts as one that was removed and one that was added.
+        """
+        args = ["diff-tree", "-r", "--raw", "-z", "--no-renames", "--no-commit-id", base, head, "--"]
+        out = await self._git.run(args, git_dir=self.folder)
         try:
-            return changed_paths(out.decode())
+            return parse_changed_paths(out.decode())
         except UnicodeDecodeError:
-            return None  # A path that is no text: unsure means that everything runs.
+            return None
 
-    async def files(self, commit: str) -> list[str]:
-        """The paths of all plain files, in order; links and submodules are left out."""
-        out = await self._git.run(["ls-tree", "-r", "-z", "--full-tree", commit, "--"], folder=self.folder)
-        found: list[str] = []
+    async def list_files(self, commit: str) -> list[str]:
+        """Return the sorted paths of all regular files of a commit, without links and submodules."""
+        out = await self._git.run(["ls-tree", "-r", "-z", "--full-tree", commit, "--"], git_dir=self.folder)
+        paths: list[str] = []
         for entry in out.split(b"\0"):
-            head, _, path = entry.partition(b"\t")
-            if head[:6].decode("ascii", "replace") in PLAIN_FILES:
-                found.append(path.decode("utf-8", "replace"))
-        return sorted(found)
+            attributes, _, path = entry.partition(b"\t")
+            if attributes[:6].decode("ascii", "replace") in REGULAR_FILE_MODES:
+                paths.append(path.decode("utf-8", "replace"))
+        return sorted(paths)
 
-    async def read_all(self, commit: str, paths: Iterable[str], limit: int = MAX_FILE_BYTES) -> dict[str, bytes]:
-        """These files as they are at the commit, without those that are not there, or larger than the limit."""
-        wanted = [path for path in dict.fromkeys(paths) if "\n" not in path]
-        if not wanted:
+    async def read_files(self, commit: str, paths: Iterable[str], max_bytes: int = MAX_FILE_BYTES) -> dict[str, bytes]:
+        """Return the contents of these files by path. Leave out missing ones and those larger than `max_bytes`.
+
+        Also leaves out what would exceed `MAX_READ_BYTES` in total.
+        """
+        requested = [path for path in dict.fromkeys(paths) if "\n" not in path]
+        if not requested:
             return {}
-        asked = "".join(f"{commit}:{path}\n" for path in wanted).encode()
-        out = await self._git.run(["cat-file", "--batch-check"], folder=self.folder, input=asked)
-        sizes = map(_size, out.decode("utf-8", "replace").split("\n"))
-        good: dict[str, int] = {}
-        left = MAX_READ_BYTES
-        for path, size in zip(wanted, sizes, strict=False):
-            if size is not None and size <= min(limit, left):
-                good[path] = size
-                left -= size
-        if not good:
+        revisions = "".join(f"{commit}:{path}\n" for path in requested).encode()
+        out = await self._git.run(["cat-file", "--batch-check"], git_dir=self.folder, input=revisions)
+        blob_sizes = map(_blob_size, out.decode("utf-8", "replace").split("\n"))
+        sizes: dict[str, int] = {}
+        remaining = MAX_READ_BYTES
+        for path, size in zip(requested, blob_sizes, strict=False):
+            if size is not None and size <= min(max_bytes, remaining):
+                sizes[path] = size
+                remaining -= size
+        if not sizes:
             return {}
-        asked = "".join(f"{commit}:{path}\n" for path in good).encode()
-        out = await self._git.run(["cat-file", "--batch"], folder=self.folder, input=asked)
-        found: dict[str, bytes] = {}
-        at = 0
-        for path, size in good.items():
-            at = out.index(b"\n", at) + 1  # Behind the line that says what it is.
-            found[path] = out[at : at + size]
-            at += size + 1
-        return found
+        revisions = "".join(f"{commit}:{path}\n" for path in sizes).encode()
+        out = await self._git.run(["cat-file", "--batch"], git_dir=self.folder, input=revisions)
+        contents: dict[str, bytes] = {}
+        position = 0
+        for path, size in sizes.items():
+            position = out.index(b"\n", position) + 1  # A header line precedes each content.
+            contents[path] = out[position : position + size]
+            position += size + 1
+        return contents
 
-    async def read(self, commit: str, path: str, limit: int = MAX_FILE_BYTES) -> bytes:
-        """A file as it is at the commit; `GitFailed` when it is not there, or too large."""
-        return await self._git.run(["cat-file", "blob", f"{commit}:{path}"], folder=self.folder, limit=limit)
-
-
-def _size(line: str) -> int | None:
-    """How large git says that a file is; None: it is none."""
-    kind, _, size = line.partition(" ")[2].rpartition(" ")
-    return int(size) if kind == "blob" and size.isdecimal() else None
+    async def read_file(self, commit: str, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """Return the content of a file. Raise `GitFailed` if it does not exist or is larger than `max_bytes`."""
+        args = ["cat-file", "blob", f"{commit}:{path}"]
+        return await self._git.run(args, git_dir=self.folder, max_output_bytes=max_bytes)
 
 
-def _kept_as(ref: str) -> str:
-    """A name that is in nobody's way: what was a branch may be a folder of branches tomorrow."""
+def _blob_size(line: str) -> int | None:
+    """Return the size in a line of `git cat-file --batch-check`, or None if the object is no file."""
+    type, _, size = line.partition(" ")[2].rpartition(" ")
+    return int(size) if type == "blob" and size.isdecimal() else None
+
+
+def _mirror_ref(ref: str) -> str:
+    """Return the ref under which a remote ref is stored.
+
+    A hash instead of the name avoids conflicts: a branch `a` may be replaced by a branch `a/b`.
+    """
     return f"refs/mirror/{blake2b(ref.encode(), digest_size=16).hexdigest()}"
 
 
-def _unlocked(folder: Path) -> int:
-    """Remove locks that nobody can still hold; how many there were."""
-    count, before = 0, time.time() - LOCK_SECONDS
-    for each in folder.rglob("*.lock"):
-        with suppress(OSError):  # Whoever held it was faster.
-            if each.stat().st_mtime < before:
-                each.unlink()
+def _remove_stale_locks(folder: Path) -> int:
+    """Remove lock files that are older than any running git process. Return how many there were."""
+    count, oldest = 0, time.time() - STALE_LOCK_SECONDS
+    for lock in folder.rglob("*.lock"):
+        with suppress(OSError):  # Its holder has removed it meanwhile.
+            if lock.stat().st_mtime < oldest:
+                lock.unlink()
                 count += 1
     return count
 
 
-def _measured(folder: Path) -> tuple[int, int]:
-    """How large the packs are, and how many."""
+def _pack_bytes_and_count(folder: Path) -> tuple[int, int]:
+    """Return the total size and the number of a repository's packs."""
     try:
-        packs = [each for each in (folder / "objects" / "pack").iterdir() if each.suffix == ".pack"]
-        return sum(each.stat().st_size for each in packs), len(packs)
+        packs = [file for file in (folder / "objects" / "pack").iterdir() if file.suffix == ".pack"]
+        return sum(pack.stat().st_size for pack in packs), len(packs)
     except OSError:
         return 0, 0

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.git.diff import changed_paths
+from deltaci.git.diff import parse_changed_paths
 
 GIT_SECONDS: Final = 600.0
 MAX_FILE_BYTES: Final = 1024 * 1024
@@ -141,7 +141,7 @@ class Tree:
         told = self._own("diff", "--raw", "-z", "--find-renames", "--no-ext-diff", "--end-of-options", base, commit)
         if told.returncode:
             return None
-        return changed_paths(told.stdout.decode("utf-8", "surrogateescape"))
+        return parse_changed_paths(told.stdout.decode("utf-8", "surrogateescape"))
 
     # -- for people
 

@@ -37,8 +37,8 @@ from deltaci.forges.credentials import OpenedProjects
 from deltaci.forges.http import Outlet
 from deltaci.forges.landing import ForgeLanding
 from deltaci.forges.reports import Reports
-from deltaci.git.mirrors import SecretOf
-from deltaci.git.url_policy import Rules
+from deltaci.git.mirrors import ReadSecret
+from deltaci.git.url_policy import UrlPolicy
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.server.auth.callers import Keys
 from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer, server_key
@@ -104,7 +104,7 @@ def announced(folder: Path, url: str) -> Path:
     return path
 
 
-def _secret_of(secrets: Secrets) -> SecretOf:
+def _read_secret(secrets: Secrets) -> ReadSecret:
     """How the server itself opens a secret, for a project that names it."""
     return lambda tenant, project, name: secrets.opened(tenant, [name], Where(project))[name]
 
@@ -121,7 +121,7 @@ class Service:
         blobs: BlobStore | None = None,
         nats: NatsAddress | None = None,
         issuer: Issuer | None = None,
-        rules: Rules | None = None,
+        url_policy: UrlPolicy | None = None,
         allowed_forges: Collection[str] = (),
         public_url: str = "",
         failure_rules: Sequence[FailureRule] = (),
@@ -154,8 +154,8 @@ class Service:
         registry = Registry(self.engine, signer, issuer=issuer, lives=self.lives)
         self._disk = Disk("api")
         self.streams = EventStreams(store)
-        self.repositories = Repositories(store, self.engine, folder, _secret_of(secrets), rules)
-        projects = OpenedProjects(self.repositories.projects.find, _secret_of(secrets))
+        self.repositories = Repositories(store, self.engine, folder, _read_secret(secrets), url_policy)
+        projects = OpenedProjects(self.repositories.projects.find, _read_secret(secrets))
         self._hooks = Hooks(store, projects, self.repositories.changes)
         outlet = Outlet(allowed_forges)
         forges = Forges(projects, outlet, Reports(store, self.logs, public_url))

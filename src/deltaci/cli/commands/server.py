@@ -16,7 +16,7 @@ from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core import lease
 from deltaci.engine import event_loop
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
-from deltaci.git.url_policy import ALLOWABLE, Rules
+from deltaci.git.url_policy import ALLOWABLE, UrlPolicy
 from deltaci.server.auth.credentials import is_runner_name, is_tenant_name
 from deltaci.server.runner_api.registration import Issuer
 from deltaci.server.service import BLOBS_FOLDER, Listener, Service, announced, collect_seldom, registration_token
@@ -131,7 +131,7 @@ def server_command(
             allowed_forges=allow_forge or (),
             public_url=public_url,
             failure_rules=rules_in(failure_rules) if failure_rules is not None else (),
-            rules=_rules(allow_repositories or []),
+            url_policy=_url_policy(allow_repositories or []),
             has_transitions=not no_transitions,
             health=Limits(health_seconds=health_seconds, max_silent_seconds=max_silent_seconds),
             sign_in=OidcSignIn.of(web_oidc, public_url) if web_oidc is not None else None,
@@ -142,10 +142,10 @@ def server_command(
         raise typer.Exit(1) from None
 
 
-def _rules(allowed: list[str]) -> Rules:
+def _url_policy(allowed: list[str]) -> UrlPolicy:
     if unknown := sorted(set(allowed) - set(ALLOWABLE)):
         raise ValueError(f"--allow-repositories takes {', '.join(ALLOWABLE)}, not {unknown[0]!r}")
-    return Rules(frozenset(allowed))
+    return UrlPolicy(frozenset(allowed))
 
 
 def _tls(

@@ -26,7 +26,7 @@ from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status
 from deltaci.engine import event_loop, feed
-from deltaci.git.url_policy import ALLOWABLE, Rules
+from deltaci.git.url_policy import ALLOWABLE, UrlPolicy
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.server.service import Listener, Service, announced, registration_token
 from deltaci.storage import open_store
@@ -123,8 +123,8 @@ async def _start_runner(url: str, folder: Path) -> asyncio.subprocess.Process:
 async def _up(folder: Path, port: int, *, once: bool) -> int:
     console = Console(soft_wrap=True)
     stopped = asyncio.Event()
-    rules = Rules(frozenset(ALLOWABLE))  # It is for whoever sits here: their own folders are repositories, too.
-    async with Service(open_store(f"sqlite:{folder / 'deltaci.db'}"), folder, rules=rules) as service:
+    url_policy = UrlPolicy(frozenset(ALLOWABLE))  # For one user, whose own folders are repositories, too.
+    async with Service(open_store(f"sqlite:{folder / 'deltaci.db'}"), folder, url_policy=url_policy) as service:
         listener = Listener(service, "127.0.0.1", port)
         serving = asyncio.create_task(listener.serve())
         loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
 from deltaci.core.worker import queue_key
-from deltaci.git.commit_builder import HEADS
+from deltaci.git.commit_builder import BRANCH_REFS
 from deltaci.protocol.job_spec import JobSpec as Work
 from deltaci.protocol.job_spec import Source, ValidationRule, Worktree
 
@@ -87,7 +87,7 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
             source=Source(
                 url=project.url,
                 commit=entry.base_commit if batch.method == NONE else batch.base,
-                ref=f"{HEADS}{line.base}",
+                ref=f"{BRANCH_REFS}{line.base}",
                 depth=0,  # Heads stand on older commits of the base, too.
                 credential=project.credential,
             ),

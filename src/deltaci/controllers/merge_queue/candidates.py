@@ -14,7 +14,7 @@ import msgspec
 from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome
 from deltaci.controllers.merge_queue.state import Batch, Built
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Conflicting, Signature, Workshop
+from deltaci.git.commit_builder import CommitBuilder, MergeConflict, Signature
 
 NAME: Final = "Delta CI"
 EMAIL: Final = "deltaci@localhost"
@@ -36,8 +36,8 @@ class _Top(msgspec.Struct):
 class Candidates:
     """Makes them in one repository. `ensure` sees that a head is there."""
 
-    def __init__(self, workshop: Workshop, ensure: Ensure) -> None:
-        self._workshop = workshop
+    def __init__(self, builder: CommitBuilder, ensure: Ensure) -> None:
+        self._builder = builder
         self._ensure = ensure
 
     async def build(self, batch: Batch, entries: Sequence[Entry], base: str, start: str, before: int) -> Built:
@@ -52,7 +52,7 @@ class Candidates:
             try:
                 await self._ensure(entry)
                 await self._join(batch, top, entry)
-            except Conflicting:
+            except MergeConflict:
                 conflict = await self._conflict(batch, entry, base)
                 if conflict is None:
                     behind.append((entry.id, batch.number if top.entries else before))
@@ -80,7 +80,7 @@ class Candidates:
             for entry in entries:
                 await self._ensure(entry)
                 await self._join(batch, top, entry)
-        except Conflicting:
+        except MergeConflict:
             return False  # Another git would merge it in another way.
         await self._finish(batch, top)
         return tuple(top.commits) == batch.commits
@@ -88,28 +88,28 @@ class Candidates:
     async def has(self, batch: Batch) -> bool:
         """Whether the commits of a batch are there."""
         for each in dict.fromkeys(batch.commits):
-            if not await self._workshop.mirror.has(each):
+            if not await self._builder.mirror.has_commit(each):
                 return False
         return True
 
     async def _join(self, batch: Batch, top: _Top, entry: Entry) -> None:
         """Put one more on top; raises `Conflicting`, and then all is as it was."""
-        shop, by = self._workshop, _signature(batch)
+        shop, by = self._builder, _signature(batch)
         commit = top.commit
         if batch.method == NONE:
             top.commits.append(entry.head)
             top.entries.append(entry)
             return
         if batch.method == "squash":
-            top.tree = top.tree or await shop.tree(commit)
-            tree = await shop.merged_tree(commit, entry.head)
+            top.tree = top.tree or await shop.tree_of(commit)
+            tree = await shop.merge_trees(commit, entry.head)
             if tree != top.tree:
                 commit = await shop.commit(tree, (commit,), _message([entry]), by, _author(entry, by))
                 top.tree = tree
         elif batch.method == "fast-forward":
-            commit = await shop.replay(commit, entry.head, by)
+            commit = await shop.rebase(commit, entry.head, by)
         elif not await shop.mirror.is_ancestor(entry.head, commit):  # Else the base has it already.
-            tree = await shop.merged_tree(commit, entry.head)
+            tree = await shop.merge_trees(commit, entry.head)
             commit = await shop.commit(tree, (commit, entry.head), "On the way to a merge", by)
             top.heads.append(entry.head)
             top.tree = tree
@@ -123,14 +123,14 @@ class Candidates:
             return
         by = _signature(batch)
         author = _author(top.entries[0], by) if len(top.entries) == 1 else by
-        whole = await self._workshop.commit(top.tree, (top.start, *top.heads), _message(top.entries), by, author)
+        whole = await self._builder.commit(top.tree, (top.start, *top.heads), _message(top.entries), by, author)
         top.commits[:] = [whole] * len(top.commits)
 
     async def _conflict(self, batch: Batch, entry: Entry, base: str) -> Outcome | None:
         """Where it conflicts with the base itself; None: it does not."""
         try:
             await self._join(batch, _Top(base, base), entry)
-        except Conflicting as conflict:
+        except MergeConflict as conflict:
             where = ", ".join(conflict.paths)
             details = (
                 f"its head {entry.head[:12]} conflicts with {entry.base} at {base[:12]}: {where}; "

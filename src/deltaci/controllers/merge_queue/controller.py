@@ -35,7 +35,7 @@ from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Moved, Workshop
+from deltaci.git.commit_builder import BranchMoved, CommitBuilder
 from deltaci.git.mirrors import Mirrors
 from deltaci.storage.documents import TypedDocuments
 from deltaci.storage.port import Conflict, Store, Unavailable
@@ -137,11 +137,11 @@ class MergeQueue:
         line = await self._lines.find(ALL_TENANTS, of(tenant, stream.removeprefix(candidate_runs.STREAM)))
         if line is None or (project := await self._projects.find(tenant, line.project)) is None:
             return False
-        workshop = Workshop(self._mirrors.of(project))
-        if await workshop.mirror.has(commit):
+        builder = CommitBuilder(self._mirrors.for_project(project))
+        if await builder.mirror.has_commit(commit):
             return True
         for batch in line.batches:
-            if not batch.commits or not await self._is_made(workshop, line, batch):
+            if not batch.commits or not await self._is_made(builder, line, batch):
                 return False
             if commit in batch.commits:
                 return True
@@ -216,16 +216,16 @@ class MergeQueue:
             return await self._edit(name, line, lambda line: lines.closed(line, details))
         batch = line.batch(step.number)
         assert batch is not None
-        workshop = Workshop(self._mirrors.of(project))
+        builder = CommitBuilder(self._mirrors.for_project(project))
         match step:
             case lines.Build():
-                return await self._build(name, line, batch, workshop)
+                return await self._build(name, line, batch, builder)
             case lines.Test():
                 return await self._test(name, line, batch, project)
             case lines.Judge():
-                return await self._judge(name, line, batch, workshop)
+                return await self._judge(name, line, batch, builder)
             case lines.Land():
-                return await self._land(name, line, batch, project, workshop)
+                return await self._land(name, line, batch, project, builder)
 
     async def _tell(self, name: str, line: Line, outcome: Outcome) -> bool:
         if outcome.id in self._deaf.get(name, ()):
@@ -243,20 +243,20 @@ class MergeQueue:
 
     # -- one batch
 
-    async def _build(self, name: str, line: Line, batch: Batch, workshop: Workshop) -> bool:
+    async def _build(self, name: str, line: Line, batch: Batch, builder: CommitBuilder) -> bool:
         entries = line.entries(batch)
         if unwanted := [each.id for each in entries if not await self._is_wanted(each)]:
             return await self._edit(name, line, lambda line: lines.without(line, unwanted))
-        base = await workshop.base(line.base)
+        base = await builder.fetch_branch(line.base)
         below = line.batches[: line.batches.index(batch)]
         if below and base != below[0].start:
             # Whoever conflicts with it must conflict with what the base is now.
             return await self._edit(name, line, lambda line: lines.moved(line, below[0].number))
         for each in below:
-            if not await self._is_made(workshop, line, each):
+            if not await self._is_made(builder, line, each):
                 return await self._edit(name, line, lambda line: lines.moved(line, below[0].number))
         start, before = (below[-1].top, below[-1].number) if below else (base, 0)
-        made = await Candidates(workshop, self._brought).build(batch, entries, base, start, before)
+        made = await Candidates(builder, self._brought).build(batch, entries, base, start, before)
         now = await self._store.now()
         if made.members and not any(lines.rules_of([each]) for each in entries):
             LOGGER.info("batch %s before %s has no rules: it merges, and that is good enough", batch.number, line.base)
@@ -288,13 +288,13 @@ class MergeQueue:
         run_id, now = lines.run_of(line, batch), await self._store.now()
         return await self._edit(name, line, lambda line: lines.lost(line, run_id, problem, now))
 
-    async def _judge(self, name: str, line: Line, batch: Batch, workshop: Workshop) -> bool:
+    async def _judge(self, name: str, line: Line, batch: Batch, builder: CommitBuilder) -> bool:
         """A test that failed says something only as long as the base is where it was."""
-        if batch.method != NONE and await workshop.base(line.base) != batch.start:
+        if batch.method != NONE and await builder.fetch_branch(line.base) != batch.start:
             return await self._edit(name, line, lambda line: lines.moved(line, batch.number))
         return await self._edit(name, line, lambda line: lines.judged(line, batch.number))
 
-    async def _land(self, name: str, line: Line, batch: Batch, project: Project, workshop: Workshop) -> bool:
+    async def _land(self, name: str, line: Line, batch: Batch, project: Project, builder: CommitBuilder) -> bool:
         if not batch.is_landing:
             if unwanted := [each.id for each in line.entries(batch) if not await self._is_wanted(each)]:
                 return await self._edit(name, line, lambda line: lines.without(line, unwanted))
@@ -302,12 +302,12 @@ class MergeQueue:
             return await self._edit(name, line, lambda line: lines.landing(line, batch.number))
         if batch.top != batch.start:
             try:
-                if not await self._is_made(workshop, line, batch):
-                    raise Moved("")
-                await self._landing.land(project, workshop, line.base, batch.top, batch.start)
-            except Moved as moved:
+                if not await self._is_made(builder, line, batch):
+                    raise BranchMoved("")
+                await self._landing.land(project, builder, line.base, batch.top, batch.start)
+            except BranchMoved as moved:
                 # Perhaps it is there since before a crash, and somebody has built on it.
-                if not await workshop.is_landed(line.base, batch.top):
+                if not await builder.branch_contains(line.base, batch.top):
                     LOGGER.info("the base %s moved: %s; what was tested is built anew", line.base, moved)
                     return await self._edit(name, line, lambda line: lines.moved(line, batch.number, is_landing=True))
         return await self._edit(name, line, lambda line: lines.landed(line, batch.number))
@@ -322,14 +322,14 @@ class MergeQueue:
             LOGGER.exception("the commits of workstream %s cannot be had: an error of ours", entry.id)
             raise GitFailed(f"its commits cannot be had: {type(error).__name__}: {error}") from error
 
-    async def _is_made(self, workshop: Workshop, line: Line, batch: Batch) -> bool:
+    async def _is_made(self, builder: CommitBuilder, line: Line, batch: Batch) -> bool:
         """Whether the commits of a batch are in this server's mirror, made again where they were not."""
-        candidates = Candidates(workshop, self._brought)
+        candidates = Candidates(builder, self._brought)
         if await candidates.has(batch):
             return True
-        if not await workshop.mirror.has(batch.start):
-            await workshop.base(line.base)  # It may have landed since.
-            if not await workshop.mirror.has(batch.start):
+        if not await builder.mirror.has_commit(batch.start):
+            await builder.fetch_branch(line.base)  # It may have landed since.
+            if not await builder.mirror.has_commit(batch.start):
                 return False
         return await candidates.remade(batch, line.entries(batch))
 

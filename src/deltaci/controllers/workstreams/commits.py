@@ -17,9 +17,9 @@ from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
-from deltaci.git.bundles import MAX_BUNDLE_BYTES, PREFIX, elsewhere
+from deltaci.git.bundles import MAX_BUNDLE_BYTES, QUARANTINE_PREFIX, not_a_descendant
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import HEADS, Signature, Workshop
+from deltaci.git.commit_builder import BRANCH_REFS, CommitBuilder, Signature
 from deltaci.git.mirrors import is_commit
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.disk_reserve import check_free_space
@@ -42,50 +42,50 @@ def sent(attempt: Attempt) -> tuple[str, str]:
     return head, ""
 
 
-async def taken(workshop: Workshop, stream: Workstream, blobs: BlobStore, bundle: str, head: str) -> str:
+async def taken(builder: CommitBuilder, stream: Workstream, blobs: BlobStore, bundle: str, head: str) -> str:
     """Take what a task sent; the tip of its workstream at which it had begun. `GitFailed` when it stands nowhere.
 
     The workstream may have moved on since: a tree of its own begins where the others were by then.
     """
     if not is_commit(head):
         raise GitFailed(f"{head[:80]!r} is not the full name of a commit")
-    await restored(workshop, stream, blobs)
-    if bundle and not await workshop.mirror.has(head):
-        await _brought(workshop, blobs, bundle, head, stream.base_commit)
-    if await workshop.mirror.has(head):
+    await restored(builder, stream, blobs)
+    if bundle and not await builder.mirror.has_commit(head):
+        await _brought(builder, blobs, bundle, head, stream.base_commit)
+    if await builder.mirror.has_commit(head):
         for tip in (*(each.tip for each in reversed(stream.joined)), stream.base_commit):
-            if await workshop.mirror.is_ancestor(tip, head):
+            if await builder.mirror.is_ancestor(tip, head):
                 return tip
-    raise elsewhere(head, stream.tip)
+    raise not_a_descendant(head, stream.tip)
 
 
-async def join(workshop: Workshop, tip: str, task: str, head: str) -> str:
+async def join(builder: CommitBuilder, tip: str, task: str, head: str) -> str:
     """Where the branch is once a task's commit is joined to it: there, or at a merge; raises `Conflicting`.
 
     The merge follows from these three alone, so that any server makes the same one, at any time.
     """
-    if await workshop.mirror.is_ancestor(tip, head):
+    if await builder.mirror.is_ancestor(tip, head):
         return head
-    if await workshop.mirror.is_ancestor(head, tip):
+    if await builder.mirror.is_ancestor(head, tip):
         return tip  # It changed nothing, and others did.
     words = ["log", "-1", "--no-show-signature", "--format=%ct", head, "--"]
-    told = (await workshop.mirror.git.run(words, folder=workshop.mirror.folder)).decode().strip()
+    told = (await builder.mirror.git.run(words, git_dir=builder.mirror.folder)).decode().strip()
     at = min(int(told), MAX_TIME) if told.isdecimal() else 0
-    return await workshop.merge(tip, [head], f"Join {task}", Signature(NAME, EMAIL, at * SECOND))
+    return await builder.merge(tip, [head], f"Join {task}", Signature(NAME, EMAIL, at * SECOND))
 
 
-async def restored(workshop: Workshop, stream: Workstream, blobs: BlobStore) -> None:
+async def restored(builder: CommitBuilder, stream: Workstream, blobs: BlobStore) -> None:
     """Have every commit of the workstream in the mirror: the base, and on it all that its tasks added."""
-    mirror = workshop.mirror
-    if await mirror.has(stream.tip):
+    mirror = builder.mirror
+    if await mirror.has_commit(stream.tip):
         return
-    await mirror.need(stream.base_commit, f"{HEADS}{stream.base}")
+    await mirror.ensure_commit(stream.base_commit, f"{BRANCH_REFS}{stream.base}")
     tip = stream.base_commit
     for each in stream.joined:
-        if not await mirror.has(each.tip):
-            if each.bundle and not await mirror.has(each.head):
-                await _brought(workshop, blobs, each.bundle, each.head, each.start)
-            made = await join(workshop, tip, each.task, each.head)
+        if not await mirror.has_commit(each.tip):
+            if each.bundle and not await mirror.has_commit(each.head):
+                await _brought(builder, blobs, each.bundle, each.head, each.start)
+            made = await join(builder, tip, each.task, each.head)
             if made != each.tip:
                 raise GitFailed(f"what task {each.task} added becomes {made}, not {each.tip} as it was")
         tip = each.tip
@@ -94,18 +94,18 @@ async def restored(workshop: Workshop, stream: Workstream, blobs: BlobStore) -> 
 # -- files
 
 
-async def _brought(workshop: Workshop, blobs: BlobStore, key: str, head: str, start: str) -> None:
-    async with _file(workshop) as file:
+async def _brought(builder: CommitBuilder, blobs: BlobStore, key: str, head: str, start: str) -> None:
+    async with _file(builder) as file:
         await asyncio.to_thread(_copy, blobs, key, file)
-        await workshop.take(file, head, start)
+        await builder.import_bundle(file, head, start)
 
 
 @asynccontextmanager
-async def _file(workshop: Workshop) -> AsyncIterator[Path]:
+async def _file(builder: CommitBuilder) -> AsyncIterator[Path]:
     """A file that is gone afterwards; what a killed server leaves is removed with what else it left there."""
-    folder = workshop.mirror.folder.parent
+    folder = builder.mirror.folder.parent
     folder.mkdir(parents=True, exist_ok=True)
-    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    path = Path(tempfile.mkdtemp(prefix=QUARANTINE_PREFIX, dir=folder))
     file = path / "bundle"
     try:
         yield file
@@ -127,6 +127,6 @@ def _copy(blobs: BlobStore, key: str, file: Path) -> None:
             for part in keys.read_all(blobs, key):
                 target.write(part)
     except OSError as error:
-        raise GitFailed(f"the bundle cannot be unpacked now: {error.strerror or error}", is_passing=True) from error
+        raise GitFailed(f"the bundle cannot be unpacked now: {error.strerror or error}", is_transient=True) from error
     except Refused as refused:  # It is gone, or was never a name of one.
         raise GitFailed(f"the bundle with these commits cannot be read: {refused.message}") from None

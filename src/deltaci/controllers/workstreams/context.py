@@ -12,7 +12,7 @@ from deltaci.controllers.workstreams.records import Workstream, Workstreams
 from deltaci.core.job import Job
 from deltaci.engine.engine import Engine
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirrors
 from deltaci.pipeline.workstream import model
 from deltaci.storage.blobs.logs import LogStore
@@ -39,9 +39,9 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
             raise GitFailed(f"there is no project {stream.project!r} any more; add it again with its old name")
         return found
 
-    async def workshop(self, stream: Workstream) -> Workshop:
+    async def builder(self, stream: Workstream) -> CommitBuilder:
         """Its repository, as this server works on it."""
-        return Workshop(self.mirrors.of(await self.project(stream)))
+        return CommitBuilder(self.mirrors.for_project(await self.project(stream)))
 
     async def jobs(self, run_id: str) -> list[Job]:
         """All jobs of the run, in the order of the plan."""

@@ -36,7 +36,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
 from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.pipeline.parse.validation_rules import wire_rules
 from deltaci.pipeline.workstream import model
 from deltaci.pipeline.workstream.compile import required_labels, validation_job_spec
@@ -198,8 +198,8 @@ class Streams:
     async def _again(self, record: Run, error: GitFailed | Refused) -> None:
         """Later, if that may help; planning is given up in the end."""
         tried = self._tries[record.id] = self._tries.get(record.id, 0) + 1
-        is_passing = isinstance(error, GitFailed) and error.is_passing
-        if run.is_unplanned(record) and (not is_passing or tried >= MAX_TRIES):
+        is_transient = isinstance(error, GitFailed) and error.is_transient
+        if run.is_unplanned(record) and (not is_transient or tried >= MAX_TRIES):
             why = error.message if isinstance(error, Refused) else str(error)
             await self._planning.fail(record, why)
             return
@@ -217,15 +217,15 @@ class Streams:
 
     async def _finish(self, stream: Workstream, record: Run) -> None:
         """All tasks are completed: what must hold of the whole, and its place in the merge queue."""
-        spec, workshop = spec_of(stream), await self.desk.workshop(stream)
-        await commits.restored(workshop, stream, self.desk.blobs)
+        spec, builder = spec_of(stream), await self.desk.builder(stream)
+        await commits.restored(builder, stream, self.desk.blobs)
         try:
-            await self._joining.check(workshop, stream, spec.validation, stream.base_commit, stream.tip, stream.tip)
+            await self._joining.check(builder, stream, spec.validation, stream.base_commit, stream.tip, stream.tip)
         except Broken as broken:
             await self._joining.note(stream, "", broken)
             await self._validate(record.id, str(broken), is_passed=False)
             return
-        changed = await workshop.mirror.changed(stream.base_commit, stream.tip)
+        changed = await builder.mirror.changed_paths(stream.base_commit, stream.tip)
         entry = self._entry(stream, spec)
         files.validating(self.desk.folder, stream, entry, changed)
         if stream.tip == stream.base_commit and not entry.rules:
@@ -256,7 +256,7 @@ class Streams:
         stream = await self.desk.records.find(entry.tenant, entry.id)
         if stream is None:
             raise GitFailed(f"nothing is known of workstream {entry.id}")
-        await commits.restored(await self.desk.workshop(stream), stream, self.desk.blobs)
+        await commits.restored(await self.desk.builder(stream), stream, self.desk.blobs)
 
     async def is_wanted(self, entry: Entry) -> bool:
         """Whether it still waits to be merged."""
@@ -279,9 +279,9 @@ class Streams:
 
     async def _publish(self, stream: Workstream) -> None:
         """One that is not to be merged is good: its branch is there for people from now on."""
-        workshop = await self.desk.workshop(stream)
-        await commits.restored(workshop, stream, self.desk.blobs)
-        await workshop.push(stream.branch, stream.tip, "")
+        builder = await self.desk.builder(stream)
+        await commits.restored(builder, stream, self.desk.blobs)
+        await builder.push(stream.branch, stream.tip, "")
 
     async def _validate(self, id: str, details: str, *, is_passed: bool) -> None:
         try:
@@ -296,11 +296,11 @@ class Streams:
             await self.merging.leave(stream.tenant, stream.project, stream.base, stream.id)
         await archive(self.desk.store, self.desk.logs, stream, self.desk.folder)
         try:
-            workshop: Workshop | None = await self.desk.workshop(stream)
+            builder: CommitBuilder | None = await self.desk.builder(stream)
         except GitFailed:
-            workshop = None  # The project is gone, and its mirror with it.
-        if workshop is not None and stream.joined and await workshop.mirror.has(stream.tip):
-            await workshop.drop(f"streams/{stream.id}/tip")
+            builder = None  # The project is gone, and its mirror with it.
+        if builder is not None and stream.joined and await builder.mirror.has_commit(stream.tip):
+            await builder.delete_ref(f"streams/{stream.id}/tip")
         await self._drop(stream)
 
     async def _drop(self, stream: Workstream) -> None:

@@ -15,7 +15,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Conflicting, Workshop
+from deltaci.git.commit_builder import CommitBuilder, MergeConflict
 from deltaci.pipeline.model import Rule
 from deltaci.pipeline.parse.validation_rules import wire_rules
 from deltaci.protocol.job_spec import RuleResult
@@ -48,7 +48,7 @@ class Joining:
             await self.note(stream, task.spec.name, broken, place)
             details = str(broken)
         except GitFailed as error:
-            if error.is_passing:
+            if error.is_transient:
                 raise
             details = f"what it brought cannot be used: {error}"
         order = job.Validate(id=task.id, is_passed=not details, details=details)
@@ -73,11 +73,11 @@ class Joining:
         if any(each.attempt_id == attempt.id for each in stream.joined):
             return stream
         head, bundle = commits.sent(attempt)
-        workshop = await self._desk.workshop(stream)
+        builder = await self._desk.builder(stream)
         added: Joined | None = None
         if head and head != stream.tip:
-            added = await self._added(workshop, stream, attempt, task.spec.name, head, bundle)
-        await self._check(workshop, stream, task, added)
+            added = await self._added(builder, stream, attempt, task.spec.name, head, bundle)
+        await self._check(builder, stream, task, added)
 
         def grown(known: Workstream | None) -> Workstream | None:
             if known is None or any(each.attempt_id == attempt.id for each in known.joined):
@@ -85,45 +85,45 @@ class Joining:
             if added is None:
                 return replace(known, place=place or known.place)
             if known.tip != stream.tip:
-                raise GitFailed("another server joined a task at the same moment", is_passing=True)
+                raise GitFailed("another server joined a task at the same moment", is_transient=True)
             return replace(known, joined=(*known.joined, added), place=place or known.place)
 
         return await self._desk.records.kept.update(stream.tenant, stream.id, grown) or stream
 
     async def _added(
-        self, workshop: Workshop, stream: Workstream, attempt: Attempt, task: str, head: str, bundle: str
+        self, builder: CommitBuilder, stream: Workstream, attempt: Attempt, task: str, head: str, bundle: str
     ) -> Joined | None:
-        start = await commits.taken(workshop, stream, self._desk.blobs, bundle, head)
+        start = await commits.taken(builder, stream, self._desk.blobs, bundle, head)
         if start == head:
             return None  # It brought what is there already.
         try:
-            tip = await commits.join(workshop, stream.tip, task, head)
-        except Conflicting as conflict:
+            tip = await commits.join(builder, stream.tip, task, head)
+        except MergeConflict as conflict:
             found = f"conflicts with what other tasks did meanwhile in {', '.join(conflict.paths)}"
             wanted = "changes that fit together; let one task need the other"
             raise Broken(RuleResult(rule="join", is_passed=False, actual=found, expected=wanted)) from None
-        await workshop.keep(f"streams/{stream.id}/tip", tip)
+        await builder.set_ref(f"streams/{stream.id}/tip", tip)
         return Joined(task=task, attempt_id=attempt.id, bundle=bundle, start=start, head=head, tip=tip)
 
-    async def _check(self, workshop: Workshop, stream: Workstream, task: Job, added: Joined | None) -> None:
+    async def _check(self, builder: CommitBuilder, stream: Workstream, task: Job, added: Joined | None) -> None:
         """The rules that only the server can look at."""
         rules = next(each for each in spec_of(stream).tasks if each.name == task.spec.name).post_execution
         if added is not None:
-            await self.check(workshop, stream, rules, added.start, added.head, added.tip)
+            await self.check(builder, stream, rules, added.start, added.head, added.tip)
 
     async def check(
-        self, workshop: Workshop, stream: Workstream, rules: Sequence[Rule], start: str, head: str, tip: str
+        self, builder: CommitBuilder, stream: Workstream, rules: Sequence[Rule], start: str, head: str, tip: str
     ) -> None:
         """Raise `Broken` when something outside of what is declared changed, or the base cannot be merged."""
         for rule in wire_rules(rules):
             if rule.within:
-                changed = await workshop.mirror.changed(start, head)
+                changed = await builder.mirror.changed_paths(start, head)
                 _must(within(rule, changed if changed is not None else ["a path that is no text"]))
             if rule.mergeable:
                 paths: Sequence[str] = ()
                 try:
-                    await workshop.merged_tree(await workshop.base(stream.base), tip)
-                except Conflicting as conflict:
+                    await builder.merge_trees(await builder.fetch_branch(stream.base), tip)
+                except MergeConflict as conflict:
                     paths = conflict.paths
                 _must(mergeable(rule, stream.base, paths))
 

@@ -29,10 +29,10 @@ class Planning:
             await self._say(record, decide.Plan(id=record.id, jobs=(), plan_hash=plan_hash(())))
             return
         project = await self._desk.project(stream)
-        workshop = await self._desk.workshop(stream)
-        base = stream.base or await default_branch(project, workshop.mirror)
+        builder = await self._desk.builder(stream)
+        base = stream.base or await default_branch(project, builder.mirror)
         if not stream.base_commit:
-            commit = await workshop.base(base)
+            commit = await builder.fetch_branch(base)
             branch = f"ws/{stream.name}-{stream.id[-6:]}"
 
             def begun(known: Workstream | None) -> Workstream | None:

@@ -181,22 +181,24 @@ async def git(
 ) -> str:
     """Call it; what it wrote. A call that is cancelled or takes too long is killed with all that it started."""
     try:
-        ended = await process.call(
+        ended = await process.run(
             ("git", *arguments),
             env={**environment(remote, home or folder), **(env or {})},
-            folder=folder,
-            seconds=timeout_seconds,
-            most_bytes=most_bytes,
-            most_error_bytes=MAX_SAID_BYTES,
-            goes_on=True,
+            cwd=folder,
+            timeout_seconds=timeout_seconds,
+            max_output_bytes=most_bytes,
+            max_error_bytes=MAX_SAID_BYTES,
+            discard_excess=True,
         )
     except OSError as error:
         raise GitFailed(f"git does not start: {error.strerror}; install it where the runner is") from error
-    except process.TookTooLong:
+    except process.ProcessTimeoutError:
         raise GitFailed(f"git {arguments[0]} took more than {timeout_seconds:.0f} s") from None
-    if ended.code:
-        raise GitFailed(_why(ended.err.decode("utf-8", "replace")) or f"git {arguments[0]} ended with {ended.code}")
-    return ended.out.decode("utf-8", "surrogateescape")
+    if ended.exit_code:
+        raise GitFailed(
+            _why(ended.stderr.decode("utf-8", "replace")) or f"git {arguments[0]} ended with {ended.exit_code}"
+        )
+    return ended.stdout.decode("utf-8", "surrogateescape")
 
 
 def _why(said: str) -> str:

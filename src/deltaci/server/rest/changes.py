@@ -111,7 +111,7 @@ async def _by_hand(call: Call, project: Project, asked: RunInput) -> Change:
         raise Refused("bad_request", f"{commit[:80]!r} is not the full name of a commit; give that, or a branch")
     if not commit:
         try:
-            remote = await call.parts.repositories.mirrors.of(project).remote()
+            remote = await call.parts.repositories.mirrors.for_project(project).ls_remote()
         except GitFailed as error:
             raise Unavailable(f"the repository of {project.name!r} cannot be asked: {error}") from None
         default = default or remote.head.removeprefix(HEADS)

@@ -30,7 +30,7 @@ async def save_project(call: Call) -> wire.Project:
     """A new project, or another version of one. What makes no sense, or is not allowed, is refused before."""
     asked: wire.ProjectInput = call.body
     name, repositories = str(call.params["project"]), call.parts.repositories
-    url_policy.read(asked.url, repositories.rules)
+    url_policy.parse_url(asked.url, repositories.url_policy)
     if asked.api_url and not asked.api_url.startswith(("https://", "http://")):
         raise Refused("bad_request", f"{asked.api_url[:200]!r} is no address of an API; it begins with https://")
     known = await repositories.projects.find(call.who.tenant, name)

@@ -23,7 +23,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run, may_discard_workspace
 from deltaci.git.command import GitFailed
-from deltaci.git.commit_builder import Workshop
+from deltaci.git.commit_builder import CommitBuilder
 from deltaci.protocol.job_spec import Worktree
 from deltaci.protocol.responses import EndedStreams, WorktreeStart
 from deltaci.server.disk import Disk
@@ -48,14 +48,14 @@ Bring = Callable[[str, str, str], Awaitable[bool]]  # Of a tenant's line of merg
 class _Start(msgspec.Struct, frozen=True, kw_only=True):
     """Where a tree begins, and where its commits are."""
 
-    workshop: Workshop
+    builder: CommitBuilder
     base: str
     tip: str
 
     @property
     def name(self) -> str:
         """Of the file with what lies between."""
-        text = f"{self.workshop.mirror.folder.name}\n{self.base}\n{self.tip}"
+        text = f"{self.builder.mirror.folder.name}\n{self.base}\n{self.tip}"
         return hashlib.sha256(text.encode()).hexdigest() + SUFFIX
 
 
@@ -89,7 +89,7 @@ class Trees:
                 return WorktreeStart(base=start.base, tip=start.tip, bundle_bytes=await self._size(start))
             return await self._streamed(start)
         except GitFailed as failed:
-            if failed.is_passing:
+            if failed.is_transient:
                 raise BlobStoreUnavailable(f"the commits of the tree cannot be had now: {failed}") from None
             raise Refused("wrong_state", f"the tree has no beginning: {failed}") from None
 
@@ -118,24 +118,26 @@ class Trees:
         return await self._of_stream(stream)
 
     async def _of_stream(self, stream: Workstream) -> _Start:
-        workshop = await self._workshop(stream.tenant, stream.project)
-        await commits.restored(workshop, stream, self._blobs)
-        return _Start(workshop=workshop, base=stream.base_commit, tip=stream.tip)
+        builder = await self._builder(stream.tenant, stream.project)
+        await commits.restored(builder, stream, self._blobs)
+        return _Start(builder=builder, base=stream.base_commit, tip=stream.tip)
 
     async def _exactly(self, held: Attempt, tree: Worktree) -> _Start:
         """One commit, of the project that the run is about."""
         project, base = (await self._protocol.origin(held)).project, tree.source.commit
-        workshop = await self._workshop(held.tenant, project)
-        await workshop.mirror.need(base, tree.source.ref)
-        if not await workshop.mirror.has(tree.commit) and not await self._bring(held.tenant, tree.stream, tree.commit):
+        builder = await self._builder(held.tenant, project)
+        await builder.mirror.ensure_commit(base, tree.source.ref)
+        if not await builder.mirror.has_commit(tree.commit) and not await self._bring(
+            held.tenant, tree.stream, tree.commit
+        ):
             raise GitFailed(f"nobody tests the commit {tree.commit} any more")
-        return _Start(workshop=workshop, base=base, tip=tree.commit)
+        return _Start(builder=builder, base=base, tip=tree.commit)
 
-    async def _workshop(self, tenant: str, project: str) -> Workshop:
+    async def _builder(self, tenant: str, project: str) -> CommitBuilder:
         found = await self._projects.find(tenant, project) if project else None
         if found is None:
             raise Refused("not_found", f"there is no project {project[:80]!r} any more")
-        return Workshop(self._mirrors.of(found))
+        return CommitBuilder(self._mirrors.for_project(found))
 
     # -- bundles
 
@@ -147,7 +149,7 @@ class Trees:
         await self._disk.do(self._check)
         draft = path.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
         try:
-            await start.workshop.bundle(start.tip, [start.base], draft)
+            await start.builder.write_bundle(start.tip, [start.base], draft)
             await self._disk.do(lambda: os.replace(draft, path))
         finally:
             draft.unlink(missing_ok=True)
