@@ -107,7 +107,7 @@ async def test_what_is_not_there_is_told(tmp_path: Path, upstream: Upstream) -> 
         await here.ensure_commit("main")
     with pytest.raises(GitFailed, match="cat-file failed"):
         await here.read_file(upstream.first, "nothing")
-    with pytest.raises(GitFailed, match="more than the 10 bytes"):
+    with pytest.raises(GitFailed, match="more than 10 bytes"):
         await here.read_file(upstream.first, ".deltaci.yml", max_bytes=10)
     gone = mirrors(tmp_path).for_project(Project(name="x", tenant="t", url=f"{upstream.url}.gone"))
     with pytest.raises(GitFailed, match="ls-remote failed"):
