@@ -93,7 +93,7 @@ def test_a_workflow_with_a_job_outside_is_not_written(folder: Path) -> None:
     ]
     assert (
         ".github/workflows/release.yaml:7:15: the action 'some/action'; only some of GitHub's own actions are "
-        "built in: write it as a command" in lines
+        "supported: use a command" in lines
     )
 
 

@@ -41,7 +41,7 @@ def test_every_built_in_of_the_model_is_an_action() -> None:
 def test_what_is_understood_is_known_to_the_built_in_steps() -> None:
     """Or what is imported would be refused."""
     for action in ACTIONS.values():
-        understood = {name for name, rule in action.inputs.items() if rule.kind == "inside"}
+        understood = {name for name, rule in action.inputs.items() if rule.kind == "supported"}
         assert understood <= set(WITH[action.uses]), action.uses
 
 
@@ -49,9 +49,9 @@ def test_what_a_cache_cannot_keep_is_told() -> None:
     """Folders that are patterns are left out by the runner, and keys have no commas."""
     text = job(steps="- uses: actions/cache@v4\n  with: {key: 'a,${{ github.sha }}', path: '**/node_modules'}")
 
-    assert told(text) == ["7:21: a comma in 'key' of a cache; write something else in its place"]
+    assert told(text) == ["7:21: a comma in 'key' of a cache; use another character"]
     assert told(text, notes=True) == [
-        "7:50: '**/node_modules' of a cache, which is a pattern; what it stands for is not kept: name the folder"
+        "7:50: '**/node_modules' of a cache, which is a pattern; matching files are not cached: name the folder"
     ]
 
 
@@ -91,8 +91,7 @@ def test_what_only_makes_things_faster_is_left_out() -> None:
 
     assert only_job(text).steps == (model.Step(run="make"),)
     assert told(text, notes=True) == [
-        "6:15: the action 'Swatinem/rust-cache' has no effect here; it only keeps what was built, to be faster the "
-        "next time"
+        "6:15: the action 'Swatinem/rust-cache' has no effect here; it only caches build results"
     ]
 
 
@@ -201,13 +200,12 @@ def test_an_action_knows_where_it_is() -> None:
         (
             "runs: {using: node20, main: a.js}",
             "",
-            ":1:15: an action that is made with 'node20'; only actions that are made of steps can be read: "
-            "'using: composite'",
+            ":1:15: an action that is made with 'node20'; only composite actions are supported: 'using: composite'",
         ),
         (
             composite("[{uses: a/b@v1}]"),
             "",
-            ":4:18: the action 'a/b'; only some of GitHub's own actions are built in: write it as a command",
+            ":4:18: the action 'a/b'; only some of GitHub's own actions are supported: use a command",
         ),
         (
             composite("[{uses: ./.github/actions/go}]"),
@@ -217,13 +215,13 @@ def test_an_action_knows_where_it_is() -> None:
         (
             composite("[{run: a, shell: sh}, {run: b, shell: sh}]"),
             "timeout-minutes: 3",
-            ":4:11: 'timeout-minutes' of an action with several steps; give it to a command",
+            ":4:11: 'timeout-minutes' of an action with several steps; set it for a command",
         ),
         (
             composite("[{run: a, shell: sh}, {run: b, shell: sh, if: failure()}]"),
             "if: always()",
-            ":4:11: steps that ask how things went, in an action that may fail, or whose own 'if' asks for it as well; "
-            "ask in one of both",
+            ":4:11: steps with a status function, in an action that may fail or whose own 'if' has a status function; "
+            "use it in one of both",
         ),
         (
             "a: [",

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaci.pipeline import model
-from deltaci.pipeline.github import composite_actions, read
+from deltaci.pipeline.github import composite_actions, parse_workflow
 from deltaci.pipeline.github.builtin_actions import ACTIONS
-from deltaci.pipeline.github.keys import KEYS
+from deltaci.pipeline.github.keys import KEY_RULES
 from deltaci.pipeline.parse import reader
 from deltaci.pipeline.parse.printer import printed
 from tests.pipeline.workflows import FILE, job
@@ -32,7 +32,15 @@ ACTION = (
     "inputs: {a: {default: 1}}\noutputs: {o: {value: '${{ steps.x.outputs.o }}'}}\n"
     "runs:\n  using: composite\n  steps:\n    - {id: x, run: 'echo ${{ inputs.a }}', shell: bash}\n"
 )
-WORDS = [*{word for table in KEYS.values() for word in table}, *ACTIONS, "on", "true", "~", "3.10", "${{ matrix.os }}"]
+WORDS = [
+    *{word for table in KEY_RULES.values() for word in table},
+    *ACTIONS,
+    "on",
+    "true",
+    "~",
+    "3.10",
+    "${{ matrix.os }}",
+]
 PIECES = st.sampled_from(
     [*WORDS, "${{", "}}", "'", '"', "[", "]", "{", "}", ":", "- ", "\n", "  ", "&a", "*a", "|", "!", "#"]
 )
@@ -60,22 +68,22 @@ def dumped(value: Any) -> str:
 
 def looked_at(text: str) -> None:
     """Nothing is raised; all places are in the file; what is inside can be written down and read again."""
-    workflow = read(text, FILE, {"act/action.yml": ACTION})
+    workflow = parse_workflow(text, FILE, {"act/action.yml": ACTION})
 
     lines = text.removeprefix("\ufeff").split("\n")
     for problem in workflow.problems:
         assert 1 <= problem.line <= len(lines)
         assert problem.found
     if workflow.pipeline is not None:
-        assert not workflow.outside
+        assert not workflow.unsupported_jobs
         assert not [problem for problem in workflow.problems if not problem.is_warning]
-    if workflow.inside is not None:
-        again = reader.read(printed(workflow.inside))
+    if workflow.supported_pipeline is not None:
+        again = reader.read(printed(workflow.supported_pipeline))
         wrong = [str(problem) for problem in again.problems if not problem.is_warning]
         # GitHub takes for nothing what is not there; the linter of our own files does not.
         wrong = [each for each in wrong if "which there is not" not in each and "which this job does not" not in each]
-        assert wrong == [] or workflow.inside.on == model.On()
-        assert again.pipeline in (workflow.inside, None)
+        assert wrong == [] or workflow.supported_pipeline.on == model.On()
+        assert again.pipeline in (workflow.supported_pipeline, None)
 
 
 @settings(max_examples=budget(60, 120), deadline=None)
@@ -93,14 +101,14 @@ def test_any_change_of_a_good_workflow(at: int, removed: int, added: str) -> Non
 
 
 @settings(max_examples=budget(75, 150), deadline=None)
-@given(st.sampled_from([*KEYS["a job"]]), VALUES)
+@given(st.sampled_from([*KEY_RULES["a job"]]), VALUES)
 def test_any_value_of_a_key_of_a_job(key: str, value: Any) -> None:
     """Of every kind, where another was expected."""
     looked_at(job(f"{key}: {dumped(value)}") if key != "steps" else job(steps=dumped(value)))
 
 
 @settings(max_examples=budget(40, 80), deadline=None)
-@given(st.sampled_from([*KEYS["the workflow"]]), VALUES)
+@given(st.sampled_from([*KEY_RULES["the workflow"]]), VALUES)
 def test_any_value_of_a_key_of_a_workflow(key: str, value: Any) -> None:
     """Of every kind, where another was expected."""
     rest = re.sub(rf"(?ms)^{key}:.*?(?=^\w|\Z)", "", WORKFLOW)
@@ -113,12 +121,12 @@ def test_any_action_of_the_repository(value: Any) -> None:
     """Whatever it is made of."""
     for part in ("inputs", "outputs", "runs"):
         action = re.sub(rf"(?ms)^{part}:.*?(?=^\w|\Z)", "", ACTION) + f"{part}: {dumped(value)}\n"
-        read(WORKFLOW, FILE, {"act/action.yml": action})
+        parse_workflow(WORKFLOW, FILE, {"act/action.yml": action})
 
 
 def test_the_good_one_is_good() -> None:
     """Or the tests above would show nothing."""
-    assert read(WORKFLOW, FILE, {"act/action.yml": ACTION}).pipeline is not None
+    assert parse_workflow(WORKFLOW, FILE, {"act/action.yml": ACTION}).pipeline is not None
     looked_at(WORKFLOW)
 
 
@@ -131,9 +139,9 @@ def test_a_large_workflow_is_read_quickly_enough() -> None:
         for number in range(200)
     )
 
-    workflow = read(text, FILE)
+    workflow = parse_workflow(text, FILE)
 
-    assert len(workflow.jobs) == 200
+    assert len(workflow.job_ids) == 200
 
 
 def test_actions_that_use_each_other_again_and_again_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +153,7 @@ def test_actions_that_use_each_other_again_and_again_come_to_an_end(monkeypatch:
         files[f"a{level}/action.yml"] = f"runs:\n  using: composite\n  steps:\n{uses}"
     files["a9/action.yml"] = "runs: {using: composite, steps: [{run: a, shell: sh}]}"
 
-    workflow = read(job(steps="- uses: ./a0"), FILE, files)
+    workflow = parse_workflow(job(steps="- uses: ./a0"), FILE, files)
 
-    assert workflow.inside is None
-    assert any("more uses of actions than one workflow may have" in problem.found for problem in workflow.problems)
+    assert workflow.supported_pipeline is None
+    assert any("more uses of actions than a workflow may have" in problem.found for problem in workflow.problems)

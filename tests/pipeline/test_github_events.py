@@ -70,10 +70,10 @@ def test_what_a_start_by_hand_asks_for() -> None:
 def test_what_starts_nothing_is_told() -> None:
     """Nobody should wait for it."""
     assert told(f"on: [release, pull_request_target]\n{JOBS}", notes=True) == [
-        "1:1: nothing starts this here; it can only be run by name",
-        "1:6: 'release' never happens here; it does not start this",
-        "1:15: 'pull_request_target' does not start this here; it gives the secrets to what a stranger wrote, which "
-        "never happens here: use pull_request, or start it by hand",
+        "1:1: no event starts this here; it can only be run by name",
+        "1:6: 'release' never happens here; it starts nothing",
+        "1:15: 'pull_request_target' does not start this workflow here; it would give "
+        "secrets to code from forks: use pull_request, or start it manually",
         "2:21: 'x', a label that is not one of GitHub's; it waits for a runner that has it",
     ]
 
@@ -88,7 +88,7 @@ def test_what_starts_nothing_is_told() -> None:
         ("{pull_request: {types: [openned]}}", "1:29: 'openned' as a type; did you mean 'opened'?"),
         (
             "{push: {paths: [a], paths-ignore: [b]}}",
-            "1:13: 'paths' and 'paths-ignore' together; GitHub takes one of them",
+            "1:13: 'paths' and 'paths-ignore' together; GitHub accepts only one of them",
         ),
         (
             "{workflow_dispatch: {inputs: {a: {type: text}}}}",
@@ -102,4 +102,4 @@ def test_events_that_github_refuses(text: str, first: str) -> None:
     workflow = found(f"on: {text}\n{JOBS}")
 
     assert told(f"on: {text}\n{JOBS}")[0] == first
-    assert (workflow.pipeline, workflow.inside) == (None, None)
+    assert (workflow.pipeline, workflow.supported_pipeline) == (None, None)

@@ -7,7 +7,7 @@ import pytest
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.expressions import interpolate
-from deltaci.pipeline.github.converter import OF_GITHUB
+from deltaci.pipeline.github.converter import GITHUB_CONTEXT_KEYS
 from deltaci.pipeline.parse.problems import Place
 from deltaci.pipeline.planning.contexts import github
 from tests.pipeline.workflows import first_step, found, job, only_job, told
@@ -44,8 +44,8 @@ def test_a_small_workflow_is_a_pipeline() -> None:
         defaults=model.Defaults(run=model.RunDefaults(shell="bash -e {0}")),
         steps=(model.Step(run="make"),),
     )
-    assert workflow.pipeline == workflow.inside
-    assert (workflow.problems, workflow.outside, workflow.jobs) == ((), {}, ("test",))
+    assert workflow.pipeline == workflow.supported_pipeline
+    assert (workflow.problems, workflow.unsupported_jobs, workflow.job_ids) == ((), {}, ("test",))
 
 
 def test_places_are_those_of_the_workflow() -> None:
@@ -152,11 +152,9 @@ def test_a_matrix_is_read_as_on_github() -> None:
         matrix=model.Matrix(axes={"v": (3.1, "3.10", 2), "o": ({"a": 1},)}), fail_fast=False, max_parallel=2
     )
     assert told(text, notes=True) == [
-        "9:13: the number 3.10, which is 3.1 once it is read, on GitHub as well; "
-        "put it in quotes if it is a text: '3.10'",
-        "9:27: the number 3.1 a second time; it makes no second job here",
-        "9:27: the number 3.10, which is 3.1 once it is read, on GitHub as well; "
-        "put it in quotes if it is a text: '3.10'",
+        "9:13: the number 3.10, which is read as 3.1, as on GitHub; put it in quotes if it is a text: '3.10'",
+        "9:27: the number 3.1 a second time; it adds no second job here",
+        "9:27: the number 3.10, which is read as 3.1, as on GitHub; put it in quotes if it is a text: '3.10'",
     ]
 
 
@@ -255,8 +253,8 @@ def test_secrets_are_given_by_name() -> None:
 
     assert only_job(text).secrets == ("ALL", "DEPLOY_KEY")
     assert [note.split(": ", 1)[1] for note in told(text, notes=True)] == [
-        "'secrets.GITHUB_TOKEN' is empty here; there is no token of the forge",
-        "'github.token' is empty here; there is no token of the forge",
+        "'secrets.GITHUB_TOKEN' is empty here; jobs get no token of the forge",
+        "'github.token' is empty here; jobs get no token of the forge",
     ]
 
 
@@ -267,7 +265,7 @@ def test_what_the_context_github_does_not_have_is_told() -> None:
 
     [note] = told(text, notes=True)
     assert note.startswith("6:23: 'github.api_url' is empty here; there are: actor, ")
-    assert set(there) <= set(OF_GITHUB)
+    assert set(there) <= set(GITHUB_CONTEXT_KEYS)
 
 
 def test_steps_keep_all_that_they_say() -> None:

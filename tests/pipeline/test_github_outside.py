@@ -10,25 +10,24 @@ from tests.pipeline.workflows import found, job, told
 JOBS = [
     (
         "uses: ./.github/workflows/x.yml\nwith: {a: 1}",
-        "5:5: 'uses' of a job; workflows that are called are not read here: copy its jobs into this file",
+        "5:5: 'uses' of a job; reusable workflows are not supported: copy the jobs into this file",
     ),
     (
         "container: {image: a, options: --privileged}",
-        "5:27: 'options' of 'container'; options are for one container engine, and may weaken the isolation",
+        "5:27: 'options' of 'container'; options depend on the container engine, and may weaken the isolation",
     ),
     (
         "container: {image: a, volumes: ['/:/x']}",
-        "5:27: 'volumes' of 'container'; folders of the machine are not given to jobs",
+        "5:27: 'volumes' of 'container'; host directories are not mounted into jobs",
     ),
     ("container: {env: {A: 1}}", "5:16: 'container' without 'image'; expected the image"),
     (
         "services: {db: {image: a, options: --privileged --health-cmd x}}",
-        "5:40: the option '--privileged' of a service; of the options only those about health: --health-cmd "
-        "and its times",
+        "5:40: the option '--privileged' of a service; only health options are supported: --health-cmd and its timing",
     ),
     (
         "services: {db: {image: a, options: '--health-cmd \"x'}}",
-        "5:40: options with a quote that never ends, or too many of them; close the quote",
+        "5:40: options with an unterminated quote, or too many options; close the quote",
     ),
     (
         "services: {db: {image: a, ports: [53/udp]}}",
@@ -66,22 +65,24 @@ JOBS = [
     ("strategy: {matrix: {a: [1], include: [x]}}", "5:43: the text 'x' in 'include'; expected names with values"),
     (
         "defaults: {run: {shell: cmd}}",
-        "5:29: the shell 'cmd'; no shell of Windows runs here: expected bash, sh or python",
+        "5:29: the shell 'cmd'; Windows shells are not supported: expected bash, sh or python",
     ),
-    ("snapshot: a", "5:5: 'snapshot' of a job; images of runners are not made here"),
+    ("snapshot: a", "5:5: 'snapshot' of a job; runner images are not built here"),
 ]
 
 # Steps, which begin in line 6 and column 7.
 STEPS = [
     (
         "- uses: codecov/codecov-action@v5",
-        "6:15: the action 'codecov/codecov-action'; only some of GitHub's own actions are built in: write it "
-        "as a command",
+        "6:15: the action 'codecov/codecov-action'; only some of GitHub's own actions are supported: use a command",
     ),
-    ("- uses: docker://alpine:3", "6:15: the action 'docker://alpine:3'; actions that are images do not run here"),
+    (
+        "- uses: docker://alpine:3",
+        "6:15: the action 'docker://alpine:3'; actions that are container images are not supported",
+    ),
     (
         "- uses: actions/cache/restore@v4",
-        "6:15: the action 'actions/cache/restore'; only the whole of actions/cache is built in",
+        "6:15: the action 'actions/cache/restore'; of actions/cache only the combined action is supported",
     ),
     ("- uses: ./here", "6:15: the action './here'; there is no here/action.yml to read it from"),
     (
@@ -106,15 +107,15 @@ STEPS = [
     ),
     (
         "- uses: actions/download-artifact@v4\n  with: {run-id: 1}",
-        "7:16: 'run-id' of actions/download-artifact; only artifacts of the same run can be had",
+        "7:16: 'run-id' of actions/download-artifact; only artifacts of the same run are available",
     ),
     (
         "- uses: actions/setup-python@v5\n  with: {architecture: x86}",
-        "7:16: 'architecture' of actions/setup-python; it is the runner's: choose a runner by its labels",
+        "7:16: 'architecture' of actions/setup-python; it is that of the runner: choose a runner by its labels",
     ),
     (
         "- run: make\n  shell: powershell",
-        "7:16: the shell 'powershell'; no shell of Windows runs here: expected bash, sh or python",
+        "7:16: the shell 'powershell'; Windows shells are not supported: expected bash, sh or python",
     ),
     (
         "- run: make\n  shell: bsh",
@@ -124,19 +125,19 @@ STEPS = [
         "- run: make\n  timeout-minutes: ${{ env.T }}",
         "7:30: 'env', which is not known when a run is planned; write the value itself, or use it in a command",
     ),
-    ("- run: make\n  background: true", "7:9: 'background' of a step; steps run one after the other here"),
-    ("- run: make\n  uses: actions/checkout@v4", "7:9: 'uses' beside 'run'; a step does one of both"),
+    ("- run: make\n  background: true", "7:9: 'background' of a step; steps always run one after the other"),
+    ("- run: make\n  uses: actions/checkout@v4", "7:9: 'uses' beside 'run'; a step has one of them"),
     ("- run: make\n  with: {a: 1}", "7:9: 'with' in a step without 'uses'; use 'env' for a command"),
     ("- name: x", "6:9: a step without 'run' or 'uses'; expected one of them"),
     ("- make", "6:9: the text 'make' as a step; expected an object with 'run' or 'uses'"),
     ("- {run: a, id: x}\n- {run: b, id: X}", "7:22: the id 'X' a second time; the step in line 6 has it"),
     (
         "- run: |\n    one\n    echo ${{ secrets[matrix.a] }}",
-        "8:20: all secrets at once, or one whose name is worked out; a job gets secrets by name: write secrets.NAME",
+        "8:20: all secrets at once, or a secret with a computed name; a job gets secrets by name: write secrets.NAME",
     ),
     (
         "- run: echo ${{ toJSON(secrets) }}",
-        "6:30: all secrets at once, or one whose name is worked out; a job gets secrets by name: write secrets.NAME",
+        "6:30: all secrets at once, or a secret with a computed name; a job gets secrets by name: write secrets.NAME",
     ),
     (
         "- run: echo ${{ martix.a }}",
@@ -151,7 +152,7 @@ STEPS = [
     ),
     (
         "- uses: dtolnay/rust-toolchain@master",
-        "6:15: dtolnay/rust-toolchain without a toolchain that rustup knows; say 'toolchain', e.g. stable",
+        "6:15: dtolnay/rust-toolchain without a toolchain that rustup knows; set 'toolchain', e.g. stable",
     ),
     (
         "- run: a\n  if: !cancelled()",
@@ -194,7 +195,7 @@ def test_a_step_outside(steps: str, first: str) -> None:
         ),
         (
             "on: push\njobs: {a: {needs: zzz, runs-on: x, steps: [{run: a}]}, b: {runs-on: x, steps: [{run: a}]}}\n",
-            "2:19: there is no other job 'zzz' to need",
+            "2:19: there is no other job 'zzz'",
         ),
         (
             "on: push\njobs: {a: {needs: b, runs-on: x, steps: [{run: a}]}, b: {needs: [a], runs-on: x, "
@@ -228,14 +229,14 @@ def test_one_job_outside_keeps_all_from_running() -> None:
     workflow = found(text)
 
     assert workflow.pipeline is None
-    assert workflow.inside is not None
-    assert list(workflow.inside.jobs) == ["a", "c"]
-    assert {name: [problem.found for problem in problems] for name, problems in workflow.outside.items()} == {
+    assert workflow.supported_pipeline is not None
+    assert list(workflow.supported_pipeline.jobs) == ["a", "c"]
+    assert {name: [problem.found for problem in problems] for name, problems in workflow.unsupported_jobs.items()} == {
         "b": ["the action 'x/y'"],
-        "d": ["it needs 'b', which is outside"],
-        "e": ["it needs 'd', which is outside"],
+        "d": ["it needs 'b', which is unsupported"],
+        "e": ["it needs 'd', which is unsupported"],
     }
-    assert workflow.jobs == ("a", "b", "c", "d", "e")
+    assert workflow.job_ids == ("a", "b", "c", "d", "e")
 
 
 @pytest.mark.parametrize(
@@ -243,18 +244,18 @@ def test_one_job_outside_keeps_all_from_running() -> None:
     [
         (
             "permissions: {contents: read}",
-            "5:5: 'permissions' has no effect here; there is no token of the forge here, so that there are "
-            "no permissions to give",
+            "5:5: 'permissions' has no effect here; jobs get no token of the forge, so there are no "
+            "permissions to grant",
         ),
         (
             "environment: production",
-            "5:5: 'environment' has no effect here; there are no environments here: nothing waits for an "
-            "approval, and it has no secrets",
+            "5:5: 'environment' has no effect here; there are no environments here: no approval is waited "
+            "for, and there are no environment secrets",
         ),
         ("strategy: {fail-fast: false}", "5:16: 'fail-fast' has no effect here; there is no matrix"),
         ("runs-on: windows-latest", "4:14: a job for Windows; it waits for a runner with the label 'windows'"),
         ("container: {image: a, ports: [80]}", "5:27: 'ports' has no effect here; a job reaches its own ports anyway"),
-        ("defaults: {run: {shell: pwsh}}", "5:29: the shell 'pwsh'; PowerShell must be installed where it runs"),
+        ("defaults: {run: {shell: pwsh}}", "5:29: the shell 'pwsh'; PowerShell must be installed where the job runs"),
     ],
 )
 def test_what_has_no_effect_is_told(keys: str, note: str) -> None:
@@ -275,7 +276,7 @@ def test_a_name_that_is_known_too_late_is_the_id() -> None:
     assert pipeline is not None
     assert pipeline.jobs["b"].name == ""
     assert told(text, notes=True) == [
-        "4:13: a name with 'needs', which is not known when a run is planned; the job is called by its id"
+        "4:13: a name with 'needs', which is not known when a run is planned; the job is named by its id"
     ]
 
 

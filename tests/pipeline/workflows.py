@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent, indent
 
 from deltaci.pipeline import model
-from deltaci.pipeline.github import Workflow, read
+from deltaci.pipeline.github import ParsedWorkflow, parse_workflow
 
 FILE = ".github/workflows/ci.yml"
 
@@ -17,9 +17,9 @@ def job(keys: str = "", steps: str = "- run: make") -> str:
     return f"on: push\njobs:\n  test:\n{runs_on}{more}    steps:\n{indent(dedent(steps).strip(chr(10)), '      ')}\n"
 
 
-def found(text: str, files: dict[str, str] | None = None) -> Workflow:
+def found(text: str, files: dict[str, str] | None = None) -> ParsedWorkflow:
     """What the reader says."""
-    return read(text, FILE, files)
+    return parse_workflow(text, FILE, files)
 
 
 def only_job(text: str, files: dict[str, str] | None = None) -> model.Job:

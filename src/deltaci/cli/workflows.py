@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from deltaci.pipeline.github import FOLDER, Workflow, read
+from deltaci.pipeline.github import WORKFLOW_FOLDER, ParsedWorkflow, parse_workflow
 from deltaci.pipeline.parse.yaml import MAX_BYTES
 
 SUFFIXES: Final = (".yml", ".yaml")
@@ -37,16 +37,16 @@ class Files(Mapping[str, str]):
 def repository_of(path: Path) -> Path:
     """The repository that a workflow is in: what holds `.github`; of any other file, its own folder."""
     folder = path.resolve().parent
-    return folder.parent.parent if folder.as_posix().endswith(f"/{FOLDER}") else folder
+    return folder.parent.parent if folder.as_posix().endswith(f"/{WORKFLOW_FOLDER}") else folder
 
 
-def read_workflow(content: bytes, name: str) -> Workflow:
+def read_workflow(content: bytes, name: str) -> ParsedWorkflow:
     """What a workflow says, with the actions that are beside it on disk."""
-    return read(content, name, Files(repository_of(Path(name))))
+    return parse_workflow(content, name, Files(repository_of(Path(name))))
 
 
 def workflows_in(folder: Path) -> list[Path]:
     """The workflows of a repository, or of a folder with nothing but workflows, in order."""
-    inside = folder / FOLDER
+    inside = folder / WORKFLOW_FOLDER
     where = inside if inside.is_dir() else folder
     return sorted(path for path in where.iterdir() if path.suffix in SUFFIXES and path.is_file())

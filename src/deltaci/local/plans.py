@@ -11,7 +11,7 @@ from msgspec import structs
 from deltaci.core.errors import Refused
 from deltaci.local.tree import Snapshot, Tree
 from deltaci.pipeline.change import Change, EventName
-from deltaci.pipeline.github import Workflow
+from deltaci.pipeline.github import ParsedWorkflow
 from deltaci.pipeline.parse.parse_result import Found
 from deltaci.pipeline.parse.problems import Problem
 from deltaci.pipeline.pipeline_files import PipelineFile, discover, pipeline_files, read_file
@@ -117,8 +117,8 @@ def _with_jobs(files: list[PipelineFile], jobs: Sequence[str]) -> list[PipelineF
 
 
 def _names(found: Found) -> set[str]:
-    if isinstance(found, Workflow):
-        return set(found.jobs)
+    if isinstance(found, ParsedWorkflow):
+        return set(found.job_ids)
     return set(found.pipeline.jobs) if found.pipeline is not None else set()
 
 
@@ -134,9 +134,11 @@ class _Here(NamedTuple):
 def _planned(file: PipelineFile, here: _Here, wish: Wish) -> Planned:
     found = file.found
     # No half-run by itself; but who names only jobs that are inside gets them.
-    is_enough = bool(wish.jobs) and isinstance(found, Workflow) and not set(wish.jobs) & set(found.outside)
-    if is_enough and isinstance(found, Workflow) and found.inside is not None:
-        found = structs.replace(found, pipeline=found.inside, problems=found.notes)
+    is_enough = (
+        bool(wish.jobs) and isinstance(found, ParsedWorkflow) and not set(wish.jobs) & set(found.unsupported_jobs)
+    )
+    if is_enough and isinstance(found, ParsedWorkflow) and found.supported_pipeline is not None:
+        found = structs.replace(found, pipeline=found.supported_pipeline, problems=found.notes)
     common: dict[str, Any] = {"file": found.file, "text": file.text, "is_foreign": file.kind == "github"}
     if found.pipeline is None:
         return Planned(**common, problems=_bad(found.problems))

@@ -53,7 +53,7 @@ def read_file(path: str, content: bytes, paths: Collection[str], read_other: Rea
     kind: Kind = next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
     text = content.decode("utf-8", "replace")
     if kind == "github":
-        return PipelineFile(kind=kind, found=github.read(content, path, _Texts(paths, read_other)), text=text)
+        return PipelineFile(kind=kind, found=github.parse_workflow(content, path, _Texts(paths, read_other)), text=text)
     return PipelineFile(kind=kind, found=read(content, path), text=text)
 
 

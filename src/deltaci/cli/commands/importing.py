@@ -11,7 +11,7 @@ import typer
 
 from deltaci.cli.workflows import read_workflow, workflows_in
 from deltaci.pipeline import model
-from deltaci.pipeline.github import FOLDER, Workflow
+from deltaci.pipeline.github import WORKFLOW_FOLDER, ParsedWorkflow
 from deltaci.pipeline.parse import reader
 from deltaci.pipeline.parse.printer import printed
 from deltaci.pipeline.parse.problems import Problem, with_source
@@ -29,7 +29,7 @@ class Import(msgspec.Struct, kw_only=True):
 
     source: str
     content: str
-    workflow: Workflow
+    workflow: ParsedWorkflow
     pipeline: model.Pipeline | None
     target: str = ""
     text: str = ""
@@ -39,8 +39,8 @@ class Import(msgspec.Struct, kw_only=True):
 @app.command("import")
 def import_command(
     path: Annotated[
-        str, typer.Argument(metavar="[FILE|FOLDER]", help=f"A workflow, or a folder of them. None: {FOLDER}.")
-    ] = FOLDER,
+        str, typer.Argument(metavar="[FILE|FOLDER]", help=f"A workflow, or a folder of them. None: {WORKFLOW_FOLDER}.")
+    ] = WORKFLOW_FOLDER,
     out: Annotated[
         str,
         typer.Option(
@@ -108,7 +108,7 @@ def _import(source: Path, partial: bool) -> Import:
         _fail(f"{source} cannot be read: {error.strerror}; give the path of a workflow")
         raise AssertionError from error
     workflow = read_workflow(content, str(source))
-    pipeline = workflow.inside if partial else workflow.pipeline
+    pipeline = workflow.supported_pipeline if partial else workflow.pipeline
     made = Import(source=str(source), content=content.decode("utf-8", "replace"), workflow=workflow, pipeline=pipeline)
     if pipeline is not None:
         made.text = _text(made, pipeline)
@@ -120,7 +120,7 @@ def _text(made: Import, pipeline: model.Pipeline) -> str:
     if pipeline.on == model.On():
         pipeline = msgspec.structs.replace(pipeline, on=model.On(manual=model.Manual()))
     head = [f"# From {Path(made.source).name}, by 'deltaci import'."]
-    head += [f"# Left out, as it cannot run here: {job}" for job in made.workflow.outside]
+    head += [f"# Left out, as it cannot run here: {job}" for job in made.workflow.unsupported_jobs]
     text = "\n".join(head) + "\n" + printed(pipeline)
     problems = [problem for problem in reader.read(text).problems if not problem.is_warning]
     if problems:  # What the linter would refuse, such as an axis that no matrix has, must not be written.
@@ -157,15 +157,17 @@ def _write(made: Import) -> None:
 def _told(made: Import) -> list[str]:
     """The report of one workflow: what became of it, then job by job."""
     workflow = made.workflow
-    inside = len(workflow.jobs) - len(workflow.outside)
+    inside = len(workflow.job_ids) - len(workflow.unsupported_jobs)
     if made.pipeline is not None and made.target != "-":
-        head = f"{made.source}: written to {made.target}, {inside} of {len(workflow.jobs)} jobs"
+        head = f"{made.source}: written to {made.target}, {inside} of {len(workflow.job_ids)} jobs"
     else:
         head = f"{made.source}: {'written' if made.pipeline is not None else 'not written'}, "
-        head += f"{inside if workflow.inside is not None else 0} of {len(workflow.jobs)} jobs can run here"
+        head += (
+            f"{inside if workflow.supported_pipeline is not None else 0} of {len(workflow.job_ids)} jobs can run here"
+        )
     lines = [head]
-    for job in workflow.jobs:
-        is_outside = job in workflow.outside or workflow.inside is None
+    for job in workflow.job_ids:
+        is_outside = job in workflow.unsupported_jobs or workflow.supported_pipeline is None
         lines.append(f"  {job}: {'outside' if is_outside else 'inside'}")
     lines += [with_source(problem, made.content) for problem in workflow.problems]
     if made.refused:
@@ -180,7 +182,7 @@ def _as_json(imports: list[Import]) -> str:
             {
                 "file": each.source,
                 "written": each.target if each.pipeline is not None else None,
-                "jobs": [_job(job, each.workflow) for job in each.workflow.jobs],
+                "jobs": [_job(job, each.workflow) for job in each.workflow.job_ids],
                 "problems": each.workflow.problems,
                 "refused": each.refused,
             }
@@ -190,9 +192,13 @@ def _as_json(imports: list[Import]) -> str:
     return msgspec.json.encode(told).decode()
 
 
-def _job(job: str, workflow: Workflow) -> dict[str, object]:
-    reasons: tuple[Problem, ...] = workflow.outside.get(job, ())
-    return {"job": job, "inside": job not in workflow.outside and workflow.inside is not None, "reasons": reasons}
+def _job(job: str, workflow: ParsedWorkflow) -> dict[str, object]:
+    reasons: tuple[Problem, ...] = workflow.unsupported_jobs.get(job, ())
+    return {
+        "job": job,
+        "inside": job not in workflow.unsupported_jobs and workflow.supported_pipeline is not None,
+        "reasons": reasons,
+    }
 
 
 def _fail(message: str) -> None:

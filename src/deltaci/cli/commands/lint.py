@@ -11,8 +11,7 @@ import msgspec
 import typer
 
 from deltaci.cli.workflows import read_workflow
-from deltaci.pipeline.github import FOLDER as WORKFLOWS
-from deltaci.pipeline.github import Workflow, is_workflow
+from deltaci.pipeline.github import WORKFLOW_FOLDER, ParsedWorkflow, is_workflow_path
 from deltaci.pipeline.parse.problems import MAX_PROBLEMS, Problem, with_source
 from deltaci.pipeline.parse.reader import DEFAULT_FILE, Found, read
 from deltaci.pipeline.parse.yaml import MAX_BYTES
@@ -36,7 +35,9 @@ def lint_command(
     ] = None,
     github: Annotated[
         bool,
-        typer.Option("--github", help=f"Read the files as GitHub's workflows, as those in {WORKFLOWS} always are."),
+        typer.Option(
+            "--github", help=f"Read the files as GitHub's workflows, as those in {WORKFLOW_FOLDER} always are."
+        ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
@@ -53,7 +54,7 @@ def lint_command(
       deltaci lint .deltaci/nightly.yml --json
     """
     contents = [(name, _content(name)) for name in files or _usual_files()]
-    checked = [(_read(content, name, github or is_workflow(name)), content) for name, content in contents]
+    checked = [(_read(content, name, github or is_workflow_path(name)), content) for name, content in contents]
     if json:
         print(_as_json([found for found, _ in checked]))
     else:
@@ -101,8 +102,8 @@ def _tell(found: Found | ParsedWorkstream, content: bytes) -> None:
     counts = ", ".join(each for each in told if not each.startswith("0 "))
     if has := _has(found):
         counts = f"good, {has}" + (f", {counts}" if counts else "")
-    elif isinstance(found, Workflow) and found.inside is not None:
-        counts += f"; {len(found.inside.jobs)} of {len(found.jobs)} jobs can run here"
+    elif isinstance(found, ParsedWorkflow) and found.supported_pipeline is not None:
+        counts += f"; {len(found.supported_pipeline.jobs)} of {len(found.job_ids)} jobs can run here"
     more = "; these are not all" if len(found.problems) >= MAX_PROBLEMS else ""
     print(f"{found.file}: {counts}{more}")
 

@@ -1,9 +1,10 @@
-"""GitHub's workflow files as pipelines, as far as they stay inside a documented subset. PURE, as all of this room.
+"""Converts GitHub workflow files to pipelines, as far as they use the supported subset (docs/github-workflows.md).
 
-`read` gives a pipeline, or every reason why not, with its place; nothing is left out in silence, and a workflow of
-which one job is outside is not run at all, unless somebody asks for the others by name.
+`parse_workflow` returns the pipeline, or every reason why not, with its position. Nothing is silently ignored, and a
+workflow with an unsupported job does not run unless other jobs are requested by name. Pure. Imports `core` and the
+pipeline parser. Start with `workflow`; the subset is in `keys` and `builtin_actions`.
 """
 
-from deltaci.pipeline.github.workflow import FOLDER, Workflow, is_workflow, read
+from deltaci.pipeline.github.workflow import WORKFLOW_FOLDER, ParsedWorkflow, is_workflow_path, parse_workflow
 
-__all__ = ["FOLDER", "Workflow", "is_workflow", "read"]
+__all__ = ["WORKFLOW_FOLDER", "ParsedWorkflow", "is_workflow_path", "parse_workflow"]

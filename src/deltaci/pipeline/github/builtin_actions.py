@@ -1,4 +1,4 @@
-"""The actions that a runner does itself, and what they can be told: the rest of the subset as a table."""
+"""The actions that the runner implements itself, and which of their inputs are supported."""
 
 from __future__ import annotations
 
@@ -7,130 +7,129 @@ from typing import Final, NamedTuple
 
 from deltaci.core.text import nearest
 from deltaci.pipeline.expressions import ExpressionError, parse_template
-from deltaci.pipeline.github.converter import Desk, made
-from deltaci.pipeline.github.keys import MAX_LISTED, Rule, inside, note, outside
+from deltaci.pipeline.github.converter import Converter, text_node
+from deltaci.pipeline.github.keys import MAX_LISTED, KeyRule, ignored, supported, unsupported
 from deltaci.pipeline.parse.problems import shown
 from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
-FASTER: Final = "it would only be faster"
-SHOWN: Final = "it is only about what is shown"
-OWN: Final = "a runner fetches with a credential of its own"
-KEPT: Final = "artifacts are kept as long as the server says"
+ONLY_FASTER: Final = "it only affects speed"
+ONLY_OUTPUT: Final = "it only affects the output"
+OWN_CREDENTIAL: Final = "the runner fetches with its own credential"
+SERVER_RETENTION: Final = "the retention of artifacts is set on the server"
 
 
-class Action(NamedTuple):
-    """A built-in step, and of every input of the action whether it is understood."""
+class BuiltinAction(NamedTuple):
+    """The builtin step that implements an action, and how each input of the action is treated."""
 
     uses: str
-    inputs: dict[str, Rule]
-    fixed: tuple[tuple[str, str], ...] = ()  # what the built-in is told beside
-    required: tuple[str, ...] = ()
+    inputs: dict[str, KeyRule]
+    required_inputs: tuple[str, ...] = ()
 
 
 _CACHE: Final = {
-    "path": inside(),
-    "key": inside(),
-    "restore-keys": inside(),
-    "enableCrossOsArchive": note("a cache is for one kind of system"),
-    "upload-chunk-size": note(FASTER),
-    "save-always": note("a cache is saved when the job succeeded"),
-    "fail-on-cache-miss": inside(),
-    "lookup-only": inside(),
+    "path": supported(),
+    "key": supported(),
+    "restore-keys": supported(),
+    "enableCrossOsArchive": ignored("a cache belongs to one operating system"),
+    "upload-chunk-size": ignored(ONLY_FASTER),
+    "save-always": ignored("a cache is saved when the job succeeded"),
+    "fail-on-cache-miss": supported(),
+    "lookup-only": supported(),
 }
 _SETUP: Final = {
-    "architecture": outside("it is the runner's: choose a runner by its labels"),
-    "cache": note(FASTER),
-    "cache-dependency-path": note(FASTER),
-    "check-latest": note("the newest that the runner can find is taken"),
-    "token": note("nothing is fetched from the forge for it"),
+    "architecture": unsupported("it is that of the runner: choose a runner by its labels"),
+    "cache": ignored(ONLY_FASTER),
+    "cache-dependency-path": ignored(ONLY_FASTER),
+    "check-latest": ignored("the newest version that the runner can find is used"),
+    "token": ignored("nothing is fetched from the forge"),
 }
-ACTIONS: Final[dict[str, Action]] = {
-    "actions/checkout": Action(
+ACTIONS: Final[dict[str, BuiltinAction]] = {
+    "actions/checkout": BuiltinAction(
         "checkout",
         {
-            "fetch-depth": inside(),
-            "path": inside(),
-            "submodules": inside(),
-            "fetch-tags": inside(),
-            "ref": inside("of this repository; what GitHub calls the commit of the change is that commit"),
-            "repository": inside("only this one, as `${{ github.repository }}`"),
-            "lfs": outside("fetch the files in a step: git lfs pull"),
-            "allow-unsafe-pr-checkout": note("what a stranger wrote never gets secrets here"),
-            "clean": note("a workspace is always clean"),
-            "filter": note(FASTER),
-            "persist-credentials": note("a job never gets the credential"),
-            "set-safe-directory": note("the workspace belongs to the job"),
-            "show-progress": note(SHOWN),
-            "sparse-checkout": note("all files are there"),
-            "sparse-checkout-cone-mode": note("all files are there"),
-            "ssh-key": note(OWN),
-            "ssh-known-hosts": note(OWN),
-            "ssh-strict": note(OWN),
-            "ssh-user": note(OWN),
-            "token": note(OWN),
-            "github-server-url": outside("only this repository can be checked out"),
+            "fetch-depth": supported(),
+            "path": supported(),
+            "submodules": supported(),
+            "fetch-tags": supported(),
+            "ref": supported("of this repository; expressions for the commit of the change have no effect"),
+            "repository": supported("only this one, as `${{ github.repository }}`"),
+            "lfs": unsupported("fetch the files in a step: git lfs pull"),
+            "allow-unsafe-pr-checkout": ignored("code from forks never gets secrets here"),
+            "clean": ignored("the workspace is always clean"),
+            "filter": ignored(ONLY_FASTER),
+            "persist-credentials": ignored("a job never gets the credential"),
+            "set-safe-directory": ignored("the workspace belongs to the job"),
+            "show-progress": ignored(ONLY_OUTPUT),
+            "sparse-checkout": ignored("all files are there"),
+            "sparse-checkout-cone-mode": ignored("all files are there"),
+            "ssh-key": ignored(OWN_CREDENTIAL),
+            "ssh-known-hosts": ignored(OWN_CREDENTIAL),
+            "ssh-strict": ignored(OWN_CREDENTIAL),
+            "ssh-user": ignored(OWN_CREDENTIAL),
+            "token": ignored(OWN_CREDENTIAL),
+            "github-server-url": unsupported("only this repository can be checked out"),
         },
     ),
-    "actions/cache": Action("cache", _CACHE, required=("path", "key")),
-    "actions/upload-artifact": Action(
+    "actions/cache": BuiltinAction("cache", _CACHE, required_inputs=("path", "key")),
+    "actions/upload-artifact": BuiltinAction(
         "upload-artifact",
         {
-            "name": inside(),
-            "path": inside(),
-            "if-no-files-found": inside(),
-            "overwrite": inside(),
-            "include-hidden-files": inside(),
-            "compression-level": note(FASTER),
-            "retention-days": note(KEPT),
-            "archive": outside("an artifact is always a set of files"),
+            "name": supported(),
+            "path": supported(),
+            "if-no-files-found": supported(),
+            "overwrite": supported(),
+            "include-hidden-files": supported(),
+            "compression-level": ignored(ONLY_FASTER),
+            "retention-days": ignored(SERVER_RETENTION),
+            "archive": unsupported("an artifact is always a set of files"),
         },
-        required=("path",),
+        required_inputs=("path",),
     ),
-    "actions/download-artifact": Action(
+    "actions/download-artifact": BuiltinAction(
         "download-artifact",
         {
-            "name": inside(),
-            "path": inside(),
-            "pattern": inside(),
-            "merge-multiple": inside(),
-            "artifact-ids": outside("an artifact is found by its name"),
-            "digest-mismatch": note("what is not whole is always refused"),
-            "github-token": outside("only artifacts of the same run can be had"),
-            "repository": outside("only artifacts of the same run can be had"),
-            "run-id": outside("only artifacts of the same run can be had"),
-            "skip-decompress": outside("an artifact is always a set of files"),
+            "name": supported(),
+            "path": supported(),
+            "pattern": supported(),
+            "merge-multiple": supported(),
+            "artifact-ids": unsupported("an artifact is found by its name"),
+            "digest-mismatch": ignored("a damaged artifact is always refused"),
+            "github-token": unsupported("only artifacts of the same run are available"),
+            "repository": unsupported("only artifacts of the same run are available"),
+            "run-id": unsupported("only artifacts of the same run are available"),
+            "skip-decompress": unsupported("an artifact is always a set of files"),
         },
     ),
-    "actions/setup-python": Action(
+    "actions/setup-python": BuiltinAction(
         "setup-python",
         {
-            "python-version": inside(),
-            "python-version-file": inside(),
-            "allow-prereleases": inside(),
+            "python-version": supported(),
+            "python-version-file": supported(),
+            "allow-prereleases": supported(),
             **_SETUP,
-            "freethreaded": outside("it is not chosen here"),
-            "pip-install": outside("write it as a command: pip install …"),
-            "pip-version": outside("write it as a command: pip install pip==…"),
-            "update-environment": outside("the version that is set up is always the one that is found first"),
+            "freethreaded": unsupported("it is not supported"),
+            "pip-install": unsupported("write it as a command: pip install …"),
+            "pip-version": unsupported("write it as a command: pip install pip==…"),
+            "update-environment": unsupported("the version that is set up always comes first in PATH"),
         },
     ),
-    "actions/setup-node": Action(
+    "actions/setup-node": BuiltinAction(
         "setup-node",
         {
-            "node-version": inside(),
-            "node-version-file": inside(),
+            "node-version": supported(),
+            "node-version-file": supported(),
             **_SETUP,
-            "always-auth": note("it has no effect on GitHub either"),
-            "package-manager-cache": note(FASTER),
-            "registry-url": outside("it writes credentials for npm: write .npmrc in a step"),
-            "scope": outside("it writes credentials for npm: write .npmrc in a step"),
-            "mirror": outside("a runner knows where to get it"),
-            "mirror-token": outside("a runner knows where to get it"),
+            "always-auth": ignored("it has no effect on GitHub either"),
+            "package-manager-cache": ignored(ONLY_FASTER),
+            "registry-url": unsupported("it writes credentials for npm: write .npmrc in a step"),
+            "scope": unsupported("it writes credentials for npm: write .npmrc in a step"),
+            "mirror": unsupported("the runner decides where to get it"),
+            "mirror-token": unsupported("the runner decides where to get it"),
         },
     ),
 }
-# As if it were not there: what GitHub's default says anyway.
-HARMLESS: Final = {
+# Inputs with these values are accepted silently: they are the default on GitHub or here.
+DEFAULT_INPUTS: Final = {
     ("architecture", "x64"),
     ("lfs", "false"),
     ("persist-credentials", "false"),
@@ -144,7 +143,7 @@ HARMLESS: Final = {
     ("registry-url", "https://registry.npmjs.org"),
     ("registry-url", "https://registry.npmjs.org/"),
 }
-# The commit that a run is about, in the words of GitHub.
+# Expressions for the commit that a run is about.
 SAME_COMMIT: Final = frozenset(
     {
         *("github.sha", "github.ref", "github.ref_name", "github.head_ref", "github.head_ref||github.ref"),
@@ -156,103 +155,114 @@ SAME_COMMIT: Final = frozenset(
     }
 )
 SAME_REPOSITORY: Final = frozenset({"github.repository", "github.event.pull_request.head.repo.full_name"})
-_HOLE: Final = re.compile(r"^\s*\$\{\{(.*)\}\}\s*$", re.DOTALL)
+_SINGLE_EXPRESSION: Final = re.compile(r"^\s*\$\{\{(.*)\}\}\s*$", re.DOTALL)
 
 
-# They change nothing but how long it takes, or watch from outside: without them a job does the same.
-DROPPED: Final = {
-    "swatinem/rust-cache": "it only keeps what was built, to be faster the next time",
-    "step-security/harden-runner": "it only watches what a job does on GitHub's own machines",
+# Actions that only affect speed or only observe: a job does the same without them.
+IGNORED_ACTIONS: Final = {
+    "swatinem/rust-cache": "it only caches build results",
+    "step-security/harden-runner": "it only monitors jobs on GitHub's own machines",
 }
 
 
-class BuiltIn(NamedTuple):
-    """What a step with `uses` becomes."""
+class BuiltinStep(NamedTuple):
+    """A converted step with `uses`."""
 
     uses: Node
     with_: Node
 
 
-def built_in(uses: Node, given: Node | None, desk: Desk) -> BuiltIn | None:
-    """The built-in step that an action stands for, at whichever version; None if it was said that there is none."""
+def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter) -> BuiltinStep | None:
+    """Convert an action, of any version, to a builtin step. Return None, with a problem, if it is unsupported."""
     name = uses.value.partition("@")[0].strip()
     action = ACTIONS.get(name.lower())
     if action is None:
-        desk.outside(uses.at, f"the action {shown(name)}", _why(uses.value, name))
+        converter.unsupported(uses.at, f"the action {shown(name)}", _unsupported_reason(uses.value, name))
         return None
     if "@" not in uses.value:
-        desk.outside(uses.at, f"the action {shown(uses.value)} without a version", f"write it as {name}@v4")
+        converter.unsupported(uses.at, f"the action {shown(uses.value)} without a version", f"write it as {name}@v4")
         return None
-    if given is not None and given.kind not in (OBJECT, NULL):
-        desk.outside(given.at, f"{given.described()} as 'with'", "expected names with values")
+    if inputs is not None and inputs.kind not in (OBJECT, NULL):
+        converter.unsupported(inputs.at, f"{inputs.described()} as 'with'", "expected names with values")
         return None
-    told: dict[str, tuple[Node, Node]] = {}
-    for key, value in given.value if given is not None and given.kind == OBJECT else ():
-        _take(action, name, key, value, told, desk)
-    for needed in action.required:
-        if needed not in told:
-            desk.outside(uses.at, f"{name} without {shown(needed)}", "GitHub's action needs it as well")
-    pairs = [*told.values(), *((made(uses.at, key), made(uses.at, value)) for key, value in action.fixed)]
-    return BuiltIn(made(uses.at, action.uses), Node(OBJECT, given.at if given is not None else uses.at, pairs))
+    converted: dict[str, tuple[Node, Node]] = {}
+    for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
+        _convert_input(action, name, key, value, converted, converter)
+    for required in action.required_inputs:
+        if required not in converted:
+            converter.unsupported(uses.at, f"{name} without {shown(required)}", "GitHub's action needs it as well")
+    at = inputs.at if inputs is not None else uses.at
+    return BuiltinStep(text_node(uses.at, action.uses), Node(OBJECT, at, [*converted.values()]))
 
 
-def _take(action: Action, name: str, key: Node, value: Node, told: dict[str, tuple[Node, Node]], desk: Desk) -> None:
-    found = desk.scalar(value, "steps.with", key.written)
-    if found is None:
+def _convert_input(
+    action: BuiltinAction,
+    name: str,
+    key: Node,
+    value: Node,
+    converted: dict[str, tuple[Node, Node]],
+    converter: Converter,
+) -> None:
+    scalar = converter.scalar(value, "steps.with", key.written)
+    if scalar is None:
         return
-    lowered = {known.lower(): known for known in action.inputs}
-    known = lowered.get(key.written.lower(), key.written)
-    rule = action.inputs.get(known)
+    names_by_lower = {input_name.lower(): input_name for input_name in action.inputs}
+    input_name = names_by_lower.get(key.written.lower(), key.written)
+    rule = action.inputs.get(input_name)
     if rule is None:
-        near = nearest(key.written, action.inputs)
+        nearest_word = nearest(key.written, action.inputs)
         names = ", ".join([*action.inputs][:MAX_LISTED])
-        told_ = f"{shown(key.written)}, which {name} does not have"
-        desk.outside(key.at, told_, "" if near else f"expected one of: {names}", near)
-    elif (known, found.written.strip().lower()) in HARMLESS or (rule.kind == "outside" and not found.written):
+        message = f"{shown(key.written)}, which {name} does not have"
+        converter.unsupported(key.at, message, "" if nearest_word else f"expected one of: {names}", nearest_word)
+    elif (input_name, scalar.written.strip().lower()) in DEFAULT_INPUTS or (
+        rule.kind == "unsupported" and not scalar.written
+    ):
         return
-    elif rule.kind == "note":
-        desk.note(key.at, f"{shown(key.written)} of {name} has no effect here", rule.why)
-    elif rule.kind == "outside":
-        desk.outside(key.at, f"{shown(key.written)} of {name}", rule.why)
-    elif known not in ("ref", "repository") or _other(known, found, desk):
-        told[known] = (made(key.at, known), found)
+    elif rule.kind == "ignored":
+        converter.note(key.at, f"{shown(key.written)} of {name} has no effect here", rule.reason)
+    elif rule.kind == "unsupported":
+        converter.unsupported(key.at, f"{shown(key.written)} of {name}", rule.reason)
+    elif input_name not in ("ref", "repository") or _is_other_checkout(input_name, scalar, converter):
+        converted[input_name] = (text_node(key.at, input_name), scalar)
         if action.uses == "cache":
-            _check_cache(known, found, desk)
+            _check_cache(input_name, scalar, converter)
 
 
-def _check_cache(key: str, value: Node, desk: Desk) -> None:
-    """What a cache cannot be told here, as far as it is written in full."""
+def _check_cache(key: str, value: Node, converter: Converter) -> None:
+    """Report keys and paths that a cache does not support, as far as they are literal."""
     try:
-        plain = "".join(part for part in parse_template(value.written).parts if isinstance(part, str))
+        plain_text = "".join(part for part in parse_template(value.written).parts if isinstance(part, str))
     except ExpressionError:
-        return  # It was said.
-    if key in ("key", "restore-keys") and "," in plain:
-        desk.outside(value.at, f"a comma in {shown(key)} of a cache", "write something else in its place")
-    for path in plain.splitlines() if key == "path" else ():
+        return  # Reported already.
+    if key in ("key", "restore-keys") and "," in plain_text:
+        converter.unsupported(value.at, f"a comma in {shown(key)} of a cache", "use another character")
+    for path in plain_text.splitlines() if key == "path" else ():
         if any(sign in path for sign in "*?[") and not path.strip().startswith("!"):
-            told = f"{shown(path.strip())} of a cache, which is a pattern"
-            desk.note(value.at, told, "what it stands for is not kept: name the folder")
+            message = f"{shown(path.strip())} of a cache, which is a pattern"
+            converter.note(value.at, message, "matching files are not cached: name the folder")
 
 
-def _other(key: str, value: Node, desk: Desk) -> bool:
-    """Whether a checkout must be told this: it is of something else than the change. Other repositories are outside."""
-    hole = _HOLE.match(value.written)
-    inner = re.sub(r"\s+", "", hole[1]) if hole else ""
+def _is_other_checkout(key: str, value: Node, converter: Converter) -> bool:
+    """Return whether a checkout needs this input because it differs from the change. Report other repositories."""
+    match = _SINGLE_EXPRESSION.match(value.written)
+    source = re.sub(r"\s+", "", match[1]) if match else ""
     if not value.written.strip():
         return False
-    if key == "ref" and inner in SAME_COMMIT:
-        desk.note(value.at, "'ref' has no effect here", "the commit of the change is checked out, never a merge of it")
-    elif key == "repository" and inner in SAME_REPOSITORY:
-        desk.note(value.at, "'repository' has no effect here", "it is this one")
+    if key == "ref" and source in SAME_COMMIT:
+        converter.note(
+            value.at, "'ref' has no effect here", "the commit of the change is checked out, never a merge of it"
+        )
+    elif key == "repository" and source in SAME_REPOSITORY:
+        converter.note(value.at, "'repository' has no effect here", "it is this repository")
     elif key == "repository":
-        told = f"a checkout of another repository, {shown(value.written)}"
-        desk.outside(value.at, told, "clone it in a step, with git")
-    return key == "ref" and inner not in SAME_COMMIT
+        message = f"a checkout of another repository, {shown(value.written)}"
+        converter.unsupported(value.at, message, "clone it in a step, with git")
+    return key == "ref" and source not in SAME_COMMIT
 
 
-def _why(uses: str, name: str) -> str:
+def _unsupported_reason(uses: str, name: str) -> str:
     if uses.startswith("docker://"):
-        return "actions that are images do not run here"
+        return "actions that are container images are not supported"
     if name.lower().startswith("actions/cache/"):
-        return "only the whole of actions/cache is built in"
-    return "only some of GitHub's own actions are built in: write it as a command"
+        return "of actions/cache only the combined action is supported"
+    return "only some of GitHub's own actions are supported: use a command"

@@ -1,7 +1,12 @@
-"""Actions of the same repository that are made of steps: their steps take the place of the one that uses them.
+"""Inlines composite actions of the same repository: their steps replace the step that uses them.
 
-What an action calls `inputs.x` becomes what was given for it, its steps get ids of their own, and its outputs are set
-by a last step under the id of the one that used it.
+In the steps of an action,
+
+1. `inputs.NAME` is replaced by the value that the using step gives, or the default;
+2. step ids get a prefix that is unique in the job, and `steps.ID` is replaced accordingly;
+3. `if` is combined with the condition of the using step, and `env` with its environment.
+
+If the using step has an id, a final step with this id sets the outputs of the action, and fails if a step of it failed.
 """
 
 from __future__ import annotations
@@ -12,365 +17,387 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from deltaci.pipeline.expressions import (
-    STATUS_FUNCTIONS,
     Expression,
     ExpressionSyntaxError,
-    function_names,
     parse,
     parse_template,
+    uses_status_function,
 )
 from deltaci.pipeline.expressions.printer import format_expression
 from deltaci.pipeline.expressions.references import replace_nodes
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import And, Call, Compare, Context, Index, Literal, Or
 from deltaci.pipeline.expressions.values import to_text
-from deltaci.pipeline.github.converter import Desk, keyed, listed, made
+from deltaci.pipeline.github.converter import Converter, list_node, object_node, text_node
 from deltaci.pipeline.github.runs_on import as_expression
+from deltaci.pipeline.parse.nodes import child, pairs
 from deltaci.pipeline.parse.problems import Place, Problem, Problems, shown
 from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node, NotYaml, read_yaml
 
-MAX_DEPTH: Final = 10  # Of actions that use actions, as on GitHub.
-MAX_STEPS: Final = 300  # Of one step that uses an action, with all that it uses.
-MAX_COST: Final = 5_000  # Of all uses in a workflow: their steps, and one for every 500 characters.
-NAMES: Final = ("action.yml", "action.yaml")
-PATH: Final = "GITHUB_ACTION_PATH"
-END: Final = "_deltaci_end_of_output_"
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-MAY_FAIL, LIMIT = "continue-on-error", "timeout-minutes"
+MAX_DEPTH: Final = 10  # actions that use actions, as on GitHub
+MAX_STEPS: Final = 300  # of one use of an action, including the actions that it uses
+MAX_COST: Final = 5_000  # of all uses in a workflow: one for each step and for every 500 characters
+ACTION_FILES: Final = ("action.yml", "action.yaml")
+ACTION_PATH_VARIABLE: Final = "GITHUB_ACTION_PATH"
+END_OF_OUTPUT: Final = "_deltaci_end_of_output_"
+CONTINUE_ON_ERROR, TIMEOUT = "continue-on-error", "timeout-minutes"
+_OUTPUT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+Replacement = Callable[[Expression], Expression | None]
 
 
-class Actions:
-    """The actions of a repository, each read once, and how much of them one workflow may still use."""
+class RepositoryActions:
+    """The composite actions of a repository, each parsed once, with a limit on their use in one workflow."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = files
-        self._left = MAX_COST
-        self._read: dict[str, tuple[Node | None, tuple[Problem, ...]]] = {}
+        self._remaining_cost = MAX_COST
+        self._parsed: dict[str, tuple[Node | None, tuple[Problem, ...]]] = {}
 
-    def root(self, path: str, desk: Desk) -> Node | None:
-        """What a file says; what is wrong with it is said every time."""
-        if path not in self._read:
+    def root(self, path: str, converter: Converter) -> Node | None:
+        """Return the root node of an action file, or None if it is not YAML. Report its problems to the converter."""
+        if path not in self._parsed:
             problems = Problems(path)
             try:
-                self._read[path] = read_yaml(self.files[path], problems), problems.in_order()
+                self._parsed[path] = read_yaml(self.files[path], problems), problems.in_order()
             except NotYaml:
-                self._read[path] = None, problems.in_order()
-        root, found = self._read[path]
-        for each in found:
-            desk.outside(Place(each.line, each.column), each.found, each.expected, each.nearest)
+                self._parsed[path] = None, problems.in_order()
+        root, found_problems = self._parsed[path]
+        for problem in found_problems:
+            converter.unsupported(Place(problem.line, problem.column), problem.found, problem.expected, problem.nearest)
         return root
 
     def can_use(self, steps: int, characters: int) -> bool:
-        """Whether one more use is not too much: actions that use actions could be endless work otherwise."""
-        self._left -= steps + characters // 500
-        return self._left >= 0
+        """Count one use. Return False if there are too many: nested actions could expand without bound."""
+        self._remaining_cost -= steps + characters // 500
+        return self._remaining_cost >= 0
 
 
-class Uses(NamedTuple):
-    """A step that uses an action of the repository."""
+class ActionUse(NamedTuple):
+    """A step that uses a composite action of the repository."""
 
     node: Node  # the step
     uses: Node
-    number: int  # of the step in its job: ids follow from it
-    actions: Actions
+    number: int  # of the step in its job; becomes part of the generated step ids
+    actions: RepositoryActions
     depth: int = 0
-    moves: bool = False  # whether the job's steps run in a folder of their own, which is not the action's
+    has_working_directory: bool = False  # whether the job sets a default, which does not apply to the action's steps
 
-    def key(self, name: str) -> Node | None:
-        """The value of a key of the step."""
-        found = next((value for key, value in self.node.value if key.written == name), None)
-        return None if found is None or found.kind == NULL else found
+    def value(self, key: str) -> Node | None:
+        """Return the value of a key of the step, or None if it is absent or empty."""
+        value = child(self.node, key)
+        return None if value is None or value.kind == NULL else value
 
 
-def is_local(uses: Node) -> bool:
-    """Whether an action is in the same repository."""
+StepConverter = Callable[[Node, Converter, ActionUse], list[Node]]
+
+
+def is_local_action(uses: Node) -> bool:
+    """Return whether the action is in the same repository."""
     return uses.kind == TEXT and uses.value.strip().startswith("./")
 
 
-def inlined(asked: Uses, desk: Desk, step: Callable[[Node, Desk, Uses], list[Node]]) -> list[Node]:
-    """The steps of an action as steps of the job; none, if it was said why not."""
-    folder = asked.uses.value.strip().removeprefix("./").strip("/")
-    files = asked.actions.files
-    path = next((path for name in NAMES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
-    what = f"the action {shown(asked.uses.value)}"
+def inline_action(use: ActionUse, converter: Converter, convert_step: StepConverter) -> list[Node]:
+    """Return the steps of an action as steps of the job, or none, with problems, if it is unsupported."""
+    folder = use.uses.value.strip().removeprefix("./").strip("/")
+    files = use.actions.files
+    path = next((path for name in ACTION_FILES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
+    action = f"the action {shown(use.uses.value)}"
     if not path:
-        desk.outside(asked.uses.at, what, f"there is no {folder}/{NAMES[0]} to read it from")
+        converter.unsupported(use.uses.at, action, f"there is no {folder}/{ACTION_FILES[0]} to read it from")
         return []
-    if asked.depth >= MAX_DEPTH:
-        desk.outside(asked.uses.at, what, f"expected at most {MAX_DEPTH} actions that use each other")
+    if use.depth >= MAX_DEPTH:
+        converter.unsupported(use.uses.at, action, f"expected at most {MAX_DEPTH} actions that use each other")
         return []
-    own = Desk(path, files[path])
-    steps = _Action(asked, folder, own).steps(step)
-    for problem in own.problems.in_order():
-        told = f"{what}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
+    action_converter = Converter(path, files[path])
+    steps = _ActionInliner(use, folder, action_converter).steps(convert_step)
+    for problem in action_converter.problems.in_order():
+        message = f"{action}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
         if problem.is_warning:
-            desk.note(asked.uses.at, told, problem.expected)
+            converter.note(use.uses.at, message, problem.expected)
         else:
-            desk.outside(asked.uses.at, told, problem.expected, problem.nearest)
-    for name in own.secrets:
-        desk.secrets.setdefault(name)
-    return [moved(each, asked.uses.at) for each in steps]
+            converter.unsupported(use.uses.at, message, problem.expected, problem.nearest)
+    for secret in action_converter.secrets:
+        converter.secrets.setdefault(secret)
+    return [move_node(step, use.uses.at) for step in steps]
 
 
-def moved(node: Node, at: Place) -> Node:
-    """A node, and all that is in it, at another place."""
+def move_node(node: Node, at: Place) -> Node:
+    """Return a copy of the node and all nodes in it, at another position."""
     if node.kind == LIST:
-        return listed(at, [moved(each, at) for each in node.value])
+        return list_node(at, [move_node(item, at) for item in node.value])
     if node.kind == OBJECT:
-        return Node(OBJECT, at, [(moved(key, at), moved(each, at)) for key, each in node.value])
+        return Node(OBJECT, at, [(move_node(key, at), move_node(value, at)) for key, value in node.value])
     return Node(node.kind, at, node.value, node.written, node.style)
 
 
-class _Action:
-    """One action while its steps become those of a job."""
+class _ActionInliner:
+    """Converts the steps of one use of an action to steps of the job."""
 
-    def __init__(self, asked: Uses, folder: str, desk: Desk) -> None:
-        self.asked, self.folder, self.desk = asked, folder, desk
-        own = asked.key("id")
-        self.prefix = f"{own.written}__" if own is not None else f"_step{asked.number}__"
-        self.given: dict[str, Expression] = {}
-        self.ids: dict[str, str] = {}
+    def __init__(self, use: ActionUse, folder: str, converter: Converter) -> None:
+        self.use, self.folder, self.converter = use, folder, converter
+        use_id = use.value("id")
+        self.prefix = f"{use_id.written}__" if use_id is not None else f"_step{use.number}__"
+        self.inputs: dict[str, Expression] = {}
+        self.ids: dict[str, str] = {}  # ids in the job, by lower-case id in the action, in the order of the steps
 
-    def steps(self, step: Callable[[Node, Desk, Uses], list[Node]]) -> list[Node]:
-        """All steps, the one that sets outputs included."""
-        root = self.asked.actions.root(self.desk.problems.file, self.desk)
+    def steps(self, convert_step: StepConverter) -> list[Node]:
+        """Return all steps, including the final step that sets the outputs."""
+        root = self.use.actions.root(self.converter.problems.file, self.converter)
         if root is None:
             return []
-        parts = {key.written: value for key, value in root.value} if root.kind == OBJECT else {}
-        runs = {key.written: value for key, value in _pairs(parts.get("runs"))}
+        keys = {key.written: value for key, value in pairs(root)}
+        runs = {key.written: value for key, value in pairs(keys.get("runs"))}
         using = runs["using"].written if "using" in runs else ""
         if using.lower() != "composite":
             at = runs["using"].at if "using" in runs else root.at
             found = f"an action that is made with {shown(using)}" if using else "an action without 'runs.using'"
-            self.desk.outside(at, found, "only actions that are made of steps can be read: 'using: composite'")
+            self.converter.unsupported(at, found, "only composite actions are supported: 'using: composite'")
             return []
-        inner = runs.get("steps")
-        if inner is None or inner.kind != LIST or not inner.value or len(inner.value) > MAX_STEPS:
-            self.desk.outside(runs["using"].at, "an action without steps", f"expected 1 to {MAX_STEPS}")
+        steps = runs.get("steps")
+        if steps is None or steps.kind != LIST or not steps.value or len(steps.value) > MAX_STEPS:
+            self.converter.unsupported(runs["using"].at, "an action without steps", f"expected 1 to {MAX_STEPS}")
             return []
-        if not self.asked.actions.can_use(len(inner.value), len(self.desk.source)):
-            self.desk.outside(inner.at, "more uses of actions than one workflow may have", "use fewer of them")
+        if not self.use.actions.can_use(len(steps.value), len(self.converter.source)):
+            self.converter.unsupported(steps.at, "more uses of actions than a workflow may have", "use fewer of them")
             return []
-        self._take_inputs(parts.get("inputs"))
-        self._name(inner.value)
-        outputs = self._outputs(parts.get("outputs"))
-        asked = [self._asked(each) for each in inner.value]
-        own = self.asked.key("id")
-        if not self._can_be_split(inner.value, asked):
+        self._collect_inputs(keys.get("inputs"))
+        self._assign_ids(steps.value)
+        outputs = self._outputs(keys.get("outputs"))
+        conditions = [self._step_condition(step) for step in steps.value]
+        use_id = self.use.value("id")
+        if not self._can_inline(steps.value, conditions):
             return []
-        told: list[Node] = []
-        for position, each in enumerate(inner.value):
-            changed = self._changed(each, position, asked)
-            told += step(changed, self.desk, self.asked._replace(node=changed, depth=self.asked.depth + 1))
-        if own is not None:
-            told += step(self._last(own, outputs, asked), self.desk, self.asked)
-        if len(told) > MAX_STEPS:
-            self.desk.outside(inner.at, f"{len(told)} steps in all", f"expected at most {MAX_STEPS}")
+        converted: list[Node] = []
+        for position, step in enumerate(steps.value):
+            rewritten = self._rewrite_step(step, position, conditions)
+            inner_use = self.use._replace(node=rewritten, depth=self.use.depth + 1)
+            converted += convert_step(rewritten, self.converter, inner_use)
+        if use_id is not None:
+            converted += convert_step(self._final_step(use_id, outputs, conditions), self.converter, self.use)
+        if len(converted) > MAX_STEPS:
+            self.converter.unsupported(steps.at, f"{len(converted)} steps in all", f"expected at most {MAX_STEPS}")
             return []
-        return told
+        return converted
 
-    # -- names
+    # -- inputs, ids and outputs
 
-    def _take_inputs(self, node: Node | None) -> None:
-        with_ = {key.written.lower(): value for key, value in _pairs(self.asked.key("with"))}
-        for name, rules in _pairs(node):
-            default = next((value for key, value in _pairs(rules) if key.written == "default"), None)
-            given = with_.pop(name.written.lower(), None)
-            self.given[name.written.lower()] = _as_text(given or default)
-        for unknown in with_:
-            self.desk.note(Place(), f"{shown(unknown)}, which this action does not ask for", "it has no effect")
+    def _collect_inputs(self, inputs: Node | None) -> None:
+        given = {key.written.lower(): value for key, value in pairs(self.use.value("with"))}
+        for name, declaration in pairs(inputs):
+            value = given.pop(name.written.lower(), None)
+            self.inputs[name.written.lower()] = _input_expression(value or child(declaration, "default"))
+        for unknown in given:
+            self.converter.note(Place(), f"{shown(unknown)}, which is not an input of this action", "it has no effect")
 
-    def _name(self, steps: list[Node]) -> None:
-        for position, each in enumerate(steps):
-            own = next((value for key, value in _pairs(each) if key.written == "id"), None)
-            name = own.written if own is not None else f"_{position}"
+    def _assign_ids(self, steps: list[Node]) -> None:
+        for position, step in enumerate(steps):
+            step_id = child(step, "id")
+            name = step_id.written if step_id is not None else f"_{position}"
             self.ids[name.lower()] = f"{self.prefix}{name}"
 
-    def _change(self, part: Expression) -> Expression | None:
-        match part:
+    def _outputs(self, outputs: Node | None) -> dict[str, str]:
+        found = {}
+        for name, declaration in pairs(outputs):
+            value = child(declaration, "value")
+            if not _OUTPUT_NAME.fullmatch(name.written):
+                self.converter.unsupported(
+                    name.at, f"the output {shown(name.written)}", "expected letters, digits, '_' and '-'"
+                )
+            elif value is not None and value.kind == TEXT:
+                found[name.written] = replace_in_template(value.value, self._replacement)
+        return found
+
+    def _replacement(self, node: Expression) -> Expression | None:
+        """Return what replaces a node of an expression of the action, or None."""
+        match node:
             case Index(Context(context), Literal(str(name))):
                 lowered = context.lower()
                 if lowered == "inputs":
-                    return self.given.get(name.lower(), Literal(""))
+                    return self.inputs.get(name.lower(), Literal(""))
                 if lowered == "steps" and name.lower() in self.ids:
                     return Index(Context("steps"), Literal(self.ids[name.lower()]))
                 if lowered == "github" and name.lower() == "action_path":
-                    return self._path()
+                    return self._action_path()
             case Context(context) if context.lower() == "inputs":
-                self.desk.outside(Place(), "all inputs of an action at once", "name them: inputs.NAME")
+                self.converter.unsupported(Place(), "all inputs of an action at once", "name them: inputs.NAME")
             case _:
                 pass
         return None
 
-    def _path(self) -> Expression:
+    def _action_path(self) -> Expression:
         return Call("format", (Literal(f"{{0}}/{self.folder}"), Index(Context("github"), Literal("workspace"))))
 
-    # -- steps
+    # -- conditions
 
-    def _asked(self, node: Node) -> Expression | None:
-        written = next((value for key, value in _pairs(node) if key.written == "if"), None)
-        return None if written is None or not written.written.strip() else self._condition(written, self._change)
+    def _step_condition(self, step: Node) -> Expression | None:
+        condition = child(step, "if")
+        if condition is None or not condition.written.strip():
+            return None
+        return self._parse_condition(condition, self._replacement)
 
-    def _condition(self, written: Node, change: Callable[[Expression], Expression | None]) -> Expression | None:
-        plain = written.written.strip()
-        if plain.startswith(OPEN) and plain.endswith(CLOSE) and plain.count(OPEN) == 1:
-            plain = plain[len(OPEN) : -len(CLOSE)]
+    def _parse_condition(self, condition: Node, replacement: Replacement) -> Expression | None:
+        source = condition.written.strip()
+        if source.startswith(OPEN) and source.endswith(CLOSE) and source.count(OPEN) == 1:
+            source = source[len(OPEN) : -len(CLOSE)]
         try:
-            return replace_nodes(parse(plain), change)
-        except ExpressionSyntaxError as refused:
-            self.desk.outside(written.at, refused.problem.found, f"expected {refused.problem.expected}")
+            return replace_nodes(parse(source), replacement)
+        except ExpressionSyntaxError as error:
+            self.converter.unsupported(condition.at, error.problem.found, f"expected {error.problem.expected}")
             return None
 
     @cached_property
-    def _outer(self) -> Expression | None:
-        written = self.asked.key("if")
-        return None if written is None or not written.written.strip() else self._condition(written, lambda _: None)
+    def _use_condition(self) -> Expression | None:
+        """The `if` of the step that uses the action."""
+        condition = self.use.value("if")
+        if condition is None or not condition.written.strip():
+            return None
+        return self._parse_condition(condition, lambda _: None)
 
-    def _may_fail(self) -> bool:
-        """Whether the job goes on when the action failed."""
-        value = self.asked.key(MAY_FAIL)
+    def _continues_on_error(self) -> bool:
+        """Return whether the job continues if the action fails."""
+        value = self.use.value(CONTINUE_ON_ERROR)
         return value is not None and value.written != "false"
 
-    def _can_be_split(self, steps: list[Node], asked: list[Expression | None]) -> bool:
-        """Whether its steps one by one do what it does as a whole."""
-        outer, at = self._outer, steps[0].at
-        if self.asked.key(LIMIT) is not None and len(steps) > 1:
-            self.desk.outside(at, f"{shown(LIMIT)} of an action with several steps", "give it to a command")
+    def _runs_after_failure(self) -> bool:
+        """Return whether the action may run, or the job continue, although a step failed."""
+        return _uses_status(self._use_condition) or self._continues_on_error()
+
+    def _can_inline(self, steps: list[Node], conditions: list[Expression | None]) -> bool:
+        """Return whether the single steps can behave as the action does as a whole. Report a problem if not."""
+        at, runs_after_failure = steps[0].at, self._runs_after_failure()
+        if self.use.value(TIMEOUT) is not None and len(steps) > 1:
+            self.converter.unsupported(at, f"{shown(TIMEOUT)} of an action with several steps", "set it for a command")
             return False
-        has_status = [each is not None and _asks_status(each) for each in asked]
-        if (self._may_fail() or (outer is not None and _asks_status(outer))) and any(has_status):
-            told = "steps that ask how things went, in an action that may fail, or whose own 'if' asks for it as well"
-            self.desk.outside(at, told, "ask in one of both")
+        has_status = [_uses_status(condition) for condition in conditions]
+        if runs_after_failure and any(has_status):
+            found = "steps with a status function, in an action that may fail or whose own 'if' has a status function"
+            self.converter.unsupported(at, found, "use it in one of both")
             return False
-        if any(has_status[1:]) and asked[0] is not None:
-            told = "a step that asks how things went, in an action whose first step has an 'if'"
-            self.desk.outside(at, told, "ask in the workflow")
+        if any(has_status[1:]) and conditions[0] is not None:
+            found = "a step with a status function, in an action whose first step has an 'if'"
+            self.converter.unsupported(at, found, "use it in the workflow")
             return False
         return True
 
-    def _when(self, own: Expression | None, position: int) -> Node | None:
-        """When a step of the action runs: if the action does, and nothing in it failed, unless it says otherwise."""
-        outer = self._outer
-        first = next(iter(self.ids.values()))
+    def _combined_condition(self, condition: Expression | None, position: int) -> Node | None:
+        """Return when a step runs: if the action runs, and no earlier step of it failed.
+
+        A step whose own condition uses a status function runs after failures within the action, too.
+        """
+        use_condition, uses_status = self._use_condition, _uses_status(condition)
+        first_id = next(iter(self.ids.values()))
         parts: list[Expression] = []
-        if own is not None and _asks_status(own):
-            parts.append(Call("success") if position == 0 else _result(first, "!=", "skipped"))
-        elif self._may_fail() or (outer is not None and _asks_status(outer)):
-            kind = "outcome" if self._may_fail() else "conclusion"
-            parts += [_result(name, "!=", "failure", kind) for name in list(self.ids.values())[:position]]
-        if outer is not None and not (own is not None and _asks_status(own) and position):
-            parts.insert(0, outer)
-        if own is not None:
-            parts.append(own)
+        if uses_status:
+            parts.append(Call("success") if position == 0 else _compare_result(first_id, "!=", "skipped"))
+        elif self._runs_after_failure():
+            result = "outcome" if self._continues_on_error() else "conclusion"
+            parts += [_compare_result(id, "!=", "failure", result) for id in list(self.ids.values())[:position]]
+        if use_condition is not None and not (uses_status and position):
+            parts.insert(0, use_condition)
+        if condition is not None:
+            parts.append(condition)
         if not parts:
             return None
-        return made(Place(), format_expression(parts[0] if len(parts) == 1 else And(tuple(parts))))
+        return text_node(Place(), format_expression(parts[0] if len(parts) == 1 else And(tuple(parts))))
 
-    def _changed(self, node: Node, position: int, asked: list[Expression | None]) -> Node:
-        """A step with its expressions in the words of the job, as GitHub would write it."""
-        if node.kind != OBJECT:
-            return node
-        told: list[tuple[Node, Node]] = []
-        for key, value in node.value:
+    # -- steps
+
+    def _rewrite_step(self, step: Node, position: int, conditions: list[Expression | None]) -> Node:
+        """Return a step of the action as it would be written in the job."""
+        if step.kind != OBJECT:
+            return step
+        rewritten: list[tuple[Node, Node]] = []
+        for key, value in step.value:
             if key.written not in ("if", "id", "env"):
-                told.append((key, self._rewritten(value)))
-        told.append((made(node.at, "id"), made(node.at, list(self.ids.values())[position])))
-        if (when := self._when(asked[position], position)) is not None:
-            told.append((made(node.at, "if"), made(node.at, when.value)))
-        for name in (MAY_FAIL, LIMIT):
-            if (outer := self.asked.key(name)) is not None and all(key.written != name for key, _ in told):
-                told.append((made(node.at, name), outer))
-        if env := self._env(node):
-            told.append((made(node.at, "env"), Node(OBJECT, node.at, env)))
-        is_command = any(key.written == "run" for key, _ in told)
-        if is_command and self.asked.moves and all(key.written != "working-directory" for key, _ in told):
-            told.append((made(node.at, "working-directory"), made(node.at, ".")))
-        return Node(OBJECT, node.at, told)
+                rewritten.append((key, self._rewrite(value)))
+        rewritten.append((text_node(step.at, "id"), text_node(step.at, list(self.ids.values())[position])))
+        if (condition := self._combined_condition(conditions[position], position)) is not None:
+            rewritten.append((text_node(step.at, "if"), text_node(step.at, condition.value)))
+        for name in (CONTINUE_ON_ERROR, TIMEOUT):
+            if (value := self.use.value(name)) is not None and all(key.written != name for key, _ in rewritten):
+                rewritten.append((text_node(step.at, name), value))
+        if env := self._env(step):
+            rewritten.append((text_node(step.at, "env"), Node(OBJECT, step.at, env)))
+        names = {key.written for key, _ in rewritten}
+        if "run" in names and self.use.has_working_directory and "working-directory" not in names:
+            rewritten.append((text_node(step.at, "working-directory"), text_node(step.at, ".")))
+        return Node(OBJECT, step.at, rewritten)
 
-    def _env(self, node: Node) -> list[tuple[Node, Node]]:
-        own = next((value for key, value in _pairs(node) if key.written == "env"), None)
-        merged = {key.written: (key, value) for key, value in _pairs(self.asked.key("env"))}
-        merged |= {key.written: (key, self._rewritten(value)) for key, value in _pairs(own)}
-        command = next((value for key, value in _pairs(node) if key.written == "run"), None)
-        if command is not None and PATH in command.written:
-            merged[PATH] = (made(node.at, PATH), made(node.at, f"{OPEN} {format_expression(self._path())} {CLOSE}"))
+    def _env(self, step: Node) -> list[tuple[Node, Node]]:
+        merged = {key.written: (key, value) for key, value in pairs(self.use.value("env"))}
+        merged |= {key.written: (key, self._rewrite(value)) for key, value in pairs(child(step, "env"))}
+        command = child(step, "run")
+        if command is not None and ACTION_PATH_VARIABLE in command.written:
+            path = text_node(step.at, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
+            merged[ACTION_PATH_VARIABLE] = (text_node(step.at, ACTION_PATH_VARIABLE), path)
         return [*merged.values()]
 
-    def _rewritten(self, node: Node) -> Node:
+    def _rewrite(self, node: Node) -> Node:
         if node.kind == LIST:
-            return listed(node.at, [self._rewritten(each) for each in node.value])
+            return list_node(node.at, [self._rewrite(item) for item in node.value])
         if node.kind == OBJECT:
-            return Node(OBJECT, node.at, [(key, self._rewritten(each)) for key, each in node.value])
+            return Node(OBJECT, node.at, [(key, self._rewrite(value)) for key, value in node.value])
         if node.kind != TEXT or OPEN not in node.value:
             return node
-        changed = replace_in_template(node.value, self._change)
-        return Node(TEXT, node.at, changed, changed, node.style or '"')
+        rewritten = replace_in_template(node.value, self._replacement)
+        return Node(TEXT, node.at, rewritten, rewritten, node.style or '"')
 
-    def _last(self, own: Node, outputs: dict[str, str], asked: list[Expression | None]) -> Node:
-        """A step that stands for the action under its id: it sets its outputs, and fails if one of its steps did."""
-        kind = "outcome" if self._may_fail() else "conclusion"
-        results = [_result(name, "==", "failure", kind) for name in self.ids.values()]
-        first = next(iter(self.ids.values()))
-        entered = And((_result(first, "!=", "skipped"), Call("always")))
-        when = made(own.at, format_expression(entered)) if asked[0] is None else self._when(None, len(asked))
-        failed = format_expression(results[0] if len(results) == 1 else Or(tuple(results)))
-        env = {"FAILED": made(own.at, f"{OPEN} {failed} {CLOSE}")}
+    def _final_step(self, use_id: Node, outputs: dict[str, str], conditions: list[Expression | None]) -> Node:
+        """Return a step with the id of the using step. It sets the outputs, and fails if a step of the action did."""
+        at = use_id.at
+        result = "outcome" if self._continues_on_error() else "conclusion"
+        failures = [_compare_result(id, "==", "failure", result) for id in self.ids.values()]
+        first_id = next(iter(self.ids.values()))
+        has_run = And((_compare_result(first_id, "!=", "skipped"), Call("always")))
+        condition = (
+            text_node(at, format_expression(has_run))
+            if conditions[0] is None
+            else self._combined_condition(None, len(conditions))
+        )
+        has_failed = format_expression(failures[0] if len(failures) == 1 else Or(tuple(failures)))
+        env = {"FAILED": text_node(at, f"{OPEN} {has_failed} {CLOSE}")}
         lines = []
         for number, (name, value) in enumerate(outputs.items()):
-            env[f"OUTPUT_{number}"] = made(own.at, value)
-            lines.append(
-                f"printf '%s<<%s\\n%s\\n%s\\n' '{name}' {END} \"$OUTPUT_{number}\" {END} >> \"$GITHUB_OUTPUT\""
-            )
-        parts: dict[str, Node | None] = {
-            "id": made(own.at, own.written),
-            "name": made(own.at, f"End of {own.written}"),
-            "if": when,
-            "shell": made(own.at, "sh"),
-            "env": keyed(own.at, dict(env)),
-            "run": made(own.at, "\n".join([*lines, 'test "$FAILED" != true']) + "\n"),
-            MAY_FAIL: self.asked.key(MAY_FAIL),
+            env[f"OUTPUT_{number}"] = text_node(at, value)
+            arguments = f"'{name}' {END_OF_OUTPUT} \"$OUTPUT_{number}\" {END_OF_OUTPUT}"
+            lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {arguments} >> \"$GITHUB_OUTPUT\"")
+        keys: dict[str, Node | None] = {
+            "id": text_node(at, use_id.written),
+            "name": text_node(at, f"End of {use_id.written}"),
+            "if": condition,
+            "shell": text_node(at, "sh"),
+            "env": object_node(at, dict(env)),
+            "run": text_node(at, "\n".join([*lines, 'test "$FAILED" != true']) + "\n"),
+            CONTINUE_ON_ERROR: self.use.value(CONTINUE_ON_ERROR),
         }
-        return keyed(own.at, parts)
-
-    def _outputs(self, node: Node | None) -> dict[str, str]:
-        found = {}
-        for name, rules in _pairs(node):
-            value = next((value for key, value in _pairs(rules) if key.written == "value"), None)
-            if not _NAME.fullmatch(name.written):
-                self.desk.outside(name.at, f"the output {shown(name.written)}", "expected letters, digits, '_' and '-'")
-            elif value is not None and value.kind == TEXT:
-                found[name.written] = replace_in_template(value.value, self._change)
-        return found
+        return object_node(at, keys)
 
 
-def _result(step: str, operator: str, word: str, kind: str = "conclusion") -> Expression:
-    return Compare(operator, Index(Index(Context("steps"), Literal(step)), Literal(kind)), Literal(word))
+def _compare_result(id: str, operator: str, result: str, kind: str = "conclusion") -> Expression:
+    return Compare(operator, Index(Index(Context("steps"), Literal(id)), Literal(kind)), Literal(result))
 
 
-def _asks_status(expression: Expression) -> bool:
-    return bool(function_names(expression) & STATUS_FUNCTIONS)
+def _uses_status(condition: Expression | None) -> bool:
+    return condition is not None and uses_status_function(condition)
 
 
-def _as_text(node: Node | None) -> Expression:
-    """What was given for an input. On GitHub it is always a text."""
-    if node is None or node.kind in (NULL, LIST, OBJECT):
+def _input_expression(value: Node | None) -> Expression:
+    """Return the value of an input as an expression. On GitHub it is always a text."""
+    if value is None or value.kind in (NULL, LIST, OBJECT):
         return Literal("")
-    if node.kind != TEXT or OPEN not in node.value:
-        return Literal(to_text(node.value))
+    if value.kind != TEXT or OPEN not in value.value:
+        return Literal(to_text(value.value))
     try:
-        template = parse_template(node.value)
+        template = parse_template(value.value)
         if template.single_expression is not None:
             return Call("format", (Literal("{0}"), template.single_expression))
         return parse(as_expression(template))
     except ExpressionSyntaxError:
-        return Literal("")  # What is wrong with it is said of the step.
+        return Literal("")  # Reported for the step.
 
 
-def _pairs(node: Node | None) -> list[tuple[Node, Node]]:
-    return node.value if node is not None and node.kind == OBJECT else []
-
-
-def replace_in_template(template: str, replacement: Callable[[Expression], Expression | None]) -> str:
+def replace_in_template(template: str, replacement: Replacement) -> str:
     """Replace nodes in all expressions of a template. A template that cannot be parsed is returned unchanged."""
     if OPEN not in template:
         return template

@@ -1,143 +1,150 @@
-"""`container` and `services` of a job: images, and of their options those that say when a service is ready."""
+"""Converts `container`, `services` and `env`. Of the container options, only those about health are supported."""
 
 from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
 
-from deltaci.pipeline.github.converter import Desk, items, keyed, listed, made
-from deltaci.pipeline.github.keys import keys
+from deltaci.pipeline.github.converter import Converter, list_node, object_node, text_node
+from deltaci.pipeline.github.keys import read_entries
+from deltaci.pipeline.parse.nodes import items
 from deltaci.pipeline.parse.problems import shown
 from deltaci.pipeline.parse.yaml import LIST, NUMBER, OBJECT, TEXT, Node
 
-HEALTH: Final = "--health-cmd"
-TIMING: Final = ("--health-interval", "--health-timeout", "--health-retries", "--health-start-period")
-TIMING_OTHER: Final = ("--health-start-interval",)
-SCHEME: Final = "docker://"
-MAX_WORDS: Final = 200
-_WORD: Final = re.compile(r"""\s*((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)""", re.DOTALL)
-_PIECE: Final = re.compile(r"""\\(.)|"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\\"']+)""", re.DOTALL)
+HEALTH_COMMAND: Final = "--health-cmd"
+HEALTH_TIMING: Final = ("--health-interval", "--health-timeout", "--health-retries", "--health-start-period")
+OTHER_HEALTH_OPTIONS: Final = ("--health-start-interval",)
+DOCKER_SCHEME: Final = "docker://"
+MAX_OPTION_WORDS: Final = 200
+_SHELL_WORD: Final = re.compile(r"""\s*((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)""", re.DOTALL)
+_WORD_PART: Final = re.compile(r"""\\(.)|"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\\"']+)""", re.DOTALL)
 _PORT: Final = re.compile(r"[0-9]{1,5}(:[0-9]{1,5})?")
 
 
-class Container(NamedTuple):
-    """The image of a job, and the variables of its container."""
+class JobContainer(NamedTuple):
+    """The image of a job and the environment of its container."""
 
     image: Node | None
     env: Node | None
 
 
-def container(node: Node, desk: Desk) -> Container:
-    """Where the steps of a job run."""
+def convert_container(node: Node, converter: Converter) -> JobContainer:
+    """Convert `container` of a job."""
     if node.kind != OBJECT:
-        image = desk.text(node, "jobs.image", "container")
-        return Container(_image(image), None)
-    found = keys(node, "'container'", desk)
-    if "image" not in found:
-        desk.outside(node.at, "'container' without 'image'", "expected the image")
-        return Container(None, None)
-    image = desk.text(found["image"][1], "jobs.image", "image")
-    return Container(_image(image), found["env"][1] if "env" in found else None)
+        image = converter.text(node, "jobs.image", "container")
+        return JobContainer(_image_node(image), None)
+    entries = read_entries(node, "'container'", converter)
+    if "image" not in entries:
+        converter.unsupported(node.at, "'container' without 'image'", "expected the image")
+        return JobContainer(None, None)
+    image = converter.text(entries["image"][1], "jobs.image", "image")
+    return JobContainer(_image_node(image), entries["env"][1] if "env" in entries else None)
 
 
-def _image(node: Node | None) -> Node | None:
+def _image_node(node: Node | None) -> Node | None:
     if node is None or not node.value.strip():
-        return None  # On GitHub as well: without an image there is no container.
-    return made(node.at, node.value.strip().removeprefix(SCHEME))
+        return None  # As on GitHub: with an empty image there is no container.
+    return text_node(node.at, node.value.strip().removeprefix(DOCKER_SCHEME))
 
 
-def services(node: Node, desk: Desk) -> Node | None:
-    """Containers that run beside a job."""
+def convert_services(node: Node, converter: Converter) -> Node | None:
+    """Convert `services` of a job."""
     if node.kind != OBJECT:
-        desk.outside(node.at, f"{node.described()} as 'services'", "expected names, each with an image")
+        converter.unsupported(node.at, f"{node.described()} as 'services'", "expected names, each with an image")
         return None
-    told = [(name, service) for name, each in node.value if (service := _service(name, each, desk)) is not None]
-    return Node(OBJECT, node.at, told)
+    converted = [
+        (name, service) for name, item in node.value if (service := _service(name, item, converter)) is not None
+    ]
+    return Node(OBJECT, node.at, converted)
 
 
-def _service(name: Node, node: Node, desk: Desk) -> Node | None:
+def _service(name: Node, node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
-        image = _image(desk.text(node, "jobs.services", "image"))
-        return keyed(node.at, {"image": image}) if image is not None else None
-    found = keys(node, "a service", desk)
-    image = _image(desk.text(found["image"][1], "jobs.services", "image")) if "image" in found else None
+        image = _image_node(converter.text(node, "jobs.services", "image"))
+        return object_node(node.at, {"image": image}) if image is not None else None
+    entries = read_entries(node, "a service", converter)
+    image = _image_node(converter.text(entries["image"][1], "jobs.services", "image")) if "image" in entries else None
     if image is None:
-        if "image" not in found:
-            desk.outside(name.at, f"the service {shown(name.written)} without 'image'", "expected the image")
+        if "image" not in entries:
+            converter.unsupported(name.at, f"the service {shown(name.written)} without 'image'", "expected the image")
         return None
-    told: dict[str, Node | None] = {"image": image}
-    if "env" in found:
-        told["env"] = variables(found["env"][1], "jobs.services.env", desk)
-    if "ports" in found:
-        ports = [_port(each, desk) for each in items(found["ports"][1])]
-        told["ports"] = listed(found["ports"][1].at, [port for port in ports if port is not None])
-    if "command" in found:
-        told["command"] = desk.text(found["command"][1], "jobs.services", "command")
-    if "options" in found:
-        told["health"] = _health(found["options"][1], desk)
-    return keyed(node.at, told)
+    converted: dict[str, Node | None] = {"image": image}
+    if "env" in entries:
+        converted["env"] = convert_env(entries["env"][1], "jobs.services.env", converter)
+    if "ports" in entries:
+        ports = [_port(item, converter) for item in items(entries["ports"][1])]
+        converted["ports"] = list_node(entries["ports"][1].at, [port for port in ports if port is not None])
+    if "command" in entries:
+        converted["command"] = converter.text(entries["command"][1], "jobs.services", "command")
+    if "options" in entries:
+        converted["health"] = _health(entries["options"][1], converter)
+    return object_node(node.at, converted)
 
 
-def variables(node: Node, place: str, desk: Desk) -> Node | None:
-    """Names with texts, numbers or truths."""
+def convert_env(node: Node, availability: str, converter: Converter) -> Node | None:
+    """Convert environment variables."""
     if node.kind != OBJECT:
-        desk.outside(
+        converter.unsupported(
             node.at, f"{node.described()} as 'env'", "expected names, each with a text, a number, true or false"
         )
         return None
-    told = [(key, value) for key, each in node.value if (value := desk.scalar(each, place, key.written)) is not None]
-    return Node(OBJECT, node.at, told)
+    converted = [
+        (key, value)
+        for key, item in node.value
+        if (value := converter.scalar(item, availability, key.written)) is not None
+    ]
+    return Node(OBJECT, node.at, converted)
 
 
-def _port(node: Node, desk: Desk) -> Node | None:
+def _port(node: Node, converter: Converter) -> Node | None:
     if node.kind == NUMBER and isinstance(node.value, int):
         return Node(NUMBER, node.at, node.value, str(node.value))
     if node.kind == TEXT:
         plain = node.value.strip().removesuffix("/tcp")
         if _PORT.fullmatch(plain):
-            return made(node.at, plain)
-    desk.outside(node.at, f"{node.described()} as a port", "expected a TCP port, e.g. 5432 or '5432:5432'")
+            return text_node(node.at, plain)
+    converter.unsupported(node.at, f"{node.described()} as a port", "expected a TCP port, e.g. 5432 or '5432:5432'")
     return None
 
 
-def _health(node: Node, desk: Desk) -> Node | None:
+def _health(node: Node, converter: Converter) -> Node | None:
     if node.kind == LIST:
-        desk.outside(node.at, "a list as 'options'", "expected a text")
+        converter.unsupported(node.at, "a list as 'options'", "expected a text")
         return None
-    text = desk.text(node, "jobs.services", "options")
+    text = converter.text(node, "jobs.services", "options")
     if text is None:
         return None
     health: Node | None = None
-    words = split(text.value)
+    words = split_command_line(text.value)
     if words is None:
-        desk.outside(node.at, "options with a quote that never ends, or too many of them", "close the quote")
+        converter.unsupported(node.at, "options with an unterminated quote, or too many options", "close the quote")
         return None
     position = 0
     while position < len(words):
         name, has_value, value = words[position].partition("=")
         position += 1
-        if name not in (HEALTH, *TIMING, *TIMING_OTHER, "--no-healthcheck"):
-            told = "of the options only those about health: --health-cmd and its times"
-            desk.outside(node.at, f"the option {shown(name)} of a service", told)
+        if name not in (HEALTH_COMMAND, *HEALTH_TIMING, *OTHER_HEALTH_OPTIONS, "--no-healthcheck"):
+            reason = "only health options are supported: --health-cmd and its timing"
+            converter.unsupported(node.at, f"the option {shown(name)} of a service", reason)
             return None
         if not has_value and name != "--no-healthcheck":
             value = words[position] if position < len(words) else ""
             position += 1
-        if name == HEALTH and value:
-            health = made(node.at, value)
+        if name == HEALTH_COMMAND and value:
+            health = text_node(node.at, value)
     return health
 
 
-def split(text: str) -> list[str] | None:
-    """The words of a command line, without their quotes; None if a quote never ends."""
+def split_command_line(text: str) -> list[str] | None:
+    """Split a command line into words and remove quotes. Return None if a quote is open or there are too many."""
     words: list[str] = []
     end = 0
-    while found := _WORD.match(text, end):
-        pieces = []
-        for escaped, double, single, plain in _PIECE.findall(found[1]):
-            pieces.append(escaped or (re.sub(r'\\(["\\$`])', r"\1", double) if double else "") or single or plain)
-        words.append("".join(pieces))
-        end = found.end()
-        if len(words) > MAX_WORDS:
+    while match := _SHELL_WORD.match(text, end):
+        parts = []
+        for escaped, double, single, plain in _WORD_PART.findall(match[1]):
+            parts.append(escaped or (re.sub(r'\\(["\\$`])', r"\1", double) if double else "") or single or plain)
+        words.append("".join(parts))
+        end = match.end()
+        if len(words) > MAX_OPTION_WORDS:
             return None
     return words if not text[end:].strip() else None

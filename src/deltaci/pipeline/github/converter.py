@@ -1,4 +1,4 @@
-"""What is collected while one part of a workflow is read: what is outside, notes, and the secrets that it mentions."""
+"""Converts scalars, expressions and conditions of a workflow, and collects problems and secrets on the way."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Final
 
 from deltaci.pipeline.expressions import (
     AVAILABILITY,
-    STATUS_FUNCTIONS,
     Expression,
     ExpressionProblem,
     ExpressionSyntaxError,
     check_expression,
     context_names,
-    function_names,
     parse_condition,
     parse_template,
+    uses_status_function,
 )
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Context, Index, Literal, walk
@@ -23,17 +22,17 @@ from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.parse.problems import Place, Problems, inside, shown
 from deltaci.pipeline.parse.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node
 
-TOKEN: Final = "GITHUB_TOKEN"
-# Decided when a run is planned: then there are no outputs, and nothing that only a runner knows.
-KNOWN: Final = frozenset({"github", "inputs", "vars", "matrix", "strategy"})
-PLANNED: Final = frozenset(
+GITHUB_TOKEN: Final = "GITHUB_TOKEN"
+# Contexts that are known when a run is planned, and the keys that are evaluated then.
+PLANNING_CONTEXTS: Final = frozenset({"github", "inputs", "vars", "matrix", "strategy"})
+PLANNED_KEYS: Final = frozenset(
     {
         *("jobs.name", "jobs.runs-on", "jobs.image", "jobs.services", "jobs.concurrency", "jobs.strategy"),
         *("jobs.timeout-minutes", "jobs.continue-on-error", "steps.timeout-minutes", "steps.continue-on-error"),
     }
 )
-# Of the context `github`, what there is here. `docs/github-workflows.md` has the list.
-OF_GITHUB: Final = (
+# The supported keys of the context `github`; docs/github-workflows.md lists them.
+GITHUB_CONTEXT_KEYS: Final = (
     *("actor", "base_ref", "event", "event_name", "head_ref", "job", "ref", "ref_name", "ref_type", "repository"),
     *("repository_owner", "run_attempt", "run_id", "run_number", "server_url", "sha", "triggering_actor", "workflow"),
     *("workflow_ref", "workspace"),
@@ -41,71 +40,77 @@ OF_GITHUB: Final = (
 ALWAYS, TRUE = "always()", "true"
 
 
-class Desk:
-    """One part of a workflow while it is read. What a method cannot take, it says, and returns None."""
+class Converter:
+    """Converts the values of one part of a workflow file (the file itself, one job, or one composite action).
+
+    A method that cannot convert a value records a problem and returns None. `availability` is the key in AVAILABILITY
+    that tells which contexts the value may use; `name` is the key for messages. `secrets` collects the used secrets.
+    """
 
     def __init__(self, file: str, source: str) -> None:
         self.problems = Problems(file)
         self.source = source
         self.secrets: dict[str, None] = {}
 
-    def outside(self, at: Place, found: str, why: str = "", near: str = "") -> None:
-        """Say why this part cannot run here."""
-        self.problems.add(at, found, why, near)
+    def unsupported(self, at: Place, found: str, reason: str = "", nearest_word: str = "") -> None:
+        """Record that this cannot run here, and why."""
+        self.problems.add(at, found, reason, nearest_word)
 
-    def note(self, at: Place, found: str, why: str = "") -> None:
-        """Say what is different here, though it can run."""
-        self.problems.add(at, found, why, is_warning=True)
+    def note(self, at: Place, found: str, reason: str = "") -> None:
+        """Record a warning: it runs, but something differs or has no effect."""
+        self.problems.add(at, found, reason, is_warning=True)
 
     # -- texts and numbers
 
-    def scalar(self, node: Node, place: str, what: str = "") -> Node | None:
-        """A text, number or truth, as GitHub reads it; nothing at all is an empty text."""
+    def scalar(self, node: Node, availability: str, name: str = "") -> Node | None:
+        """Convert a text, number or boolean as GitHub reads it. A missing value becomes an empty text."""
         if node.kind in (LIST, OBJECT):
-            told = f"{node.described()} as {shown(what)}" if what else node.described()
-            self.outside(node.at, told, "expected a text, a number, true or false")
+            message = f"{node.described()} as {shown(name)}" if name else node.described()
+            self.unsupported(node.at, message, "expected a text, a number, true or false")
             return None
         if node.style == REFUSED:
             return None
         if node.kind == NULL:
-            return made(node.at, "")
+            return text_node(node.at, "")
         if node.kind == NUMBER:
             return self._number(node)
         if node.kind == BOOL:
             return Node(BOOL, node.at, node.value, "true" if node.value else "false")
-        self.expressions(node, place)
+        self.parse_expressions(node, availability)
         return Node(TEXT, node.at, node.value, node.value, node.style or '"')
 
-    def text(self, node: Node, place: str, what: str = "") -> Node | None:
-        """The same as a text, whatever it was."""
-        found = self.scalar(node, place, what)
-        if found is None or found.kind == TEXT:
-            return found
-        return made(found.at, found.written)
+    def text(self, node: Node, availability: str, name: str = "") -> Node | None:
+        """Convert any scalar to a text."""
+        scalar = self.scalar(node, availability, name)
+        if scalar is None or scalar.kind == TEXT:
+            return scalar
+        return text_node(scalar.at, scalar.written)
 
-    def line(self, node: Node, place: str, what: str = "") -> Node | None:
-        """The same on one line: for names."""
-        found = self.text(node, place, what)
-        return None if found is None else made(found.at, " ".join(found.value.split()))
+    def line(self, node: Node, availability: str, name: str = "") -> Node | None:
+        """Convert any scalar to a text on one line."""
+        scalar = self.text(node, availability, name)
+        return None if scalar is None else text_node(scalar.at, " ".join(scalar.value.split()))
 
-    def truth(self, node: Node, place: str, what: str) -> Node | None:
-        """True, false or an expression."""
-        found = self.scalar(node, place, what)
-        if found is None or found.kind == BOOL or is_expression(found):
-            return found
-        if found.kind == TEXT and found.value.strip().lower() in ("true", "false"):
-            return Node(BOOL, found.at, found.value.strip().lower() == "true", found.value.strip().lower())
-        self.outside(node.at, f"{node.described()} as {shown(what)}", "expected true, false or an expression ${{ … }}")
+    def boolean(self, node: Node, availability: str, name: str) -> Node | None:
+        """Convert a boolean or an expression."""
+        scalar = self.scalar(node, availability, name)
+        if scalar is None or scalar.kind == BOOL or is_expression(scalar):
+            return scalar
+        if scalar.kind == TEXT and scalar.value.strip().lower() in ("true", "false"):
+            return Node(BOOL, scalar.at, scalar.value.strip().lower() == "true", scalar.value.strip().lower())
+        self.unsupported(
+            node.at, f"{node.described()} as {shown(name)}", "expected true, false or an expression ${{ … }}"
+        )
         return None
 
-    def number(self, node: Node, place: str, what: str) -> Node | None:
-        """A number or an expression."""
-        found = self.scalar(node, place, what)
-        if found is None or found.kind == NUMBER or is_expression(found):
-            return found
-        if found.kind == TEXT and found.value.strip().isascii() and found.value.strip().isdigit():
-            return Node(NUMBER, found.at, int(found.value[:18]), str(int(found.value[:18])))
-        self.outside(node.at, f"{node.described()} as {shown(what)}", "expected a number or an expression ${{ … }}")
+    def number(self, node: Node, availability: str, name: str) -> Node | None:
+        """Convert a number or an expression."""
+        scalar = self.scalar(node, availability, name)
+        if scalar is None or scalar.kind == NUMBER or is_expression(scalar):
+            return scalar
+        if scalar.kind == TEXT and scalar.value.strip().isascii() and scalar.value.strip().isdigit():
+            return Node(NUMBER, scalar.at, int(scalar.value[:18]), str(int(scalar.value[:18])))
+        self.unsupported(node.at, f"{node.described()} as {shown(name)}", "expected a number or an expression ${{ … }}")
         return None
 
     def _number(self, node: Node) -> Node:
@@ -113,126 +118,136 @@ class Desk:
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
         if (read_as := to_text(value)) != node.written:
-            told = f"the number {node.written[:40]}, which is {read_as} once it is read, on GitHub as well"
-            self.note(node.at, told, f"put it in quotes if it is a text: '{node.written[:40]}'")
+            message = f"the number {node.written[:40]}, which is read as {read_as}, as on GitHub"
+            self.note(node.at, message, f"put it in quotes if it is a text: '{node.written[:40]}'")
         return Node(NUMBER, node.at, value, str(value))
 
     # -- expressions
 
-    def expressions(self, node: Node, place: str) -> tuple[Expression, ...]:
-        """The expressions of a text, checked for their place."""
+    def parse_expressions(self, node: Node, availability: str) -> tuple[Expression, ...]:
+        """Parse the expressions of a text, and check them against what is available there."""
         if OPEN not in node.value:
             return ()
         try:
-            found = parse_template(node.value).expressions
-        except ExpressionSyntaxError as refused:
-            self._mistaken(node, [refused.problem])
+            expressions = parse_template(node.value).expressions
+        except ExpressionSyntaxError as error:
+            self._report(node, [error.problem])
             return ()
-        for expression in found:
-            self._checked(node, expression, place)
-        return found
+        for expression in expressions:
+            self._check(node, expression, availability)
+        return expressions
 
-    def condition(self, node: Node, place: str) -> Node | None:
-        """What an `if` says. A text around an expression is as true here as it is on GitHub."""
+    def condition(self, node: Node, availability: str) -> Node | None:
+        """Convert an `if`. An expression within other text is always true, as on GitHub; that is reported."""
         if node.kind in (LIST, OBJECT) or node.style == REFUSED:
             if node.style != REFUSED:
-                self.outside(node.at, f"{node.described()} as 'if'", "expected an expression")
+                self.unsupported(node.at, f"{node.described()} as 'if'", "expected an expression")
             return None
         written = to_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
         if not written.strip():
             return None
         try:
             expression = parse_condition(written)
-        except ExpressionSyntaxError as refused:
-            return self._text_condition(node, written, place, refused)
-        self._checked(node, expression, place)
-        return made(node.at, written)
+        except ExpressionSyntaxError as error:
+            return self._text_condition(node, written, availability, error)
+        self._check(node, expression, availability)
+        return text_node(node.at, written)
 
-    def _text_condition(self, node: Node, written: str, place: str, refused: ExpressionSyntaxError) -> Node | None:
+    def _text_condition(self, node: Node, written: str, availability: str, error: ExpressionSyntaxError) -> Node | None:
         try:
             template = parse_template(written.strip())
         except ExpressionSyntaxError:
             template = None
         if template is None or template.single_expression is not None or not template.expressions:
-            self._mistaken(node, [refused.problem])
+            self._report(node, [error.problem])
             return None
         for expression in template.expressions:
-            self._checked(node, expression, place)
-        has_status = any(function_names(expression) & STATUS_FUNCTIONS for expression in template.expressions)
-        told = f"{OPEN} {CLOSE} around a part of a condition: it is a text then, and so it is always true, as on GitHub"
-        self.note(node.at, told, f"put {OPEN} {CLOSE} around all of it, or nowhere")
-        return made(node.at, ALWAYS if has_status else TRUE)
+            self._check(node, expression, availability)
+        has_status = any(uses_status_function(expression) for expression in template.expressions)
+        message = f"{OPEN} {CLOSE} around a part of a condition: it is a text, which is always true, as on GitHub"
+        self.note(node.at, message, f"put {OPEN} {CLOSE} around all of it, or nowhere")
+        return text_node(node.at, ALWAYS if has_status else TRUE)
 
-    def _checked(self, node: Node, expression: Expression, place: str) -> None:
-        known = AVAILABILITY[place]
-        self._mistaken(node, check_expression(expression, known.contexts, known.functions))
-        late = sorted((context_names(expression) - KNOWN) & known.contexts) if place in PLANNED else []
-        if late:
-            told = f"{shown(late[0])}, which is not known when a run is planned"
-            self.outside(self._place(node, late[0]), told, "write the value itself, or use it in a command")
-        self._mentioned(node, expression)
+    def _check(self, node: Node, expression: Expression, availability: str) -> None:
+        available = AVAILABILITY[availability]
+        self._report(node, check_expression(expression, available.contexts, available.functions))
+        unknown = (
+            sorted((context_names(expression) - PLANNING_CONTEXTS) & available.contexts)
+            if availability in PLANNED_KEYS
+            else []
+        )
+        if unknown:
+            message = f"{shown(unknown[0])}, which is not known when a run is planned"
+            self.unsupported(
+                self._position_of(node, unknown[0]), message, "write the value itself, or use it in a command"
+            )
+        self._note_context_use(node, expression)
 
-    def _mentioned(self, node: Node, expression: Expression) -> None:
-        """Secrets are given by name."""
-        named: set[int] = set()
+    def _note_context_use(self, node: Node, expression: Expression) -> None:
+        """Collect the secrets that are used by name, and report uses that cannot work here."""
+        by_name: set[int] = set()
         for part, _ in walk(expression):
             match part:
-                case Index(Context(context, at), Literal(str(name))) if context.lower() == "secrets":
-                    named.add(at)
-                    self._secret(node, at, name)
-                case Index(Context(context, at), Literal(str(name))) if context.lower() == "github":
+                case Index(Context(context, column), Literal(str(name))) if context.lower() == "secrets":
+                    by_name.add(column)
+                    self._secret(node, column, name)
+                case Index(Context(context, column), Literal(str(name))) if context.lower() == "github":
                     if name.lower() == "token":
-                        self.note(self._at(node, at), "'github.token' is empty here", "there is no token of the forge")
-                    elif name.lower() not in OF_GITHUB:
-                        told = f"'github.{name[:40]}' is empty here"
-                        self.note(self._at(node, at), told, f"there are: {', '.join(OF_GITHUB)}")
-                case Context(context, at) if context.lower() == "secrets" and at not in named:
-                    told = "all secrets at once, or one whose name is worked out"
-                    self.outside(self._at(node, at), told, "a job gets secrets by name: write secrets.NAME")
+                        self.note(
+                            self._position(node, column),
+                            "'github.token' is empty here",
+                            "jobs get no token of the forge",
+                        )
+                    elif name.lower() not in GITHUB_CONTEXT_KEYS:
+                        message = f"'github.{name[:40]}' is empty here"
+                        self.note(self._position(node, column), message, f"there are: {', '.join(GITHUB_CONTEXT_KEYS)}")
+                case Context(context, column) if context.lower() == "secrets" and column not in by_name:
+                    message = "all secrets at once, or a secret with a computed name"
+                    self.unsupported(
+                        self._position(node, column), message, "a job gets secrets by name: write secrets.NAME"
+                    )
                 case _:
                     pass
 
-    def _secret(self, node: Node, at: int, name: str) -> None:
-        if name.upper() == TOKEN:
-            self.note(self._at(node, at), f"'secrets.{TOKEN}' is empty here", "there is no token of the forge")
+    def _secret(self, node: Node, column: int, name: str) -> None:
+        if name.upper() == GITHUB_TOKEN:
+            self.note(
+                self._position(node, column),
+                f"'secrets.{GITHUB_TOKEN}' is empty here",
+                "jobs get no token of the forge",
+            )
         else:
             self.secrets.setdefault(name.upper())
 
-    def _mistaken(self, node: Node, mistakes: Iterable[ExpressionProblem]) -> None:
-        for mistake in mistakes:
-            near = mistake.nearest.strip("'")
-            self.outside(self._at(node, mistake.column), mistake.found, f"expected {mistake.expected}", near)
+    def _report(self, node: Node, problems: Iterable[ExpressionProblem]) -> None:
+        for problem in problems:
+            nearest_word = problem.nearest.strip("'")
+            self.unsupported(
+                self._position(node, problem.column), problem.found, f"expected {problem.expected}", nearest_word
+            )
 
-    def _at(self, node: Node, column: int) -> Place:
+    def _position(self, node: Node, column: int) -> Place:
         text = node.value if isinstance(node.value, str) else node.written
         return inside(self.source, node.at, text, max(0, column - 1))
 
-    def _place(self, node: Node, word: str) -> Place:
+    def _position_of(self, node: Node, word: str) -> Place:
         return inside(self.source, node.at, node.value, max(0, node.value.find(word)))
 
 
-def made(at: Place, text: str) -> Node:
-    """A text that nobody takes for anything else."""
+def text_node(at: Place, text: str) -> Node:
+    """Return a quoted text, which is never read as another type."""
     return Node(TEXT, at, text, text, '"')
 
 
-def listed(at: Place, items: list[Node]) -> Node:
-    """A list."""
+def list_node(at: Place, items: list[Node]) -> Node:
     return Node(LIST, at, items)
 
 
-def keyed(at: Place, pairs: dict[str, Node | None]) -> Node:
-    """An object of what there is."""
-    return Node(OBJECT, at, [(made(value.at, name), value) for name, value in pairs.items() if value is not None])
+def object_node(at: Place, pairs: dict[str, Node | None]) -> Node:
+    """Return an object of the pairs whose value is not None."""
+    return Node(OBJECT, at, [(text_node(value.at, name), value) for name, value in pairs.items() if value is not None])
 
 
 def is_expression(node: Node) -> bool:
-    """Whether a node is one expression and nothing else."""
+    """Return whether a node is a text that begins with `${{` and ends with `}}`."""
     return node.kind == TEXT and node.value.strip().startswith(OPEN) and node.value.strip().endswith(CLOSE)
-
-
-def items(node: Node) -> list[Node]:
-    """The items of a list; something single is a list of one."""
-    if node.kind == NULL:
-        return []
-    return node.value if node.kind == LIST else [node]

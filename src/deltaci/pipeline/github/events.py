@@ -1,4 +1,4 @@
-"""`on` of a workflow: which of GitHub's events can happen here, and what a run by hand asks for."""
+"""Converts `on` of a workflow: the supported events with their filters, and the inputs of a manual run."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from typing import Final, get_args
 
 from deltaci.core.text import nearest
 from deltaci.pipeline import model
-from deltaci.pipeline.github.converter import Desk, items, keyed, listed, made
-from deltaci.pipeline.github.keys import keys
+from deltaci.pipeline.github.converter import Converter, list_node, object_node, text_node
+from deltaci.pipeline.github.keys import read_entries
 from deltaci.pipeline.parse.checks import check_cron
+from deltaci.pipeline.parse.nodes import items
 from deltaci.pipeline.parse.problems import shown
 from deltaci.pipeline.parse.shapes import shape
 from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node
 
-INSIDE: Final = ("push", "pull_request", "schedule", "workflow_dispatch")
-NEVER: Final = (
+SUPPORTED_EVENTS: Final = ("push", "pull_request", "schedule", "workflow_dispatch")
+IGNORED_EVENTS: Final = (
     *("branch_protection_rule", "check_run", "check_suite", "create", "delete", "deployment", "deployment_status"),
     *("discussion", "discussion_comment", "fork", "gollum", "image_version", "issue_comment", "issues", "label"),
     *("merge_group", "milestone", "page_build", "project", "project_card", "project_column", "public"),
     *("pull_request_comment", "pull_request_review", "pull_request_review_comment", "registry_package", "release"),
     *("repository_dispatch", "status", "watch", "workflow_call", "workflow_run"),
 )
-UNSAFE: Final = "pull_request_target"
-UNSAFE_WHY: Final = (
-    "it gives the secrets to what a stranger wrote, which never happens here: use pull_request, or start it by hand"
-)
-TYPES: Final = get_args(model.PullRequestType)
-OTHER_TYPES: Final = (
+UNSAFE_EVENT: Final = "pull_request_target"
+UNSAFE_EVENT_REASON: Final = "it would give secrets to code from forks: use pull_request, or start it manually"
+SUPPORTED_TYPES: Final = get_args(model.PullRequestType)
+IGNORED_TYPES: Final = (
     *("assigned", "auto_merge_disabled", "auto_merge_enabled", "converted_to_draft", "demilestoned", "dequeued"),
     *("edited", "enqueued", "locked", "milestoned", "review_request_removed", "review_requested", "unassigned"),
     "unlocked",
@@ -34,140 +33,158 @@ OTHER_TYPES: Final = (
 INPUT_TYPES: Final = ("string", "number", "boolean", "choice", "environment")
 
 
-def events(key: Node, on: Node, desk: Desk) -> Node:
-    """The events of `on` as a pipeline has them. None at all is no mistake: nothing starts it then but people."""
-    found: dict[str, Node | None] = {}
-    for name, value in _named(key, on, desk):
-        word = name.written
-        if word == "workflow_dispatch":
-            found["manual"] = _manual(name, value, desk)
-        elif word == "schedule":
-            found["schedule"] = _schedules(name, value, desk)
-        elif word in ("push", "pull_request"):
-            found[word] = _filtered(name, value, word, desk)
-        elif word == UNSAFE:
-            desk.note(name.at, f"{shown(word)} does not start this here", UNSAFE_WHY)
-        elif word in NEVER:
-            desk.note(name.at, f"{shown(word)} never happens here", "it does not start this")
+def convert_events(key: Node, on: Node, converter: Converter) -> Node:
+    """Convert `on`. Without any supported event, the workflow can only be started by name; that is reported."""
+    converted: dict[str, Node | None] = {}
+    for name, value in _event_entries(key, on, converter):
+        event = name.written
+        if event == "workflow_dispatch":
+            converted["manual"] = _convert_manual_start(name, value, converter)
+        elif event == "schedule":
+            converted["schedule"] = _convert_schedules(name, value, converter)
+        elif event in ("push", "pull_request"):
+            converted[event] = _convert_filters(name, value, event, converter)
+        elif event == UNSAFE_EVENT:
+            converter.note(name.at, f"{shown(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
+        elif event in IGNORED_EVENTS:
+            converter.note(name.at, f"{shown(event)} never happens here", "it starts nothing")
         else:
-            known = (*INSIDE, UNSAFE, *NEVER)
-            near = nearest(word, known)
-            desk.outside(name.at, f"the event {shown(word)}", "" if near else f"expected {', '.join(INSIDE)} …", near)
-    if not any(found.values()):
-        desk.note(key.at, "nothing starts this here", "it can only be run by name")
-    return keyed(on.at, found)
+            all_events = (*SUPPORTED_EVENTS, UNSAFE_EVENT, *IGNORED_EVENTS)
+            nearest_word = nearest(event, all_events)
+            converter.unsupported(
+                name.at,
+                f"the event {shown(event)}",
+                "" if nearest_word else f"expected {', '.join(SUPPORTED_EVENTS)} …",
+                nearest_word,
+            )
+    if not any(converted.values()):
+        converter.note(key.at, "no event starts this here", "it can only be run by name")
+    return object_node(on.at, converted)
 
 
-def _named(key: Node, on: Node, desk: Desk) -> list[tuple[Node, Node]]:
+def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node, Node]]:
     if on.kind == OBJECT:
         return [(name, value) for name, value in on.value]
     if on.kind in (TEXT, LIST):
-        named = []
+        entries = []
         for name in items(on):
             if name.kind == TEXT:
-                named.append((name, Node(NULL, name.at)))
+                entries.append((name, Node(NULL, name.at)))
             else:
-                desk.outside(name.at, f"{name.described()} as an event", "expected its name, e.g. push")
-        return named
-    desk.outside(key.at, f"{on.described()} as 'on'", "expected events, e.g. push")
+                converter.unsupported(name.at, f"{name.described()} as an event", "expected its name, e.g. push")
+        return entries
+    converter.unsupported(key.at, f"{on.described()} as 'on'", "expected events, e.g. push")
     return []
 
 
-def _filtered(key: Node, value: Node, event: str, desk: Desk) -> Node | None:
+def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -> Node | None:
     if value.kind == NULL:
         return Node(OBJECT, key.at, [])
-    found = keys(value, f"'{event}'", desk)
-    told: dict[str, Node | None] = {}
-    for name, (at, patterns) in found.items():
+    entries = read_entries(value, f"'{event}'", converter)
+    converted: dict[str, Node | None] = {}
+    for name, (filter_key, patterns) in entries.items():
         if name == "types":
-            told[name] = _types(patterns, desk)
-            if told[name] is None:
+            converted[name] = _convert_types(patterns, converter)
+            if converted[name] is None:
                 return None
             continue
-        if name.removesuffix("-ignore") + "-ignore" in found and not name.endswith("-ignore"):
-            desk.outside(at.at, f"{shown(name)} and '{name}-ignore' together", "GitHub takes one of them")
-        texts = [desk.line(each, "run-name", name) for each in items(patterns)]
-        kept = [each for each in texts if each is not None and each.value]
-        told[name] = listed(patterns.at, kept) if kept else None
-    return keyed(value.at, told)
+        if name.removesuffix("-ignore") + "-ignore" in entries and not name.endswith("-ignore"):
+            converter.unsupported(
+                filter_key.at, f"{shown(name)} and '{name}-ignore' together", "GitHub accepts only one of them"
+            )
+        lines = [converter.line(pattern, "run-name", name) for pattern in items(patterns)]
+        non_empty = [line for line in lines if line is not None and line.value]
+        converted[name] = list_node(patterns.at, non_empty) if non_empty else None
+    return object_node(value.at, converted)
 
 
-def _types(node: Node, desk: Desk) -> Node | None:
-    kept = []
-    for each in items(node):
-        word = each.written
-        if word in TYPES:
-            kept.append(made(each.at, word))
-        elif word in OTHER_TYPES:
-            desk.note(each.at, f"{shown(word)} of a pull request starts nothing here", "it is not told by all forges")
+def _convert_types(node: Node, converter: Converter) -> Node | None:
+    types = []
+    for type_node in items(node):
+        name = type_node.written
+        if name in SUPPORTED_TYPES:
+            types.append(text_node(type_node.at, name))
+        elif name in IGNORED_TYPES:
+            converter.note(
+                type_node.at, f"{shown(name)} of a pull request starts nothing here", "not all forges report it"
+            )
         else:
-            near = nearest(word, (*TYPES, *OTHER_TYPES))
-            desk.outside(each.at, f"{shown(word)} as a type", "" if near else f"expected {', '.join(TYPES)}", near)
-    if not kept:
-        desk.note(node.at, "none of these types starts anything here", "no pull request starts this")
-    return listed(node.at, kept) if kept else None
+            nearest_word = nearest(name, (*SUPPORTED_TYPES, *IGNORED_TYPES))
+            converter.unsupported(
+                type_node.at,
+                f"{shown(name)} as a type",
+                "" if nearest_word else f"expected {', '.join(SUPPORTED_TYPES)}",
+                nearest_word,
+            )
+    if not types:
+        converter.note(node.at, "none of these types starts anything here", "pull requests do not start this")
+    return list_node(node.at, types) if types else None
 
 
-def _schedules(key: Node, value: Node, desk: Desk) -> Node | None:
+def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | None:
     if value.kind != LIST:
-        desk.outside(key.at, f"{value.described()} as 'schedule'", "expected a list of 'cron: …'")
+        converter.unsupported(key.at, f"{value.described()} as 'schedule'", "expected a list of 'cron: …'")
         return None
-    kept = []
-    for each in value.value:
-        found = keys(each, "a schedule", desk)
-        cron = found.get("cron")
+    schedules = []
+    for item in value.value:
+        entries = read_entries(item, "a schedule", converter)
+        cron = entries.get("cron")
         if cron is None or cron[1].kind != TEXT:
-            desk.outside(each.at, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'")
+            converter.unsupported(item.at, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'")
             continue
-        node = made(cron[1].at, " ".join(cron[1].value.split()))
-        check_cron(node, desk.outside)
-        zone = desk.text(found["timezone"][1], "run-name", "timezone") if "timezone" in found else None
-        if zone is not None and "timezone" not in shape(model.Schedule).fields:
-            desk.outside(zone.at, f"the time zone {shown(zone.value)}", "times are in UTC here")
-            zone = None
-        kept.append(keyed(each.at, {"cron": node, "timezone": zone}))
-    return listed(value.at, kept) if kept else None
+        expression = text_node(cron[1].at, " ".join(cron[1].value.split()))
+        check_cron(expression, converter.unsupported)
+        time_zone = converter.text(entries["timezone"][1], "run-name", "timezone") if "timezone" in entries else None
+        if time_zone is not None and "timezone" not in shape(model.Schedule).fields:
+            converter.unsupported(time_zone.at, f"the time zone {shown(time_zone.value)}", "times are in UTC")
+            time_zone = None
+        schedules.append(object_node(item.at, {"cron": expression, "timezone": time_zone}))
+    return list_node(value.at, schedules) if schedules else None
 
 
-# -- by hand
+# -- manual runs
 
 
-def _manual(key: Node, value: Node, desk: Desk) -> Node:
-    found = {} if value.kind == NULL else keys(value, "'workflow_dispatch'", desk)
-    if "inputs" not in found:
+def _convert_manual_start(key: Node, value: Node, converter: Converter) -> Node:
+    entries = {} if value.kind == NULL else read_entries(value, "'workflow_dispatch'", converter)
+    if "inputs" not in entries:
         return Node(OBJECT, key.at, [])
-    inputs = found["inputs"][1]
+    inputs = entries["inputs"][1]
     if inputs.kind != OBJECT:
-        desk.outside(inputs.at, f"{inputs.described()} as 'inputs'", "expected names, each with its own keys")
+        converter.unsupported(inputs.at, f"{inputs.described()} as 'inputs'", "expected names, each with its own keys")
         return Node(OBJECT, key.at, [])
-    told = [(name, _input(name, each, desk)) for name, each in inputs.value]
-    return Node(OBJECT, value.at, [(made(value.at, "inputs"), Node(OBJECT, inputs.at, told))])
+    converted = [(name, _convert_input(name, input_node, converter)) for name, input_node in inputs.value]
+    return Node(OBJECT, value.at, [(text_node(value.at, "inputs"), Node(OBJECT, inputs.at, converted))])
 
 
-def _input(name: Node, value: Node, desk: Desk) -> Node:
-    found = {} if value.kind == NULL else keys(value, "an input", desk)
-    told: dict[str, Node | None] = {}
-    if "description" in found:
-        told["description"] = desk.line(found["description"][1], "run-name", "description")
-    kind = found["type"][1] if "type" in found else made(name.at, "string")
+def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
+    entries = {} if value.kind == NULL else read_entries(value, "an input", converter)
+    converted: dict[str, Node | None] = {}
+    if "description" in entries:
+        converted["description"] = converter.line(entries["description"][1], "run-name", "description")
+    kind = entries["type"][1] if "type" in entries else text_node(name.at, "string")
     if kind.written not in INPUT_TYPES:
-        near = nearest(kind.written, INPUT_TYPES)
-        desk.outside(kind.at, kind.described(), f"expected one of: {', '.join(INPUT_TYPES)}", near)
+        nearest_word = nearest(kind.written, INPUT_TYPES)
+        converter.unsupported(kind.at, kind.described(), f"expected one of: {', '.join(INPUT_TYPES)}", nearest_word)
     elif kind.written == "environment":
-        desk.note(kind.at, "'environment' is a text here", "there are no environments to choose from")
+        converter.note(kind.at, "'environment' is a text here", "there are no environments here")
     else:
-        told["type"] = made(kind.at, kind.written)
-    if "required" in found:
-        told["required"] = desk.truth(found["required"][1], "run-name", "required")
-    if "default" in found:
-        default = found["default"][1]
-        as_is = kind.written in ("boolean", "number")
-        told["default"] = (desk.scalar if as_is else desk.text)(default, "run-name", "default")
+        converted["type"] = text_node(kind.at, kind.written)
+    if "required" in entries:
+        converted["required"] = converter.boolean(entries["required"][1], "run-name", "required")
+    if "default" in entries:
+        default = entries["default"][1]
+        keeps_type = kind.written in ("boolean", "number")
+        converted["default"] = (converter.scalar if keeps_type else converter.text)(default, "run-name", "default")
         if kind.written == "boolean":
-            told["default"] = desk.truth(default, "run-name", "default")
-    if "options" in found and kind.written == "choice":
-        options = found["options"][1]
-        told["options"] = listed(options.at, [each for one in items(options) if (each := desk.text(one, "run-name"))])
-    if kind.written == "choice" and "options" not in found:
-        desk.outside(name.at, f"the input {shown(name.written)}, a choice without 'options'", "expected a list")
-    return keyed(value.at, told)
+            converted["default"] = converter.boolean(default, "run-name", "default")
+    if "options" in entries and kind.written == "choice":
+        options = entries["options"][1]
+        converted["options"] = list_node(
+            options.at, [text for option in items(options) if (text := converter.text(option, "run-name"))]
+        )
+    if kind.written == "choice" and "options" not in entries:
+        converter.unsupported(
+            name.at, f"the input {shown(name.written)}, a choice without 'options'", "expected a list"
+        )
+    return object_node(value.at, converted)

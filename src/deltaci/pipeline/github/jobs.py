@@ -1,148 +1,176 @@
-"""One job of a workflow as a job of a pipeline."""
+"""Converts a job of a workflow to a job of a pipeline file (as nodes, which the pipeline reader then reads)."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from deltaci.pipeline.expressions import context_names
-from deltaci.pipeline.github.composite_actions import Actions
-from deltaci.pipeline.github.containers import Container, container, services, variables
-from deltaci.pipeline.github.converter import KNOWN, Desk, items, keyed, listed, made
-from deltaci.pipeline.github.keys import has, keys
-from deltaci.pipeline.github.runs_on import Machines, as_list, machines, worked_out
-from deltaci.pipeline.github.shells import DEFAULT, IN_CONTAINERS, ON_WINDOWS, shell
-from deltaci.pipeline.github.steps import steps
-from deltaci.pipeline.github.strategy import Strategy, strategy
-from deltaci.pipeline.parse.nodes import child
+from deltaci.pipeline.github.composite_actions import RepositoryActions
+from deltaci.pipeline.github.containers import JobContainer, convert_container, convert_env, convert_services
+from deltaci.pipeline.github.converter import PLANNING_CONTEXTS, Converter, list_node, object_node, text_node
+from deltaci.pipeline.github.keys import Entries, has_key, read_entries
+from deltaci.pipeline.github.runs_on import RunsOn, as_condition, convert_runs_on, label_list
+from deltaci.pipeline.github.shells import CONTAINER_SHELL, DEFAULT_SHELL, WINDOWS_DEFAULT_SHELL, convert_shell
+from deltaci.pipeline.github.steps import convert_steps
+from deltaci.pipeline.github.strategy import Strategy, convert_strategy
+from deltaci.pipeline.parse.nodes import child, items
 from deltaci.pipeline.parse.problems import shown
 from deltaci.pipeline.parse.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 
-BY_ID: Final = "the job is called by its id"
-MINUTES: Final = 360  # How long a job may take on GitHub, if nothing is said.
-
-Keys = dict[str, tuple[Node, Node]]
+NAMED_BY_ID: Final = "the job is named by its id"
+JOB_TIMEOUT_MINUTES: Final = 360  # GitHub's default
 
 
-def job(key: Node, node: Node, defaults: Keys, desk: Desk, actions: Actions) -> Node:
-    """A job; `defaults` are those of the workflow, `actions` those of the repository that it may use."""
-    found = keys(node, "a job", desk)
-    told: dict[str, Node | None] = {}
-    called = node.kind == OBJECT and any(name.written == "uses" for name, _ in node.value)
-    if "name" in found:
-        told["name"] = _name(found["name"][1], desk)
-    if "needs" in found:
-        told["needs"] = needs(found["needs"][1], desk)
-    if "if" in found:
-        told["if"] = desk.condition(found["if"][1], "jobs.if")
-    planned = strategy(found["strategy"][1], desk) if "strategy" in found else Strategy(None, [{}])
-    told["strategy"] = planned.node
-    place = Machines()
-    if "runs-on" in found:
-        place = machines(found["runs-on"][1], planned.combinations, planned.unknown, desk)
-        told["runs-on"] = as_list(found["runs-on"][1], place)
-    elif not called and node.kind == OBJECT:
-        desk.outside(key.at, f"the job {shown(key.written)} without 'runs-on'", "expected it, e.g. ubuntu-latest")
-    inner = container(found["container"][1], desk) if "container" in found else Container(None, None)
-    told["image"] = inner.image
-    if "services" in found:
-        told["services"] = services(found["services"][1], desk)
-    told["env"] = _env(found, inner, desk)
-    told["defaults"] = _defaults(key, found, defaults, place, inner, desk)
-    _limits(key, found, told, desk)
-    if "steps" in found:
-        moves = has(child(told["defaults"], "run"), "working-directory")
-        told["steps"] = steps(*found["steps"], desk, actions, moves=moves)
-    elif not called and node.kind == OBJECT:
-        desk.outside(key.at, f"the job {shown(key.written)} without 'steps'", "expected steps")
-    told["checkout"] = Node(BOOL, key.at, False, "false")
-    told["network"] = Node(BOOL, key.at, True, "true")
-    return keyed(node.at, told)
+def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, actions: RepositoryActions) -> Node:
+    """Convert a job. `defaults` are the workflow's run defaults, `actions` the repository's composite actions."""
+    entries = read_entries(node, "a job", converter)
+    converted: dict[str, Node | None] = {}
+    calls_workflow = node.kind == OBJECT and any(name.written == "uses" for name, _ in node.value)
+    if "name" in entries:
+        converted["name"] = _job_name(entries["name"][1], converter)
+    if "needs" in entries:
+        converted["needs"] = convert_needs(entries["needs"][1], converter)
+    if "if" in entries:
+        converted["if"] = converter.condition(entries["if"][1], "jobs.if")
+    strategy = convert_strategy(entries["strategy"][1], converter) if "strategy" in entries else Strategy(None, [{}])
+    converted["strategy"] = strategy.node
+    runs_on = RunsOn()
+    if "runs-on" in entries:
+        runs_on = convert_runs_on(entries["runs-on"][1], strategy.combinations, strategy.unknown_axes, converter)
+        converted["runs-on"] = label_list(entries["runs-on"][1], runs_on)
+    elif not calls_workflow and node.kind == OBJECT:
+        converter.unsupported(
+            key.at, f"the job {shown(key.written)} without 'runs-on'", "expected it, e.g. ubuntu-latest"
+        )
+    job_container = (
+        convert_container(entries["container"][1], converter) if "container" in entries else JobContainer(None, None)
+    )
+    converted["image"] = job_container.image
+    if "services" in entries:
+        converted["services"] = convert_services(entries["services"][1], converter)
+    converted["env"] = _merge_env(entries, job_container, converter)
+    converted["defaults"] = _run_defaults(key, entries, defaults, runs_on, job_container, converter)
+    _convert_settings(key, entries, converted, converter)
+    if "steps" in entries:
+        has_working_directory = has_key(child(converted["defaults"], "run"), "working-directory")
+        converted["steps"] = convert_steps(
+            *entries["steps"], converter, actions, has_working_directory=has_working_directory
+        )
+    elif not calls_workflow and node.kind == OBJECT:
+        converter.unsupported(key.at, f"the job {shown(key.written)} without 'steps'", "expected steps")
+    converted["checkout"] = Node(BOOL, key.at, False, "false")
+    converted["network"] = Node(BOOL, key.at, True, "true")
+    return object_node(node.at, converted)
 
 
-def _name(node: Node, desk: Desk) -> Node | None:
-    """What people call the job; by what is not known when a run is planned it cannot be called."""
+def _job_name(node: Node, converter: Converter) -> Node | None:
+    """Convert the name. Return None, with a warning, if it uses contexts that are not known when a run is planned."""
     if node.kind == TEXT:
-        late = {name for each in desk.expressions(node, "jobs.env") for name in context_names(each)} - KNOWN
-        if late:
-            desk.note(node.at, f"a name with {shown(min(late))}, which is not known when a run is planned", BY_ID)
+        unknown = {
+            name for expression in converter.parse_expressions(node, "jobs.env") for name in context_names(expression)
+        } - PLANNING_CONTEXTS
+        if unknown:
+            converter.note(
+                node.at, f"a name with {shown(min(unknown))}, which is not known when a run is planned", NAMED_BY_ID
+            )
             return None
-    return desk.line(node, "jobs.name", "name")
+    return converter.line(node, "jobs.name", "name")
 
 
-def needs(node: Node, desk: Desk) -> Node:
-    """The jobs that come before."""
-    return listed(node.at, [each for one in items(node) if (each := desk.text(one, "run-name", "needs")) is not None])
+def convert_needs(node: Node, converter: Converter) -> Node:
+    """Convert `needs` to a list of job ids."""
+    return list_node(
+        node.at, [need for item in items(node) if (need := converter.text(item, "run-name", "needs")) is not None]
+    )
 
 
-def concurrency(node: Node, place: str, desk: Desk) -> Node | None:
-    """One at a time."""
+def convert_concurrency(node: Node, availability: str, converter: Converter) -> Node | None:
+    """Convert `concurrency` of a workflow or job."""
     if node.kind != OBJECT:
-        group = desk.text(node, place, "concurrency")
-        return keyed(node.at, {"group": group}) if group is not None and group.value else None
-    found = keys(node, "'concurrency'", desk)
-    if "group" not in found:
-        desk.outside(node.at, "'concurrency' without 'group'", "expected the group's name")
+        group = converter.text(node, availability, "concurrency")
+        return object_node(node.at, {"group": group}) if group is not None and group.value else None
+    entries = read_entries(node, "'concurrency'", converter)
+    if "group" not in entries:
+        converter.unsupported(node.at, "'concurrency' without 'group'", "expected the group's name")
         return None
-    told: dict[str, Node | None] = {"group": desk.text(found["group"][1], place, "group")}
-    if "cancel-in-progress" in found:
-        told["cancel-in-progress"] = desk.truth(found["cancel-in-progress"][1], place, "cancel-in-progress")
-    return keyed(node.at, told)
+    converted: dict[str, Node | None] = {"group": converter.text(entries["group"][1], availability, "group")}
+    if "cancel-in-progress" in entries:
+        converted["cancel-in-progress"] = converter.boolean(
+            entries["cancel-in-progress"][1], availability, "cancel-in-progress"
+        )
+    return object_node(node.at, converted)
 
 
-def run_defaults(node: Node, desk: Desk) -> Keys:
-    """What `defaults` says of commands."""
-    found = keys(node, "'defaults'", desk)
-    return keys(found["run"][1], "'defaults.run'", desk) if "run" in found else {}
+def read_run_defaults(node: Node, converter: Converter) -> Entries:
+    """Return the entries of `defaults.run`."""
+    entries = read_entries(node, "'defaults'", converter)
+    return read_entries(entries["run"][1], "'defaults.run'", converter) if "run" in entries else {}
 
 
-def _env(found: Keys, inner: Container, desk: Desk) -> Node | None:
-    own = variables(found["env"][1], "jobs.env", desk) if "env" in found else None
-    if inner.env is None:
-        return own
-    beside = variables(inner.env, "jobs.services.env", desk)
-    merged = {name.written: (name, value) for part in (beside, own) if part for name, value in part.value}
-    return Node(OBJECT, inner.env.at, [*merged.values()])
+def _merge_env(entries: Entries, job_container: JobContainer, converter: Converter) -> Node | None:
+    job_env = convert_env(entries["env"][1], "jobs.env", converter) if "env" in entries else None
+    if job_container.env is None:
+        return job_env
+    container_env = convert_env(job_container.env, "jobs.services.env", converter)
+    merged = {name.written: (name, value) for part in (container_env, job_env) if part for name, value in part.value}
+    return Node(OBJECT, job_container.env.at, [*merged.values()])
 
 
-def _defaults(key: Node, found: Keys, outer: Keys, place: Machines, inner: Container, desk: Desk) -> Node:
-    """The shell is always said, as GitHub's own default is none of ours."""
-    said = {**outer, **(run_defaults(found["defaults"][1], desk) if "defaults" in found else {})}
-    told: dict[str, Node | None] = {}
-    if "shell" in said:
-        told["shell"] = shell(said["shell"][1], desk, "jobs.defaults")
-    elif inner.image is not None and (asked := worked_out(inner.image)):
-        told["shell"] = made(key.at, f"${{{{ {asked} && '{IN_CONTAINERS}' || '{DEFAULT}' }}}}")
-    elif inner.image is not None:
-        told["shell"] = made(key.at, IN_CONTAINERS)
-    elif place.windows_if:
-        told["shell"] = made(key.at, f"${{{{ {place.windows_if} && '{ON_WINDOWS}' || '{DEFAULT}' }}}}")
+def _run_defaults(
+    key: Node,
+    entries: Entries,
+    workflow_defaults: Entries,
+    runs_on: RunsOn,
+    job_container: JobContainer,
+    converter: Converter,
+) -> Node:
+    """Return the run defaults. They always name a shell, because GitHub's default differs from ours."""
+    run_entries = {
+        **workflow_defaults,
+        **(read_run_defaults(entries["defaults"][1], converter) if "defaults" in entries else {}),
+    }
+    converted: dict[str, Node | None] = {}
+    if "shell" in run_entries:
+        converted["shell"] = convert_shell(run_entries["shell"][1], converter, "jobs.defaults")
+    elif job_container.image is not None and (condition := as_condition(job_container.image)):
+        converted["shell"] = text_node(key.at, f"${{{{ {condition} && '{CONTAINER_SHELL}' || '{DEFAULT_SHELL}' }}}}")
+    elif job_container.image is not None:
+        converted["shell"] = text_node(key.at, CONTAINER_SHELL)
+    elif runs_on.windows_if:
+        converted["shell"] = text_node(
+            key.at, f"${{{{ {runs_on.windows_if} && '{WINDOWS_DEFAULT_SHELL}' || '{DEFAULT_SHELL}' }}}}"
+        )
     else:
-        told["shell"] = made(key.at, ON_WINDOWS if place.is_windows else DEFAULT)
-    if "working-directory" in said:
-        told["working-directory"] = desk.text(said["working-directory"][1], "jobs.defaults", "working-directory")
-    return keyed(key.at, {"run": keyed(key.at, told)})
+        converted["shell"] = text_node(key.at, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL)
+    if "working-directory" in run_entries:
+        converted["working-directory"] = converter.text(
+            run_entries["working-directory"][1], "jobs.defaults", "working-directory"
+        )
+    return object_node(key.at, {"run": object_node(key.at, converted)})
 
 
-def _limits(key: Node, found: Keys, told: dict[str, Node | None], desk: Desk) -> None:
-    told["timeout-minutes"] = Node(NUMBER, key.at, MINUTES, str(MINUTES))
-    if "timeout-minutes" in found:
-        told["timeout-minutes"] = desk.number(found["timeout-minutes"][1], "jobs.timeout-minutes", "timeout-minutes")
-    if "continue-on-error" in found:
-        value = desk.truth(found["continue-on-error"][1], "jobs.continue-on-error", "continue-on-error")
-        told["allow_failure"] = value
-    if "concurrency" in found:
-        told["concurrency"] = concurrency(found["concurrency"][1], "jobs.concurrency", desk)
-    if "outputs" in found:
-        told["outputs"] = _outputs(found["outputs"][1], desk)
+def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
+    converted["timeout-minutes"] = Node(NUMBER, key.at, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
+    if "timeout-minutes" in entries:
+        converted["timeout-minutes"] = converter.number(
+            entries["timeout-minutes"][1], "jobs.timeout-minutes", "timeout-minutes"
+        )
+    if "continue-on-error" in entries:
+        value = converter.boolean(entries["continue-on-error"][1], "jobs.continue-on-error", "continue-on-error")
+        converted["allow_failure"] = value
+    if "concurrency" in entries:
+        converted["concurrency"] = convert_concurrency(entries["concurrency"][1], "jobs.concurrency", converter)
+    if "outputs" in entries:
+        converted["outputs"] = _convert_outputs(entries["outputs"][1], converter)
 
 
-def _outputs(node: Node, desk: Desk) -> Node | None:
+def _convert_outputs(node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
-        desk.outside(node.at, f"{node.described()} as 'outputs'", "expected names with texts")
+        converter.unsupported(node.at, f"{node.described()} as 'outputs'", "expected names with texts")
         return None
-    told = []
-    for name, each in node.value:
-        value = desk.text(each, "jobs.outputs", name.written)
+    converted = []
+    for name, output in node.value:
+        value = converter.text(output, "jobs.outputs", name.written)
         if value is not None and value.kind == TEXT and value.value:
-            told.append((name, value))
-    return Node(OBJECT, node.at, told)
+            converted.append((name, value))
+    return Node(OBJECT, node.at, converted)

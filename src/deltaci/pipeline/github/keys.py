@@ -1,6 +1,6 @@
-"""Which keys of a workflow are understood, have no effect here, or are outside, and why: the subset as one table.
+"""The supported subset of workflow files: which keys are supported, have no effect, or are unsupported, and why.
 
-docs/github-workflows.md shows it, and a test compares the two.
+docs/github-workflows.md is generated from this table.
 """
 
 from __future__ import annotations
@@ -8,177 +8,185 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from deltaci.core.text import nearest
-from deltaci.pipeline.github.converter import Desk
+from deltaci.pipeline.github.converter import Converter
 from deltaci.pipeline.parse.problems import shown
 from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
-MAX_LISTED: Final = 12
+MAX_LISTED: Final = 12  # keys in one message
+
+# The supported keys of an object, each with its key node and its value.
+Entries = dict[str, tuple[Node, Node]]
 
 
-class Rule(NamedTuple):
-    """How a key is treated: `inside`, `note` (it has no effect here, and that is said) or `outside`."""
+class KeyRule(NamedTuple):
+    """How a key is treated: `supported`, `ignored` (it has no effect here; reported as a warning) or `unsupported`."""
 
     kind: str
-    why: str = ""
+    reason: str = ""
 
 
-def inside(how: str = "") -> Rule:
-    """It means here what it means on GitHub; `how` is for the table."""
-    return Rule("inside", how)
+def supported(remark: str = "") -> KeyRule:
+    """It means the same as on GitHub. The remark is for the documentation."""
+    return KeyRule("supported", remark)
 
 
-def note(why: str) -> Rule:
-    """It has no effect here, and nothing goes wrong without it."""
-    return Rule("note", why)
+def ignored(reason: str) -> KeyRule:
+    """It has no effect here, and the job works without it."""
+    return KeyRule("ignored", reason)
 
 
-def outside(why: str) -> Rule:
-    """It cannot be done here, and without it something else would be done than was asked for."""
-    return Rule("outside", why)
+def unsupported(reason: str) -> KeyRule:
+    """It is not available here, and without it the job would do something else."""
+    return KeyRule("unsupported", reason)
 
 
-NO_TOKEN: Final = "there is no token of the forge here, so that there are no permissions to give"
+NO_PERMISSIONS: Final = "jobs get no token of the forge, so there are no permissions to grant"
 
-KEYS: Final[dict[str, dict[str, Rule]]] = {
+KEY_RULES: Final[dict[str, dict[str, KeyRule]]] = {
     "the workflow": {
-        "name": inside(),
-        "run-name": note("runs are named after the change"),
-        "on": inside("see the events"),
-        "env": inside(),
-        "defaults": inside("shell and working-directory of `run`"),
-        "concurrency": inside(),
-        "permissions": note(NO_TOKEN),
-        "jobs": inside(),
+        "name": supported(),
+        "run-name": ignored("runs are named after the change"),
+        "on": supported("see the events"),
+        "env": supported(),
+        "defaults": supported("shell and working-directory of `run`"),
+        "concurrency": supported(),
+        "permissions": ignored(NO_PERMISSIONS),
+        "jobs": supported(),
     },
     "a job": {
-        "name": inside("with the outputs of other jobs in it, the job is called by its id"),
-        "needs": inside(),
-        "if": inside(),
-        "runs-on": inside("`ubuntu-*` is `linux`, `macos-*` is `macos`, `windows-*` is `windows`"),
-        "environment": note("there are no environments here: nothing waits for an approval, and it has no secrets"),
-        "concurrency": inside(),
-        "outputs": inside(),
-        "env": inside(),
-        "defaults": inside("shell and working-directory of `run`"),
-        "strategy": inside("the matrix must not depend on the outputs of other jobs"),
-        "timeout-minutes": inside("360 if nothing is said"),
-        "cancel-timeout-minutes": note("a runner says how long a job may take to end"),
-        "continue-on-error": inside("the job may fail: `allow_failure`"),
-        "container": inside("see containers"),
-        "services": inside("see containers"),
-        "steps": inside(),
-        "permissions": note(NO_TOKEN),
-        "snapshot": outside("images of runners are not made here"),
-        "uses": outside("workflows that are called are not read here: copy its jobs into this file"),
-        "with": outside("it belongs to a workflow that is called, and those are not read here"),
-        "secrets": outside("it belongs to a workflow that is called, and those are not read here"),
+        "name": supported("if it uses outputs of other jobs, the job is named by its id"),
+        "needs": supported(),
+        "if": supported(),
+        "runs-on": supported("`ubuntu-*` is `linux`, `macos-*` is `macos`, `windows-*` is `windows`"),
+        "environment": ignored(
+            "there are no environments here: no approval is waited for, and there are no environment secrets"
+        ),
+        "concurrency": supported(),
+        "outputs": supported(),
+        "env": supported(),
+        "defaults": supported("shell and working-directory of `run`"),
+        "strategy": supported("the matrix must not depend on the outputs of other jobs"),
+        "timeout-minutes": supported("default 360"),
+        "cancel-timeout-minutes": ignored("the runner decides how long a job may take to end"),
+        "continue-on-error": supported("the job may fail: `allow_failure`"),
+        "container": supported("see containers"),
+        "services": supported("see containers"),
+        "steps": supported(),
+        "permissions": ignored(NO_PERMISSIONS),
+        "snapshot": unsupported("runner images are not built here"),
+        "uses": unsupported("reusable workflows are not supported: copy the jobs into this file"),
+        "with": unsupported("it belongs to a reusable workflow, which is not supported"),
+        "secrets": unsupported("it belongs to a reusable workflow, which is not supported"),
     },
     "'strategy'": {
-        "matrix": inside("axes, include and exclude; expressions over github, inputs and vars"),
-        "fail-fast": inside(),
-        "max-parallel": inside(),
+        "matrix": supported("axes, include and exclude; expressions over github, inputs and vars"),
+        "fail-fast": supported(),
+        "max-parallel": supported(),
     },
     "'concurrency'": {
-        "group": inside(),
-        "cancel-in-progress": inside(),
-        "queue": note("whatever waits for the group waits for its turn"),
+        "group": supported(),
+        "cancel-in-progress": supported(),
+        "queue": ignored("all jobs that wait for the group get their turn"),
     },
-    "'defaults'": {"run": inside()},
-    "'defaults.run'": {"shell": inside(), "working-directory": inside()},
+    "'defaults'": {"run": supported()},
+    "'defaults.run'": {"shell": supported(), "working-directory": supported()},
     "a step": {
-        "id": inside(),
-        "if": inside(),
-        "name": inside(),
-        "uses": inside("the actions below, and actions of the same repository that are made of steps"),
-        "run": inside(),
-        "with": inside("see the actions"),
-        "env": inside(),
-        "shell": inside("bash, sh, python, pwsh, or a command with `{0}`; neither cmd nor powershell"),
-        "working-directory": inside(),
-        "timeout-minutes": inside("without what only a runner knows"),
-        "continue-on-error": inside("without what only a runner knows"),
-        "background": outside("steps run one after the other here"),
-        "wait": outside("steps run one after the other here"),
-        "wait-all": outside("steps run one after the other here"),
-        "cancel": outside("steps run one after the other here"),
+        "id": supported(),
+        "if": supported(),
+        "name": supported(),
+        "uses": supported("the actions below, and composite actions in the same repository"),
+        "run": supported(),
+        "with": supported("see the actions"),
+        "env": supported(),
+        "shell": supported("bash, sh, python, pwsh, or a command with `{0}`; not cmd or powershell"),
+        "working-directory": supported(),
+        "timeout-minutes": supported("without contexts that only a runner knows"),
+        "continue-on-error": supported("without contexts that only a runner knows"),
+        "background": unsupported("steps always run one after the other"),
+        "wait": unsupported("steps always run one after the other"),
+        "wait-all": unsupported("steps always run one after the other"),
+        "cancel": unsupported("steps always run one after the other"),
     },
     "'container'": {
-        "image": inside(),
-        "env": inside("as `env` of the job"),
-        "ports": note("a job reaches its own ports anyway"),
-        "options": outside("options are for one container engine, and may weaken the isolation"),
-        "volumes": outside("folders of the machine are not given to jobs"),
-        "credentials": outside("images come from registries that the runner can read by itself"),
+        "image": supported(),
+        "env": supported("as `env` of the job"),
+        "ports": ignored("a job reaches its own ports anyway"),
+        "options": unsupported("options depend on the container engine, and may weaken the isolation"),
+        "volumes": unsupported("host directories are not mounted into jobs"),
+        "credentials": unsupported("images come from registries that the runner can access itself"),
     },
     "a service": {
-        "image": inside(),
-        "env": inside(),
-        "ports": inside("TCP only"),
-        "options": inside("`--health-*` only"),
-        "command": inside(),
-        "entrypoint": outside("a service runs the image's own entrypoint"),
-        "volumes": outside("folders of the machine are not given to jobs"),
-        "credentials": outside("images come from registries that the runner can read by itself"),
+        "image": supported(),
+        "env": supported(),
+        "ports": supported("TCP only"),
+        "options": supported("`--health-*` only"),
+        "command": supported(),
+        "entrypoint": unsupported("a service runs the entrypoint of its image"),
+        "volumes": unsupported("host directories are not mounted into jobs"),
+        "credentials": unsupported("images come from registries that the runner can access itself"),
     },
     "'runs-on'": {
-        "group": note("there are no groups of runners: a runner is chosen by its labels"),
-        "labels": inside(),
+        "group": ignored("there are no runner groups: a runner is chosen by its labels"),
+        "labels": supported(),
     },
     "'push'": {
-        "branches": inside(),
-        "branches-ignore": inside(),
-        "tags": inside(),
-        "tags-ignore": inside(),
-        "paths": inside(),
-        "paths-ignore": inside(),
+        "branches": supported(),
+        "branches-ignore": supported(),
+        "tags": supported(),
+        "tags-ignore": supported(),
+        "paths": supported(),
+        "paths-ignore": supported(),
     },
     "'pull_request'": {
-        "types": inside("what else can happen to a pull request is left out, with a note"),
-        "branches": inside(),
-        "branches-ignore": inside(),
-        "paths": inside(),
-        "paths-ignore": inside(),
+        "types": supported("other types are ignored, with a warning"),
+        "branches": supported(),
+        "branches-ignore": supported(),
+        "paths": supported(),
+        "paths-ignore": supported(),
     },
-    "a schedule": {"cron": inside(), "timezone": inside()},
-    "'workflow_dispatch'": {"inputs": inside()},
+    "a schedule": {"cron": supported(), "timezone": supported()},
+    "'workflow_dispatch'": {"inputs": supported()},
     "an input": {
-        "description": inside(),
-        "type": inside("`environment` is a text"),
-        "required": inside(),
-        "default": inside(),
-        "options": inside(),
-        "deprecationMessage": note("nobody is told here"),
+        "description": supported(),
+        "type": supported("`environment` is a text"),
+        "required": supported(),
+        "default": supported(),
+        "options": supported(),
+        "deprecationMessage": ignored("it is not shown here"),
     },
 }
 
 
-def keys(node: Node, of: str, desk: Desk) -> dict[str, tuple[Node, Node]]:
-    """The keys of a part that mean something here; all others are said. What has no value is as if it were absent."""
-    table = KEYS[of]
+def read_entries(node: Node, part: str, converter: Converter) -> Entries:
+    """Return the supported keys of a part, with their values. All others are reported.
+
+    Keys without a value count as absent.
+    """
+    table = KEY_RULES[part]
     if node.kind != OBJECT:
-        desk.outside(
-            node.at, f"{node.described()} as {of}", f"expected an object with {', '.join([*table][:MAX_LISTED])}"
+        converter.unsupported(
+            node.at, f"{node.described()} as {part}", f"expected an object with {', '.join([*table][:MAX_LISTED])}"
         )
         return {}
-    found: dict[str, tuple[Node, Node]] = {}
+    entries: Entries = {}
     for key, value in node.value:
         rule = table.get(key.written)
         if rule is None:
-            near = nearest(key.written, table)
-            known = ", ".join(sorted(table)[:MAX_LISTED]) + (" …" if len(table) > MAX_LISTED else "")
-            told = f"the key {shown(key.written)}, which {of} does not have"
-            desk.outside(key.at, told, "" if near else f"expected one of: {known}", near)
-        elif rule.kind == "note":
-            desk.note(key.at, f"{shown(key.written)} has no effect here", rule.why)
-        elif key.written in ("with", "secrets") and of == "a job" and has(node, "uses"):
-            continue  # It is said of 'uses'.
-        elif rule.kind == "outside":
-            desk.outside(key.at, f"{shown(key.written)} of {of}", rule.why)
+            nearest_word = nearest(key.written, table)
+            expected = ", ".join(sorted(table)[:MAX_LISTED]) + (" …" if len(table) > MAX_LISTED else "")
+            message = f"the key {shown(key.written)}, which {part} does not have"
+            converter.unsupported(key.at, message, "" if nearest_word else f"expected one of: {expected}", nearest_word)
+        elif rule.kind == "ignored":
+            converter.note(key.at, f"{shown(key.written)} has no effect here", rule.reason)
+        elif key.written in ("with", "secrets") and part == "a job" and has_key(node, "uses"):
+            continue  # Reported for 'uses'.
+        elif rule.kind == "unsupported":
+            converter.unsupported(key.at, f"{shown(key.written)} of {part}", rule.reason)
         elif value.kind != NULL:
-            found[key.written] = (key, value)
-    return found
+            entries[key.written] = (key, value)
+    return entries
 
 
-def has(node: Node | None, name: str) -> bool:
-    """Whether there is an object that has a key."""
+def has_key(node: Node | None, name: str) -> bool:
+    """Return whether the node is an object that has the key."""
     return node is not None and node.kind == OBJECT and any(key.written == name for key, _ in node.value)

@@ -1,4 +1,4 @@
-"""`runs-on`: GitHub's names of machines become labels that runners have here."""
+"""Converts `runs-on`: GitHub's runner names become labels of our runners, e.g. `ubuntu-latest` becomes `linux`."""
 
 from __future__ import annotations
 
@@ -11,119 +11,135 @@ from deltaci.pipeline.expressions.references import ANY_KEY, context_references
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Literal
 from deltaci.pipeline.expressions.values import Value
-from deltaci.pipeline.github.converter import Desk, items, listed, made
-from deltaci.pipeline.github.keys import keys
+from deltaci.pipeline.github.converter import Converter, list_node, text_node
+from deltaci.pipeline.github.keys import read_entries
+from deltaci.pipeline.parse.nodes import items
 from deltaci.pipeline.parse.problems import shown
 from deltaci.pipeline.parse.yaml import OBJECT, Node
 
-SYSTEMS: Final = {"ubuntu-": "linux", "macos-": "macos", "windows-": "windows"}
-PLAIN: Final = {"linux": "linux", "macos": "macos", "windows": "windows", "x64": "x64", "arm64": "arm64"}
-ARM, ARM_LABEL = "-arm", "arm64"
-DROPPED: Final = "self-hosted"
-WAITS: Final = "it waits for a runner that has it"
+SYSTEM_LABELS: Final = {"ubuntu-": "linux", "macos-": "macos", "windows-": "windows"}
+KNOWN_LABELS: Final = {"linux": "linux", "macos": "macos", "windows": "windows", "x64": "x64", "arm64": "arm64"}
+ARM_SUFFIX, ARM_LABEL = "-arm", "arm64"
+ANY_RUNNER: Final = "self-hosted"
+WAITS_FOR_LABEL: Final = "it waits for a runner that has it"
 
-Values = Sequence[Mapping[str, Value]]
+Combinations = Sequence[Mapping[str, Value]]
 
 
-class Machines:
-    """Where a job runs: its labels, and whether its commands are for Windows."""
+class RunsOn:
+    """The labels of a job, and whether it runs on Windows."""
 
     def __init__(self) -> None:
         self.labels: list[Node] = []
         self.is_windows = False
-        self.windows_if = ""  # an expression that tells, if only some jobs of the matrix are
+        self.windows_if = ""  # an expression, if it depends on the matrix
 
     def add(self, node: Node) -> None:
-        """One more label, once."""
-        if all(each.value != node.value for each in self.labels):
+        """Add a label unless it is there already."""
+        if all(label_node.value != node.value for label_node in self.labels):
             self.labels.append(node)
 
 
-def machines(node: Node, combinations: Values | None, unknown: frozenset[str], desk: Desk) -> Machines:
-    """The labels that `runs-on` stands for; `combinations` are those of the matrix, but for axes that are unknown."""
-    found = Machines()
-    wanted = node
+def convert_runs_on(
+    node: Node, combinations: Combinations | None, unknown_axes: frozenset[str], converter: Converter
+) -> RunsOn:
+    """Convert `runs-on`. `combinations` are the known matrix combinations, without the unknown axes."""
+    runs_on = RunsOn()
+    labels_node = node
     if node.kind == OBJECT:
-        labels = keys(node, "'runs-on'", desk).get("labels")
-        wanted = labels[1] if labels else listed(node.at, [])
-    for each in items(wanted):
-        text = desk.text(each, "jobs.runs-on", "runs-on")
+        labels = read_entries(node, "'runs-on'", converter).get("labels")
+        labels_node = labels[1] if labels else list_node(node.at, [])
+    for label_node in items(labels_node):
+        text = converter.text(label_node, "jobs.runs-on", "runs-on")
         if text is None:
             continue
         if OPEN in text.value:
-            _worked_out(text, combinations, unknown, found, desk)
+            _convert_expression(text, combinations, unknown_axes, runs_on, converter)
         elif text.value.strip():
             for label in _labels(text.value.strip()):
-                found.add(made(text.at, label))
-            _told(text, text.value.strip(), found, desk)
-    return found
+                runs_on.add(text_node(text.at, label))
+            _note_unusual_label(text, text.value.strip(), runs_on, converter)
+    return runs_on
 
 
-def as_list(at: Node, found: Machines) -> Node | None:
-    """The labels as a list; none, if any runner will do."""
-    return listed(at.at, found.labels) if found.labels else None
+def label_list(at: Node, runs_on: RunsOn) -> Node | None:
+    """Return the labels as a list, or None if any runner will do."""
+    return list_node(at.at, runs_on.labels) if runs_on.labels else None
 
 
-def _labels(word: str) -> list[str]:
-    lowered = word.lower()
-    if lowered == DROPPED:
+def _labels(name: str) -> list[str]:
+    lowered = name.lower()
+    if lowered == ANY_RUNNER:
         return []
-    for start, label in SYSTEMS.items():
-        if lowered.startswith(start):
-            return [label, ARM_LABEL] if lowered.endswith(ARM) else [label]
-    return [PLAIN.get(lowered, word)]
+    for prefix, label in SYSTEM_LABELS.items():
+        if lowered.startswith(prefix):
+            return [label, ARM_LABEL] if lowered.endswith(ARM_SUFFIX) else [label]
+    return [KNOWN_LABELS.get(lowered, name)]
 
 
-def _told(at: Node, word: str, found: Machines, desk: Desk) -> None:
-    lowered = word.lower()
+def _note_unusual_label(at: Node, name: str, runs_on: RunsOn, converter: Converter) -> None:
+    lowered = name.lower()
     if lowered.startswith("windows"):
-        found.is_windows = True
-        desk.note(at.at, "a job for Windows", "it waits for a runner with the label 'windows'")
-    elif not lowered.startswith(tuple(SYSTEMS)) and lowered not in PLAIN and lowered != DROPPED:
-        desk.note(at.at, f"{shown(word)}, a label that is not one of GitHub's", WAITS)
+        runs_on.is_windows = True
+        converter.note(at.at, "a job for Windows", "it waits for a runner with the label 'windows'")
+    elif not lowered.startswith(tuple(SYSTEM_LABELS)) and lowered not in KNOWN_LABELS and lowered != ANY_RUNNER:
+        converter.note(at.at, f"{shown(name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
 
 
-def _worked_out(node: Node, combinations: Values | None, unknown: frozenset[str], found: Machines, desk: Desk) -> None:
-    """An expression: it stays one, and says what GitHub's names stand for."""
+def _convert_expression(
+    node: Node, combinations: Combinations | None, unknown_axes: frozenset[str], runs_on: RunsOn, converter: Converter
+) -> None:
+    """Convert an expression.
+
+    If all combinations give the same labels, those are used. Otherwise the result is an expression that maps GitHub's
+    names to labels when a run is planned.
+    """
     try:
         template = parse_template(node.value)
     except ExpressionError:
-        return  # It was said.
-    values = _values(template, combinations, unknown)
+        return  # Reported already.
+    values = _values(template, combinations, unknown_axes)
     if values is not None and any(not isinstance(value, str) for value in values):
-        bad = "labels that are no texts, or a list of them that is worked out"
-        desk.outside(node.at, bad, "expected one label: write a list of labels, each of which may be an expression")
+        found = "labels that are not texts, or a computed list of labels"
+        converter.unsupported(
+            node.at, found, "expected one label: write a list of labels, each of which may be an expression"
+        )
         return
-    words = None if values is None else [str(value) for value in values]
-    if words is not None and len(labels := {tuple(_labels(word)) for word in words}) == 1:
+    names = None if values is None else [str(value) for value in values]
+    if names is not None and len(labels := {tuple(_labels(name)) for name in names}) == 1:
         for label in labels.pop():
-            found.add(made(node.at, label))
-        _told(node, words[0], found, desk)
+            runs_on.add(text_node(node.at, label))
+        _note_unusual_label(node, names[0], runs_on, converter)
         return
-    if words is None:
-        told = "labels that are worked out when a run is planned"
-        desk.note(node.at, told, "one name of GitHub's is understood then; a list of them is taken as it is")
-    inner = as_expression(template)
-    seen = [start for start in SYSTEMS if words is None or any(word.lower().startswith(start) for word in words)]
-    rest = words is None or any(not word.lower().startswith(tuple(SYSTEMS)) for word in words)
-    choices = [f"startsWith({inner}, '{start}') && '{SYSTEMS[start]}'" for start in seen]
-    last = inner if rest else f"'{SYSTEMS[seen[-1]]}'"
-    whole = " || ".join([*(choices if rest else choices[:-1]), last])
-    found.add(made(node.at, f"{OPEN} {whole} {CLOSE}"))
-    if words is None or any(word.lower().endswith(ARM) for word in words):
-        found.add(made(node.at, f"{OPEN} endsWith({inner}, '{ARM}') && '{ARM_LABEL}' || {whole} {CLOSE}"))
-    if words is None or any(word.lower().startswith("windows") for word in words):
-        found.windows_if = f"startsWith({inner}, 'windows')"
-    for word in dict.fromkeys(words or ()):
-        if word.lower().startswith("windows") or not word.lower().startswith(tuple(SYSTEMS)):
-            desk.note(node.at, f"the label {shown(_labels(word)[0] if _labels(word) else word)}", WAITS)
+    if names is None:
+        message = "labels that are computed when a run is planned"
+        converter.note(node.at, message, "a runner name of GitHub is converted then; a list of names is used as it is")
+    source = as_expression(template)
+    prefixes = [
+        prefix for prefix in SYSTEM_LABELS if names is None or any(name.lower().startswith(prefix) for name in names)
+    ]
+    may_be_other = names is None or any(not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in names)
+    choices = [f"startsWith({source}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
+    last = source if may_be_other else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
+    expression = " || ".join([*(choices if may_be_other else choices[:-1]), last])
+    runs_on.add(text_node(node.at, f"{OPEN} {expression} {CLOSE}"))
+    if names is None or any(name.lower().endswith(ARM_SUFFIX) for name in names):
+        runs_on.add(
+            text_node(node.at, f"{OPEN} endsWith({source}, '{ARM_SUFFIX}') && '{ARM_LABEL}' || {expression} {CLOSE}")
+        )
+    if names is None or any(name.lower().startswith("windows") for name in names):
+        runs_on.windows_if = f"startsWith({source}, 'windows')"
+    for name in dict.fromkeys(names or ()):
+        if name.lower().startswith("windows") or not name.lower().startswith(tuple(SYSTEM_LABELS)):
+            converter.note(node.at, f"the label {shown(_labels(name)[0] if _labels(name) else name)}", WAITS_FOR_LABEL)
 
 
-def _values(template: Template, combinations: Values | None, unknown: frozenset[str]) -> list[Value] | None:
-    """What it is for every job of the matrix; None if that is not known yet."""
-    found: list[Value] = []
-    for mention in (each for expression in template.expressions for each in context_references(expression)):
-        if mention.context == "matrix" and unknown and (mention.keys or (ANY_KEY,))[0] in {*unknown, ANY_KEY}:
+def _values(template: Template, combinations: Combinations | None, unknown_axes: frozenset[str]) -> list[Value] | None:
+    """Return the value for each combination of the matrix, or None if it is not known yet."""
+    results: list[Value] = []
+    for reference in (reference for expression in template.expressions for reference in context_references(expression)):
+        axis = (reference.keys or (ANY_KEY,))[0]
+        if reference.context == "matrix" and unknown_axes and axis in {*unknown_axes, ANY_KEY}:
             return None
     for values in combinations if combinations is not None else ():
         try:
@@ -132,12 +148,12 @@ def _values(template: Template, combinations: Values | None, unknown: frozenset[
             return None
         if not isinstance(reduced, Resolved):
             return None
-        found.append(reduced.value)
-    return found or None
+        results.append(reduced.value)
+    return results or None
 
 
-def worked_out(node: Node) -> str:
-    """A text that is one expression, to be part of another: it may turn out to be empty. Of any other text nothing."""
+def as_condition(node: Node) -> str:
+    """Return the source of a text that is one expression, and may thus be empty; `''` for any other text."""
     try:
         template = parse_template(node.value)
     except ExpressionError:
@@ -146,18 +162,18 @@ def worked_out(node: Node) -> str:
 
 
 def as_expression(template: Template) -> str:
-    """A text with expressions in it as one expression."""
+    """Return the source of an expression that is equivalent to the template."""
     if template.single_expression is not None:
-        written = format_expression(template.single_expression)
-        return written if written.replace(".", "").replace("-", "").replace("_", "").isalnum() else f"({written})"
+        source = format_expression(template.single_expression)
+        return source if source.replace(".", "").replace("-", "").replace("_", "").isalnum() else f"({source})"
     pattern = "".join(
         part.replace("{", "{{").replace("}", "}}") if isinstance(part, str) else f"{{{number}}}"
-        for part, number in zip(template.parts, _numbers(template), strict=True)
+        for part, number in zip(template.parts, _placeholder_numbers(template), strict=True)
     )
     arguments = [format_expression(part) for part in template.expressions]
     return f"format({', '.join([format_expression(Literal(pattern)), *arguments])})"
 
 
-def _numbers(template: Template) -> list[int]:
-    """For every part, how many expressions stand before it."""
-    return [sum(not isinstance(each, str) for each in template.parts[:place]) for place in range(len(template.parts))]
+def _placeholder_numbers(template: Template) -> list[int]:
+    """Return for each part the number of expressions before it."""
+    return [sum(not isinstance(part, str) for part in template.parts[:index]) for index in range(len(template.parts))]

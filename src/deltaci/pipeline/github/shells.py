@@ -1,37 +1,44 @@
-"""The shells of steps: what GitHub's words for them stand for, so that the same commands fail at the same place."""
+"""Converts `shell`. Commands use the same shell options as on GitHub, so that they fail in the same cases."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from deltaci.core.text import nearest
-from deltaci.pipeline.github.converter import Desk, made
+from deltaci.pipeline.github.converter import Converter, text_node
 from deltaci.pipeline.parse.problems import shown
 from deltaci.pipeline.parse.yaml import Node
 
-NAMED: Final = ("bash", "sh", "python", "pwsh")  # A runner knows them by their names, as GitHub's does.
-INSTALLED: Final = "pwsh"
-WINDOWS: Final = ("powershell", "cmd")
-DEFAULT: Final = "bash -e {0}"
-IN_CONTAINERS: Final = "sh -e {0}"
-ON_WINDOWS: Final = "pwsh"
+NAMED_SHELLS: Final = ("bash", "sh", "python", "pwsh")  # the runner knows these names, as GitHub's does
+POWERSHELL: Final = "pwsh"
+WINDOWS_SHELLS: Final = ("powershell", "cmd")
+DEFAULT_SHELL: Final = "bash -e {0}"
+CONTAINER_SHELL: Final = "sh -e {0}"
+WINDOWS_DEFAULT_SHELL: Final = "pwsh"
 
 
-def shell(node: Node, desk: Desk, place: str = "steps.run") -> Node | None:
-    """What a `shell` stands for."""
-    found = desk.text(node, place, "shell")
-    if found is None or "${{" in found.value:
-        return found
-    word = found.value.strip()
-    if word == INSTALLED:
-        desk.note(node.at, "the shell 'pwsh'", "PowerShell must be installed where it runs")
-    if word in NAMED:
-        return made(found.at, word)
-    if word.split(" ")[0].lower() in WINDOWS:
-        desk.outside(node.at, f"the shell {shown(word)}", "no shell of Windows runs here: expected bash, sh or python")
+def convert_shell(node: Node, converter: Converter, availability: str = "steps.run") -> Node | None:
+    """Convert a shell name or command."""
+    text = converter.text(node, availability, "shell")
+    if text is None or "${{" in text.value:
+        return text
+    command = text.value.strip()
+    if command == POWERSHELL:
+        converter.note(node.at, "the shell 'pwsh'", "PowerShell must be installed where the job runs")
+    if command in NAMED_SHELLS:
+        return text_node(text.at, command)
+    if command.split(" ")[0].lower() in WINDOWS_SHELLS:
+        converter.unsupported(
+            node.at, f"the shell {shown(command)}", "Windows shells are not supported: expected bash, sh or python"
+        )
         return None
-    if "{0}" not in word:
-        near = nearest(word, NAMED)
-        desk.outside(node.at, f"the shell {shown(word)}", f"expected {', '.join(NAMED)}, or a command with {{0}}", near)
+    if "{0}" not in command:
+        nearest_word = nearest(command, NAMED_SHELLS)
+        converter.unsupported(
+            node.at,
+            f"the shell {shown(command)}",
+            f"expected {', '.join(NAMED_SHELLS)}, or a command with {{0}}",
+            nearest_word,
+        )
         return None
-    return made(found.at, word)
+    return text_node(text.at, command)

@@ -1,132 +1,141 @@
-"""The steps of a job: commands, and actions that a runner does itself."""
+"""Converts the steps of a job: commands, builtin actions, and composite actions, which are inlined."""
 
 from __future__ import annotations
 
 from deltaci.core.text import nearest
-from deltaci.pipeline.github.builtin_actions import DROPPED, built_in
-from deltaci.pipeline.github.composite_actions import Actions, Uses, inlined, is_local
-from deltaci.pipeline.github.containers import variables
-from deltaci.pipeline.github.converter import Desk, keyed, listed
-from deltaci.pipeline.github.keys import KEYS, keys
-from deltaci.pipeline.github.rust_toolchain import as_keys, is_toolchain, toolchain
-from deltaci.pipeline.github.shells import shell
+from deltaci.pipeline.github.builtin_actions import IGNORED_ACTIONS, convert_builtin_action
+from deltaci.pipeline.github.composite_actions import ActionUse, RepositoryActions, inline_action, is_local_action
+from deltaci.pipeline.github.containers import convert_env
+from deltaci.pipeline.github.converter import Converter, list_node, object_node
+from deltaci.pipeline.github.keys import KEY_RULES, Entries, read_entries
+from deltaci.pipeline.github.rust_toolchain import command_keys, convert_rust_toolchain, is_rust_toolchain
+from deltaci.pipeline.github.shells import convert_shell
+from deltaci.pipeline.parse.nodes import child
 from deltaci.pipeline.parse.problems import Place, shown
 from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
 
 
-def steps(key: Node, node: Node, desk: Desk, actions: Actions, *, moves: bool = False) -> Node | None:
-    """All steps of a job; `moves` says that they run in a folder of their own."""
+def convert_steps(
+    key: Node, node: Node, converter: Converter, actions: RepositoryActions, *, has_working_directory: bool = False
+) -> Node | None:
+    """Convert all steps of a job. `has_working_directory`: the job sets a default working directory."""
     if node.kind != LIST:
-        desk.outside(key.at, f"{node.described()} as 'steps'", "expected a list of steps")
+        converter.unsupported(key.at, f"{node.described()} as 'steps'", "expected a list of steps")
         return None
-    told: list[Node] = []
+    converted: list[Node] = []
     ids: dict[str, Place] = {}
-    for number, each in enumerate(node.value):
-        told += step(each, desk, Uses(each, each, number, actions, moves=moves))
-        _check_id(each, ids, desk)
+    for number, step_node in enumerate(node.value):
+        converted += convert_step(
+            step_node,
+            converter,
+            ActionUse(step_node, step_node, number, actions, has_working_directory=has_working_directory),
+        )
+        _check_id(step_node, ids, converter)
     if not node.value:
-        desk.outside(key.at, "a job without steps", "expected one at least")
-    return listed(node.at, told)
+        converter.unsupported(key.at, "a job without steps", "expected at least one")
+    return list_node(node.at, converted)
 
 
-def _check_id(node: Node, ids: dict[str, Place], desk: Desk) -> None:
+def _check_id(node: Node, ids: dict[str, Place], converter: Converter) -> None:
     for key, value in node.value if node.kind == OBJECT else ():
         if key.written == "id" and value.kind == TEXT:
-            word = value.value.lower()
-            if word in ids:
-                told = f"the id {shown(value.value)} a second time"
-                desk.outside(value.at, told, f"the step in line {ids[word].line} has it")
-            ids.setdefault(word, value.at)
+            step_id = value.value.lower()
+            if step_id in ids:
+                message = f"the id {shown(value.value)} a second time"
+                converter.unsupported(value.at, message, f"the step in line {ids[step_id].line} has it")
+            ids.setdefault(step_id, value.at)
 
 
-def step(node: Node, desk: Desk, asked: Uses) -> list[Node]:
-    """What a step becomes: itself, the steps of the action that it uses, or nothing."""
+def convert_step(node: Node, converter: Converter, use: ActionUse) -> list[Node]:
+    """Convert a step to one step, the steps of a composite action, or none if it is unsupported."""
     if node.kind == OBJECT:
-        uses = next((value for key, value in node.value if key.written == "uses"), None)
-        if uses is not None and is_local(uses):
-            found = keys(node, "a step", desk)
-            for _, value in found["with"][1].value if "with" in found and found["with"][1].kind == OBJECT else ():
-                desk.scalar(value, "steps.with")
-            return inlined(asked._replace(node=node, uses=uses), desk, step)
-    made_of = _step(node, desk)
-    return [made_of] if made_of is not None else []
+        uses = child(node, "uses")
+        if uses is not None and is_local_action(uses):
+            entries = read_entries(node, "a step", converter)
+            for _, value in entries["with"][1].value if "with" in entries and entries["with"][1].kind == OBJECT else ():
+                converter.scalar(value, "steps.with")
+            return inline_action(use._replace(node=node, uses=uses), converter, convert_step)
+    converted_step = _convert_plain_step(node, converter)
+    return [converted_step] if converted_step is not None else []
 
 
-def _step(node: Node, desk: Desk) -> Node | None:
+def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
-        desk.outside(node.at, f"{node.described()} as a step", "expected an object with 'run' or 'uses'")
+        converter.unsupported(node.at, f"{node.described()} as a step", "expected an object with 'run' or 'uses'")
         return None
-    found = keys(node, "a step", desk)
-    told: dict[str, Node | None] = {}
-    if not ("run" in found or "uses" in found):
-        if not any(nearest(key.written, KEYS["a step"]) in ("run", "uses") for key, _ in node.value):
-            desk.outside(node.at, "a step without 'run' or 'uses'", "expected one of them")
+    entries = read_entries(node, "a step", converter)
+    converted: dict[str, Node | None] = {}
+    if not ("run" in entries or "uses" in entries):
+        if not any(nearest(key.written, KEY_RULES["a step"]) in ("run", "uses") for key, _ in node.value):
+            converter.unsupported(node.at, "a step without 'run' or 'uses'", "expected one of them")
         return None
-    if "run" in found and "uses" in found:
-        desk.outside(found["uses"][0].at, "'uses' beside 'run'", "a step does one of both")
+    if "run" in entries and "uses" in entries:
+        converter.unsupported(entries["uses"][0].at, "'uses' beside 'run'", "a step has one of them")
         return None
-    if "run" in found:
-        told["run"] = desk.text(found["run"][1], "steps.run", "run")
-        _commands(found, told, desk)
+    if "run" in entries:
+        converted["run"] = converter.text(entries["run"][1], "steps.run", "run")
+        _convert_command_keys(entries, converted, converter)
     else:
-        _uses(found, told, desk)
-    if "name" in found:
-        told["name"] = desk.line(found["name"][1], "steps.name", "name")
-    if "id" in found:
-        told["id"] = desk.text(found["id"][1], "steps.name", "id")
-    common(found, told, desk)
-    command = told.get("run")
-    if command is None and "uses" not in told:
-        return None  # It was said.
+        _convert_action(entries, converted, converter)
+    if "name" in entries:
+        converted["name"] = converter.line(entries["name"][1], "steps.name", "name")
+    if "id" in entries:
+        converted["id"] = converter.text(entries["id"][1], "steps.name", "id")
+    convert_common_keys(entries, converted, converter)
+    command = converted.get("run")
+    if command is None and "uses" not in converted:
+        return None  # Reported already.
     if command is not None and not command.value.strip():
-        desk.note(found["run"][0].at, "a command that is empty", "it does nothing")
+        converter.note(entries["run"][0].at, "an empty command", "it does nothing")
         return None
-    return keyed(node.at, told)
+    return object_node(node.at, converted)
 
 
-def common(found: dict[str, tuple[Node, Node]], told: dict[str, Node | None], desk: Desk) -> None:
-    """What commands and actions have in common."""
-    if "if" in found:
-        told["if"] = desk.condition(found["if"][1], "steps.if")
-    if "env" in found:
-        told["env"] = variables(found["env"][1], "steps.env", desk)
-    if "timeout-minutes" in found:
-        told["timeout-minutes"] = desk.number(found["timeout-minutes"][1], "steps.timeout-minutes", "timeout-minutes")
-    if "continue-on-error" in found:
-        value = desk.truth(found["continue-on-error"][1], "steps.continue-on-error", "continue-on-error")
-        told["continue-on-error"] = value
+def convert_common_keys(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
+    """Convert the keys that commands and actions share."""
+    if "if" in entries:
+        converted["if"] = converter.condition(entries["if"][1], "steps.if")
+    if "env" in entries:
+        converted["env"] = convert_env(entries["env"][1], "steps.env", converter)
+    if "timeout-minutes" in entries:
+        converted["timeout-minutes"] = converter.number(
+            entries["timeout-minutes"][1], "steps.timeout-minutes", "timeout-minutes"
+        )
+    if "continue-on-error" in entries:
+        value = converter.boolean(entries["continue-on-error"][1], "steps.continue-on-error", "continue-on-error")
+        converted["continue-on-error"] = value
 
 
-def _commands(found: dict[str, tuple[Node, Node]], told: dict[str, Node | None], desk: Desk) -> None:
-    if "with" in found:
-        desk.outside(found["with"][0].at, "'with' in a step without 'uses'", "use 'env' for a command")
-    if "shell" in found:
-        told["shell"] = shell(found["shell"][1], desk)
-    if "working-directory" in found:
-        told["working-directory"] = desk.text(
-            found["working-directory"][1], "steps.working-directory", "working-directory"
+def _convert_command_keys(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
+    if "with" in entries:
+        converter.unsupported(entries["with"][0].at, "'with' in a step without 'uses'", "use 'env' for a command")
+    if "shell" in entries:
+        converted["shell"] = convert_shell(entries["shell"][1], converter)
+    if "working-directory" in entries:
+        converted["working-directory"] = converter.text(
+            entries["working-directory"][1], "steps.working-directory", "working-directory"
         )
 
 
-def _uses(found: dict[str, tuple[Node, Node]], told: dict[str, Node | None], desk: Desk) -> None:
+def _convert_action(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
     for name in ("shell", "working-directory"):
-        if name in found:
-            desk.outside(found[name][0].at, f"{shown(name)} in a step that runs no command", "remove it")
-    uses = found["uses"][1]
+        if name in entries:
+            converter.unsupported(entries[name][0].at, f"{shown(name)} in a step that runs no command", "remove it")
+    uses = entries["uses"][1]
     if uses.kind != TEXT:
-        desk.outside(uses.at, f"{uses.described()} as 'uses'", "expected an action, e.g. actions/checkout@v4")
+        converter.unsupported(uses.at, f"{uses.described()} as 'uses'", "expected an action, e.g. actions/checkout@v4")
         return
-    given = found["with"][1] if "with" in found else None
+    inputs = entries["with"][1] if "with" in entries else None
     name = uses.value.partition("@")[0].strip()
-    if name.lower() in DROPPED:
-        desk.note(uses.at, f"the action {shown(name)} has no effect here", DROPPED[name.lower()])
+    if name.lower() in IGNORED_ACTIONS:
+        converter.note(uses.at, f"the action {shown(name)} has no effect here", IGNORED_ACTIONS[name.lower()])
         return
-    if is_toolchain(uses):
-        if (command := toolchain(uses, given, desk)) is not None:
-            own = variables(found.pop("env")[1], "steps.env", desk) if "env" in found else None
-            told.update(as_keys(command, own))
+    if is_rust_toolchain(uses):
+        if (command := convert_rust_toolchain(uses, inputs, converter)) is not None:
+            step_env = convert_env(entries.pop("env")[1], "steps.env", converter) if "env" in entries else None
+            converted.update(command_keys(command, step_env))
         return
-    made_of = built_in(uses, given, desk)
-    if made_of is not None:
-        told["uses"] = made_of.uses
-        told["with"] = made_of.with_ if made_of.with_.value else None
+    converted_step = convert_builtin_action(uses, inputs, converter)
+    if converted_step is not None:
+        converted["uses"] = converted_step.uses
+        converted["with"] = converted_step.with_ if converted_step.with_.value else None

@@ -1,4 +1,4 @@
-"""`strategy` of a job: the matrix as GitHub reads it, with all of its combinations where they are known."""
+"""Converts `strategy` of a job, and expands the matrix as far as its values are known."""
 
 from __future__ import annotations
 
@@ -10,199 +10,212 @@ import msgspec
 from deltaci.pipeline.expressions import ExpressionError, parse_template
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.values import Value
-from deltaci.pipeline.github.converter import Desk, is_expression, keyed, listed, made
-from deltaci.pipeline.github.keys import keys
+from deltaci.pipeline.github.converter import Converter, is_expression, list_node, object_node, text_node
+from deltaci.pipeline.github.keys import read_entries
 from deltaci.pipeline.github.runs_on import as_expression
 from deltaci.pipeline.parse.problems import Place, shown
 from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node
 from deltaci.pipeline.planning.matrix import BadMatrix, expand
 
-PLACE: Final = "jobs.strategy"
-ROWS: Final = ("include", "exclude")
+AVAILABILITY_KEY: Final = "jobs.strategy"
+COMBINATION_LISTS: Final = ("include", "exclude")
 
 
 class Strategy(NamedTuple):
-    """What was read: for the pipeline, and the combinations, as far as they are known already."""
+    """The converted strategy, and the matrix combinations if they are known without planning a run."""
 
     node: Node | None
     combinations: Sequence[Mapping[str, Value]] | None
-    unknown: frozenset[str] = frozenset()  # axes that the combinations do not have
+    unknown_axes: frozenset[str] = frozenset()  # axes that the combinations do not have
 
 
-def strategy(node: Node, desk: Desk) -> Strategy:
-    """The strategy of a job. Without a matrix there is nothing to say, and one combination without values."""
-    found = keys(node, "'strategy'", desk)
-    if "matrix" not in found:
-        for key, _ in found.values():
-            desk.note(key.at, f"{shown(key.written)} has no effect here", "there is no matrix")
+def convert_strategy(node: Node, converter: Converter) -> Strategy:
+    """Convert the strategy of a job. Without a matrix there is one combination without values."""
+    entries = read_entries(node, "'strategy'", converter)
+    if "matrix" not in entries:
+        for key, _ in entries.values():
+            converter.note(key.at, f"{shown(key.written)} has no effect here", "there is no matrix")
         return Strategy(None, [{}])
-    matrix = _matrix(found["matrix"][1], desk)
-    told: dict[str, Node | None] = {"matrix": matrix.node}
-    if "fail-fast" in found:
-        told["fail-fast"] = desk.truth(found["fail-fast"][1], PLACE, "fail-fast")
-    if "max-parallel" in found:
-        told["max-parallel"] = desk.number(found["max-parallel"][1], PLACE, "max-parallel")
-    return matrix._replace(node=keyed(node.at, told))
+    matrix = _convert_matrix(entries["matrix"][1], converter)
+    converted: dict[str, Node | None] = {"matrix": matrix.node}
+    if "fail-fast" in entries:
+        converted["fail-fast"] = converter.boolean(entries["fail-fast"][1], AVAILABILITY_KEY, "fail-fast")
+    if "max-parallel" in entries:
+        converted["max-parallel"] = converter.number(entries["max-parallel"][1], AVAILABILITY_KEY, "max-parallel")
+    return matrix._replace(node=object_node(node.at, converted))
 
 
-def _matrix(node: Node, desk: Desk) -> Strategy:
+def _convert_matrix(node: Node, converter: Converter) -> Strategy:
     if is_expression(node):
-        return Strategy(desk.text(node, PLACE), None)
+        return Strategy(converter.text(node, AVAILABILITY_KEY), None)
     if node.kind != OBJECT:
-        desk.outside(node.at, f"{node.described()} as 'matrix'", "expected axes, each a list of values")
+        converter.unsupported(node.at, f"{node.described()} as 'matrix'", "expected axes, each a list of values")
         return Strategy(None, None)
-    told: list[tuple[Node, Node]] = []
+    converted: list[tuple[Node, Node]] = []
     values: dict[str, Any] = {}
-    is_known = True
-    for key, each in node.value:
-        if each.kind == NULL and key.written in ROWS:
+    all_known = True
+    for key, item in node.value:
+        if item.kind == NULL and key.written in COMBINATION_LISTS:
             continue
-        part, known = _rows(key, each, desk) if key.written in ROWS else _axis(key, each, desk)
-        if part is None:
-            is_known = False
+        converted_value, known_values = (
+            _convert_combination_list(key, item, converter)
+            if key.written in COMBINATION_LISTS
+            else _convert_axis(key, item, converter)
+        )
+        if converted_value is None:
+            all_known = False
             continue
-        told.append((key, part))
-        is_known = is_known and known is not None
-        values[key.written] = known
-    if is_known:
-        return Strategy(Node(OBJECT, node.at, told), _combinations(node, values, desk))
-    unknown = frozenset(key for key, value in values.items() if value is None)
-    return Strategy(Node(OBJECT, node.at, told), None if unknown & {*ROWS} else _partly(values), unknown)
+        converted.append((key, converted_value))
+        all_known = all_known and known_values is not None
+        values[key.written] = known_values
+    if all_known:
+        return Strategy(Node(OBJECT, node.at, converted), _combinations(node, values, converter))
+    unknown_axes = frozenset(key for key, value in values.items() if value is None)
+    return Strategy(
+        Node(OBJECT, node.at, converted),
+        None if unknown_axes & {*COMBINATION_LISTS} else _known_combinations(values),
+        unknown_axes,
+    )
 
 
-def _partly(values: dict[str, Any]) -> list[Mapping[str, Value]] | None:
-    """The combinations of what is known, also those that are excluded by what is not."""
+def _known_combinations(values: dict[str, Any]) -> list[Mapping[str, Value]] | None:
+    """Return the combinations of the known axes. An unknown `exclude` is ignored."""
     known = {key: value for key, value in values.items() if value is not None and key != "exclude"}
     try:
-        return [each.values for each in expand("job", {"matrix": known}).combinations] if known else None
+        return [combination.values for combination in expand("job", {"matrix": known}).combinations] if known else None
     except BadMatrix:
         return None
 
 
-def _axis(key: Node, node: Node, desk: Desk) -> tuple[Node | None, list[Any] | None]:
+def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | None, list[Any] | None]:
     if is_expression(node):
-        return desk.text(node, PLACE), None
+        return converter.text(node, AVAILABILITY_KEY), None
     if node.kind != LIST:
-        desk.outside(node.at, f"{node.described()} as the axis {shown(key.written)}", "expected a list of values")
+        converter.unsupported(
+            node.at, f"{node.described()} as the axis {shown(key.written)}", "expected a list of values"
+        )
         return None, None
-    kept: list[Node] = []
-    seen: set[bytes] = set()
-    for each in node.value:
-        looked_at = _looked_at(each if each.kind != NULL else made(each.at, ""), desk)
-        same = msgspec.json.encode(_literal(looked_at))
-        if same in seen and OPEN.encode() not in same:
-            desk.note(each.at, f"{looked_at.described()} a second time", "it makes no second job here")
+    nodes: list[Node] = []
+    encoded_values: set[bytes] = set()
+    for item in node.value:
+        converted_item = _convert_value(item if item.kind != NULL else text_node(item.at, ""), converter)
+        encoded = msgspec.json.encode(_to_value(converted_item))
+        if encoded in encoded_values and OPEN.encode() not in encoded:
+            converter.note(item.at, f"{converted_item.described()} a second time", "it adds no second job here")
             continue
-        seen.add(same)
-        kept.append(looked_at)
-    return _carried(listed(node.at, kept), kept)
+        encoded_values.add(encoded)
+        nodes.append(converted_item)
+    return _embed(list_node(node.at, nodes), nodes)
 
 
-def _rows(key: Node, node: Node, desk: Desk) -> tuple[Node | None, list[Any] | None]:
+def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tuple[Node | None, list[Any] | None]:
     if is_expression(node):
-        return desk.text(node, PLACE), None
+        return converter.text(node, AVAILABILITY_KEY), None
     if node.kind != LIST:
-        desk.outside(node.at, f"{node.described()} as {shown(key.written)}", "expected a list of combinations")
+        converter.unsupported(node.at, f"{node.described()} as {shown(key.written)}", "expected a list of combinations")
         return None, None
-    kept: list[Node] = []
-    seen: set[bytes] = set()
-    for each in node.value:
-        if each.kind != OBJECT:
-            desk.outside(each.at, f"{each.described()} in {shown(key.written)}", "expected names with values")
+    nodes: list[Node] = []
+    encoded_values: set[bytes] = set()
+    for item in node.value:
+        if item.kind != OBJECT:
+            converter.unsupported(item.at, f"{item.described()} in {shown(key.written)}", "expected names with values")
             return None, None
-        filled = [(name, value if value.kind != NULL else made(value.at, "")) for name, value in each.value]
-        looked_at = _looked_at(Node(OBJECT, each.at, filled), desk)
-        same = msgspec.json.encode(_literal(looked_at))
-        if same in seen and OPEN.encode() not in same:
-            desk.note(each.at, "a combination a second time", "it makes no second job here")
+        pairs = [(name, value if value.kind != NULL else text_node(value.at, "")) for name, value in item.value]
+        converted_item = _convert_value(Node(OBJECT, item.at, pairs), converter)
+        encoded = msgspec.json.encode(_to_value(converted_item))
+        if encoded in encoded_values and OPEN.encode() not in encoded:
+            converter.note(item.at, "a combination a second time", "it adds no second job here")
             continue
-        seen.add(same)
-        kept.append(looked_at)
-    parts = [value for row in kept for _, value in row.value]
-    return _carried(listed(node.at, kept), parts)
+        encoded_values.add(encoded)
+        nodes.append(converted_item)
+    values = [value for row in nodes for _, value in row.value]
+    return _embed(list_node(node.at, nodes), values)
 
 
-def _looked_at(node: Node, desk: Desk) -> Node:
-    """A value with its numbers as GitHub reads them, and its expressions checked."""
+def _convert_value(node: Node, converter: Converter) -> Node:
+    """Convert the scalars of a value: numbers as GitHub reads them, expressions checked."""
     if node.kind == LIST:
-        return listed(node.at, [_looked_at(each, desk) for each in node.value])
+        return list_node(node.at, [_convert_value(item, converter) for item in node.value])
     if node.kind == OBJECT:
-        return Node(OBJECT, node.at, [(key, _looked_at(each, desk)) for key, each in node.value])
-    return node if node.kind == NULL else desk.scalar(node, PLACE) or node
+        return Node(OBJECT, node.at, [(key, _convert_value(item, converter)) for key, item in node.value])
+    return node if node.kind == NULL else converter.scalar(node, AVAILABILITY_KEY) or node
 
 
-def _carried(node: Node, parts: list[Node]) -> tuple[Node, list[Any] | None]:
-    """A list as a pipeline has it. There nothing is evaluated inside of lists and objects, so it is carried as JSON."""
-    known = None if any(OPEN in text for text in _texts(node)) else _literal(node)
-    if not any(OPEN in text for part in parts if part.kind in (LIST, OBJECT) for text in _texts(part)):
-        return node, known
-    return made(node.at, f"{OPEN} {_as_json(node)} {CLOSE}"), known
+def _embed(node: Node, values: list[Node]) -> tuple[Node, list[Any] | None]:
+    """Return the list for the pipeline file, and its values if they are known.
+
+    Pipeline files have no expressions within nested lists and objects: such a list becomes one `fromJSON(…)`.
+    """
+    known_values = None if any(OPEN in text for text in _all_texts(node)) else _to_value(node)
+    if not any(OPEN in text for value in values if value.kind in (LIST, OBJECT) for text in _all_texts(value)):
+        return node, known_values
+    return text_node(node.at, f"{OPEN} {_json_expression(node)} {CLOSE}"), known_values
 
 
-def _literal(node: Node) -> Any:
+def _to_value(node: Node) -> Any:
     if node.kind == LIST:
-        return [_literal(each) for each in node.value]
+        return [_to_value(item) for item in node.value]
     if node.kind == OBJECT:
-        return {key.written: _literal(each) for key, each in node.value}
+        return {key.written: _to_value(item) for key, item in node.value}
     return node.value
 
 
-def _texts(node: Node) -> list[str]:
+def _all_texts(node: Node) -> list[str]:
     if node.kind == LIST:
-        return [text for each in node.value for text in _texts(each)]
+        return [text for item in node.value for text in _all_texts(item)]
     if node.kind == OBJECT:
-        return [text for _, each in node.value for text in _texts(each)]
+        return [text for _, item in node.value for text in _all_texts(item)]
     return [node.value] if node.kind == TEXT else []
 
 
-def _as_json(node: Node) -> str:
-    """An expression that gives a value: JSON, in which expressions are filled in as JSON."""
+def _json_expression(node: Node) -> str:
+    """Return an expression that evaluates to a value whose texts contain expressions."""
     arguments: list[str] = []
-    written = _json(node, arguments)
+    pattern = _json_format(node, arguments)
     if not arguments:
-        return f"fromJSON({_quoted(msgspec.json.encode(_literal(node)).decode())})"
-    return f"fromJSON(format({', '.join([_quoted(written), *arguments])}))"
+        return f"fromJSON({_quote_string(msgspec.json.encode(_to_value(node)).decode())})"
+    return f"fromJSON(format({', '.join([_quote_string(pattern), *arguments])}))"
 
 
-def _json(node: Node, arguments: list[str]) -> str:
+def _json_format(node: Node, arguments: list[str]) -> str:
     if node.kind == LIST:
-        return f"[{','.join(_json(each, arguments) for each in node.value)}]"
+        return f"[{','.join(_json_format(item, arguments) for item in node.value)}]"
     if node.kind == OBJECT:
-        inner = ",".join(f"{_escaped(key.written)}:{_json(each, arguments)}" for key, each in node.value)
+        inner = ",".join(f"{_escape_braces(key.written)}:{_json_format(item, arguments)}" for key, item in node.value)
         return "{{" + inner + "}}"
     if node.kind == TEXT and OPEN in node.value:
         try:
             arguments.append(f"toJSON({as_expression(parse_template(node.value))})")
-        except ExpressionError:  # It was said.
+        except ExpressionError:  # Reported already.
             arguments.append("null")
         return f"{{{len(arguments) - 1}}}"
-    return _escaped(node.value)
+    return _escape_braces(node.value)
 
 
-def _escaped(value: Any) -> str:
+def _escape_braces(value: Any) -> str:
     return msgspec.json.encode(value).decode().replace("{", "{{").replace("}", "}}")
 
 
-def _quoted(text: str) -> str:
+def _quote_string(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _combinations(node: Node, values: dict[str, Any], desk: Desk) -> list[Mapping[str, Value]] | None:
+def _combinations(node: Node, values: dict[str, Any], converter: Converter) -> list[Mapping[str, Value]] | None:
     try:
         return [combination.values for combination in expand("job", {"matrix": values}).combinations]
-    except BadMatrix as bad:
-        for problem in bad.problems:
-            where = problem.where[1:]
+    except BadMatrix as error:
+        for problem in error.problems:
+            path = problem.where[1:]
             name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem.where).lstrip(".")
-            desk.outside(_place(node, where), f"{name}: {problem.message}")
+            converter.unsupported(_position(node, path), f"{name}: {problem.message}")
         return None
 
 
-def _place(node: Node, where: Sequence[str | int]) -> Place:
-    for key in where:
+def _position(node: Node, path: Sequence[str | int]) -> Place:
+    for key in path:
         if isinstance(key, int) and node.kind == LIST and key < len(node.value):
             node = node.value[key]
         elif node.kind == OBJECT:
-            found = next((each for name, each in node.value if name.written == key), None)
-            node = found if found is not None else node
+            value = next((item for name, item in node.value if name.written == key), None)
+            node = value if value is not None else node
     return node.at

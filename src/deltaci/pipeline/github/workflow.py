@@ -1,4 +1,4 @@
-"""A whole workflow file: as a pipeline, if all of it stays inside the subset; else every reason, job by job."""
+"""Parses a workflow file to a pipeline, or to the reasons why it is not supported, job by job."""
 
 from __future__ import annotations
 
@@ -11,201 +11,204 @@ import msgspec
 from deltaci.core.graph import find_cycle
 from deltaci.core.text import nearest
 from deltaci.pipeline import model
-from deltaci.pipeline.github.composite_actions import Actions
-from deltaci.pipeline.github.containers import variables
-from deltaci.pipeline.github.converter import Desk, made
-from deltaci.pipeline.github.events import events
-from deltaci.pipeline.github.jobs import Keys, concurrency, job, needs, run_defaults
-from deltaci.pipeline.github.keys import keys
+from deltaci.pipeline.github.composite_actions import RepositoryActions
+from deltaci.pipeline.github.containers import convert_env
+from deltaci.pipeline.github.converter import Converter, list_node, text_node
+from deltaci.pipeline.github.events import convert_events
+from deltaci.pipeline.github.jobs import convert_concurrency, convert_job, convert_needs, read_run_defaults
+from deltaci.pipeline.github.keys import Entries, read_entries
+from deltaci.pipeline.parse.nodes import child
 from deltaci.pipeline.parse.parse_result import Expression, Found, Path
 from deltaci.pipeline.parse.problems import Place, Problem, Problems, shown
 from deltaci.pipeline.parse.reader import Part, read_part
-from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
+from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
 
-FOLDER: Final = ".github/workflows"
-_ID: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
-RUN_MINUTES: Final = 35 * 24 * 60  # How long a run may take on GitHub.
+WORKFLOW_FOLDER: Final = ".github/workflows"
+_JOB_ID: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
+RUN_TIMEOUT_MINUTES: Final = 35 * 24 * 60  # as on GitHub
 
 
-class Workflow(Found, frozen=True, kw_only=True):
-    """What a workflow says. `pipeline` is there only if all of it is inside.
+class ParsedWorkflow(Found, frozen=True, kw_only=True):
+    """The result of parsing a workflow. `pipeline` is None unless all jobs are supported.
 
-    `inside` has the jobs that can run here, with all that they need: for whoever asks for one of them by name.
-    `outside` says for every other job why not. Notes are the problems that are warnings.
+    `supported_pipeline` has the supported jobs whose needs are supported as well, for runs that request jobs by name.
+    `unsupported_jobs` has the reasons for every other job.
     """
 
-    jobs: tuple[str, ...] = ()
-    inside: model.Pipeline | None = None
-    outside: dict[str, tuple[Problem, ...]] = msgspec.field(default_factory=dict)
+    job_ids: tuple[str, ...] = ()
+    supported_pipeline: model.Pipeline | None = None
+    unsupported_jobs: dict[str, tuple[Problem, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[Problem, ...]:
-        """What has no effect here, or is read as GitHub does though it was probably not meant."""
+        """The warnings: keys without effect, and values that GitHub reads in a way that was probably not intended."""
         return tuple(problem for problem in self.problems if problem.is_warning)
 
 
-def is_workflow(path: str) -> bool:
-    """Whether GitHub would take the file for a workflow."""
+def is_workflow_path(path: str) -> bool:
+    """Return whether GitHub treats a file at this path as a workflow."""
     folder, _, name = path.replace("\\", "/").rpartition("/")
-    is_there = folder == FOLDER or folder.endswith(f"/{FOLDER}")
-    return is_there and name.endswith((".yml", ".yaml"))
+    is_workflow_folder = folder == WORKFLOW_FOLDER or folder.endswith(f"/{WORKFLOW_FOLDER}")
+    return is_workflow_folder and name.endswith((".yml", ".yaml"))
 
 
-def read(content: str | bytes, file: str, files: Mapping[str, str] | None = None) -> Workflow:
-    """Read a workflow; `files` are other files of the repository, for actions that it has itself."""
+def parse_workflow(content: str | bytes, file: str, files: Mapping[str, str] | None = None) -> ParsedWorkflow:
+    """Parse a workflow. `files` are the other files of the repository, for composite actions in it."""
     problems = Problems(file)
     try:
         text = decoded(content, problems) if isinstance(content, bytes) else content
         root = read_yaml(text, problems)
     except NotYaml:
         source = content if isinstance(content, str) else content.decode("utf-8", "replace")
-        return Workflow(file=file, pipeline=None, problems=problems.in_order(), source=source)
-    return _Reading(file, text, root, problems, {} if files is None else files).result()
+        return ParsedWorkflow(file=file, pipeline=None, problems=problems.in_order(), source=source)
+    return _WorkflowReader(file, text, root, problems, {} if files is None else files).result()
 
 
-class _Reading:
-    """One workflow while it is read: the file as a whole, then job by job."""
+class _WorkflowReader:
+    """Converts one workflow: first the top-level keys, then each job."""
 
     def __init__(self, file: str, text: str, root: Node, problems: Problems, files: Mapping[str, str]) -> None:
-        self.file, self.text, self.actions = file, text, Actions(files)
-        self.desk = Desk(file, text)
-        self.desk.problems = problems
+        self.file, self.text, self.actions = file, text, RepositoryActions(files)
+        self.converter = Converter(file, text)
+        self.converter.problems = problems
         self.places: dict[Path, Place] = {(): root.at}
         self.expressions: list[Expression] = []
         self.jobs: dict[str, model.Job] = {}
-        self.outside: dict[str, tuple[Problem, ...]] = {}
-        self.desks: dict[str, Desk] = {}
-        self.found: Keys = keys(root, "the workflow", self.desk)
-        self.defaults: Keys = run_defaults(self.found["defaults"][1], self.desk) if "defaults" in self.found else {}
+        self.unsupported_jobs: dict[str, tuple[Problem, ...]] = {}
+        self.job_converters: dict[str, Converter] = {}
+        self.entries: Entries = read_entries(root, "the workflow", self.converter)
+        self.defaults: Entries = (
+            read_run_defaults(self.entries["defaults"][1], self.converter) if "defaults" in self.entries else {}
+        )
         if root.kind == OBJECT:
             for name in ("on", "jobs"):
-                if name not in self.found:
-                    self.desk.outside(root.at, f"a workflow without {shown(name)}", f"expected {shown(name)}")
+                if name not in self.entries:
+                    self.converter.unsupported(root.at, f"a workflow without {shown(name)}", f"expected {shown(name)}")
 
-    def result(self) -> Workflow:
-        """Everything at once."""
-        whole = self._whole()
-        named = self._named_jobs()
-        graph = self._graph(named)
-        for key, node in named:
-            self._job(key, node)
-        self._spread(graph)
-        inside = None
-        if whole is not None and self.jobs and not self.desk.problems.is_bad:
-            inside = msgspec.structs.replace(whole, jobs=self.jobs)
-        everything = [*self.desk.problems.in_order()]
-        everything += [problem for desk in self.desks.values() for problem in desk.problems.in_order()]
-        return Workflow(
+    def result(self) -> ParsedWorkflow:
+        """Convert the whole file. Called once."""
+        pipeline = self._read_pipeline()
+        job_entries = self._job_entries()
+        graph = self._needs_graph(job_entries)
+        for key, node in job_entries:
+            self._read_job(key, node)
+        self._mark_dependents_unsupported(graph)
+        supported_pipeline = None
+        if pipeline is not None and self.jobs and not self.converter.problems.is_bad:
+            supported_pipeline = msgspec.structs.replace(pipeline, jobs=self.jobs)
+        all_problems = [*self.converter.problems.in_order()]
+        all_problems += [
+            problem for converter in self.job_converters.values() for problem in converter.problems.in_order()
+        ]
+        return ParsedWorkflow(
             file=self.file,
-            pipeline=inside if not self.outside else None,
-            problems=tuple(sorted(set(everything))),
+            pipeline=supported_pipeline if not self.unsupported_jobs else None,
+            problems=tuple(sorted(set(all_problems))),
             expressions=tuple(self.expressions),
             places=self.places,
             source=self.text,
-            jobs=tuple(key.written for key, _ in named),
-            inside=inside,
-            outside=self.outside,
+            job_ids=tuple(key.written for key, _ in job_entries),
+            supported_pipeline=supported_pipeline,
+            unsupported_jobs=self.unsupported_jobs,
         )
 
-    def _whole(self) -> model.Pipeline | None:
-        """All but the jobs."""
-        desk, found = self.desk, self.found
-        told: dict[str, tuple[Node, Any]] = {}
-        if "on" in found:
-            told["on"] = (events(*found["on"], desk), model.On)
-        if "env" in found and (env := variables(found["env"][1], "env", desk)) is not None:
-            told["env"] = (env, model.Env)
-        if "concurrency" in found:
-            group = concurrency(found["concurrency"][1], "concurrency", desk)
+    def _read_pipeline(self) -> model.Pipeline | None:
+        """Read everything but the jobs."""
+        converter, entries = self.converter, self.entries
+        converted: dict[str, tuple[Node, Any]] = {}
+        if "on" in entries:
+            converted["on"] = (convert_events(*entries["on"], converter), model.On)
+        if "env" in entries and (env := convert_env(entries["env"][1], "env", converter)) is not None:
+            converted["env"] = (env, model.Env)
+        if "concurrency" in entries:
+            group = convert_concurrency(entries["concurrency"][1], "concurrency", converter)
             if group is not None:
-                told["concurrency"] = (group, model.Concurrency)
-        if "name" in found and (name := desk.line(found["name"][1], "run-name", "name")) is not None:
-            told["name"] = (made(name.at, name.value), model.Line)
+                converted["concurrency"] = (group, model.Concurrency)
+        if "name" in entries and (name := converter.line(entries["name"][1], "run-name", "name")) is not None:
+            converted["name"] = (text_node(name.at, name.value), model.Line)
         values: dict[str, Any] = {}
-        for name_, (node, type_) in told.items():
-            values[name_] = self._read(node, type_, (name_,), desk)
-        if desk.problems.is_bad:
+        for key, (node, type_) in converted.items():
+            values[key] = self._read(node, type_, (key,), converter)
+        if converter.problems.is_bad:
             return None
         placeholder = {"job": model.Job()}
-        return model.Pipeline(**values, jobs=placeholder, timeout_minutes=RUN_MINUTES)
+        return model.Pipeline(**values, jobs=placeholder, timeout_minutes=RUN_TIMEOUT_MINUTES)
 
-    def _read(self, node: Node, type_: Any, path: Path, desk: Desk) -> Any:
-        part: Part = read_part(node, type_, path, desk.problems)
+    def _read(self, node: Node, type_: Any, path: Path, converter: Converter) -> Any:
+        part: Part = read_part(node, type_, path, converter.problems)
         self.places.update(part.places)
         self.expressions += part.expressions
         return part.value
 
-    def _named_jobs(self) -> list[tuple[Node, Node]]:
-        if "jobs" not in self.found:
+    def _job_entries(self) -> list[tuple[Node, Node]]:
+        if "jobs" not in self.entries:
             return []
-        key, jobs = self.found["jobs"]
+        key, jobs = self.entries["jobs"]
         self.places["jobs",] = jobs.at
         if jobs.kind != OBJECT or not jobs.value:
-            self.desk.outside(key.at, f"{jobs.described()} as 'jobs'", "expected at least one job")
+            self.converter.unsupported(key.at, f"{jobs.described()} as 'jobs'", "expected at least one job")
             return []
         if len(jobs.value) > model.MAX_JOBS:
-            self.desk.outside(key.at, f"{len(jobs.value):,} jobs", f"expected at most {model.MAX_JOBS:,}")
-        named = list(jobs.value)[: model.MAX_JOBS]
-        for name, _ in named:
-            if not _ID.fullmatch(name.written):
-                told = "expected letters, digits, '_' and '-', and at the beginning a letter or '_'"
-                self.desk.outside(name.at, f"the job {shown(name.written)}", told)
-        return named
+            self.converter.unsupported(key.at, f"{len(jobs.value):,} jobs", f"expected at most {model.MAX_JOBS:,}")
+        job_entries = list(jobs.value)[: model.MAX_JOBS]
+        for name, _ in job_entries:
+            if not _JOB_ID.fullmatch(name.written):
+                expected = "expected letters, digits, '_' and '-', beginning with a letter or '_'"
+                self.converter.unsupported(name.at, f"the job {shown(name.written)}", expected)
+        return job_entries
 
-    def _job(self, key: Node, node: Node) -> None:
-        desk = self.desks[key.written] = Desk(self.file, self.text)
-        told = job(key, node, self.defaults, desk, self.actions)
-        names = [*dict.fromkeys([*self.desk.secrets, *desk.secrets])]
-        if names:
-            listed = Node(LIST, key.at, [made(key.at, name) for name in names])
-            told.value.append((made(key.at, "secrets"), listed))
-        read = None
-        if not desk.problems.is_bad:
-            read = self._read(told, model.Job, ("jobs", key.written), desk)
-        if isinstance(read, model.Job):
-            self.jobs[key.written] = read
+    def _read_job(self, key: Node, node: Node) -> None:
+        converter = self.job_converters[key.written] = Converter(self.file, self.text)
+        job_node = convert_job(key, node, self.defaults, converter, self.actions)
+        secrets = [*dict.fromkeys([*self.converter.secrets, *converter.secrets])]
+        if secrets:
+            secret_list = list_node(key.at, [text_node(key.at, name) for name in secrets])
+            job_node.value.append((text_node(key.at, "secrets"), secret_list))
+        result = None
+        if not converter.problems.is_bad:
+            result = self._read(job_node, model.Job, ("jobs", key.written), converter)
+        if isinstance(result, model.Job):
+            self.jobs[key.written] = result
         else:
-            self.outside[key.written] = _bad(desk)
+            self.unsupported_jobs[key.written] = _errors(converter)
 
     # -- which job needs which
 
-    def _graph(self, named: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
-        ids = [key.written for key, _ in named]
+    def _needs_graph(self, job_entries: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
+        ids = [key.written for key, _ in job_entries]
         graph: dict[str, dict[str, Node]] = {name: {} for name in ids}
-        for key, node in named:
-            wanted = next((value for name, value in _pairs(node) if name.written == "needs"), None)
-            for need in needs(wanted, Desk(self.file, self.text)).value if wanted is not None else ():
-                known = {name.lower(): name for name in ids}.get(need.value.lower())
-                if known is None or known == key.written:
-                    near = nearest(need.value, ids) if known is None else ""
-                    self.desk.outside(need.at, f"there is no other job {shown(need.value)} to need", "", near)
+        for key, node in job_entries:
+            needs = child(node, "needs")
+            for need in convert_needs(needs, Converter(self.file, self.text)).value if needs is not None else ():
+                job_id = {name.lower(): name for name in ids}.get(need.value.lower())
+                if job_id is None or job_id == key.written:
+                    nearest_word = nearest(need.value, ids) if job_id is None else ""
+                    self.converter.unsupported(need.at, f"there is no other job {shown(need.value)}", "", nearest_word)
                 elif need.kind == TEXT:
-                    graph[key.written][known] = need
-        if cycle := find_cycle({name: list(wanted) for name, wanted in graph.items()}):
+                    graph[key.written][job_id] = need
+        if cycle := find_cycle({name: list(needed) for name, needed in graph.items()}):
             at = graph[cycle[-2]][cycle[-1]].at
-            self.desk.outside(
+            self.converter.unsupported(
                 at, f"jobs that wait for each other: {' → '.join(cycle[:12])}", "remove one of these needs"
             )
         return graph
 
-    def _spread(self, graph: dict[str, dict[str, Node]]) -> None:
-        """Whatever needs a job that is outside cannot run either."""
-        is_changed = True
-        while is_changed:
-            is_changed = False
+    def _mark_dependents_unsupported(self, graph: dict[str, dict[str, Node]]) -> None:
+        """Mark jobs unsupported that need an unsupported job, transitively."""
+        has_changed = True
+        while has_changed:
+            has_changed = False
             for name in [*self.jobs]:
                 for need, node in graph[name].items():
-                    if need in self.outside:
-                        desk = self.desks[name]
-                        desk.outside(node.at, f"it needs {shown(need)}, which is outside", "see the reasons there")
-                        self.outside[name] = _bad(desk)
+                    if need in self.unsupported_jobs:
+                        converter = self.job_converters[name]
+                        converter.unsupported(
+                            node.at, f"it needs {shown(need)}, which is unsupported", "see the reasons there"
+                        )
+                        self.unsupported_jobs[name] = _errors(converter)
                         self.jobs.pop(name, None)
-                        is_changed = True
+                        has_changed = True
 
 
-def _pairs(node: Node) -> list[tuple[Node, Node]]:
-    return node.value if node.kind == OBJECT else []
-
-
-def _bad(desk: Desk) -> tuple[Problem, ...]:
-    return tuple(problem for problem in desk.problems.in_order() if not problem.is_warning)
+def _errors(converter: Converter) -> tuple[Problem, ...]:
+    return tuple(problem for problem in converter.problems.in_order() if not problem.is_warning)
