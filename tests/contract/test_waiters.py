@@ -34,7 +34,7 @@ class Hall:
         self._changed = asyncio.Condition()
         self._waiting = 0
         self.places: list[waiters.Waiter] = []
-        original = waiters.Waiter.turn
+        original = waiters.Waiter.wait
 
         async def turn(place: waiters.Waiter, *, is_first: bool = False) -> waiters.ClaimPermit | None:
             self.places.append(place)
@@ -45,7 +45,7 @@ class Hall:
             self._waiting -= 1
             return found
 
-        monkeypatch.setattr(waiters.Waiter, "turn", turn)
+        monkeypatch.setattr(waiters.Waiter, "wait", turn)
 
     def _counting(self, engine: Engine) -> Engine:
         hall = self
@@ -274,15 +274,15 @@ async def test_when_nobody_waits_nothing_is_left_behind(place: Place, monkeypatc
         server.store.commit_hints.add_listener(heard.append)
         hall = Hall(server, monkeypatch, poll=0.01)
         waiting = await hall.joined("w1", "gpu")
-        polling = hall.line._polling
+        polling = hall.line._poll_task
         assert polling is not None
 
         await server.enqueue("q1", queue_key="gpu")
         assert ids(await waiting) == ["q1"]
         await polling
 
-        assert not hall.line._lines
-        assert hall.line._polling is None
+        assert not hall.line._groups
+        assert hall.line._poll_task is None
         assert heard[-1] == {(TENANT, "gpu"): 1}
         assert server.store.commit_hints._ears == [heard.append]
         server.store.commit_hints.remove_listener(heard.append)

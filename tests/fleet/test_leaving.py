@@ -133,7 +133,7 @@ async def test_one_that_is_drained_while_it_waits_leaves_the_line(fleet: OpenFle
         runner, other = await here.runner("w1"), await here.runner("w2")
         asked = json.dumps({"type": "Lease", "runner_id": "w1", "wait_seconds": 60}).encode()
         waiting = asyncio.create_task(runner.ask("POST", "lease", asked))
-        lines = here.protocol._line._lines
+        lines = here.protocol._line._groups
         while not any(line.waiting for line in lines.values()):
             await asyncio.wait({waiting}, timeout=0.001)
         await here.server.do(worker.Drain(id="w1", reason="", actor="user:ada"))

@@ -202,13 +202,13 @@ class Waits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = asyncio.Event()
-        original = waiters.Waiter.turn
+        original = waiters.Waiter.wait
 
         async def turn(place: waiters.Waiter, *, is_first: bool = False) -> waiters.ClaimPermit | None:
             self.begun.set()
             return await original(place, is_first=is_first)
 
-        monkeypatch.setattr(waiters.Waiter, "turn", turn)
+        monkeypatch.setattr(waiters.Waiter, "wait", turn)
         monkeypatch.setattr(commit_hints, "POLL_SECONDS", math.inf)
 
 

@@ -111,11 +111,11 @@ def what_is_retried_is_not_looked_up() -> Iterator[None]:
 def a_group_is_not_looked_after() -> Iterator[None]:
     """Of a group as many are handed out as there are workers."""
 
-    def may_give(self: ConcurrencyGroups, what: Any, now: int) -> Generator[Any, Any, bool]:
+    def try_lock(self: ConcurrencyGroups, what: Any, now: int) -> Generator[Any, Any, bool]:
         yield from ()
         return True
 
-    with instead((ConcurrencyGroups, "may_give", may_give)):
+    with instead((ConcurrencyGroups, "try_lock", try_lock)):
         yield
 
 
@@ -135,5 +135,5 @@ def a_group_is_free_when_its_lease_is_lost() -> Iterator[None]:
 @fault
 def a_group_is_given_twice_in_one_batch() -> Iterator[None]:
     """Two claims that are decided together do not know of each other."""
-    with instead((ConcurrencyGroups, "gave", lambda self, what: None)):
+    with instead((ConcurrencyGroups, "mark_held", lambda self, what: None)):
         yield

@@ -162,7 +162,7 @@ class _Any:
 @fault
 def memory_is_believed_after_a_conflict() -> Iterator[None]:
     """What is remembered is not loaded again when another server was faster."""
-    with instead((Shard, "_forget", lambda self: None), (Shard, "_doubt", lambda self, id, changed: False)):
+    with instead((Shard, "_clear_cache", lambda self: None), (Shard, "_evict_stale", lambda self, id, changed: False)):
         yield
 
 
@@ -223,14 +223,14 @@ def timers_of_the_first_server_only() -> Iterator[None]:
 @fault
 def timers_are_not_armed_again() -> Iterator[None]:
     """A lease that was renewed is not looked at any more."""
-    real = Shard._tick
+    real = Shard._run_due
 
     def tick(self: Shard, tick: Any, now: int, changed: Any, events: Any, rearmed: Any) -> Any:
         answer = yield from real(self, tick, now, changed, events, rearmed)
         rearmed.update(dict.fromkeys(rearmed))
         return answer
 
-    with instead((Shard, "_tick", tick)):
+    with instead((Shard, "_run_due", tick)):
         yield
 
 
@@ -262,7 +262,7 @@ def hints_are_not_heard() -> Iterator[None]:
     async def poll(self: ClaimWaiters) -> None:
         await asyncio.get_running_loop().create_future()
 
-    with instead((ClaimWaiters, "_poll", poll), (ClaimWaiters, "_hear", lambda self, ready: None)):
+    with instead((ClaimWaiters, "_poll", poll), (ClaimWaiters, "_on_commit", lambda self, ready: None)):
         yield
 
 

@@ -1,4 +1,4 @@
-"""What a batch means beyond its records: on which lists they are now, and who has room for more leases."""
+"""What a batch implies beyond its records: changed list memberships, and tenants that may have capacity again."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ NO_TENANTS: Final[frozenset[str]] = frozenset()
 
 
 def batch_list_changes(changed: Mapping[str, Record], events: Sequence[Event]) -> list[ListChange]:
-    """How the runs and workers among these moved between lists, by the events of the batch."""
+    """Return how the changed runs and workers move between lists, given the states before from the events."""
     listed = [record for record in changed.values() if type(record) is not Attempt and type(record) is not Job]
     if not listed:
         return []
-    before: dict[str, str] = {}
+    states_before: dict[str, str] = {}
     for event in events:
         if event.entity in (RUN, WORKER):
-            before.setdefault(event.entity_id, event.from_ or ABSENT)
-    found: list[ListChange] = []
+            states_before.setdefault(event.entity_id, event.from_ or ABSENT)
+    changes: list[ListChange] = []
     for record in listed:
-        if record.id in before:
-            joined, left = list_changes(record, before[record.id])
-            if joined or left:
-                found.append(ListChange(record.id, record.created_at, joined, left))
-    return found
+        if record.id in states_before:
+            added, removed = list_changes(record, states_before[record.id])
+            if added or removed:
+                changes.append(ListChange(record.id, record.created_at, added, removed))
+    return changes
 
 
-def freed_tenants(changed: Iterable[Record], limited: set[str]) -> frozenset[str]:
-    """Which tenants may have room for more leases now: they are limited, or have a group that nobody has any more.
+def freed_tenants(changed: Iterable[Record], limited_tenants: set[str]) -> frozenset[str]:
+    """Return the tenants that may claim more now: a lease ended, and the tenant is limited or the attempt has a group.
 
-    Only a hint: some of these leases may have ended before.
+    Only a hint: some of these leases may have ended in an earlier batch.
     """
-    found: set[str] | None = None
+    tenants: set[str] | None = None
     for record in changed:
         if (
             type(record) is Attempt
             and record.lease is None
             and record.ended_lease is not None
-            and (record.group or record.tenant in limited)
+            and (record.group or record.tenant in limited_tenants)
         ):
-            found = found or set()
-            found.add(record.tenant)
-    return frozenset(found) if found is not None else NO_TENANTS
+            tenants = tenants or set()
+            tenants.add(record.tenant)
+    return frozenset(tenants) if tenants is not None else NO_TENANTS
 
 
-def skipped_queue_keys(refused: Iterable[StoredRecord]) -> tuple[str, ...]:
-    """The queues of what was ready and not given to whoever asked."""
-    return tuple({each.record.queue_key: None for each in refused if isinstance(each.record, Attempt)})
+def skipped_queue_keys(skipped: Iterable[StoredRecord]) -> tuple[str, ...]:
+    """Return the distinct queue keys of attempts that a claim skipped, in order."""
+    return tuple({stored.record.queue_key: None for stored in skipped if isinstance(stored.record, Attempt)})

@@ -1,4 +1,4 @@
-"""One of a group at a time: which groups a batch may hand out from. Asked of the store, and never counted."""
+"""Concurrency groups: at most one attempt of a group has a lease. Which groups a batch may grant from."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ from deltaci.storage.port import LockGroup, Transaction
 
 
 class ConcurrencyGroups:
-    """What one batch knows of groups. What it ends itself stays held for it: who waits is told by the commit."""
+    """Caches for one batch which groups are free.
+
+    A group whose lease ends in this batch stays held until the commit, which then wakes the waiting workers.
+    """
 
     def __init__(self) -> None:
         self._is_free: dict[tuple[str, str], bool] = {}
 
     def clear(self) -> None:
-        """Another batch begins."""
+        """Forget everything before the next batch."""
         if self._is_free:
             self._is_free.clear()
 
-    def may_give(self, what: Attempt, now: int) -> Transaction[bool]:
-        """Whether nobody has the group of this attempt; until the batch is written, it is then nobody else's."""
-        name = (what.tenant, what.group)
-        if name not in self._is_free:
-            self._is_free[name] = not (yield LockGroup(*name, now))
-        return self._is_free[name]
+    def try_lock(self, attempt: Attempt, now: int) -> Transaction[bool]:
+        """Return whether the attempt's group is free; if so, no other transaction gets it until this one ends."""
+        key = (attempt.tenant, attempt.group)
+        if key not in self._is_free:
+            self._is_free[key] = not (yield LockGroup(*key, now))
+        return self._is_free[key]
 
-    def gave(self, what: Attempt) -> None:
-        """This attempt has a lease now, and its group with it."""
-        self._is_free[what.tenant, what.group] = False
+    def mark_held(self, attempt: Attempt) -> None:
+        """Record that this batch granted a lease of the attempt, and with it the group."""
+        self._is_free[attempt.tenant, attempt.group] = False
 
-    def without(self, tenant: str) -> tuple[str, ...] | None:
-        """The groups of the tenant that are known to be somebody's; None while nobody met one."""
-        found = tuple(group for (of, group), is_free in self._is_free.items() if of == tenant and not is_free)
-        return found or None
+    def held_groups(self, tenant: str) -> tuple[str, ...] | None:
+        """Return the tenant's groups known to be held, or None while this batch has met no held group."""
+        groups = tuple(
+            group for (group_tenant, group), is_free in self._is_free.items() if group_tenant == tenant and not is_free
+        )
+        return groups or None

@@ -1,4 +1,4 @@
-"""The write path's front: it takes commands, gives each to the lane that should decide it, and returns the answers."""
+"""The write path: it routes each command to a shard, which decides and writes it, and returns the decision."""
 
 from __future__ import annotations
 
@@ -30,92 +30,97 @@ __all__ = ["MAX_BATCH", "Claim", "ClaimResult", "ClaimedAttempt", "DeriveLeaseSe
 
 
 class Engine:
-    """Commands in, decisions out, everything durable. Start it before use, stop it after.
+    """Applies commands, claims and ticks. Each method returns when its result is durable.
 
-    Lease ids are drawn, unless there is somebody who mints them so that they can be made again.
+    Call `start` before the first request and `stop` after the last. Lease secrets are random unless
+    `derive_lease_secret` is given, which allows a lease id to be computed again.
     """
 
     def __init__(
-        self, store: Store, mint: DeriveLeaseSecret | None = None, clock: MonotonicClock | None = None
+        self,
+        store: Store,
+        derive_lease_secret: DeriveLeaseSecret | None = None,
+        clock: MonotonicClock | None = None,
     ) -> None:
-        self.clock = clock or MonotonicClock()  # One for all lanes: none may lag behind what another has seen.
-        reports, limited = UnreadableRecordReporter(), set[str]()
-        self._lanes = [
-            Shard(store, self.clock, reports, mint, limited) for _ in range(store.max_concurrent_transactions)
+        self.clock = clock or MonotonicClock()  # Shared, so that no shard decides by an earlier time than another.
+        unreadable_reporter, limited_tenants = UnreadableRecordReporter(), set[str]()
+        self._shards = [
+            Shard(store, self.clock, unreadable_reporter, derive_lease_secret, limited_tenants)
+            for _ in range(store.max_concurrent_transactions)
         ]
         self._tasks: list[asyncio.Task[None]] = []
-        self._next = 0
+        self._next_shard = 0
 
     async def start(self) -> None:
-        """Begin to take commands."""
-        self._tasks = [asyncio.create_task(lane.run(), name="engine") for lane in self._lanes]
+        """Start to accept requests."""
+        self._tasks = [asyncio.create_task(shard.run(), name="engine") for shard in self._shards]
 
     async def stop(self) -> None:
-        """Stop; whoever still waits is told so."""
-        for lane in self._lanes:
-            lane.stop()
+        """Stop all shards and cancel the requests that still wait."""
+        for shard in self._shards:
+            shard.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for lane in self._lanes:
-            lane.dismiss()
+        for shard in self._shards:
+            shard.cancel_pending()
         self._tasks = []
 
     async def do(self, command: Command) -> Decision:
-        """Apply one command; returns when it is durable. Raises `Refused`."""
-        answer = (await self._submit([command], self._lane_of(command.id)))[0]
-        if isinstance(answer, Refused):
-            raise answer
-        assert isinstance(answer, Decision)
-        return answer
+        """Apply one command. Raises `Refused`."""
+        response = (await self._submit([command], self._shard_of(command.id)))[0]
+        if isinstance(response, Refused):
+            raise response
+        assert isinstance(response, Decision)
+        return response
 
     async def do_all(self, commands: Iterable[Command]) -> list[Decision | Refused]:
-        """Apply many commands; each succeeds or is refused on its own. Answered in the order given."""
-        wanted = list(commands)
-        found: list[Any] = [None] * len(wanted)
-        parts: dict[Shard, list[int]] = {}
-        for place, command in enumerate(wanted):
-            parts.setdefault(self._lane_of(command.id), []).append(place)
-        waiting = []
-        for lane, places in parts.items():
-            for start in range(0, len(places), MAX_BATCH):
-                some = places[start : start + MAX_BATCH]
-                waiting.append((some, self._submit([wanted[place] for place in some], lane)))
-        for some, answer in waiting:
-            for place, own in zip(some, await answer, strict=True):
-                found[place] = own
-        return found
+        """Apply commands independently of each other. Return one decision or refusal per command, in the same order."""
+        ordered = list(commands)
+        responses: list[Any] = [None] * len(ordered)
+        indexes_by_shard: dict[Shard, list[int]] = {}
+        for index, command in enumerate(ordered):
+            indexes_by_shard.setdefault(self._shard_of(command.id), []).append(index)
+        submitted = []
+        for shard, indexes in indexes_by_shard.items():
+            for start in range(0, len(indexes), MAX_BATCH):
+                part = indexes[start : start + MAX_BATCH]
+                submitted.append((part, self._submit([ordered[index] for index in part], shard)))
+        for part, part_responses in submitted:
+            for index, response in zip(part, await part_responses, strict=True):
+                responses[index] = response
+        return responses
 
     async def claim(self, claim: Claim) -> list[ClaimedAttempt]:
-        """Hand out attempts that wait."""
+        """Grant ready attempts to a worker. Return them."""
         return (await self.try_claim(claim)).claimed
 
     async def try_claim(self, claim: Claim) -> ClaimResult:
-        """The same, and whether there was something that this worker may not have."""
-        answer = (await self._submit([claim], self._any_lane()))[0]
-        assert isinstance(answer, ClaimResult)
-        return answer
+        """Grant ready attempts to a worker. Return them, and which ready attempts were skipped."""
+        response = (await self._submit([claim], self._any_shard()))[0]
+        assert isinstance(response, ClaimResult)
+        return response
 
     async def tick(self, limit: int = MAX_BATCH) -> int:
-        """Carry out what is due; how much that was."""
-        answer = (await self._submit([Tick(limit)], self._lanes[0]))[0]
-        assert isinstance(answer, int)
-        return answer
+        """Carry out up to `limit` due deadlines. Return how many records were due."""
+        response = (await self._submit([Tick(limit)], self._shards[0]))[0]
+        assert isinstance(response, int)
+        return response
 
-    def _submit(self, items: Sequence[Request], lane: Shard) -> asyncio.Future[list[Response]]:
+    def _submit(self, requests: Sequence[Request], shard: Shard) -> asyncio.Future[list[Response]]:
         if not self._tasks:
             raise Unavailable("the engine does not run; start it first")
-        answer: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
-        lane.put(PendingRequests(items, answer))
-        return answer
+        responses: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
+        shard.submit(PendingRequests(requests, responses))
+        return responses
 
-    def _lane_of(self, id: str) -> Shard:
-        """Whoever keeps it; else everything about one run goes one way, so that lanes seldom meet."""
-        for lane in self._lanes:
-            if lane.keeps(id):
-                return lane
-        return self._lanes[hash(id.partition("/")[0]) % len(self._lanes)]
+    def _shard_of(self, id: str) -> Shard:
+        """Return the shard that caches this record, else hash by run id so that one run's commands share a shard."""
+        for shard in self._shards:
+            if shard.caches(id):
+                return shard
+        return self._shards[hash(id.partition("/")[0]) % len(self._shards)]
 
-    def _any_lane(self) -> Shard:
-        self._next += 1
-        return self._lanes[self._next % len(self._lanes)]
+    def _any_shard(self) -> Shard:
+        self._next_shard += 1
+        return self._shards[self._next_shard % len(self._shards)]

@@ -1,4 +1,4 @@
-"""Event loops, uvloop where it is installed (`pip install deltaci[fast]`), and the end of what runs on them."""
+"""Event loops (uvloop if it is installed with `pip install deltaci[fast]`) and reliable cancellation of tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The fastest loop that there is."""
+    """Return a new uvloop event loop, or an asyncio one if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -21,13 +21,13 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`, on the fastest loop that there is."""
+    """Like `asyncio.run`, on uvloop if it is installed."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
 
 
 async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel it until it has heard: one that comes just when a wait is over may get lost."""
+    """Cancel the task until it has ended. A single cancel may get lost if it arrives just when a wait ends."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_SECONDS)

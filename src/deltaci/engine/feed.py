@@ -1,4 +1,4 @@
-"""Events as they happen: from any seq on, in order, none missed, none twice."""
+"""The stream of committed events: from any seq on, in order, each exactly once."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ PAGE: Final = 1000
 async def read(
     store: Store, after: int, limit: int, *, tenant: str = "", entity_id: str = "", run_id: str = ""
 ) -> list[Event]:
-    """Committed events with a greater seq; of this tenant alone, unless none is named."""
-    found: list[Event] = []
-    while len(found) < limit:
+    """Return up to `limit` committed events with a greater seq, of one tenant or of all."""
+    events: list[Event] = []
+    while len(events) < limit:
         size = min(limit, PAGE)
         page = await store.events(after, size, entity_id=entity_id, run_id=run_id)
-        found += [event for event in page if tenant in ("", event.tenant)]
+        events += [event for event in page if tenant in ("", event.tenant)]
         if len(page) < size:
             break
         after = page[-1].seq
-    return found[:limit]
+    return events[:limit]
 
 
 async def follow(
     store: Store, after: int, *, tenant: str = "", entity_id: str = "", run_id: str = ""
 ) -> AsyncIterator[Event]:
-    """Every committed event with a greater seq, first those that are there, then the rest as they come.
+    """Yield every committed event with a greater seq: those that exist, then new ones as they are committed.
 
-    Of this tenant alone, unless none is named. A slow reader costs nobody anything: it reads pages at its own
-    pace and nothing is kept for it.
+    Of one tenant or of all. Each reader reads pages at its own pace; nothing is buffered for it.
     """
-    async with aclosing(pages(store, after, entity_id=entity_id, run_id=run_id)) as read:
-        async for page in read:
+    async with aclosing(pages(store, after, entity_id=entity_id, run_id=run_id)) as all_pages:
+        async for page in all_pages:
             for event in page:
                 if tenant in ("", event.tenant):
                     yield event
@@ -45,13 +44,13 @@ async def follow(
 async def pages(
     store: Store, after: int, *, entity_id: str = "", run_id: str = ""
 ) -> AsyncGenerator[list[Event], None]:
-    """The same, as many at a time as there are: for one who looks things up for all of them together."""
-    seen = after
-    with store.commit_hints.subscribe() as waker:
+    """Like `follow`, but yield all available events as one page, for readers that load related records in bulk."""
+    last_seq = after
+    with store.commit_hints.subscribe() as subscription:
         while True:
-            page = await store.events(seen, PAGE, entity_id=entity_id, run_id=run_id)
+            page = await store.events(last_seq, PAGE, entity_id=entity_id, run_id=run_id)
             if page:
-                seen = page[-1].seq
+                last_seq = page[-1].seq
                 yield page
             if len(page) < PAGE:
-                await waker.wait()
+                await subscription.wait()

@@ -1,4 +1,4 @@
-"""What the write path takes, and what it answers."""
+"""The requests that the engine accepts and the responses that it returns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from deltaci.core.machine import Command
 
 MAX_BATCH: Final = 1000
 
-# Makes the secret part of a lease id from the attempt's id, the lease's number and a salt that is kept with it.
+# Derives the secret part of a lease id from the attempt's id, the lease's number and a salt that is stored with it.
 DeriveLeaseSecret = Callable[[str, int, str], str]
-PoolKey = tuple[str, tuple[str, ...], tuple[str, ...]]  # Of those who may take the same: tenant, labels, which only.
+# Tenant, labels and `only_ids`: claims with the same key may take the same attempts.
+PoolKey = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 
 class Overloaded(Exception):
@@ -25,14 +26,13 @@ class Overloaded(Exception):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker asks for work: so many of its tenant's best attempts that fit its labels.
+    """A worker's request for up to `limit` attempts of its tenant that match its labels, best first.
 
-    One that is sure to begin at once may say so: then each is claimed and started in one go. One that was told of
-    certain attempts gets these or none. With `tenant_limit`, nothing is handed out by which the tenant would have more
-    live leases than that, whoever holds them; 0: there is no limit.
+    `start_immediately` grants and starts each attempt in the same transaction. `only_ids` restricts the claim to these
+    attempts. `tenant_limit` caps the tenant's live leases, including those of other workers; 0 means no limit.
 
-    `rivals` are the labels of other live workers of the tenant that could take work now, and `rival_ids` who they are,
-    in the same order: what this worker lost before is left to them where one of them fits.
+    `other_worker_labels` and `other_worker_ids` name, in the same order, the tenant's other live workers with free
+    capacity. An attempt that this worker lost before is left to them if one of them matches.
     """
 
     tenant: str
@@ -50,21 +50,22 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pool_key(self) -> PoolKey:
-        """The same for all who may take the same."""
+        """Return a key that is equal for all claims that may take the same attempts."""
         return self.tenant, self.labels, self.only_ids
 
 
 class ClaimedAttempt(msgspec.Struct, frozen=True):
-    """What a worker got: the attempt, and the lease id that proves it. Shown once."""
+    """A granted attempt and the lease id that proves the right to run it. The lease id is not shown again."""
 
     attempt: Attempt
     lease_id: str
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """What a claim found; and whether something was ready that this worker may not have: another one may.
+    """The attempts that a claim got.
 
-    `keys` are the queues that this was in.
+    `has_skipped` says that ready attempts were left because this worker may not have them; another worker may.
+    `skipped_queue_keys` are the queues of those attempts.
     """
 
     claimed: list[ClaimedAttempt]
@@ -73,7 +74,7 @@ class ClaimResult(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Look for what is due. Answered by how much was found."""
+    """A request to carry out up to `limit` due deadlines. The response is the number of due records."""
 
     limit: int = MAX_BATCH
 
@@ -83,7 +84,7 @@ Response = Decision | ClaimResult | int | Refused
 
 
 class PendingRequests(msgspec.Struct):
-    """Items that one caller waits for together. Each is applied or refused on its own."""
+    """Requests that one caller waits for together. Each is applied or refused on its own."""
 
-    items: Sequence[Request]
-    answer: asyncio.Future[list[Response]]
+    requests: Sequence[Request]
+    responses: asyncio.Future[list[Response]]

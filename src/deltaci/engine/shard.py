@@ -1,9 +1,12 @@
-"""One lane of the write path: commands are gathered, decided in one go, and written in one transaction.
+"""One shard of the write path: it gathers requests, decides them in order and writes them in one transaction.
 
-Deciding is pure; the events are written together with the records. There is no tick: an idle lane takes a
-command at once, a busy one takes whatever has gathered meanwhile. Nobody is answered before the commit. Live
-records are kept in memory between batches; the version guard on every write finds out when somebody else was
-faster, and then everything is loaded and decided again.
+1. An idle shard takes a request at once; a busy one takes everything that has gathered when its transaction ends.
+2. One transaction loads the records that the commands name, finds ready attempts for the claims and due records for the
+   ticks, decides each request with pure functions, and writes the changed records together with their events.
+3. Callers are answered after the commit, never before.
+
+Leased attempts of the plain queue stay in memory between batches. Every write is guarded by the version that was read:
+if another server was faster, the store raises `Conflict`, the cache is cleared, and the batch is decided again.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision, StartRun, decide
 from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
-from deltaci.core.events import Event, worker_actor
+from deltaci.core.events import RUNNER, Event, worker_actor
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.timers import Due, is_over, next_due, ready_at
@@ -29,7 +32,6 @@ from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.engine.batch_effects import batch_list_changes, freed_tenants, skipped_queue_keys
 from deltaci.engine.clock import MonotonicClock
 from deltaci.engine.concurrency_groups import ConcurrencyGroups
-from deltaci.engine.related import is_cacheable, is_queue_attempt, related_ids
 from deltaci.engine.requests import (
     MAX_BATCH,
     Claim,
@@ -66,223 +68,221 @@ MAX_WAITING: Final = 100_000
 MAX_CACHED: Final = 50_000
 MAX_CONFLICTS: Final = 50
 MAX_INVARIANT_FAILURES: Final = 3
-MAX_CHAIN_LOADS: Final = (
-    10  # Of a chain in which each job blocks the next; then all jobs of the run are loaded at once.
-)
+MAX_CHAIN_LOADS: Final = 10  # After so many single loads for one command, all jobs of its run are loaded at once.
 SECRET_BYTES: Final = 16
 SALT_CHARS: Final = 16
-STUCK_SECONDS: Final = 60  # When to look again at a record whose deadline could not be carried out.
+STUCK_SECONDS: Final = 60  # Delay before a record is due again whose deadline could not be carried out.
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
 class Shard:
-    """One sequence of batches, with the records that it keeps in memory."""
+    """One sequence of batches and the records that it caches."""
 
     def __init__(
         self,
         store: Store,
         clock: MonotonicClock,
-        reports: UnreadableRecordReporter,
-        mint: DeriveLeaseSecret | None,
-        limited: set[str],
+        unreadable_reporter: UnreadableRecordReporter,
+        derive_lease_secret: DeriveLeaseSecret | None,
+        limited_tenants: set[str],
     ) -> None:
         self._store = store
-        self._mint = mint
+        self._derive_lease_secret = derive_lease_secret
         self._clock = clock
-        self._reports = reports
-        self._world = UnitOfWork()
-        self._stored: dict[str, tuple[int, int | None]] = {}
-        self._absent: list[str] = []
-        self._fresh: set[str] = set()
-        self._given = 0
-        self._asked: dict[PoolKey, int] = {}
-        self._limited = limited  # Tenants whose claims had a limit when they last came by, in whatever lane.
-        self._held: dict[str, int] = {}
+        self._unreadable_reporter = unreadable_reporter
+        self._unit_of_work = UnitOfWork()
+        self._stored: dict[str, tuple[int, int | None]] = {}  # Version and due time of each cached record.
+        self._absent_ids: list[str] = []
+        self._loaded_ids: set[str] = set()  # Read from the store during this batch.
+        self._granted_count = 0
+        self._requested: dict[PoolKey, int] = {}
+        self._limited_tenants = limited_tenants  # Tenants whose last claim had a limit; shared by all shards.
+        self._live_leases: dict[str, int] = {}
         self._groups = ConcurrencyGroups()
         self._pools: dict[PoolKey, list[StoredRecord]] = {}
         self._inbox: deque[PendingRequests] = deque()
-        self._size = 0
-        self._is_filled = asyncio.Event()
+        self._inbox_size = 0
+        self._has_requests = asyncio.Event()
         self._is_stopped = False
 
-    def keeps(self, id: str) -> bool:
-        """Whether this lane has the record in its memory: then it is the one to decide about it."""
+    def caches(self, id: str) -> bool:
+        """Return whether this shard caches the record, so that it should decide commands for it."""
         return id in self._stored
 
-    def put(self, waiting: PendingRequests) -> None:
-        if self._size >= MAX_WAITING:
+    def submit(self, pending: PendingRequests) -> None:
+        """Queue requests for the next batch. Raises `Overloaded` if too many wait already."""
+        if self._inbox_size >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} commands wait already; try again later")
-        self._inbox.append(waiting)
-        self._size += len(waiting.items)
-        self._is_filled.set()
+        self._inbox.append(pending)
+        self._inbox_size += len(pending.requests)
+        self._has_requests.set()
 
     def _take_batch(self) -> list[PendingRequests]:
-        """Whoever came first, up to the limit; a caller with more than that goes alone."""
+        """Remove up to MAX_BATCH requests from the inbox in order. A caller with more than that forms its own batch."""
         batch: list[PendingRequests] = []
         size = 0
-        while self._inbox and (not batch or size + len(self._inbox[0].items) <= MAX_BATCH):
+        while self._inbox and (not batch or size + len(self._inbox[0].requests) <= MAX_BATCH):
             batch.append(self._inbox.popleft())
-            size += len(batch[-1].items)
-        self._size -= size
+            size += len(batch[-1].requests)
+        self._inbox_size -= size
         if not self._inbox:
-            self._is_filled.clear()
+            self._has_requests.clear()
         return batch
 
     async def run(self) -> None:
-        """Take what has gathered, apply it, answer it; until it is stopped."""
+        """Apply and answer batches until the shard is stopped."""
         while not self._is_stopped:
-            await self._is_filled.wait()
+            await self._has_requests.wait()
             batch = self._take_batch()
             try:
-                answers = iter(await self.apply([item for waiting in batch for item in waiting.items]))
+                responses = iter(await self.apply([request for pending in batch for request in pending.requests]))
             except asyncio.CancelledError:
                 self._fail(batch, asyncio.CancelledError())
                 raise
             except Exception as error:
-                await self._isolate(batch, error)
+                await self._apply_separately(batch, error)
                 continue
-            for waiting in batch:
-                own = list(islice(answers, len(waiting.items)))
-                if not waiting.answer.done():
-                    waiting.answer.set_result(own)
+            for pending in batch:
+                own_responses = list(islice(responses, len(pending.requests)))
+                if not pending.responses.done():
+                    pending.responses.set_result(own_responses)
 
-    async def _isolate(self, batch: list[PendingRequests], error: Exception) -> None:
-        """One poisonous command must not take its neighbours down: try each caller on its own, and go on."""
+    async def _apply_separately(self, batch: list[PendingRequests], error: Exception) -> None:
+        """Apply the requests of each caller on their own, so that one failing request does not fail the others."""
         if len(batch) == 1 or isinstance(error, Unavailable):
             self._fail(batch, error)
             return
-        for waiting in batch:
+        for pending in batch:
             try:
-                own = await self.apply(waiting.items)
-            except Exception as mine:
-                self._fail([waiting], mine)
+                own_responses = await self.apply(pending.requests)
+            except Exception as own_error:
+                self._fail([pending], own_error)
             else:
-                if not waiting.answer.done():
-                    waiting.answer.set_result(own)
+                if not pending.responses.done():
+                    pending.responses.set_result(own_responses)
 
     @staticmethod
     def _fail(batch: Iterable[PendingRequests], error: BaseException) -> None:
-        for waiting in batch:
-            if not waiting.answer.done():
-                waiting.answer.set_exception(error)
+        for pending in batch:
+            if not pending.responses.done():
+                pending.responses.set_exception(error)
 
     def stop(self) -> None:
-        """Take nothing more. A cancel alone may get lost in a library that was just about to answer."""
+        """Start no further batch. Cancelling the task is not enough: a library that is about to return may drop it."""
         self._is_stopped = True
-        self._is_filled.set()
+        self._has_requests.set()
 
-    def dismiss(self) -> None:
-        """Whoever still waits is told."""
+    def cancel_pending(self) -> None:
+        """Cancel every request that is still in the inbox."""
         self._fail(self._inbox, asyncio.CancelledError())
         self._inbox.clear()
 
-    async def apply(self, items: Sequence[Request]) -> list[Response]:
-        """One batch, decided again from what is stored whenever somebody else was faster."""
-        broken = 0
+    async def apply(self, requests: Sequence[Request]) -> list[Response]:
+        """Apply one batch in one transaction; decide it again from stored records after each conflict."""
+        invariant_failures = 0
         for _ in range(MAX_CONFLICTS):
             try:
-                return await self._store.transact(lambda: self._batch(items))
+                return await self._store.transact(lambda: self._process(requests))
             except Conflict:
-                self._forget()
+                self._clear_cache()
             except InvariantBroken:
                 # Two records may have been read at different times, with another server's commit in between.
-                self._forget()
-                broken += 1
-                if broken == MAX_INVARIANT_FAILURES:
+                self._clear_cache()
+                invariant_failures += 1
+                if invariant_failures == MAX_INVARIANT_FAILURES:
                     raise
             except BaseException:
-                self._forget()  # Whether it was written is unknown: believe only what is stored.
+                self._clear_cache()  # It is unknown whether the batch was written; only the store knows.
                 raise
-        raise Conflict(tuple(item.id for item in items if isinstance(item, Command)))
+        raise Conflict(tuple(request.id for request in requests if isinstance(request, Command)))
 
-    def _forget(self) -> None:
-        latest = self._world.latest_at
-        self._world, self._stored, self._absent = UnitOfWork(), {}, []
-        self._world.latest_at = latest
+    def _clear_cache(self) -> None:
+        latest_at = self._unit_of_work.latest_at
+        self._unit_of_work, self._stored, self._absent_ids = UnitOfWork(), {}, []
+        self._unit_of_work.latest_at = latest_at
 
-    def _batch(self, items: Sequence[Request]) -> Transaction[list[Response]]:
+    def _process(self, requests: Sequence[Request]) -> Transaction[list[Response]]:
         if len(self._stored) > MAX_CACHED:
-            self._forget()
-        self._fresh.clear()
-        self._given, self._asked, self._pools = 0, {}, {}
+            self._clear_cache()
+        self._loaded_ids.clear()
+        self._granted_count, self._requested, self._pools = 0, {}, {}
         self._groups.clear()
-        wanted: set[str] = set()
-        drawn: set[str] = set()
+        required_ids: set[str] = set()
+        random_ids: set[str] = set()
         claims: list[Claim] = []
-        for item in items:
-            if isinstance(item, NewRecord | StartRun) and item.has_random_id:
-                drawn.add(item.id)
-            elif isinstance(item, Command):
-                wanted.update(related_ids(item))
-            elif isinstance(item, Claim):
-                name = item.pool_key
-                self._asked[name] = self._asked.get(name, 0) + item.limit
-                claims.append(item)
-        yield from self._count_held(claims)
+        for request in requests:
+            if isinstance(request, NewRecord | StartRun) and request.has_random_id:
+                random_ids.add(request.id)
+            elif isinstance(request, Command):
+                required_ids.update(related_ids(request))
+            elif isinstance(request, Claim):
+                pool_key = request.pool_key
+                self._requested[pool_key] = self._requested.get(pool_key, 0) + request.limit
+                claims.append(request)
+        yield from self._count_live_leases(claims)
         ready: list[StoredRecord] | None = None
-        if len(items) == 1 and isinstance(item := items[0], Claim) and (limit := self._limit(item)):
-            stored, ready = yield BeginClaim(item.tenant, item.labels, limit, item.only_ids, self._clock.lead)
+        if len(requests) == 1 and isinstance(claim := requests[0], Claim) and (limit := self._remaining_limit(claim)):
+            store_now, ready = yield BeginClaim(claim.tenant, claim.labels, limit, claim.only_ids, self._clock.lead)
         else:
-            stored, held = yield Begin(tuple(id for id in wanted if id not in self._stored))
-            self._take(held, wanted | drawn)
-        now = self._clock.read(stored)
+            store_now, stored_records = yield Begin(tuple(id for id in required_ids if id not in self._stored))
+            self._cache_loaded(stored_records, required_ids | random_ids)
+        now = self._clock.read(store_now)
         events: list[Event] = []
         changed: dict[str, Record] = {}
-        rearmed: dict[str, int | None] = {}
-        answers: list[Response] = []
-        for item in items:
-            if isinstance(item, Claim):
-                answers.append((yield from self._claim(item, now, ready, changed, events)))
-            elif isinstance(item, Tick):
-                answers.append((yield from self._tick(item, now, changed, events, rearmed)))
+        due_times: dict[str, int | None] = {}
+        responses: list[Response] = []
+        for request in requests:
+            if isinstance(request, Claim):
+                responses.append((yield from self._claim(request, now, ready, changed, events)))
+            elif isinstance(request, Tick):
+                responses.append((yield from self._run_due(request, now, changed, events, due_times)))
             else:
-                decision = self._decide_at_once(item, now, changed, events)
-                answers.append(decision or (yield from self._decide(item, now, changed, events)))
-        puts = [self._put(record, rearmed) for record in changed.values()]
-        puts += [self._rearm(id, due) for id, due in rearmed.items() if id not in changed]
+                decision = self._try_decide(request, now, changed, events)
+                responses.append(decision or (yield from self._decide(request, now, changed, events)))
+        puts = [self._put_changed(record, due_times) for record in changed.values()]
+        puts += [self._put_due_time(id, due_at) for id, due_at in due_times.items() if id not in changed]
         if puts:
-            yield Write(
-                puts, events, True, batch_list_changes(changed, events), freed_tenants(changed.values(), self._limited)
-            )
+            list_changes = batch_list_changes(changed, events)
+            yield Write(puts, events, True, list_changes, freed_tenants(changed.values(), self._limited_tenants))
             for put in puts:
-                self._written(put)
-        self._tidy()
-        self._clock.advance_to(self._world.latest_at)
-        return answers
+                self._update_cache(put)
+        self._evict_uncacheable()
+        self._clock.advance_to(self._unit_of_work.latest_at)
+        return responses
 
-    def _take(self, held: list[StoredRecord], wanted: Iterable[str] = ()) -> list[StoredRecord]:
-        """Believe what was loaded; what was asked for and is not there does not exist."""
-        for each in held:
-            id = each.record.id
-            self._fresh.add(id)
-            if id not in self._stored or self._stored[id][0] < each.version:
-                self._world.records[id] = each.record
-                self._stored[id] = (each.version, each.due_at)
-            if isinstance(each.record, UnreadableRecord):
-                self._reports.tell(each.record)
-        for id in wanted:
-            if id not in self._world.records:
-                self._fresh.add(id)
-                self._world.records[id] = None
-                self._absent.append(id)
-        return held
+    def _cache_loaded(self, stored_records: list[StoredRecord], required_ids: Iterable[str] = ()) -> list[StoredRecord]:
+        """Cache and return loaded records, and remember that the other required ids have no record."""
+        for stored in stored_records:
+            id = stored.record.id
+            self._loaded_ids.add(id)
+            if id not in self._stored or self._stored[id][0] < stored.version:
+                self._unit_of_work.records[id] = stored.record
+                self._stored[id] = (stored.version, stored.due_at)
+            if isinstance(stored.record, UnreadableRecord):
+                self._unreadable_reporter.report(stored.record)
+        for id in required_ids:
+            if id not in self._unit_of_work.records:
+                self._loaded_ids.add(id)
+                self._unit_of_work.records[id] = None
+                self._absent_ids.append(id)
+        return stored_records
 
-    def _tidy(self) -> None:
-        """Keep only what nobody else is likely to change. What did not exist may by now."""
-        for id in (*self._absent, *self._fresh):
-            if not is_cacheable(self._world.records.get(id)):
-                self._world.records.pop(id, None)
+    def _evict_uncacheable(self) -> None:
+        """Evict records that other servers may change, and the knowledge that a record does not exist."""
+        for id in (*self._absent_ids, *self._loaded_ids):
+            if not is_cacheable(self._unit_of_work.records.get(id)):
+                self._unit_of_work.records.pop(id, None)
                 self._stored.pop(id, None)
-        self._absent.clear()
-        self._world.job_ids.clear()
+        self._absent_ids.clear()
+        self._unit_of_work.job_ids.clear()
 
-    def _decide_at_once(
+    def _try_decide(
         self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
     ) -> Decision | None:
-        """The common case, without a detour: everything is loaded, and something changes. None: look closer."""
+        """Decide the common case: all records are loaded and the command changes something. Else return None."""
         try:
-            decision = decide(self._world, command, now)
+            decision = decide(self._unit_of_work, command, now)
         except (NotLoaded, Refused, InvariantBroken):
             return None
         if not decision.changed:
@@ -294,229 +294,271 @@ class Shard:
     def _decide(
         self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
     ) -> Transaction[Decision | Refused]:
+        """Decide a command: load the records that it turns out to need, and decide again if cached ones were stale."""
         loads = 0
         while True:
             try:
-                decision = decide(self._world, command, now)
+                decision = decide(self._unit_of_work, command, now)
             except NotLoaded as missing:
                 loads += 1
-                of = self._world.records.get(command.id)
-                yield from self._load(missing, of.run_id if of is not None and loads == MAX_CHAIN_LOADS else "")
+                record = self._unit_of_work.records.get(command.id)
+                run_id = record.run_id if record is not None and loads == MAX_CHAIN_LOADS else ""
+                yield from self._load(missing, run_id)
                 continue
             except Refused as refused:
-                if self._doubt(command.id, changed):
+                if self._evict_stale(command.id, changed):
                     continue
-                return unreadable_refusal(self._world.records.get(command.id)) or refused
+                return unreadable_refusal(self._unit_of_work.records.get(command.id)) or refused
             except InvariantBroken:
-                # Records that another server changed meanwhile do not fit those that were just loaded.
-                if self._doubt("", changed):
+                # Cached records that another server has changed do not fit those that were just loaded.
+                if self._evict_stale("", changed):
                     continue
                 raise
             if not decision.changed:
-                if self._doubt(command.id, changed):
+                if self._evict_stale(command.id, changed):
                     continue
                 return unreadable_refusal(decision.record) or decision
             changed.update(decision.changed)
             events += decision.events
             return decision
 
-    def _doubt(self, id: str, changed: dict[str, Record]) -> bool:
-        """Whether an answer that writes nothing may rest on what another server has changed since.
+    def _evict_stale(self, id: str, changed: dict[str, Record]) -> bool:
+        """Evict cached records that were not read in this batch. Return True if any were: then decide again.
 
-        A write is guarded by its version; a refusal and a repeat are not. So what was only remembered is
-        forgotten, and the command is decided once more from what is stored.
+        A write is guarded by its version. A refusal or a repeat writes nothing, so it must not rest on a cached record
+        that another server may have changed.
         """
-        record = self._world.records.get(id)
+        record = self._unit_of_work.records.get(id)
         if is_queue_attempt(record):
-            remembered = [id] if id not in self._fresh and id not in changed else []
+            stale_ids = [id] if id not in self._loaded_ids and id not in changed else []
         else:
-            remembered = [each for each in self._stored if each not in self._fresh and each not in changed]
-        for each in remembered:
-            self._world.records.pop(each, None)
-            self._stored.pop(each, None)
-        return bool(remembered)
+            stale_ids = [
+                cached_id
+                for cached_id in self._stored
+                if cached_id not in self._loaded_ids and cached_id not in changed
+            ]
+        for stale_id in stale_ids:
+            self._unit_of_work.records.pop(stale_id, None)
+            self._stored.pop(stale_id, None)
+        return bool(stale_ids)
 
-    def _load(self, missing: NotLoaded, whole_run: str = "") -> Transaction[None]:
-        if jobs_of := whole_run or missing.jobs_of:
-            held = yield LoadJobs(jobs_of)
-            self._take(held)
-            self._world.job_ids[jobs_of] = tuple(each.record.id for each in held)
+    def _load(self, missing: NotLoaded, whole_run_id: str = "") -> Transaction[None]:
+        if run_id := whole_run_id or missing.jobs_of:
+            stored_records = yield LoadJobs(run_id)
+            self._cache_loaded(stored_records)
+            self._unit_of_work.job_ids[run_id] = tuple(stored.record.id for stored in stored_records)
         else:
-            held = yield Load(missing.ids)
-            self._take(held, missing.ids)
+            stored_records = yield Load(missing.ids)
+            self._cache_loaded(stored_records, missing.ids)
 
-    def _count_held(self, claims: Iterable[Claim]) -> Transaction[None]:
-        """How many live leases they have whose claims have a limit; before anything else, see `CountHeld`."""
-        self._held.clear()
+    def _count_live_leases(self, claims: Iterable[Claim]) -> Transaction[None]:
+        """Count the live leases of each tenant whose claims have a limit. Must come first, see `CountLiveLeases`."""
+        self._live_leases.clear()
         limits: dict[str, int] = {}
         for claim in claims:
             if claim.tenant_limit:
                 limits[claim.tenant] = max(claim.tenant_limit, limits.get(claim.tenant, 0))
-            elif self._limited:
-                self._limited.discard(claim.tenant)
+            elif self._limited_tenants:
+                self._limited_tenants.discard(claim.tenant)
         for tenant in sorted(limits):
-            self._limited.add(tenant)
-            self._held[tenant] = yield CountLiveLeases(tenant, limits[tenant])
+            self._limited_tenants.add(tenant)
+            self._live_leases[tenant] = yield CountLiveLeases(tenant, limits[tenant])
 
-    def _limit(self, claim: Claim) -> int:
-        """How many it may have now, by what is stored and what this batch gave already."""
+    def _remaining_limit(self, claim: Claim) -> int:
+        """Return how many attempts the claim may get, given the tenant's leases in the store and in this batch."""
         if not claim.tenant_limit:
             return claim.limit
-        return max(0, min(claim.limit, claim.tenant_limit - self._held[claim.tenant]))
+        return max(0, min(claim.limit, claim.tenant_limit - self._live_leases[claim.tenant]))
 
-    def _pool(self, claim: Claim, now: int, ready: list[StoredRecord] | None) -> Transaction[list[StoredRecord]]:
-        """What is ready for all claims of this batch that may take the same; found once, by the first of them."""
-        name = claim.pool_key
-        if ready is not None and not any(isinstance(each.record, UnreadableRecord) for each in ready):
-            self._pools[name] = self._take(ready)
-        taken = self._given
-        while name not in self._pools:
-            # What this batch already took is still ready in the store: ask for that many more. Not for more than that:
-            # what is found is nobody else's until the commit.
-            limit, without = self._asked[name] + taken, self._groups.without(claim.tenant)
-            wanted = FindReady(claim.tenant, claim.labels, now, limit, claim.only_ids, without)
-            held: list[StoredRecord] = yield from self._reports.readable(wanted, now + STUCK_SECONDS * SECOND)
-            found = sum(not self._is_ready(each) for each in held)
-            if found <= taken or len(held) < wanted.limit:
-                self._pools[name] = self._take(held)
-            taken = found
-        return self._pools[name]
+    def _ready_pool(self, claim: Claim, now: int, ready: list[StoredRecord] | None) -> Transaction[list[StoredRecord]]:
+        """Return the ready attempts shared by all claims of this batch with the same pool key; query them only once."""
+        pool_key = claim.pool_key
+        if ready is not None and not any(isinstance(stored.record, UnreadableRecord) for stored in ready):
+            self._pools[pool_key] = self._cache_loaded(ready)
+        taken_count = self._granted_count
+        while pool_key not in self._pools:
+            # Attempts that this batch granted are still ready in the store, so ask for that many more. Not for more:
+            # the query locks what it finds until the commit.
+            limit, excluded_groups = self._requested[pool_key] + taken_count, self._groups.held_groups(claim.tenant)
+            query = FindReady(claim.tenant, claim.labels, now, limit, claim.only_ids, excluded_groups)
+            stored_records: list[StoredRecord] = yield from self._unreadable_reporter.find_readable(
+                query, now + STUCK_SECONDS * SECOND
+            )
+            found_taken_count = sum(not self._is_still_ready(stored) for stored in stored_records)
+            if found_taken_count <= taken_count or len(stored_records) < query.limit:
+                self._pools[pool_key] = self._cache_loaded(stored_records)
+            taken_count = found_taken_count
+        return self._pools[pool_key]
 
-    def _is_ready(self, held: StoredRecord) -> bool:
-        """Whether it is still ready by what this batch has decided."""
-        current = self._world.records.get(held.record.id, held.record)
-        return isinstance(current, Attempt) and ready_at(current) is not None
+    def _is_still_ready(self, stored: StoredRecord) -> bool:
+        """Return whether the attempt can still be claimed after the decisions of this batch."""
+        record = self._unit_of_work.records.get(stored.record.id, stored.record)
+        return isinstance(record, Attempt) and ready_at(record) is not None
 
     def _claim(
         self, claim: Claim, now: int, ready: list[StoredRecord] | None, changed: dict[str, Record], events: list[Event]
     ) -> Transaction[ClaimResult]:
-        limit = self._limit(claim)
+        limit = self._remaining_limit(claim)
         if not limit:
             return ClaimResult([])
-        pool = yield from self._pool(claim, now, ready)
-        secret = secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
-        found: list[ClaimedAttempt] = []
-        refused: list[StoredRecord] = []
-        seen, is_behind = 0, False
-        while len(found) < limit:
-            if seen == len(pool):
-                if not is_behind or claim.only_ids:
+        pool = yield from self._ready_pool(claim, now, ready)
+        secret_hex = secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
+        claimed: list[ClaimedAttempt] = []
+        skipped: list[StoredRecord] = []
+        next_index, may_have_more = 0, False
+        while len(claimed) < limit:
+            if next_index == len(pool):
+                if not may_have_more or claim.only_ids:
                     break
-                # What is behind was not asked for yet. Each time there is one group, or one attempt, less to find.
-                pool, seen, is_behind = (yield from self._pool_behind(claim, now, refused)), 0, False
-                secret += secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
+                # The query stopped before these. Each repetition excludes one more group or one more attempt.
+                pool, next_index, may_have_more = (yield from self._next_pool(claim, now, skipped)), 0, False
+                secret_hex += secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
                 continue
-            each = pool[seen]
-            seen += 1
-            current = self._world.records.get(each.record.id)
-            if not isinstance(current, Attempt) or not self._is_ready(each):
+            stored = pool[next_index]
+            next_index += 1
+            record = self._unit_of_work.records.get(stored.record.id)
+            if not isinstance(record, Attempt) or not self._is_still_ready(stored):
                 continue
-            if current.avoid and attempt.should_yield(
-                current, claim.worker_id, claim.other_worker_labels, claim.other_worker_ids
+            if record.avoid and attempt.should_yield(
+                record, claim.worker_id, claim.other_worker_labels, claim.other_worker_ids
             ):
-                self._asked[claim.pool_key] += 1  # A rival's turn with this one: look behind it as well.
-                refused.append(each)
-                is_behind = True
+                self._requested[claim.pool_key] += 1  # Left to another worker: the query must return one more.
+                skipped.append(stored)
+                may_have_more = True
                 continue
-            if current.group and not (yield from self._groups.may_give(current, now)):
-                is_behind = True
+            if record.group and not (yield from self._groups.try_lock(record, now)):
+                may_have_more = True
                 continue
-            own = secret[len(found) * SECRET_BYTES * 2 : (len(found) + 1) * SECRET_BYTES * 2]
-            given = yield from self._give(current, claim, own, now, changed, events)
-            if given is None:
-                refused.append(each)
+            own_secret = secret_hex[len(claimed) * SECRET_BYTES * 2 : (len(claimed) + 1) * SECRET_BYTES * 2]
+            granted = yield from self._grant(record, claim, own_secret, now, changed, events)
+            if granted is None:
+                skipped.append(stored)
                 continue
-            found.append(given)
-            self._given += 1
-            if current.group:
-                self._groups.gave(current)
-        if claim.tenant in self._held:
-            self._held[claim.tenant] += len(found)
-        self._pools[claim.pool_key] = refused + pool[seen:]
-        return ClaimResult(found, bool(refused), skipped_queue_keys(refused))
+            claimed.append(granted)
+            self._granted_count += 1
+            if record.group:
+                self._groups.mark_held(record)
+        if claim.tenant in self._live_leases:
+            self._live_leases[claim.tenant] += len(claimed)
+        self._pools[claim.pool_key] = skipped + pool[next_index:]
+        return ClaimResult(claimed, bool(skipped), skipped_queue_keys(skipped))
 
-    def _pool_behind(self, claim: Claim, now: int, refused: list[StoredRecord]) -> Transaction[list[StoredRecord]]:
-        """What else is ready, without the groups that are somebody's by now."""
+    def _next_pool(self, claim: Claim, now: int, skipped: list[StoredRecord]) -> Transaction[list[StoredRecord]]:
+        """Query the ready attempts again, without held groups and without the attempts that were skipped."""
         del self._pools[claim.pool_key]
-        known = {each.record.id for each in refused}
-        return [each for each in (yield from self._pool(claim, now, None)) if each.record.id not in known]
+        skipped_ids = {stored.record.id for stored in skipped}
+        pool = yield from self._ready_pool(claim, now, None)
+        return [stored for stored in pool if stored.record.id not in skipped_ids]
 
-    def _give(
-        self, what: Attempt, claim: Claim, own: str, now: int, changed: dict[str, Record], events: list[Event]
+    def _grant(
+        self,
+        record: Attempt,
+        claim: Claim,
+        secret: str,
+        now: int,
+        changed: dict[str, Record],
+        events: list[Event],
     ) -> Transaction[ClaimedAttempt | None]:
-        """Grant it under a lease with this secret of its own; None: this worker may not have it."""
+        """Grant a lease of the attempt to the claiming worker. Return None if the worker may not have it."""
         actor = worker_actor(claim.worker_id)
         salt = ""
-        number = what.claims + 1
-        if self._mint is not None:
-            salt = own[:SALT_CHARS]
-            own = self._mint(what.id, number, salt)
-        token = ids.lease_id(what.id, number, own)
-        ref = ids.LeaseRef(what.id, number, ids.lease_fingerprint(token))
+        lease_number = record.claims + 1
+        if self._derive_lease_secret is not None:
+            salt = secret[:SALT_CHARS]
+            secret = self._derive_lease_secret(record.id, lease_number, salt)
+        lease_id = ids.lease_id(record.id, lease_number, secret)
+        lease_ref = ids.LeaseRef(record.id, lease_number, ids.lease_fingerprint(lease_id))
         grant = attempt.Grant(
-            id=what.id,
+            id=record.id,
             actor=actor,
             request_id=claim.request_id,
-            fingerprint=ref.fingerprint,
+            fingerprint=lease_ref.fingerprint,
             labels=claim.labels,
             ttl_seconds=claim.ttl_seconds,
             accept_seconds=claim.accept_seconds,
             salt=salt,
         )
-        decision: Decision | Refused | None = self._decide_at_once(grant, now, changed, events)
+        decision: Decision | Refused | None = self._try_decide(grant, now, changed, events)
         if decision is None:
             decision = yield from self._decide(grant, now, changed, events)
         if claim.start_immediately and isinstance(decision, Decision):
-            start = attempt.Start(id=what.id, actor=actor, lease=ref)
-            decision = self._decide_at_once(start, now, changed, events)
+            start = attempt.Start(id=record.id, actor=actor, lease=lease_ref)
+            decision = self._try_decide(start, now, changed, events)
             if decision is None:
                 decision = yield from self._decide(start, now, changed, events)
         if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
-            return ClaimedAttempt(decision.record, token)
+            return ClaimedAttempt(decision.record, lease_id)
         return None
 
-    def _tick(
-        self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], rearmed: dict[str, int | None]
+    def _run_due(
+        self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], due_times: dict[str, int | None]
     ) -> Transaction[int]:
-        held = yield from self._reports.readable(FindDue(now, tick.limit), now + STUCK_SECONDS * SECOND)
-        self._take(held)
-        for each in held:
-            id = each.record.id
-            due = self._due(id)
+        """Apply the command of each due record. Return how many records were found due."""
+        retry_at = now + STUCK_SECONDS * SECOND
+        stored_records = yield from self._unreadable_reporter.find_readable(FindDue(now, tick.limit), retry_at)
+        self._cache_loaded(stored_records)
+        for stored in stored_records:
+            id = stored.record.id
+            due = self._next_due(id)
             if due is not None and due[0] <= now:
                 try:
                     yield from self._decide(due[1](id=id), now, changed, events)
                 except InvariantBroken:
-                    # Our bug, but only this record's: the others' deadlines go on.
+                    # An internal error of this record only: the deadlines of the others are still carried out.
                     LOGGER.exception("what is due for %s cannot be carried out; it is tried again later", id)
-                due = self._due(id)
-            # The stored time was early on purpose: a heartbeat does not move it. Set it right now.
+                due = self._next_due(id)
+            # A heartbeat does not move the stored due time, so it may be too early. Correct it now.
             due_at = due[0] if due is not None else None
-            rearmed[id] = max(due_at, now + STUCK_SECONDS * SECOND) if due_at is not None and due_at <= now else due_at
-        return len(held)
+            due_times[id] = max(due_at, retry_at) if due_at is not None and due_at <= now else due_at
+        return len(stored_records)
 
-    def _due(self, id: str) -> Due | None:
-        record = self._world.records.get(id)
+    def _next_due(self, id: str) -> Due | None:
+        record = self._unit_of_work.records.get(id)
         return next_due(record) if record is not None else None
 
-    def _put(self, record: Record, rearmed: dict[str, int | None]) -> Put:
-        version, old_due = self._stored.get(record.id, (0, None))
+    def _put_changed(self, record: Record, due_times: dict[str, int | None]) -> Put:
+        """Return the write of a changed record."""
+        version, old_due_at = self._stored.get(record.id, (0, None))
         due = next_due(record)
         due_at = due[0] if due is not None else None
-        if record.id not in rearmed and due_at is not None and old_due is not None:
-            # Only an earlier deadline is written: a renewed lease then costs no change of the index.
-            due_at = min(due_at, old_due)
+        if record.id not in due_times and due_at is not None and old_due_at is not None:
+            # Store only an earlier deadline, so that a renewed lease does not change the index.
+            due_at = min(due_at, old_due_at)
         return Put(record, version, ready_at(record), due_at, is_over(record))
 
-    def _rearm(self, id: str, due_at: int | None) -> Put:
-        record = self._world.records[id]
+    def _put_due_time(self, id: str, due_at: int | None) -> Put:
+        """Return the write that changes only the due time of a record."""
+        record = self._unit_of_work.records[id]
         assert record is not None
         return Put(record, self._stored[id][0], ready_at(record), due_at, is_over(record))
 
-    def _written(self, put: Put) -> None:
+    def _update_cache(self, put: Put) -> None:
+        """Keep the version that a write produced, or evict the record if it should not stay cached."""
         id = put.record.id
         if put.is_terminal or not is_cacheable(put.record):
-            self._world.records.pop(id, None)
+            self._unit_of_work.records.pop(id, None)
             self._stored.pop(id, None)
         else:
             self._stored[id] = (put.version + 1, put.due_at)
+
+
+def related_ids(command: Command) -> Iterable[str]:
+    """Return the ids of the records that a command needs: its own and, for an attempt, its job, run and worker."""
+    yield command.id
+    run_id, separator, rest = command.id.partition("/")
+    if separator:
+        yield run_id
+        yield f"{run_id}/{rest.rpartition('.')[0] or rest}"
+        kind, _, worker_id = command.actor.partition(":")
+        if kind == RUNNER:
+            yield worker_id
+
+
+def is_queue_attempt(record: Record | None) -> bool:
+    """Return whether the record is an attempt of the plain queue, which has no job and no run."""
+    return type(record) is Attempt and not record.job_id
+
+
+def is_cacheable(record: Record | None) -> bool:
+    """Return whether the record may stay cached: its worker will send a command soon, and hardly anybody else will."""
+    return type(record) is Attempt and not record.job_id and record.lease is not None

@@ -1,4 +1,4 @@
-"""The loop that carries out what is due. Any number of servers may run it: each takes different rows."""
+"""The loop that carries out due deadlines. Any number of servers may run it: each takes different rows."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Timers:
-    """Leases, windows, timeouts, backoffs and deadlines, in batches, by the store's clock."""
+    """Carries out leases, accept windows, timeouts, backoffs and deadlines, in batches, by the store's clock."""
 
     def __init__(self, engine: Engine, poll_seconds: float = POLL_SECONDS) -> None:
         self._engine = engine
         self._poll_seconds = poll_seconds
 
     async def run(self) -> None:
-        """Look again and again; at once while there is more than one batch of it."""
-        trouble = ""
+        """Carry out what is due, without a pause while there is more than one batch of it."""
+        last_failure = ""
         while True:
-            count, found = 0, ""
+            count, failure = 0, ""
             try:
                 count = await self._engine.tick()
             except (Unavailable, Conflict) as error:
-                found = str(error)
-                if found != trouble:
-                    LOGGER.warning("timers: %s; trying again until it goes", error)
+                failure = str(error)
+                if failure != last_failure:
+                    LOGGER.warning("timers: %s; retrying", error)
             except Exception as error:
-                # Whatever it was, leases must go on expiring.
-                found = repr(error)
-                if found != trouble:
-                    LOGGER.exception("timers: an error of ours; trying again")
-            trouble = found
+                # Leases must go on expiring, whatever the error was.
+                failure = repr(error)
+                if failure != last_failure:
+                    LOGGER.exception("timers: internal error; retrying")
+            last_failure = failure
             if count < MAX_BATCH:
-                # A little disorder keeps many servers from asking all at once.
+                # Jitter keeps several servers from querying at the same moment.
                 await asyncio.sleep(self._poll_seconds * random.uniform(0.8, 1.2))

@@ -1,7 +1,7 @@
-"""What the engine does about a stored record that cannot be read: say so once, and go on with everybody else's work.
+"""Handling of stored records that cannot be decoded: report each once and continue with all others.
 
-Its bytes may be damaged, or written by a newer version that runs beside this one. So nothing of it is changed but
-when to look at it again.
+The bytes may be damaged, or written by a newer version that runs beside this one. So the record is left as it is; only
+the time of the next look at it is postponed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class UnreadableRecordReporter:
-    """Which records were reported already: one line in the log for each, not one for each look."""
+    """Logs each unreadable record once, however often it is loaded."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported_ids: set[str] = set()
 
-    def tell(self, record: UnreadableRecord) -> None:
-        """Report it, unless that was done."""
-        if record.id in self._told:
+    def report(self, record: UnreadableRecord) -> None:
+        """Log the record unless that was done before."""
+        if record.id in self._reported_ids:
             return
-        if len(self._told) >= MAX_REPORTED_IDS:
-            self._told.clear()
-        self._told.add(record.id)
+        if len(self._reported_ids) >= MAX_REPORTED_IDS:
+            self._reported_ids.clear()
+        self._reported_ids.add(record.id)
         LOGGER.error(
             "record %s is stored but cannot be read (%s); it is left alone and the others go on: "
             "restore it, or run the version that wrote it",
@@ -38,20 +38,20 @@ class UnreadableRecordReporter:
             record.problem,
         )
 
-    def readable(self, request: FindReady | FindDue, until: int) -> Transaction[list[StoredRecord]]:
-        """What this finds and can be read. The rest is put aside until then, and its places go to others."""
+    def find_readable(self, query: FindReady | FindDue, retry_at: int) -> Transaction[list[StoredRecord]]:
+        """Run the query until all results are readable. Postpone the unreadable ones until `retry_at`."""
         while True:
-            held: list[StoredRecord] = yield request
-            broken = [each.record for each in held if isinstance(each.record, UnreadableRecord)]
-            if not broken:
-                return held
-            for record in broken:
-                self.tell(record)
-            yield Postpone(tuple(record.id for record in broken), until)
+            stored_records: list[StoredRecord] = yield query
+            unreadable = [stored.record for stored in stored_records if isinstance(stored.record, UnreadableRecord)]
+            if not unreadable:
+                return stored_records
+            for record in unreadable:
+                self.report(record)
+            yield Postpone(tuple(record.id for record in unreadable), retry_at)
 
 
 def unreadable_refusal(record: Record | None) -> Refused | None:
-    """The answer to whoever asks for a record that cannot be read; None for all others."""
+    """Return the refusal for a request that needs this record if it is unreadable, else None."""
     if not isinstance(record, UnreadableRecord):
         return None
     return Refused(

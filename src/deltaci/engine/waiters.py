@@ -1,9 +1,12 @@
-"""Who waits for work stands in line: nobody looks for himself alone, and each piece of work wakes one.
+"""Blocked claims: workers that wait for work, grouped by what they can run.
 
-Those who could take the same work, because they have the same tenant and the same labels, stand in one line, first
-come, first served. New work wakes as many as there are pieces of it, not everybody. Behind that is a poll, for whatever
-nobody told: one look for a whole line, and whoever finds something lets two more look. So ten thousand who wait cost
-what one of them costs.
+1. Workers with the same tenant and labels form one group and are served in order of arrival.
+2. A commit says how many attempts became ready in which queue. That wakes as many waiters as there are new attempts.
+3. A waiter that may not have an attempt passes its permit on, to the next of its group or to a waiter of another group.
+4. A poll covers lost notifications: one waiter per group queries the store. A waiter that finds work wakes two more, in
+   case there is a backlog.
+
+So the cost of 10,000 waiting workers is that of their groups, not of 10,000 polls.
 """
 
 from __future__ import annotations
@@ -19,276 +22,277 @@ from deltaci.core.worker import required_labels
 from deltaci.engine.engine import Claim, ClaimedAttempt, ClaimResult, Engine
 from deltaci.storage.port import FREED_CAPACITY, CommitHints, ReadyCounts
 
-MAX_POLLED_GROUPS: Final = 100  # So many lines at once; where there are more, they take turns.
-MAX_HANDOVERS: Final = 100  # What nobody of them may have is offered to so many at once; the next time to others.
+MAX_POLLED_GROUPS: Final = 100  # Groups per poll; if there are more, they take turns.
+MAX_HANDOVERS: Final = 100  # How often one permit is passed on; the next permit goes to other waiters.
 WAKES_AFTER_SUCCESS: Final = 2
 
-Disconnected = Callable[[], Coroutine[Any, Any, None]]
-OtherWorkers = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]  # Labels, and whose they are, in the same order.
-FindOtherWorkers = Callable[[str], OtherWorkers]  # Of a tenant: who may be given work; see `Claim`.
-LeaseLimit = Callable[[str], Awaitable[int]]  # How many live leases a tenant may have; 0: as many as it likes.
+Disconnected = Callable[[], Coroutine[Any, Any, None]]  # Returns when the waiting worker has disconnected.
+GroupKey = tuple[str, tuple[str, ...]]  # Tenant and labels.
+OtherWorkers = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]  # Labels and ids, in the same order.
+FindOtherWorkers = Callable[[str], OtherWorkers]  # The eligible workers of a tenant; see `Claim`.
+LeaseLimit = Callable[[str], Awaitable[int]]  # How many live leases a tenant may have; 0 means no limit.
 
 
 class ClaimPermit(msgspec.Struct, frozen=True):
-    """Leave to look. One that spreads lets more look when something was found.
+    """Permission for one waiter to query the store.
 
-    `passes` is how often it goes to the next one because there is something, but not for this worker.
+    `wakes_more` wakes further waiters after a successful claim. `handovers` is how often the permit may still be passed
+    on because there is work, but not for this worker.
     """
 
-    spreads: bool = False
-    passes: int = 0
+    wakes_more: bool = False
+    handovers: int = 0
 
 
 class WaiterGroup:
-    """Those who could take the same, the one who came first in front."""
+    """Workers with the same tenant and labels, in order of arrival."""
 
-    def __init__(self, name: tuple[str, tuple[str, ...]]) -> None:
-        self.name = name
-        self.labels = frozenset(name[1])
+    def __init__(self, key: GroupKey) -> None:
+        self.key = key
+        self.labels = frozenset(key[1])
         self.waiting: OrderedDict[Waiter, None] = OrderedDict()
-        self.looking = 0
-        self.members = 0
-        self._kept: list[ClaimPermit] = []
+        self.query_count = 0  # Queries in flight.
+        self.member_count = 0
+        self._repeats: list[ClaimPermit] = []
 
-    def turn(self, *, spreads: bool = False) -> ClaimPermit:
-        """One that reaches all who wait, if there are not too many."""
-        return ClaimPermit(spreads, min(len(self.waiting), MAX_HANDOVERS))
+    def permit(self, *, wakes_more: bool = False) -> ClaimPermit:
+        """Return a permit that up to MAX_HANDOVERS waiters may pass on when the work does not fit them."""
+        return ClaimPermit(wakes_more, min(len(self.waiting), MAX_HANDOVERS))
 
-    def wake(self, turn: ClaimPermit, count: int) -> int:
-        """Let so many look that wait; how many that were."""
+    def wake(self, permit: ClaimPermit, count: int) -> int:
+        """Give the permit to the first `count` waiters. Return how many there were."""
         count = min(count, len(self.waiting))
         for _ in range(count):
-            self.waiting.popitem(last=False)[0].call(turn)
+            self.waiting.popitem(last=False)[0].wake(permit)
         return count
 
     def offer(self) -> None:
-        """There may be something: one looks, and more when something is found."""
-        turn = self.turn(spreads=True)
-        self.keep(turn, 1)
-        self.wake(turn, 1)
+        """Let one waiter query the store, and more if it finds something."""
+        permit = self.permit(wakes_more=True)
+        self.repeat_queries(permit, 1)
+        self.wake(permit, 1)
 
-    def keep(self, turn: ClaimPermit, count: int) -> None:
-        """Who looks right now may have been too early: if nothing is found, look once more."""
-        self._kept += [turn] * min(count, self.looking - len(self._kept))
+    def repeat_queries(self, permit: ClaimPermit, count: int) -> None:
+        """Repeat up to `count` queries that are in flight now and may have started before the new work was visible."""
+        self._repeats += [permit] * min(count, self.query_count - len(self._repeats))
 
-    def take(self) -> ClaimPermit | None:
-        """A turn that was kept for one who looked."""
-        return self._kept.pop() if self._kept else None
+    def take_repeat(self) -> ClaimPermit | None:
+        """Remove and return the permit to repeat a query that found nothing, if there is one."""
+        return self._repeats.pop() if self._repeats else None
 
-    def trim(self) -> None:
-        """Nothing is kept for those who found something."""
-        del self._kept[self.looking :]
+    def trim_repeats(self) -> None:
+        """Keep no more repeats than there are queries in flight."""
+        del self._repeats[self.query_count :]
 
 
 class Waiter:
-    """One's place in the line, again and again until it leaves."""
+    """One blocked claim. It waits for a permit again and again until it leaves."""
 
-    __slots__ = ("_has_left", "_line", "_ticket")
+    __slots__ = ("_group", "_has_left", "_permit")
 
-    def __init__(self, line: WaiterGroup) -> None:
-        self._line = line
-        self._ticket: asyncio.Future[ClaimPermit | None] | None = None
+    def __init__(self, group: WaiterGroup) -> None:
+        self._group = group
+        self._permit: asyncio.Future[ClaimPermit | None] | None = None
         self._has_left = False
 
-    def call(self, turn: ClaimPermit | None) -> None:
-        assert self._ticket is not None
-        if not self._ticket.done():
-            self._ticket.set_result(turn)
+    def wake(self, permit: ClaimPermit | None) -> None:
+        """End the wait with this permit, or without one because the waiter leaves."""
+        assert self._permit is not None
+        if not self._permit.done():
+            self._permit.set_result(permit)
 
     def leave(self, *_: object) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._has_left = True
-        if self._line.waiting.pop(self, self) is None:
-            self.call(None)
+        if self._group.waiting.pop(self, self) is None:
+            self.wake(None)
 
-    def _is_gone(self) -> bool:
+    def _is_leaving(self) -> bool:
         return self._has_left
 
-    async def turn(self, *, is_first: bool = False) -> ClaimPermit | None:
-        """Wait, at the end of the line or as its first, until it is one's turn; None: it has left."""
-        if self._is_gone():
+    async def wait(self, *, is_first: bool = False) -> ClaimPermit | None:
+        """Wait for a permit, at the end of the group or as its first. Return None after `leave`."""
+        if self._is_leaving():
             return None
-        self._ticket = asyncio.get_running_loop().create_future()
-        self._line.waiting[self] = None
-        self._line.waiting.move_to_end(self, last=not is_first)
+        self._permit = asyncio.get_running_loop().create_future()
+        self._group.waiting[self] = None
+        self._group.waiting.move_to_end(self, last=not is_first)
         try:
-            turn = await self._ticket
+            permit = await self._permit
         except asyncio.CancelledError:
-            if self._line.waiting.pop(self, self) is self and not self._ticket.cancelled():
-                self._pass_on(self._ticket.result())
+            if self._group.waiting.pop(self, self) is self and not self._permit.cancelled():
+                self._pass_on(self._permit.result())
             raise
-        if self._is_gone():
-            self._pass_on(turn)
+        if self._is_leaving():
+            self._pass_on(permit)
             return None
-        return turn
+        return permit
 
-    def _pass_on(self, turn: ClaimPermit | None) -> None:
-        """A turn that one cannot use is the next one's."""
-        if turn is not None:
-            self._line.wake(turn, 1)
+    def _pass_on(self, permit: ClaimPermit | None) -> None:
+        """Give a permit that this waiter cannot use to the next one."""
+        if permit is not None:
+            self._group.wake(permit, 1)
 
 
 class ClaimWaiters:
-    """All the lines of one process."""
+    """All blocked claims of one process."""
 
     def __init__(
         self,
         engine: Engine,
-        wakers: CommitHints,
-        limit: LeaseLimit | None = None,
-        rivals: FindOtherWorkers | None = None,
+        commit_hints: CommitHints,
+        lease_limit: LeaseLimit | None = None,
+        find_other_workers: FindOtherWorkers | None = None,
     ) -> None:
         self._engine = engine
-        self._wakers = wakers
-        self._limit = limit
-        self._rivals = rivals
-        self._lines: OrderedDict[tuple[str, tuple[str, ...]], WaiterGroup] = OrderedDict()
-        self._polling: asyncio.Task[None] | None = None
+        self._commit_hints = commit_hints
+        self._lease_limit = lease_limit
+        self._find_other_workers = find_other_workers
+        self._groups: OrderedDict[GroupKey, WaiterGroup] = OrderedDict()
+        self._poll_task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def close(self) -> None:
-        """Whoever waits, or comes to wait, is told that there is nothing."""
+        """End all waits, and those that begin later, with an empty result."""
         self._is_closed = True
-        for line in self._lines.values():
-            for place in list(line.waiting):
-                place.leave()
+        for group in self._groups.values():
+            for waiter in list(group.waiting):
+                waiter.leave()
 
     async def claim(
-        self, claim: Claim, wait_seconds: float = 0.0, gone: Disconnected | None = None
+        self, claim: Claim, wait_seconds: float = 0.0, disconnected: Disconnected | None = None
     ) -> list[ClaimedAttempt]:
-        """Claim now, or wait for the first one; nothing is claimed for one that is `gone` while it waits."""
-        if wait_seconds <= 0 or claim.only_ids:  # Whoever was told of certain attempts gets these, or none.
-            return (await self._find(claim)).claimed
-        line = self._enter((claim.tenant, claim.labels))
+        """Claim now, or wait up to `wait_seconds` for the first attempt. Claim nothing after `disconnected` returns."""
+        if wait_seconds <= 0 or claim.only_ids:  # A claim for certain attempts gets these or none; it never waits.
+            return (await self._try_claim(claim)).claimed
+        group = self._enter((claim.tenant, claim.labels))
         try:
-            # Where somebody waits there is nothing, or it is given out already. Else nobody knows.
-            found = ClaimResult([]) if line.waiting else await self._look(line, ClaimPermit(), claim)
-            if found.claimed or self._is_closed:
-                return found.claimed
-            return await self._wait(line, claim, wait_seconds, gone)
+            # If others of the group wait, there is nothing, or it is granted already. Else query the store.
+            result = ClaimResult([]) if group.waiting else await self._claim_with_permit(group, ClaimPermit(), claim)
+            if result.claimed or self._is_closed:
+                return result.claimed
+            return await self._wait(group, claim, wait_seconds, disconnected)
         finally:
-            self._leave(line)
+            self._leave(group)
 
     async def _wait(
-        self, line: WaiterGroup, claim: Claim, seconds: float, gone: Disconnected | None
+        self, group: WaiterGroup, claim: Claim, seconds: float, disconnected: Disconnected | None
     ) -> list[ClaimedAttempt]:
-        place = Waiter(line)
-        timer = asyncio.get_running_loop().call_later(seconds, place.leave)
-        leaving = asyncio.create_task(gone()) if gone is not None else None
-        if leaving is not None:
-            leaving.add_done_callback(place.leave)
-        if self._polling is None:
-            self._polling = asyncio.create_task(self._poll(), name="line")
+        waiter = Waiter(group)
+        timer = asyncio.get_running_loop().call_later(seconds, waiter.leave)
+        disconnect_task = asyncio.create_task(disconnected()) if disconnected is not None else None
+        if disconnect_task is not None:
+            disconnect_task.add_done_callback(waiter.leave)
+        if self._poll_task is None:
+            self._poll_task = asyncio.create_task(self._poll(), name="claim-waiters")
         is_first = False
         try:
-            while not self._is_closed and (turn := await place.turn(is_first=is_first)) is not None:
-                found = await self._look(line, turn, claim)
-                if found.claimed:
-                    return found.claimed
-                is_first = not found.has_skipped  # Who looked in vain has lost nothing by it.
+            while not self._is_closed and (permit := await waiter.wait(is_first=is_first)) is not None:
+                result = await self._claim_with_permit(group, permit, claim)
+                if result.claimed:
+                    return result.claimed
+                is_first = not result.has_skipped  # A query that found nothing does not cost the place in the group.
             return []
         finally:
             timer.cancel()
-            if leaving is not None:
-                leaving.remove_done_callback(place.leave)
-                leaving.cancel()
+            if disconnect_task is not None:
+                disconnect_task.remove_done_callback(waiter.leave)
+                disconnect_task.cancel()
 
-    async def _look(self, line: WaiterGroup, turn: ClaimPermit, claim: Claim) -> ClaimResult:
-        """Look, as often as there is reason to, and let others look."""
+    async def _claim_with_permit(self, group: WaiterGroup, permit: ClaimPermit, claim: Claim) -> ClaimResult:
+        """Query the store, repeat the query while that was asked for, and wake other waiters by the result."""
         while True:
-            line.looking += 1
+            group.query_count += 1
             try:
-                found = await self._find(claim)
+                result = await self._try_claim(claim)
             finally:
-                line.looking -= 1
-            kept = None if found.claimed else line.take()
-            line.trim()
-            if found.has_skipped and turn.passes:
-                self._pass_on(line, ClaimPermit(turn.spreads, turn.passes - 1), found.skipped_queue_keys)
-            elif found.claimed and turn.spreads:
-                line.wake(turn, WAKES_AFTER_SUCCESS)
-            if kept is None:
-                return found
-            turn = kept
+                group.query_count -= 1
+            repeat = None if result.claimed else group.take_repeat()
+            group.trim_repeats()
+            if result.has_skipped and permit.handovers:
+                handed_over = ClaimPermit(permit.wakes_more, permit.handovers - 1)
+                self._pass_on(group, handed_over, result.skipped_queue_keys)
+            elif result.claimed and permit.wakes_more:
+                group.wake(permit, WAKES_AFTER_SUCCESS)
+            if repeat is None:
+                return result
+            permit = repeat
 
-    def _pass_on(self, line: WaiterGroup, turn: ClaimPermit, keys: tuple[str, ...]) -> None:
-        """The next one looks; where nobody else waits who could take the same, one who could take this."""
-        if line.wake(turn, 1):
+    def _pass_on(self, group: WaiterGroup, permit: ClaimPermit, queue_keys: tuple[str, ...]) -> None:
+        """Wake the next waiter of the group; if none waits, one of another group that matches a skipped queue."""
+        if group.wake(permit, 1):
             return
-        for key in keys:
-            wanted = required_labels(key)
-            for other in self._lines.values():
-                if other.waiting and other.name[0] == line.name[0] and wanted <= other.labels:
-                    other.wake(turn, 1)
+        for queue_key in queue_keys:
+            required = required_labels(queue_key)
+            for other in self._groups.values():
+                if other.waiting and other.key[0] == group.key[0] and required <= other.labels:
+                    other.wake(permit, 1)
                     break
 
-    async def _find(self, claim: Claim) -> ClaimResult:
-        """One look, by what is so at this moment: who waits for long must not go by what was once.
-
-        That is what the tenant may have, and who else there is to take what this one lost.
-        """
-        if self._limit is not None and (limit := await self._limit(claim.tenant)) != claim.tenant_limit:
+    async def _try_claim(self, claim: Claim) -> ClaimResult:
+        """Query the store once, with the tenant's limit and the other workers as of now, not as of the wait's start."""
+        if self._lease_limit is not None and (limit := await self._lease_limit(claim.tenant)) != claim.tenant_limit:
             claim = msgspec.structs.replace(claim, tenant_limit=limit)
-        if self._rivals is not None:
-            labels, ids = self._rivals(claim.tenant)
+        if self._find_other_workers is not None:
+            labels, ids = self._find_other_workers(claim.tenant)
             claim = msgspec.structs.replace(claim, other_worker_labels=labels, other_worker_ids=ids)
         return await self._engine.try_claim(claim)
 
-    def _enter(self, name: tuple[str, tuple[str, ...]]) -> WaiterGroup:
-        line = self._lines.get(name)
-        if line is None:
-            if not self._lines:
-                self._wakers.add_listener(self._hear)
-            line = self._lines[name] = WaiterGroup(name)
-        line.members += 1
-        return line
+    def _enter(self, key: GroupKey) -> WaiterGroup:
+        group = self._groups.get(key)
+        if group is None:
+            if not self._groups:
+                self._commit_hints.add_listener(self._on_commit)
+            group = self._groups[key] = WaiterGroup(key)
+        group.member_count += 1
+        return group
 
-    def _leave(self, line: WaiterGroup) -> None:
-        line.members -= 1
-        if not line.members:
-            del self._lines[line.name]
-            if not self._lines:
-                self._wakers.remove_listener(self._hear)
+    def _leave(self, group: WaiterGroup) -> None:
+        group.member_count -= 1
+        if not group.member_count:
+            del self._groups[group.key]
+            if not self._groups:
+                self._commit_hints.remove_listener(self._on_commit)
 
-    def _hear(self, ready: ReadyCounts | None) -> None:
-        """Something is ready: so many of that tenant in that queue. None: there may be anything."""
+    def _on_commit(self, ready: ReadyCounts | None) -> None:
+        """Wake as many waiters per tenant and queue as attempts became ready. None: it is unknown what is ready."""
         if ready is None:
-            self._look_around()
+            self._offer_to_groups()
             return
-        for (tenant, key), count in ready.items():
-            if key == FREED_CAPACITY:
-                self._offer_room(tenant)
+        for (tenant, queue_key), count in ready.items():
+            if queue_key == FREED_CAPACITY:
+                self._offer_capacity(tenant)
                 continue
-            wanted = required_labels(key)
-            left = count
+            required = required_labels(queue_key)
+            remaining = count
             woken: list[WaiterGroup] = []
-            for line in self._lines.values():
-                if line.name[0] == tenant and wanted <= line.labels:
-                    turn = line.turn()
-                    line.keep(turn, count)
-                    if left and line.waiting:
-                        left -= line.wake(turn, left)
-                        woken.append(line)
-            for line in woken:  # The next time others come first.
-                self._lines.move_to_end(line.name)
+            for group in self._groups.values():
+                if group.key[0] == tenant and required <= group.labels:
+                    permit = group.permit()
+                    group.repeat_queries(permit, count)
+                    if remaining and group.waiting:
+                        remaining -= group.wake(permit, remaining)
+                        woken.append(group)
+            for group in woken:  # The next time other groups come first.
+                self._groups.move_to_end(group.key)
 
-    def _offer_room(self, tenant: str) -> None:
-        """The tenant may have more leases now: one of each of its lines looks."""
-        for line in list(self._lines.values()):
-            if line.name[0] == tenant:
-                line.offer()
+    def _offer_capacity(self, tenant: str) -> None:
+        """Let one waiter of each of the tenant's groups query: the tenant may have more leases now."""
+        for group in list(self._groups.values()):
+            if group.key[0] == tenant:
+                group.offer()
 
-    def _look_around(self) -> None:
-        """One of each line looks, of so many lines."""
-        for name in list(self._lines)[:MAX_POLLED_GROUPS]:
-            self._lines.move_to_end(name)
-            self._lines[name].offer()
+    def _offer_to_groups(self) -> None:
+        """Let one waiter per group query, for up to MAX_POLLED_GROUPS groups."""
+        for key in list(self._groups)[:MAX_POLLED_GROUPS]:
+            self._groups.move_to_end(key)
+            self._groups[key].offer()
 
     async def _poll(self) -> None:
-        """For as long as anybody waits."""
+        """Poll while any claim waits."""
         try:
-            while self._lines:
-                await asyncio.sleep(self._wakers.poll_delay())
-                self._look_around()
+            while self._groups:
+                await asyncio.sleep(self._commit_hints.poll_delay())
+                self._offer_to_groups()
         finally:
-            self._polling = None
+            self._poll_task = None
