@@ -37,4 +37,4 @@ def _line(route: Route) -> str:
     codes = ", ".join(f"`{code}`" for code in error_codes(route) if code not in usual)
     address = route.path.replace("*}", "}")
     again = "; takes an `Idempotency-Key`" if route.is_repeatable else ""
-    return f"| {route.method} | `{address}` | {route.needs} | {route.does}{again} | {codes} |"
+    return f"| {route.method} | `{address}` | {route.required_scope} | {route.summary}{again} | {codes} |"

@@ -131,7 +131,7 @@ def page() -> str:
     """Return the list."""
     loaded = list(modules())
     commands = list(subclasses(Command))
-    of_routes = [kind for route in ROUTES for kind in (route.body, route.query, route.answer) if kind is not None]
+    of_routes = [kind for route in ROUTES for kind in (route.body, route.query, route.response) if kind is not None]
     roots = [*KINDS, *commands, *of_routes, *(kind for module in loaded for kind in decoded_types(module))]
     found = {kind: line(kind) for kind in structs(inspect.multi_type_info(roots))}
     named = {f"command {stored_name(command)} {found.pop(command)}" for command in commands}

@@ -22,7 +22,7 @@ BODIES: dict[str, Any] = {
     "setQuotas": {},
     "saveProject": {"url": "https://127.0.0.1/acme/shop.git"},
     "setSecret": {"value": "hunter2"},
-    "tellPushes": {
+    "reportPush": {
         "delivery": "one-push",
         "refs": [{"ref": "refs/heads/main", "before": "0" * 40, "after": "a" * 40}],
     },
@@ -32,7 +32,7 @@ OWN_NAMES = {"saveTemplate", "saveProject", "setSecret"}
 # Only for who operates the server, for any tenant.
 OPERATORS = {"setQuotas"}
 
-FOREIGN = [route for route in ROUTES if route.names and route.id not in OWN_NAMES | OPERATORS]
+FOREIGN = [route for route in ROUTES if route.path_parameters and route.id not in OWN_NAMES | OPERATORS]
 
 
 async def filled(here: ApiSite) -> dict[str, str]:
@@ -106,7 +106,9 @@ async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Op
             assert plain(foreign, theirs) == plain(missing, nobodys), route.id
 
         assert await here.store.last_seq() == seq
-        assert {route.id for route in FOREIGN} | OWN_NAMES | OPERATORS == {each.id for each in ROUTES if each.names}
+        assert {route.id for route in FOREIGN} | OWN_NAMES | OPERATORS == {
+            each.id for each in ROUTES if each.path_parameters
+        }
 
 
 @pytest.mark.proves("STP-X1")

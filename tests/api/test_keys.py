@@ -36,11 +36,13 @@ async def test_a_key_does_what_its_scopes_allow_and_nothing_else(site: Opened) -
             for scope, caller in callers.items():
                 reply = await caller.ask(route.method, address(route, NAMES), {} if route.body else None)
 
-                may = route.needs == ANY_KEY or (route.needs != OPERATOR and route.needs in INCLUDED[scope])
+                may = route.required_scope == ANY_KEY or (
+                    route.required_scope != OPERATOR and route.required_scope in INCLUDED[scope]
+                )
                 assert (reply.status == 403) == (not may), (route.id, scope, reply)
                 if not may:
                     assert reply.code == "missing_scope"
-                    assert route.needs == OPERATOR or repr(route.needs) in reply.body["message"]
+                    assert route.required_scope == OPERATOR or repr(route.required_scope) in reply.body["message"]
 
 
 @on_loop

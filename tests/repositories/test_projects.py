@@ -146,7 +146,7 @@ def test_the_command_line(desk: Desk, upstream: Upstream) -> None:
         assert "no git repository" in desk.refused(2, "project", "hook", "shop", "--repository", str(desk.folder))
         gone = {"ref": "refs/heads/gone", "before": "a" * 40, "after": "0" * 40}
         with desk.hosted.client() as client:
-            assert client.tell_pushes("shop", [gone], delivery="delivery-1").changes[0].is_new
+            assert client.report_push("shop", [gone], delivery="delivery-1").changes[0].is_new
         [change] = desk.json("changes")
         assert "push delivery-1" in desk.text("changes", change["id"])
         assert change["id"] in desk.text("changes", "--project", "shop")

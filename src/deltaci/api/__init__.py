@@ -1,6 +1,6 @@
-"""The contract of `/api/v1` without I/O: its routes, the types that it takes and answers, and its OpenAPI document.
+"""The contract of `/api/v1` without I/O: its routes, its request and response types, and the OpenAPI document.
 
-`routes.py` is the table that routes, authorises and reads requests; `schemas/` has the types, `openapi.py` the document
-of everything that is served over HTTP. The server and the client import this package; it imports `core`, `protocol` and
-`audit`. Start reading at `routes.py`.
+`routes.py` is the table by which the server routes, authorises and decodes requests; `schemas/` has the types;
+`openapi.py` describes everything that is served over HTTP. The server and the client import this package; it imports
+`core`, `protocol` and `audit`. Start reading at `routes.py`.
 """

@@ -1,6 +1,6 @@
-"""Everything that the server serves over HTTP, as one OpenAPI document. `docs/openapi.json` is its output.
-A part of the server is a list of `Operation`s; `PARTS` names them all. Addresses, codes and bodies are taken from the
-tables and types that run, so that nothing is said twice.
+"""The OpenAPI document of everything that the server serves over HTTP. `docs/openapi.json` is its output.
+
+Paths, error codes and bodies come from the route tables and types that the server itself uses.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from deltaci.protocol.routes import (
     ProtocolRoute,
 )
 
-# Names of at most 200 bytes each, none of them empty, `.` or `..`.
+# Path segments of at most 200 bytes each, none of them empty, `.` or `..`.
 PATH: Final = r"^(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]{1,200}(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]{1,200})*$"
 
 CREDENTIAL: Final[tuple[Json, ...]] = ({"credential": []}, {"certificate": []})
 _DIGEST: Final = {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}
 
 RUNNER_ERRORS: Final = ErrorFormat(
-    problem=wire.Problem,
-    media=JSON,
-    means={code: (each.status, each.meaning) for code, each in REFUSALS.items()},
-    everywhere=("bad_request", "too_large", "too_slow"),
+    body=wire.Problem,
+    media_type=JSON,
+    meanings={code: (refusal.status, refusal.meaning) for code, refusal in REFUSALS.items()},
+    common_codes=("bad_request", "too_large", "too_slow"),
 )
 
 
@@ -48,159 +48,158 @@ RUNNER_ERRORS: Final = ErrorFormat(
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What an address of the runner protocol takes and gives, by type."""
+    """Operation id and body types of a route of the runner protocol."""
 
     id: str
-    takes: Any = None
+    request: Any = None
     is_optional: bool = False
-    gives: Any
+    response: Any
 
 
 _ANY_MESSAGE: Final = wire.RunnerMessage
-_HEARD: Final = (wire.HeartbeatAck, wire.CompleteAck, wire.CancelAcked)
-# One that is none is refused in its place, and the others are heard: so the list itself may hold anything.
-_MANY: Final = {
+_ACKNOWLEDGEMENTS: Final = (wire.HeartbeatAck, wire.CompleteAck, wire.CancelAcked)
+# An invalid element gets a `Problem` as its answer while the others are processed, so elements may be anything.
+_BATCH: Final = {
     "type": "array",
     "maxItems": wire.MAX_BATCH,
     "items": {
-        "description": "what `messages` takes; whatever else it is, is answered by a `Problem` in its place",
+        "description": "a body of `messages`; anything else is answered with a `Problem` in its place",
         "anyOf": [_ANY_MESSAGE, {}],
     },
 }
 _BODIES: Final[dict[tuple[str, str], _Body]] = {
-    ("POST", "register"): _Body(id="register", takes=wire.Registration, gives=wire.Registered),
-    ("POST", "renew"): _Body(id="renew", takes=wire.Renewal, is_optional=True, gives=wire.Registered),
-    ("POST", "lease"): _Body(id="lease", takes=wire.LeaseRequest, gives=responses.LeaseResponse),
-    ("POST", "leave"): _Body(id="leave", takes=wire.LeaveRequest, gives=responses.LeaveResponse),
-    ("POST", "control"): _Body(id="control", takes=wire.ControlRequest, gives=responses.ControlResponse),
-    ("POST", "messages"): _Body(id="say", takes=_ANY_MESSAGE, gives={"anyOf": [*_HEARD]}),
+    ("POST", "register"): _Body(id="register", request=wire.Registration, response=wire.Registered),
+    ("POST", "renew"): _Body(id="renew", request=wire.Renewal, is_optional=True, response=wire.Registered),
+    ("POST", "lease"): _Body(id="lease", request=wire.LeaseRequest, response=responses.LeaseResponse),
+    ("POST", "leave"): _Body(id="leave", request=wire.LeaveRequest, response=responses.LeaveResponse),
+    ("POST", "control"): _Body(id="control", request=wire.ControlRequest, response=responses.ControlResponse),
+    ("POST", "messages"): _Body(id="say", request=_ANY_MESSAGE, response={"anyOf": [*_ACKNOWLEDGEMENTS]}),
     ("POST", "batch"): _Body(
         id="sayMany",
-        takes=_MANY,
-        gives={
+        request=_BATCH,
+        response={
             "type": "array",
             "maxItems": wire.MAX_BATCH,
-            "items": {"anyOf": [*_HEARD, wire.StaleLease, wire.Problem]},
+            "items": {"anyOf": [*_ACKNOWLEDGEMENTS, wire.StaleLease, wire.Problem]},
         },
     ),
-    ("GET", "specs"): _Body(id="readSpec", gives=wire.JobSpec),
-    ("POST", "hand-back"): _Body(id="handBack", gives=responses.HandBackResponse),
-    ("GET", "log"): _Body(id="readLogSize", gives=responses.LogSize),
-    ("POST", "log"): _Body(id="appendLog", takes=bytes, is_optional=True, gives=responses.LogSize),
-    ("PUT", "artifacts"): _Body(id="keepArtifact", takes=bytes, is_optional=True, gives=responses.StoredArtifact),
-    ("GET", "caches"): _Body(id="readCache", gives=bytes),
-    ("PUT", "caches"): _Body(id="keepCache", takes=bytes, is_optional=True, gives=responses.StoredCache),
-    ("GET", "secrets"): _Body(id="readSecrets", gives=dict[str, str]),
-    ("GET", "optional-secrets"): _Body(id="readOptionalSecrets", gives=dict[str, str]),
-    ("GET", "source-credential"): _Body(id="readSourceCredential", gives=responses.SourceCredential),
-    ("GET", "needs"): _Body(id="readNeeds", gives=dict[str, responses.NeededJob]),
-    ("GET", "run-artifacts"): _Body(id="listSharedArtifacts", gives=list[responses.SharedArtifact]),
-    ("GET", "run-artifact"): _Body(id="readSharedArtifact", gives=bytes),
-    ("GET", "tree"): _Body(id="readTree", gives=responses.WorktreeStart),
-    ("GET", "tree-bundle"): _Body(id="readTreeBundle", gives=bytes),
-    ("POST", "streams"): _Body(id="findStreamsOver", takes=wire.EndedStreamsRequest, gives=responses.EndedStreams),
-    ("GET", "cache-keys"): _Body(id="findCache", gives=responses.CacheMatch),
+    ("GET", "specs"): _Body(id="readSpec", response=wire.JobSpec),
+    ("POST", "hand-back"): _Body(id="handBack", response=responses.HandBackResponse),
+    ("GET", "log"): _Body(id="readLogSize", response=responses.LogSize),
+    ("POST", "log"): _Body(id="appendLog", request=bytes, is_optional=True, response=responses.LogSize),
+    ("PUT", "artifacts"): _Body(id="keepArtifact", request=bytes, is_optional=True, response=responses.StoredArtifact),
+    ("GET", "caches"): _Body(id="readCache", response=bytes),
+    ("PUT", "caches"): _Body(id="keepCache", request=bytes, is_optional=True, response=responses.StoredCache),
+    ("GET", "secrets"): _Body(id="readSecrets", response=dict[str, str]),
+    ("GET", "optional-secrets"): _Body(id="readOptionalSecrets", response=dict[str, str]),
+    ("GET", "source-credential"): _Body(id="readSourceCredential", response=responses.SourceCredential),
+    ("GET", "needs"): _Body(id="readNeeds", response=dict[str, responses.NeededJob]),
+    ("GET", "run-artifacts"): _Body(id="listSharedArtifacts", response=list[responses.SharedArtifact]),
+    ("GET", "run-artifact"): _Body(id="readSharedArtifact", response=bytes),
+    ("GET", "tree"): _Body(id="readTree", response=responses.WorktreeStart),
+    ("GET", "tree-bundle"): _Body(id="readTreeBundle", response=bytes),
+    ("POST", "streams"): _Body(id="findStreamsOver", request=wire.EndedStreamsRequest, response=responses.EndedStreams),
+    ("GET", "cache-keys"): _Body(id="findCache", response=responses.CacheMatch),
 }
 _LEASE: Final = {
     "name": LEASE_HEADER,
     "in": "header",
     "required": True,
-    "description": "the lease under which it is asked: a secret",
+    "description": "the id of the lease: a secret",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_LEASE_CHARS},
 }
 _OFFSET: Final = {
     "name": OFFSET_HEADER,
     "in": "header",
     "required": True,
-    "description": "the byte at which this part begins",
+    "description": "the offset of this chunk",
     "schema": {"type": "integer", "minimum": 0, "maximum": 10**MAX_OFFSET_DIGITS - 1},
 }
 _SHA256: Final = {
     "name": SHA256_HEADER,
     "in": "header",
-    "description": "the digest of the body, in hex: another body is refused",
+    "description": "the digest of the body, in hex; the server checks it",
     "schema": _DIGEST,
 }
-_REST: Final[dict[str, Json]] = {
-    "specs": {"description": "as `job_spec_ref` spells it", "schema": {"type": "string", "minLength": 1}},
+_PATH_PARAMETERS: Final[dict[str, Json]] = {
+    "specs": {"description": "as in `job_spec_ref`", "schema": {"type": "string", "minLength": 1}},
     "artifacts": {
         "description": "its path in the workspace; slashes may be escaped or not",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_PATH_BYTES, "pattern": PATH},
     },
     "caches": {
-        "description": "the cache's key",
+        "description": "the key of the cache entry",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CACHE_KEY},
     },
     "cache-keys": {
-        "description": "what the key begins with",
+        "description": "the prefix of the key",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CACHE_KEY},
     },
-    "run-artifact": {"description": "as `run-artifacts` spells it", "schema": {"type": "string", "minLength": 1}},
+    "run-artifact": {"description": "as in `run-artifacts`", "schema": {"type": "string", "minLength": 1}},
 }
 _LEASE_ID: Final = "$response.body#/leases/0/lease_id"
-_UNDER_LEASE: Final = tuple(each for each in PROTOCOL_ROUTES if LEASE_HEADER in each.headers)
+_UNDER_LEASE: Final = tuple(route for route in PROTOCOL_ROUTES if LEASE_HEADER in route.headers)
 
 
 def _links() -> Json:
-    """A lease leads to everything that is asked under it."""
-    named = {f"header.{LEASE_HEADER}": _LEASE_ID}
-    found: Json = {
+    """Return links from a granted lease to every operation under it."""
+    lease_header = {f"header.{LEASE_HEADER}": _LEASE_ID}
+    links: Json = {
         "say": {"operationId": "say", "requestBody": {"lease_id": _LEASE_ID, "runner_id": "$request.body#/runner_id"}}
     }
-    for each in _UNDER_LEASE:
-        id = _BODIES[each.method, each.name].id
-        spec = {"path.attempt": "$response.body#/leases/0/job_id"} if each.name == "specs" else {}
-        found[id] = {"operationId": id, "parameters": {**named, **spec}}
-    return found
+    for route in _UNDER_LEASE:
+        id = _BODIES[route.method, route.name].id
+        spec = {"path.attempt": "$response.body#/leases/0/job_id"} if route.name == "specs" else {}
+        links[id] = {"operationId": id, "parameters": {**lease_header, **spec}}
+    return links
 
 
 def _runner_operations() -> Iterator[Operation]:
-    for each in PROTOCOL_ROUTES:
-        body = _BODIES[each.method, each.name]
-        is_under_lease = each in _UNDER_LEASE
+    for route in PROTOCOL_ROUTES:
+        body = _BODIES[route.method, route.name]
         yield Operation(
-            method=each.method,
-            path=each.path.replace("<", "{").replace(">", "}"),
+            method=route.method,
+            path=route.path.replace("<", "{").replace(">", "}"),
             id=body.id,
-            does=each.summary,
-            part="runner protocol",
-            parameters=tuple(_parameters(each)),
-            body=body.takes,
+            summary=route.summary,
+            tag="runner protocol",
+            parameters=tuple(_parameters(route)),
+            body=body.request,
             is_body_optional=body.is_optional,
-            answer=body.gives,
-            answer_headers={SHA256_HEADER: {"required": True, "schema": _DIGEST}} if body.gives is bytes else {},
-            links=_links() if each.name == "lease" else {},
-            codes=each.codes,
-            is_under_lease=is_under_lease or each.name == "messages",
-            security=() if each.name == "register" else CREDENTIAL,
-            family=RUNNER_ERRORS,
+            response=body.response,
+            response_headers={SHA256_HEADER: {"required": True, "schema": _DIGEST}} if body.response is bytes else {},
+            links=_links() if route.name == "lease" else {},
+            codes=route.codes,
+            is_under_lease=route in _UNDER_LEASE or route.name == "messages",
+            security=() if route.name == "register" else CREDENTIAL,
+            errors=RUNNER_ERRORS,
         )
 
 
-def _parameters(address: ProtocolRoute) -> Iterator[Json]:
-    if address.path_parameter:
-        yield {"name": address.path_parameter.strip("<>"), "in": "path", "required": True, **_REST[address.name]}
+def _parameters(route: ProtocolRoute) -> Iterator[Json]:
+    if route.path_parameter:
+        yield {"name": route.path_parameter.strip("<>"), "in": "path", "required": True, **_PATH_PARAMETERS[route.name]}
     for parameter in (_LEASE, _OFFSET, _SHA256):
-        if str(parameter["name"]) in address.headers:
+        if str(parameter["name"]) in route.headers:
             yield parameter
 
 
-# -- what describes itself
+# -- the document itself
 
 
-def _own_operations() -> Iterator[Operation]:
+def _document_operations() -> Iterator[Operation]:
     yield Operation(
         method="GET",
         path=OPENAPI_PATH,
         id="describe",
-        does="read this document",
-        part="about",
-        answer={"type": "object", "required": ["openapi", "paths"]},
-        family=RUNNER_ERRORS,
+        summary="read this document",
+        tag="about",
+        response={"type": "object", "required": ["openapi", "paths"]},
+        errors=RUNNER_ERRORS,
     )
 
 
-OPERATIONS: Final[tuple[Operation, ...]] = (*api_operations(), *_runner_operations(), *_own_operations())
+OPERATIONS: Final[tuple[Operation, ...]] = (*api_operations(), *_runner_operations(), *_document_operations())
 
 
 # -- the document
@@ -208,7 +207,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (*api_operations(), *_runner_operatio
 INFO: Final[Json] = {
     "title": "Delta CI",
     "version": str(wire.PROTOCOL_VERSION),
-    "description": "Generated from the types that are sent. docs/api.md explains the API for people and programs, "
+    "description": "Generated from the types that the server uses. docs/api.md explains the API, "
     "docs/protocol.md the runner protocol.",
     "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
 }
@@ -217,7 +216,7 @@ SECURITY: Final[Json] = {
     "credential": {
         "type": "http",
         "scheme": "bearer",
-        "description": "what `register` and `renew` answer: short-lived, a secret",
+        "description": "the credential that `register` and `renew` return: short-lived, a secret",
     },
     "certificate": {
         "type": "mutualTLS",
@@ -227,16 +226,16 @@ SECURITY: Final[Json] = {
 
 
 def openapi_document() -> Json:
-    """All of it."""
+    """Return the OpenAPI document."""
     return document(OPERATIONS, INFO, SECURITY)
 
 
 def openapi_text() -> str:
-    """The document as it is stored."""
+    """Return the document in the format of `docs/openapi.json`."""
     return json.dumps(openapi_document(), indent=1, ensure_ascii=False)
 
 
 @cache
 def openapi_bytes() -> bytes:
-    """The document as it is served."""
+    """Return the document as it is served."""
     return wire.encode(openapi_document())

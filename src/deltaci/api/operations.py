@@ -1,4 +1,4 @@
-"""One OpenAPI document from tables of operations: what an operation takes and gives are types that run."""
+"""Build an OpenAPI document from a table of operations, whose request and response types are the types in use."""
 
 from __future__ import annotations
 
@@ -32,39 +32,40 @@ _HEADERS: Final[dict[int, Json]] = {
 
 
 class ErrorFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How a part of the server refuses: in which shape, with which status and meaning for each code."""
+    """How a part of the server reports errors: the type of the body, and the status and meaning of each code."""
 
-    problem: Any
-    media: str
-    means: Mapping[str, tuple[int, str]]
-    everywhere: tuple[str, ...]  # What is no request at all is refused with these at every address.
-    headers: Json = {}  # With every answer, refusals included.
+    body: Any
+    media_type: str
+    meanings: Mapping[str, tuple[int, str]]
+    common_codes: tuple[str, ...]  # Codes that every operation may answer.
+    headers: Json = {}  # Of every response, errors included.
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one address. Bodies are types of ours, schemas, or `bytes`."""
+    """One method of one path. Bodies are Python types, JSON schemas, or `bytes`."""
 
     method: str
     path: str
     id: str
-    does: str
-    part: str
+    summary: str
+    tag: str
     parameters: tuple[Json, ...] = ()
     body: Any = None
     is_body_optional: bool = False
-    answer: Any
-    answer_headers: Json = {}
+    response: Any
+    response_headers: Json = {}
     links: Json = {}
     codes: tuple[str, ...] = ()
     is_under_lease: bool = False
     security: tuple[Json, ...] = ()
     status: int = 200
-    also: tuple[int, ...] = ()  # Other statuses with the same answer.
-    media: Json = {}  # The answer in other forms.
-    family: ErrorFormat
+    other_statuses: tuple[int, ...] = ()  # With the same response.
+    other_media: Json = {}  # The same response in other media types.
+    errors: ErrorFormat
+    former_id: str = ""  # A deprecated operation id of the same operation.
 
 
-# What types cannot say: how fields must fit each other.
+# Constraints between fields, which types cannot express.
 FIELD_CONSTRAINTS: Final[dict[str, Json]] = {
     "Complete": {
         "if": {"properties": {"status": {"const": "SUCCEEDED"}}},
@@ -123,11 +124,11 @@ FIELD_CONSTRAINTS: Final[dict[str, Json]] = {
 
 
 def document(operations: Iterable[Operation], info: Json, security: Json) -> Json:
-    """All of it. `security` are the schemes by which callers are known."""
+    """Return the whole document. `security` has the authentication schemes."""
     types: dict[str, Any] = {}
     paths: Json = {}
-    for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, types)
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, types)
     _, schemas = schema_components(types.values(), ref_template=REFS)
     for name, rule in FIELD_CONSTRAINTS.items():
         if name in schemas:
@@ -141,41 +142,53 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
     }
 
 
-def _operation(each: Operation, types: dict[str, Any]) -> Json:
-    shown: Json = {"operationId": each.id, "summary": each.does, "tags": [each.part], "security": list(each.security)}
-    if each.parameters:
-        shown["parameters"] = [_schema(parameter, types) for parameter in each.parameters]
-    if each.body is not None:
-        shown["requestBody"] = {"required": not each.is_body_optional, "content": _content(each.body, types)}
-    good: Json = {"description": "done", "headers": {**_ALWAYS, **each.family.headers, **each.answer_headers}}
-    good["content"] = {**_content(each.answer, types), **_schema(each.media, types)}
-    if each.links:
-        good["links"] = each.links
-    shown["responses"] = {**{str(status): good for status in (each.status, *each.also)}, **_refusals(each, types)}
-    return shown
+def _operation(operation: Operation, types: dict[str, Any]) -> Json:
+    rendered: Json = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "security": list(operation.security),
+    }
+    if operation.former_id:
+        rendered["x-former-operation-id"] = operation.former_id
+    if operation.parameters:
+        rendered["parameters"] = [_schema(parameter, types) for parameter in operation.parameters]
+    if operation.body is not None:
+        rendered["requestBody"] = {
+            "required": not operation.is_body_optional,
+            "content": _content(operation.body, types),
+        }
+    headers = {**_ALWAYS, **operation.errors.headers, **operation.response_headers}
+    success: Json = {"description": "done", "headers": headers}
+    success["content"] = {**_content(operation.response, types), **_schema(operation.other_media, types)}
+    if operation.links:
+        success["links"] = operation.links
+    successes = {str(status): success for status in (operation.status, *operation.other_statuses)}
+    rendered["responses"] = {**successes, **_error_responses(operation, types)}
+    return rendered
 
 
-def _refusals(each: Operation, types: dict[str, Any]) -> Json:
-    family = each.family
+def _error_responses(operation: Operation, types: dict[str, Any]) -> Json:
+    errors = operation.errors
     by_status: dict[int, list[str]] = {}
-    for code in dict.fromkeys((*family.everywhere, *each.codes)):
-        by_status.setdefault(family.means[code][0], []).append(code)
-    if each.is_under_lease:
+    for code in dict.fromkeys((*errors.common_codes, *operation.codes)):
+        by_status.setdefault(errors.meanings[code][0], []).append(code)
+    if operation.is_under_lease:
         by_status.setdefault(409, [])
-    found: Json = {}
+    responses: Json = {}
     for status, codes in sorted(by_status.items()):
-        said = [f"`{code}`: {family.means[code][1]}" for code in codes]
-        kinds: list[Any] = [{"allOf": [family.problem], "properties": {"code": {"enum": codes}}}] if codes else []
-        if each.is_under_lease and status == 409:
-            said.insert(0, "`StaleLease`: the lease is no longer good")
+        descriptions = [f"`{code}`: {errors.meanings[code][1]}" for code in codes]
+        kinds: list[Any] = [{"allOf": [errors.body], "properties": {"code": {"enum": codes}}}] if codes else []
+        if operation.is_under_lease and status == 409:
+            descriptions.insert(0, "`StaleLease`: the lease is no longer valid")
             kinds.insert(0, wire.StaleLease)
         schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-        found[str(status)] = {
-            "description": "; ".join(said),
-            "headers": {**_ALWAYS, **family.headers, **_HEADERS.get(status, {})},
-            "content": {family.media: {"schema": _schema(schema, types)}},
+        responses[str(status)] = {
+            "description": "; ".join(descriptions),
+            "headers": {**_ALWAYS, **errors.headers, **_HEADERS.get(status, {})},
+            "content": {errors.media_type: {"schema": _schema(schema, types)}},
         }
-    return found
+    return responses
 
 
 def _content(kind: Any, types: dict[str, Any]) -> Json:
@@ -187,7 +200,7 @@ def _content(kind: Any, types: dict[str, Any]) -> Json:
 
 
 def _schema(kind: Any, types: dict[str, Any]) -> Any:
-    """A schema in which every type of ours is a reference, and is remembered in `types`."""
+    """Return a schema in which every struct is a reference, and add these structs to `types`."""
     if isinstance(kind, dict):
         return {name: _schema(value, types) for name, value in kind.items()}
     if isinstance(kind, list | tuple):

@@ -1,4 +1,4 @@
-"""The addresses of `/api/v1` as operations of the OpenAPI document, from the table that routes them."""
+"""The routes of `/api/v1` as operations of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -30,91 +30,92 @@ EVENT_STREAM: Final = "text/event-stream"
 PLAIN: Final = "text/plain"
 _TEXT: Final[Json] = {"type": "string"}
 
-FAMILY: Final = ErrorFormat(
-    problem=api.ApiProblem,
-    media="application/problem+json",
-    means={code: (each.status, each.title) for code, each in REFUSALS.items()},
-    everywhere=EVERY_REQUEST,
+ERRORS: Final = ErrorFormat(
+    body=api.ApiProblem,
+    media_type="application/problem+json",
+    meanings={code: (refusal.status, refusal.title) for code, refusal in REFUSALS.items()},
+    common_codes=EVERY_REQUEST,
     headers={
-        REQUEST_ID_HEADER: {"description": "names the request in the server's log", "schema": _TEXT},
+        REQUEST_ID_HEADER: {"description": "the id of the request in the server's log", "schema": _TEXT},
     },
 )
 _IDEMPOTENCY: Final[Json] = {
     "name": IDEMPOTENCY_HEADER,
     "in": "header",
-    "description": "the same key with the same request makes one run, however often it is sent",
+    "description": "repeated requests with the same key create one run",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]([ -~]*[!-~])?$"},
 }
 _LAST_EVENT: Final[Json] = {
     "name": LAST_EVENT_HEADER,
     "in": "header",
-    "description": "go on after this event; wins over `after`; empty: there was none",
+    "description": "continue after this event; overrides `after`; empty: from the beginning",
     "schema": {"type": "string", "pattern": f"^[0-9]{{0,{MAX_SEQ_DIGITS}}}$"},
 }
 _RANGE: Final[Json] = {
     "name": "Range",
     "in": "header",
-    "description": "one range of bytes, e.g. `bytes=1000-`; anything else is answered with all of it",
+    "description": "one byte range, e.g. `bytes=1000-`; any other value returns everything",
     "schema": {"type": "string"},
 }
 _LINKED: Final = ("readRun", "cancelRun", "approveRun", "rejectRun", "explainRun", "readPlan", "listJobs", "rerunRun")
 
 
 def api_operations() -> Iterator[Operation]:
-    """Every address, one operation for each method."""
+    """Yield an operation for each route."""
     for route in ROUTES:
-        is_json = route.answers in ("json", "events")
+        is_json = route.response_kind in ("json", "events")
         yield Operation(
             method=route.method,
             path=ROOT + route.path.replace("*}", "}"),
             id=route.id,
-            does=route.does,
-            part="api",
+            summary=route.summary,
+            tag="api",
             parameters=tuple(_parameters(route)),
             body=route.body,
             is_body_optional=route.is_body_optional,
-            answer=route.answer if is_json else None,
-            media=_media(route),
-            answer_headers=_answer_headers(route),
+            response=route.response if is_json else None,
+            other_media=_other_media(route),
+            response_headers=_response_headers(route),
             links=_links() if route.id == "startRun" else {},
             codes=error_codes(route),
             security=({"key": []},),
             status=route.status,
-            also=_also(route),
-            family=FAMILY,
+            other_statuses=_other_statuses(route),
+            errors=ERRORS,
+            former_id=route.former_id,
         )
 
 
 def _parameters(route: Route) -> Iterator[Json]:
-    for name in route.names:
+    for name in route.path_parameters:
         yield {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
     if route.query is not None:
         for field in msgspec.structs.fields(route.query):
             yield {"name": field.encode_name, "in": "query", "schema": _field(route.query, field.encode_name)}
     if route.is_repeatable:
         yield _IDEMPOTENCY
-    if route.answers == "events":
+    if route.response_kind == "events":
         yield _LAST_EVENT
-    if route.answers in ("log", "file"):
+    if route.response_kind in ("log", "file"):
         yield _RANGE
 
 
 def _field(query: Any, name: str) -> Any:
-    """The schema of one field of a query, without the `null` that stands for its absence."""
+    """Return the schema of one field of a query, without `null`, which a query cannot contain."""
     [_], schemas = msgspec.json.schema_components([query])
     schema: Json = dict(schemas[query.__name__]["properties"][name])
     if "anyOf" in schema:
-        [kind] = [each for each in schema.pop("anyOf") if each != {"type": "null"}]
+        [kind] = [option for option in schema.pop("anyOf") if option != {"type": "null"}]
         schema = {**kind, **schema}
     if "enum" in schema:
-        schema["enum"] = [each for each in schema["enum"] if each is not None]
+        schema["enum"] = [option for option in schema["enum"] if option is not None]
     if schema.get("default", 0) is None:
         del schema["default"]
     return schema
 
 
-def _media(route: Route) -> Json:
-    match route.answers:
+def _other_media(route: Route) -> Json:
+    match route.response_kind:
         case "events":
             return {EVENT_STREAM: {"schema": _TEXT}}
         case "log":
@@ -124,23 +125,23 @@ def _media(route: Route) -> Json:
     return {}
 
 
-def _also(route: Route) -> tuple[int, ...]:
+def _other_statuses(route: Route) -> tuple[int, ...]:
     if route.is_repeatable:
         return (200,)
-    return (206,) if route.answers in ("log", "file") else ()
+    return (206,) if route.response_kind in ("log", "file") else ()
 
 
-def _answer_headers(route: Route) -> Json:
+def _response_headers(route: Route) -> Json:
     if route.is_repeatable:
         return {
-            "Location": {"required": True, "description": "where the run is", "schema": _TEXT},
+            "Location": {"required": True, "description": "the path of the run", "schema": _TEXT},
             REPLAYED_HEADER: {"description": "`true` for a repeat", "schema": {"const": "true"}},
         }
-    if route.answers == "log":
+    if route.response_kind == "log":
         return {LEASE_NUMBER_HEADER: {"required": True, "schema": _TEXT}}
     return {}
 
 
 def _links() -> Json:
-    """A run leads to what can be asked about it."""
+    """Return links from a new run to the operations on it."""
     return {id: {"operationId": id, "parameters": {"path.run": "$response.body#/id"}} for id in _LINKED}

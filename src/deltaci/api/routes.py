@@ -1,4 +1,7 @@
-"""The addresses of `/api/v1`: one table that routes, authorises and reads requests, and draws the OpenAPI document."""
+"""The routes of `/api/v1`: the table by which the server routes, authorises and decodes requests.
+
+The client and the OpenAPI document use the same table.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ LAST_EVENT_HEADER: Final = "Last-Event-ID"
 MAX_KEY_CHARS: Final = 200
 MAX_SEQ_DIGITS: Final = 15
 
-# Whoever is let in may ask; only who operates the server may; otherwise one of the scopes of a key.
+# Any valid key; only a key of the server's operator; otherwise one of the scopes of a key.
 ANY_KEY: Final = "anybody"
 OPERATOR: Final = "operator"
 RequiredScope = Scope | Literal["anybody", "operator"]
@@ -53,7 +56,7 @@ PARAMETERS: Final[dict[str, Any]] = {
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What a code is sent with, what it means and what to do about it."""
+    """The HTTP status of an error code, its meaning, and a hint for the caller."""
 
     status: int
     title: str
@@ -62,59 +65,62 @@ class Refusal(msgspec.Struct, frozen=True):
 
 REFUSALS: Final[dict[str, Refusal]] = {
     "bad_json": Refusal(400, "the body is not JSON", "send valid JSON in UTF-8"),
-    "bad_request": Refusal(400, "the request makes no sense", "correct what the message names, and send it again"),
-    "dependency_cycle": Refusal(400, "jobs wait for each other in a circle", "remove one of the needs that it names"),
-    "bad_credential": Refusal(401, "no key, or not a good one", "send 'Authorization: Bearer <API key>'"),
-    "expired_credential": Refusal(401, "the key is too old", "ask an administrator of your tenant for a new one"),
-    "missing_scope": Refusal(403, "the key may not do this", "use a key with the scope that the message names"),
-    "not_allowed": Refusal(403, "this person may not decide this", "ask somebody whom the message describes"),
-    "not_found": Refusal(404, "there is no such thing", "check the id and the tenant of your key"),
-    "wrong_method": Refusal(405, "the address takes another method", "use one that the Allow header names"),
-    "too_slow": Refusal(408, "the body stopped coming", "send it again"),
+    "bad_request": Refusal(400, "the request is invalid", "correct what the message names, and send it again"),
+    "dependency_cycle": Refusal(
+        400, "jobs depend on each other in a cycle", "remove one of the dependencies that the message names"
+    ),
+    "bad_credential": Refusal(401, "no API key, or an invalid one", "send 'Authorization: Bearer <API key>'"),
+    "expired_credential": Refusal(401, "the key is expired", "ask an administrator of your tenant for a new one"),
+    "missing_scope": Refusal(403, "the key lacks a scope", "use a key with the scope that the message names"),
+    "not_allowed": Refusal(403, "this person may not do this", "ask a person that the message describes"),
+    "not_found": Refusal(404, "it does not exist", "check the id and the tenant of your key"),
+    "wrong_method": Refusal(405, "the path does not support this method", "use one that the Allow header names"),
+    "too_slow": Refusal(408, "the body did not arrive in time", "send it again"),
     "request_id_reused": Refusal(
         409, "the idempotency key was used for another request", "send a new key for a new request"
     ),
-    "stale_version": Refusal(409, "somebody else changed it first", "read it again, and decide anew"),
-    "wrong_state": Refusal(409, "it is in a state in which this cannot be done", "read it again to see what happened"),
-    "plan_changed": Refusal(
-        409, "the run has another plan than the one looked at", "look at the plan, and decide anew"
-    ),
-    "no_secret": Refusal(409, "secrets cannot be kept here", "install what the message names where the server runs"),
-    "too_large": Refusal(413, "more than fits into one request", "send less at once"),
-    "wrong_media_type": Refusal(415, "the body says that it is not JSON", "send it as application/json"),
-    "bad_range": Refusal(416, "there are no such bytes", "ask for bytes that exist"),
+    "stale_version": Refusal(409, "it was changed in the meantime", "read it again before changing it"),
+    "wrong_state": Refusal(409, "its state does not allow this", "read it again to see what happened"),
+    "plan_changed": Refusal(409, "the run has a different plan", "read the plan again before deciding"),
+    "no_secret": Refusal(409, "this server cannot store secrets", "install what the message names on the server"),
+    "too_large": Refusal(413, "the request exceeds a limit", "send less per request"),
+    "wrong_media_type": Refusal(415, "the Content-Type is not JSON", "send it as application/json"),
+    "bad_range": Refusal(416, "the requested bytes do not exist", "request a range within the size"),
     "bad_message": Refusal(422, "a field is missing, unknown or out of its range", "correct the field that is named"),
     "over_quota": Refusal(
         429, "the tenant has used up its quota", "wait until something ends, or ask for a larger one"
     ),
-    "too_many_requests": Refusal(429, "the tenant asks too often", "wait as long as Retry-After says"),
-    "internal": Refusal(500, "an error of ours", "report it with the request_id"),
-    "overloaded": Refusal(503, "too much waits already", "try again later"),
-    "unavailable": Refusal(503, "the server cannot answer now", "say the same again; a repeat is safe with a key"),
+    "too_many_requests": Refusal(429, "the tenant sends too many requests", "wait as long as Retry-After says"),
+    "internal": Refusal(500, "internal error", "report it with the request_id"),
+    "overloaded": Refusal(503, "too many requests are pending", "try again later"),
+    "unavailable": Refusal(
+        503, "the server cannot answer now", "repeat the request; this is safe with an idempotency key"
+    ),
     "unreadable": Refusal(503, "the record cannot be read by this version", "update the server, or try another one"),
 }
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one address. What it may be refused with besides what every request may."""
+    """One method of one path. `codes` are its error codes in addition to those of every request."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     id: str
-    does: str
-    needs: RequiredScope = "read"
+    summary: str
+    required_scope: RequiredScope = "read"
     query: type[api_input.RequestSchema] | None = None
     body: type[api_input.RequestSchema] | None = None
     is_body_optional: bool = False
-    answer: Any
-    answers: ResponseKind = "json"
+    response: Any
+    response_kind: ResponseKind = "json"
     status: int = 200
-    is_repeatable: bool = False  # Takes an Idempotency-Key: the repeat of a 201 is a 200.
+    is_repeatable: bool = False  # Accepts an Idempotency-Key: the repeat of a 201 is a 200.
+    former_id: str = ""  # A deprecated operation id.
     codes: tuple[str, ...] = ()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """What the address leaves open."""
+    def path_parameters(self) -> tuple[str, ...]:
+        """The names of the parameters in the path."""
         return tuple(part.strip("{}*") for part in self.path.split("/") if part.startswith("{"))
 
 
@@ -126,333 +132,343 @@ _ATTEMPT: Final = "/runs/{run}/jobs/{job}/attempts/{index}"
 ROUTES: Final[tuple[Route, ...]] = (
     # -- runs
     Route(
-        method="POST", path="/runs", id="startRun", needs="run",
-        does="start a run from a template, a plan or a repository",
-        body=api_input.RunInput, answer=api.Run, status=201, is_repeatable=True,
+        method="POST", path="/runs", id="startRun", required_scope="run",
+        summary="start a run from a template, a plan or a repository",
+        body=api_input.RunInput, response=api.Run, status=201, is_repeatable=True,
         codes=("dependency_cycle", "not_allowed", "not_found", "over_quota", "unreadable"),
     ),
     Route(
-        method="GET", path="/runs", id="listRuns", does="find runs, the newest first",
-        query=api_input.RunQuery, answer=api.RunPage,
+        method="GET", path="/runs", id="listRuns", summary="list runs, newest first",
+        query=api_input.RunQuery, response=api.RunPage,
     ),
     Route(
-        method="GET", path=_RUN, id="readRun", does="read a run with its jobs and their attempts",
-        answer=api.RunWithJobs, codes=("not_found", "unreadable"),
+        method="GET", path=_RUN, id="readRun", summary="read a run with its jobs and their attempts",
+        response=api.RunWithJobs, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="POST", path=f"{_RUN}/cancel", id="cancelRun", needs="run", does="stop a run; safe to repeat",
-        body=api_input.CancelInput, is_body_optional=True, answer=api.Run,
+        method="POST", path=f"{_RUN}/cancel", id="cancelRun", required_scope="run",
+        summary="cancel a run; safe to repeat",
+        body=api_input.CancelInput, is_body_optional=True, response=api.Run,
         codes=("not_found", "wrong_state", "unreadable"),
     ),
     Route(
-        method="POST", path=f"{_RUN}/approve", id="approveRun", needs="approve",
-        does="approve what waits for it; safe to repeat",
-        body=api_input.DecisionInput, is_body_optional=True, answer=api.DecisionResult,
+        method="POST", path=f"{_RUN}/approve", id="approveRun", required_scope="approve",
+        summary="approve waiting approval jobs; safe to repeat",
+        body=api_input.DecisionInput, is_body_optional=True, response=api.DecisionResult,
         codes=("not_found", "wrong_state", "not_allowed", "plan_changed", "unreadable"),
     ),
     Route(
-        method="POST", path=f"{_RUN}/reject", id="rejectRun", needs="approve", does="reject what waits for approval",
-        body=api_input.DecisionInput, is_body_optional=True, answer=api.DecisionResult,
+        method="POST", path=f"{_RUN}/reject", id="rejectRun", required_scope="approve",
+        summary="reject waiting approval jobs",
+        body=api_input.DecisionInput, is_body_optional=True, response=api.DecisionResult,
         codes=("not_found", "wrong_state", "not_allowed", "plan_changed", "unreadable"),
     ),
     Route(
-        method="POST", path=f"{_RUN}/rerun", id="rerunRun", needs="run",
-        does="start a new run that does the same again, or only what failed",
-        body=api_input.RerunInput, is_body_optional=True, answer=api.Run, status=201, is_repeatable=True,
+        method="POST", path=f"{_RUN}/rerun", id="rerunRun", required_scope="run",
+        summary="start a new run with the same plan, or with its failed jobs only",
+        body=api_input.RerunInput, is_body_optional=True, response=api.Run, status=201, is_repeatable=True,
         codes=("not_found", "wrong_state", "over_quota", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_RUN}/explain", id="explainRun", does="say why the run is as it is",
-        answer=api.Explanation, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_RUN}/explain", id="explainRun", summary="explain the state of a run",
+        response=api.Explanation, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_RUN}/timeline", id="readTimeline", does="read when the run did what",
-        answer=api_timeline.Timeline, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_RUN}/timeline", id="readTimeline", summary="read the timeline of a run",
+        response=api_timeline.Timeline, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_RUN}/plan", id="readPlan", does="read what the run does",
-        answer=api.Plan, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_RUN}/plan", id="readPlan", summary="read the plan of a run",
+        response=api.Plan, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_RUN}/events", id="readRunEvents", answers="events",
-        does="read the run's events, or follow them as server-sent events",
-        query=api_input.EventQuery, answer=api.EventPage, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_RUN}/events", id="readRunEvents", response_kind="events",
+        summary="read the run's events, or follow them as server-sent events",
+        query=api_input.EventQuery, response=api.EventPage, codes=("not_found", "unreadable"),
     ),
     Route(
         method="GET", path=f"{_RUN}/transitions", id="readTransitions",
-        does="read the run's events in the words of one of the documents",
-        query=api_history.TransitionQuery, answer=api_history.TransitionPage, codes=("not_found", "unreadable"),
+        summary="read the run's events in the vocabulary of a source document",
+        query=api_history.TransitionQuery, response=api_history.TransitionPage, codes=("not_found", "unreadable"),
     ),
     Route(
         method="GET", path=f"{_RUN}/tests", id="readTests",
-        does="read what the run's test reports say, failures first, with what is known of each test from before",
-        query=api_tests.RunTestQuery, answer=api_tests.RunTests, codes=("not_found", "unreadable"),
+        summary="read the run's test results, failures first, with the earlier outcomes of each test",
+        query=api_tests.RunTestQuery, response=api_tests.RunTests, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_RUN}/artifacts", id="listRunArtifacts", does="list what the run's jobs left behind",
-        answer=api.Artifacts, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_RUN}/artifacts", id="listRunArtifacts", summary="list the artifacts of a run",
+        response=api.Artifacts, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_RUN}/outputs", id="readOutputs", does="read the results of the run's jobs",
-        answer=api.Outputs, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_RUN}/outputs", id="readOutputs", summary="read the outputs of the run's jobs",
+        response=api.Outputs, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_RUN}/costs", id="readCosts", does="read what the run used",
-        answer=api.Costs, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_RUN}/costs", id="readCosts", summary="read the resources that the run used",
+        response=api.Costs, codes=("not_found", "unreadable"),
     ),
     # -- jobs and attempts
     Route(
-        method="GET", path=f"{_RUN}/jobs", id="listJobs", does="read the run's jobs, page by page",
-        query=api_input.PageQuery, answer=api.JobPage, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_RUN}/jobs", id="listJobs", summary="read the run's jobs, page by page",
+        query=api_input.PageQuery, response=api.JobPage, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=_JOB, id="readJob", does="read a job with its attempts",
-        answer=api.Job, codes=("not_found", "unreadable"),
+        method="GET", path=_JOB, id="readJob", summary="read a job with its attempts",
+        response=api.Job, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="POST", path=f"{_JOB}/cancel", id="cancelJob", needs="run", does="stop one job; safe to repeat",
-        body=api_input.CancelInput, is_body_optional=True, answer=api.Job,
+        method="POST", path=f"{_JOB}/cancel", id="cancelJob", required_scope="run",
+        summary="cancel one job; safe to repeat",
+        body=api_input.CancelInput, is_body_optional=True, response=api.Job,
         codes=("not_found", "wrong_state", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_JOB}/explain", id="explainJob", does="say why the job is as it is",
-        answer=api.Explanation, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_JOB}/explain", id="explainJob", summary="explain the state of a job",
+        response=api.Explanation, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_JOB}/log", id="readJobLog", answers="log", does="read the log of the job's last attempt",
-        query=api_input.LogQuery, answer=bytes, codes=("not_found", "bad_range", "unreadable"),
+        method="GET", path=f"{_JOB}/log", id="readJobLog", response_kind="log",
+        summary="read the log of the job's last attempt",
+        query=api_input.LogQuery, response=bytes, codes=("not_found", "bad_range", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_JOB}/attempts", id="listAttempts", does="read the job's attempts",
-        answer=api.Attempts, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_JOB}/attempts", id="listAttempts", summary="read the job's attempts",
+        response=api.Attempts, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=_ATTEMPT, id="readAttempt", does="read an attempt",
-        answer=api.Attempt, codes=("not_found", "unreadable"),
+        method="GET", path=_ATTEMPT, id="readAttempt", summary="read an attempt",
+        response=api.Attempt, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_ATTEMPT}/explain", id="explainAttempt", does="say why the attempt is as it is",
-        answer=api.Explanation, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_ATTEMPT}/explain", id="explainAttempt", summary="explain the state of an attempt",
+        response=api.Explanation, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_ATTEMPT}/log", id="readLog", answers="log", does="read an attempt's log",
-        query=api_input.LogQuery, answer=bytes, codes=("not_found", "bad_range", "unreadable"),
+        method="GET", path=f"{_ATTEMPT}/log", id="readLog", response_kind="log", summary="read an attempt's log",
+        query=api_input.LogQuery, response=bytes, codes=("not_found", "bad_range", "unreadable"),
     ),
     Route(
         method="GET", path=f"{_ATTEMPT}/log/index", id="readLogIndex",
-        does="say where the lines and steps of an attempt's log are",
-        query=api_input.LogIndexQuery, answer=api_logs.LogIndex, codes=("not_found", "unreadable"),
+        summary="read the positions of the lines and steps in an attempt's log",
+        query=api_input.LogIndexQuery, response=api_logs.LogIndex, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_ATTEMPT}/artifacts", id="listArtifacts", does="list what an attempt left behind",
-        answer=api.Artifacts, codes=("not_found", "unreadable"),
+        method="GET", path=f"{_ATTEMPT}/artifacts", id="listArtifacts", summary="list the artifacts of an attempt",
+        response=api.Artifacts, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="GET", path=f"{_ATTEMPT}/artifacts/{{path*}}", id="readArtifact", answers="file",
-        does="read a file that an attempt left behind", answer=bytes, codes=("not_found", "bad_range", "unreadable"),
+        method="GET", path=f"{_ATTEMPT}/artifacts/{{path*}}", id="readArtifact", response_kind="file",
+        summary="read an artifact of an attempt", response=bytes, codes=("not_found", "bad_range", "unreadable"),
     ),
     # -- events of the whole tenant
     Route(
-        method="GET", path="/events", id="readEvents", answers="events",
-        does="read all events of the tenant, or follow them as server-sent events",
-        query=api_input.EventQuery, answer=api.EventPage,
+        method="GET", path="/events", id="readEvents", response_kind="events",
+        summary="read all events of the tenant, or follow them as server-sent events",
+        query=api_input.EventQuery, response=api.EventPage,
     ),
     # -- templates
     Route(
-        method="GET", path="/templates", id="listTemplates", does="list templates by name",
-        query=api_input.PageQuery, answer=api.TemplatePage,
+        method="GET", path="/templates", id="listTemplates", summary="list templates by name",
+        query=api_input.PageQuery, response=api.TemplatePage,
     ),
     Route(
-        method="PUT", path="/templates/{template}", id="saveTemplate", needs="admin",
-        does="save a new version of a template; runs keep the version that they started with",
-        body=api_input.TemplateInput, answer=api.Template, codes=("dependency_cycle", "stale_version"),
+        method="PUT", path="/templates/{template}", id="saveTemplate", required_scope="admin",
+        summary="save a new version of a template; runs keep the version that they started with",
+        body=api_input.TemplateInput, response=api.Template, codes=("dependency_cycle", "stale_version"),
     ),
     Route(
-        method="GET", path="/templates/{template}", id="readTemplate", does="read the newest version of a template",
-        answer=api.Template, codes=("not_found",),
+        method="GET", path="/templates/{template}", id="readTemplate", summary="read the newest version of a template",
+        response=api.Template, codes=("not_found",),
     ),
     Route(
-        method="DELETE", path="/templates/{template}", id="removeTemplate", needs="admin",
-        does="let nobody start runs from it any more; a template saved later under its name goes on counting",
-        answer=api.TemplateSummary, codes=("not_found", "stale_version"),
+        method="DELETE", path="/templates/{template}", id="removeTemplate", required_scope="admin",
+        summary="delete a template; one saved later under its name continues its version numbers",
+        response=api.TemplateSummary, codes=("not_found", "stale_version"),
     ),
     Route(
-        method="GET", path="/templates/{template}/versions", id="listVersions", does="list the versions of a template",
-        query=api_input.PageQuery, answer=api.TemplatePage, codes=("not_found",),
+        method="GET", path="/templates/{template}/versions", id="listVersions",
+        summary="list the versions of a template",
+        query=api_input.PageQuery, response=api.TemplatePage, codes=("not_found",),
     ),
     Route(
         method="GET", path="/templates/{template}/versions/{version}", id="readVersion",
-        does="read one version of a template", answer=api.Template, codes=("not_found",),
+        summary="read one version of a template", response=api.Template, codes=("not_found",),
     ),
     # -- projects and changes
     Route(
-        method="GET", path="/projects", id="listProjects", does="list the repositories that the server knows, by name",
-        query=api_input.PageQuery, answer=api_projects.ProjectPage,
+        method="GET", path="/projects", id="listProjects", summary="list projects by name",
+        query=api_input.PageQuery, response=api_projects.ProjectPage,
     ),
     Route(
-        method="PUT", path="/projects/{project}", id="saveProject", needs="admin",
-        does="tell the server of a repository, or change what it knows of it",
-        body=api_projects.ProjectInput, answer=api_projects.Project,
+        method="PUT", path="/projects/{project}", id="saveProject", required_scope="admin",
+        summary="create or change a project",
+        body=api_projects.ProjectInput, response=api_projects.Project,
         codes=("not_allowed", "over_quota", "stale_version"),
     ),
     Route(
-        method="GET", path="/projects/{project}", id="readProject", does="read what the server knows of a repository",
-        answer=api_projects.Project, codes=("not_found",),
+        method="GET", path="/projects/{project}", id="readProject", summary="read a project",
+        response=api_projects.Project, codes=("not_found",),
     ),
     Route(
-        method="DELETE", path="/projects/{project}", id="removeProject", needs="admin",
-        does="let the server forget a repository; its runs stay", answer=api_projects.Project,
+        method="DELETE", path="/projects/{project}", id="removeProject", required_scope="admin",
+        summary="delete a project; its runs are kept", response=api_projects.Project,
         codes=("not_found", "stale_version"),
     ),
     Route(
-        method="POST", path="/projects/{project}/pushes", id="tellPushes", needs="run",
-        does="say what was pushed to a repository, as its hook does; safe to repeat",
-        body=api_projects.PushInput, answer=api_projects.AcceptedChanges, codes=("not_found",),
+        method="POST", path="/projects/{project}/pushes", id="reportPush", former_id="tellPushes", required_scope="run",
+        summary="report a push to a repository, as its hook does; safe to repeat",
+        body=api_projects.PushInput, response=api_projects.AcceptedChanges, codes=("not_found",),
     ),
     Route(
         method="GET", path="/changes", id="listChanges",
-        does="list what happened in repositories and what came of it, the newest first",
-        query=api_projects.ChangeQuery, answer=api_projects.ChangePage,
+        summary="list changes in repositories and their outcome, newest first",
+        query=api_projects.ChangeQuery, response=api_projects.ChangePage,
     ),
     Route(
-        method="GET", path="/changes/{change}", id="readChange", does="read what came of a change",
-        answer=api_projects.Change, codes=("not_found",),
+        method="GET", path="/changes/{change}", id="readChange", summary="read a change and its outcome",
+        response=api_projects.Change, codes=("not_found",),
     ),
     # -- workstreams
     Route(
-        method="POST", path="/workstreams", id="createWorkstream", needs="run", does="start a workstream from its file",
-        body=api_workstreams.WorkstreamInput, answer=api_workstreams.Workstream, status=201, is_repeatable=True,
+        method="POST", path="/workstreams", id="createWorkstream", required_scope="run",
+        summary="start a workstream from its file",
+        body=api_workstreams.WorkstreamInput, response=api_workstreams.Workstream, status=201, is_repeatable=True,
         codes=("not_found", "over_quota", "unreadable"),
     ),
     Route(
-        method="GET", path="/workstreams", id="listWorkstreams", does="find workstreams, the newest first",
-        query=api_workstreams.WorkstreamQuery, answer=api_workstreams.WorkstreamPage,
+        method="GET", path="/workstreams", id="listWorkstreams", summary="list workstreams, newest first",
+        query=api_workstreams.WorkstreamQuery, response=api_workstreams.WorkstreamPage,
     ),
     Route(
         method="GET", path="/workstreams/{workstream}", id="readWorkstream",
-        does="read a workstream: its tasks, what they added, how far its merge is",
-        answer=api_workstreams.Workstream, codes=("not_found", "unreadable"),
+        summary="read a workstream with its tasks, their commits and the progress of its merge",
+        response=api_workstreams.Workstream, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="POST", path="/workstreams/{workstream}/cancel", id="cancelWorkstream", needs="run",
-        does="stop a workstream; safe to repeat",
-        body=api_input.CancelInput, is_body_optional=True, answer=api_workstreams.Workstream,
+        method="POST", path="/workstreams/{workstream}/cancel", id="cancelWorkstream", required_scope="run",
+        summary="cancel a workstream; safe to repeat",
+        body=api_input.CancelInput, is_body_optional=True, response=api_workstreams.Workstream,
         codes=("not_found", "wrong_state", "unreadable"),
     ),
     Route(
         method="GET", path="/merge-queues", id="listMergeQueues",
-        does="read what waits to be merged, and what is being tested",
-        query=api_workstreams.MergeQuery, answer=api_workstreams.MergeQueues,
+        summary="list merge queues with their entries and batches",
+        query=api_workstreams.MergeQuery, response=api_workstreams.MergeQueues,
     ),
     # -- the queue
     Route(
         method="GET", path="/queue", id="listQueue",
-        does="read what waits and why, in the order in which it is claimed, and what workers have",
-        query=api_queue.QueueQuery, answer=api_queue.Queue,
+        summary="list waiting attempts in the order of claims, and running ones",
+        query=api_queue.QueueQuery, response=api_queue.Queue,
     ),
     # -- workers
     Route(
-        method="GET", path="/workers", id="listWorkers", does="list workers, the newest first",
-        query=api_input.WorkerQuery, answer=api.WorkerPage,
+        method="GET", path="/workers", id="listWorkers", summary="list workers, newest first",
+        query=api_input.WorkerQuery, response=api.WorkerPage,
     ),
     Route(
-        method="POST", path="/workers/tokens", id="makeWorkerToken", needs="runner",
-        does="make a token with which a runner can come in, once",
-        body=api_input.WorkerTokenInput, answer=api.WorkerToken, status=201,
+        method="POST", path="/workers/tokens", id="makeWorkerToken", required_scope="runner",
+        summary="create a registration token for a runner, valid once",
+        body=api_input.WorkerTokenInput, response=api.WorkerToken, status=201,
     ),
     Route(
-        method="GET", path="/workers/{worker}", id="readWorker", does="read a worker",
-        answer=api.Worker, codes=("not_found", "unreadable"),
+        method="GET", path="/workers/{worker}", id="readWorker", summary="read a worker",
+        response=api.Worker, codes=("not_found", "unreadable"),
     ),
     Route(
-        method="POST", path="/workers/{worker}/drain", id="drainWorker", needs="runner",
-        does="give a worker nothing new until it is resumed; what it has it finishes; safe to repeat",
-        body=api_input.DrainInput, is_body_optional=True, answer=api.Worker,
+        method="POST", path="/workers/{worker}/drain", id="drainWorker", required_scope="runner",
+        summary="give a worker no new jobs until it is resumed; safe to repeat",
+        body=api_input.DrainInput, is_body_optional=True, response=api.Worker,
         codes=("not_found", "wrong_state", "unreadable"),
     ),
     Route(
-        method="POST", path="/workers/{worker}/resume", id="resumeWorker", needs="runner",
-        does="let a worker that was drained or quarantined have work again; safe to repeat",
-        answer=api.Worker, codes=("not_found", "wrong_state", "unreadable"),
+        method="POST", path="/workers/{worker}/resume", id="resumeWorker", required_scope="runner",
+        summary="give a drained or quarantined worker new jobs again; safe to repeat",
+        response=api.Worker, codes=("not_found", "wrong_state", "unreadable"),
     ),
     Route(
-        method="POST", path="/workers/{worker}/remove", id="removeWorker", needs="runner",
-        does="send a worker away, after its current jobs; it stays out until there is a new token; safe to repeat",
-        answer=api.Worker, codes=("not_found", "wrong_state", "unreadable"),
+        method="POST", path="/workers/{worker}/remove", id="removeWorker", required_scope="runner",
+        summary="remove a worker after its current jobs; it needs a new token to return; safe to repeat",
+        response=api.Worker, codes=("not_found", "wrong_state", "unreadable"),
     ),
-    # -- keys, and who asks
+    # -- keys, and the caller
     Route(
-        method="GET", path="/keys", id="listKeys", needs="admin", does="list API keys",
-        query=api_input.PageQuery, answer=api.KeyPage,
-    ),
-    Route(
-        method="POST", path="/keys", id="makeKey", needs="admin", does="make an API key; its secret is shown once",
-        body=api_input.KeyInput, answer=api.NewKey, status=201,
+        method="GET", path="/keys", id="listKeys", required_scope="admin", summary="list API keys",
+        query=api_input.PageQuery, response=api.KeyPage,
     ),
     Route(
-        method="GET", path="/keys/{key}", id="readKey", needs="admin", does="read an API key, without its secret",
-        answer=api.Key, codes=("not_found",),
+        method="POST", path="/keys", id="makeKey", required_scope="admin",
+        summary="create an API key; its secret is shown once",
+        body=api_input.KeyInput, response=api.NewKey, status=201,
     ),
     Route(
-        method="POST", path="/keys/{key}/revoke", id="revokeKey", needs="admin",
-        does="let nobody in with this key any more; safe to repeat, and who did it can still be read",
-        answer=api.Key, codes=("not_found", "stale_version"),
+        method="GET", path="/keys/{key}", id="readKey", required_scope="admin",
+        summary="read an API key, without its secret",
+        response=api.Key, codes=("not_found",),
+    ),
+    Route(
+        method="POST", path="/keys/{key}/revoke", id="revokeKey", required_scope="admin",
+        summary="revoke an API key; it can still be read; safe to repeat",
+        response=api.Key, codes=("not_found", "stale_version"),
     ),
     # -- secrets
     Route(
-        method="GET", path="/secrets", id="listSecrets", needs="admin", does="list secrets, without their values",
-        query=api_input.PageQuery, answer=api.SecretPage,
+        method="GET", path="/secrets", id="listSecrets", required_scope="admin",
+        summary="list secrets, without their values",
+        query=api_input.PageQuery, response=api.SecretPage,
     ),
     Route(
-        method="PUT", path="/secrets/{secret}", id="setSecret", needs="admin",
-        does="keep a secret, sealed, in place of the one with the same scope",
-        body=api_input.SecretInput, answer=api.Secret, codes=("no_secret",),
+        method="PUT", path="/secrets/{secret}", id="setSecret", required_scope="admin",
+        summary="set a secret, which is stored encrypted; replaces the one with the same scope",
+        body=api_input.SecretInput, response=api.Secret, codes=("no_secret",),
     ),
     Route(
-        method="DELETE", path="/secrets/{secret}", id="removeSecret", needs="admin",
-        does="forget the secret with exactly this scope",
-        query=api_input.SecretQuery, answer=api.Secret, codes=("not_found",),
+        method="DELETE", path="/secrets/{secret}", id="removeSecret", required_scope="admin",
+        summary="delete the secret with exactly this scope",
+        query=api_input.SecretQuery, response=api.Secret, codes=("not_found",),
     ),
     # -- failures
     Route(
-        method="GET", path="/failure-rules", id="readFailureRules", answer=api_failures.FailureRules,
-        does="read the rules by which failures are classed, in the order in which they are asked",
+        method="GET", path="/failure-rules", id="readFailureRules", response=api_failures.FailureRules,
+        summary="read the rules that classify failures, in order of evaluation",
     ),
     Route(
-        method="PUT", path="/failure-rules", id="setFailureRules", needs="admin",
-        does="set the tenant's own rules, which are asked before all others",
-        body=api_input.FailureRulesInput, answer=api_failures.FailureRules, codes=("stale_version",),
+        method="PUT", path="/failure-rules", id="setFailureRules", required_scope="admin",
+        summary="set the tenant's own rules, which are evaluated before all others",
+        body=api_input.FailureRulesInput, response=api_failures.FailureRules, codes=("stale_version",),
     ),
     Route(
-        method="GET", path="/flaky", id="listFlaky", does="list jobs and tests that are known to fail now and then",
-        query=api_input.FlakyQuery, answer=api_failures.FlakyPage,
+        method="GET", path="/flaky", id="listFlaky", summary="list flaky jobs and tests",
+        query=api_input.FlakyQuery, response=api_failures.FlakyPage,
     ),
-    Route(method="GET", path="/me", id="readMe", needs=ANY_KEY, does="say who asks", answer=api.Me),
+    Route(method="GET", path="/me", id="readMe", required_scope=ANY_KEY,
+        summary="read the identity of the caller", response=api.Me),
     # -- the tenant
     Route(
-        method="GET", path="/tenant", id="readTenant", does="read what the tenant may use and what it uses",
-        answer=api.Tenant,
+        method="GET", path="/tenant", id="readTenant", summary="read the quotas and the usage of the tenant",
+        response=api.Tenant,
     ),
     Route(
-        method="PUT", path="/tenants/{tenant}/quotas", id="setQuotas", needs=OPERATOR,
-        does="say what a tenant may use; only who operates the server may",
-        body=api_input.Quotas, answer=api.Tenant, codes=("stale_version",),
+        method="PUT", path="/tenants/{tenant}/quotas", id="setQuotas", required_scope=OPERATOR,
+        summary="set the quotas of a tenant; only for the operator of the server",
+        body=api_input.Quotas, response=api.Tenant, codes=("stale_version",),
     ),
 )
 
 # fmt: on
 
-# What any request may be refused with, whatever the address.
+# Error codes of any request, of any route, and of any route with a body.
 EVERY_REQUEST: Final = ("bad_request", "too_large", "too_slow", "bad_credential", "expired_credential")
 EVERY_ROUTE: Final = ("missing_scope", "too_many_requests", "overloaded", "unavailable")
 WITH_BODY: Final = ("bad_json", "bad_message", "wrong_media_type")
 
 
 def error_codes(route: Route) -> tuple[str, ...]:
-    """Everything that a request to it may be refused with."""
+    """Return all error codes that a request to this route may get."""
     repeatable = ("request_id_reused",) if route.is_repeatable else ()
     with_body = WITH_BODY if route.body is not None else ()
     with_query = ("bad_message",) if route.query is not None else ()
-    named = ("not_found",) if route.names else ()
-    found = (*EVERY_REQUEST, *EVERY_ROUTE, *with_body, *with_query, *named, *repeatable, *route.codes)
-    return tuple(dict.fromkeys(found))
+    named = ("not_found",) if route.path_parameters else ()
+    codes = (*EVERY_REQUEST, *EVERY_ROUTE, *with_body, *with_query, *named, *repeatable, *route.codes)
+    return tuple(dict.fromkeys(codes))

@@ -103,8 +103,8 @@ def workstream_shown(found: wire.Workstream) -> RenderableType:
 
 def _trees(found: wire.Workstream) -> list[str]:
     """Where to look: at the trees of what failed, else at the last one."""
-    failed = [task.place for task in found.tasks if task.last_error is not None and task.place]
-    return list(dict.fromkeys(failed)) or ([found.place] if found.place else [])
+    failed = [task.worktree_path for task in found.tasks if task.last_error is not None and task.worktree_path]
+    return list(dict.fromkeys(failed)) or ([found.worktree_path] if found.worktree_path else [])
 
 
 def outcome_told(found: wire.Workstream) -> RenderableType:
@@ -150,7 +150,7 @@ def _added(task: wire.WorkstreamTask) -> str:
 
 def _rules(failed: Iterable[wire.FailedRule]) -> list[str]:
     return [
-        f"rule {each.rule}: found {each.found or 'nothing'}, wanted {each.wanted or 'it to hold'}" for each in failed
+        f"rule {each.rule}: found {each.actual or 'nothing'}, wanted {each.expected or 'it to hold'}" for each in failed
     ]
 
 

@@ -162,7 +162,8 @@ class AsyncClient:
     project = aasked(calls.project)
     save_project = aasked(calls.save_project)
     remove_project = aasked(calls.remove_project)
-    tell_pushes = aasked(calls.tell_pushes)
+    report_push = aasked(calls.report_push)
+    tell_pushes = report_push  # Deprecated name.
     changes = aasked(calls.changes)
     change = aasked(calls.change)
     iter_projects = astreamed(talks.iter_projects)

@@ -161,7 +161,8 @@ class Client:
     project = asked(calls.project)
     save_project = asked(calls.save_project)
     remove_project = asked(calls.remove_project)
-    tell_pushes = asked(calls.tell_pushes)
+    report_push = asked(calls.report_push)
+    tell_pushes = report_push  # Deprecated name.
     changes = asked(calls.changes)
     change = asked(calls.change)
     iter_projects = streamed(talks.iter_projects)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 BY_ID: Final[dict[str, Route]] = {route.id: route for route in ROUTES}
 # Saying these twice changes nothing, though they carry no key.
 SAFE: Final = frozenset(
-    {"cancelRun", "cancelJob", "cancelWorkstream", "approveRun", "revokeKey", "setQuotas", "tellPushes", "setSecret"}
+    {"cancelRun", "cancelJob", "cancelWorkstream", "approveRun", "revokeKey", "setQuotas", "reportPush", "setSecret"}
     | {"drainWorker", "resumeWorker", "removeWorker"}
 )
 EVENT_STREAM: Final = "text/event-stream"
@@ -350,12 +350,12 @@ def remove_project(name: str) -> Call[api_projects.Project]:
     return _call("removeProject", api_projects.Project, project=name)
 
 
-def tell_pushes(
+def report_push(
     name: str, refs: Sequence[api_projects.PushedRef | Mapping[str, str]], *, delivery: str = "", pusher: str = ""
 ) -> Call[api_projects.AcceptedChanges]:
-    """Say what was pushed to a repository. Safe to repeat with the same delivery."""
+    """Report a push to a repository. Safe to repeat with the same delivery."""
     body = {"delivery": delivery or new_key(), "refs": list(refs), **_given(pusher=pusher)}
-    return _call("tellPushes", api_projects.AcceptedChanges, body=body, project=name)
+    return _call("reportPush", api_projects.AcceptedChanges, body=body, project=name)
 
 
 def changes(

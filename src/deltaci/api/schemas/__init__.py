@@ -1,4 +1,5 @@
 """Types of requests and responses of `/api/v1`.
 
-Request bodies are in `inputs.py`, responses for runs, jobs and workers in `records.py`, all others by subject.
+Request bodies and queries are in `inputs.py`, responses about runs, jobs and workers in `records.py`; the other modules
+have both for one subject.
 """

@@ -1,8 +1,10 @@
-"""What `/api/v1` answers about failures: the rules by which they are classed, and what is flaky."""
+"""Response types of `/api/v1` for failure rules and for flaky jobs and tests."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
+
+from msgspec import field
 
 from deltaci.api.schemas.records import ResponseSchema
 from deltaci.protocol.messages import Timestamp, doc
@@ -11,52 +13,52 @@ RuleSource = Literal["tenant", "server", "built-in"]
 
 
 class FailureRule(ResponseSchema, frozen=True, kw_only=True):
-    """One rule by which failures are classed. Everything that it names must hold."""
+    """One rule that classifies failures. All of its conditions must hold."""
 
-    of: Annotated[RuleSource, doc("whose rule it is")]
+    source: Annotated[RuleSource, doc("who defined the rule")] = field(name="of")
     name: str
     failure_class: str
     is_retryable: bool
     error_codes: list[str]
     exit_codes: list[int]
     signals: list[int]
-    log_pattern: Annotated[str, doc("a line of the end of the log must match it, in upper or lower case")]
+    log_pattern: Annotated[str, doc("a case-insensitive pattern that a line at the end of the log must match")]
     all_failed_tests_flaky: bool
     has_failed_tests: bool
 
 
 class FailureRules(ResponseSchema, frozen=True, kw_only=True):
-    """The tenant's own file, and all rules that hold for it, in the order in which they are asked."""
+    """The tenant's own rules as text, and all rules that apply to it in order of evaluation."""
 
     text: str
-    version: Annotated[int, doc("0: the tenant has none of its own")]
+    version: Annotated[int, doc("0: the tenant has no rules of its own")]
     set_at: Timestamp | None
     set_by: str
     rules: list[FailureRule]
 
 
 class FlakyTest(ResponseSchema, frozen=True, kw_only=True):
-    """A test that failed and did not fail on the same commit."""
+    """A test that failed and passed on the same commit."""
 
     name: str
-    times: Annotated[int, doc("how often that was seen")]
-    last_at: Annotated[Timestamp, doc("when last")]
-    commit: Annotated[str, doc("on which commit last, or on which plan where there was none")]
+    times: Annotated[int, doc("how many times this was observed")]
+    last_at: Annotated[Timestamp, doc("when it was last observed")]
+    commit: Annotated[str, doc("the commit of the last observation, or the plan where there was no commit")]
 
 
 class FlakyJob(ResponseSchema, frozen=True, kw_only=True):
-    """A job that fails now and then, or has tests that do."""
+    """A flaky job, or a job with flaky tests."""
 
     project: str
     job: str
     is_flaky: Annotated[bool, doc("whether the job itself failed and succeeded on the same commit")]
-    times: Annotated[int, doc("how often that was seen")]
-    last_at: Annotated[Timestamp | None, doc("when last")]
-    tests: Annotated[list[FlakyTest], doc("the one that was seen last is the first")]
+    times: Annotated[int, doc("how many times this was observed")]
+    last_at: Annotated[Timestamp | None, doc("when it was last observed")]
+    tests: Annotated[list[FlakyTest], doc("most recently observed first")]
 
 
 class FlakyPage(ResponseSchema, frozen=True, kw_only=True):
-    """What is known to be flaky; a page may be short, even empty, before the end."""
+    """Flaky jobs and tests; any page may be short, even empty."""
 
     jobs: list[FlakyJob]
     next: str | None

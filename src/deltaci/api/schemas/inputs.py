@@ -1,7 +1,7 @@
-"""What programs and people send to `/api/v1`, as types.
+"""Request bodies and queries of `/api/v1`.
 
-All of it is strict: a field that is not known or a value out of its range is refused with the place where it was found.
-`docs/openapi.json` is drawn from here.
+Decoding is strict: an unknown field or a value out of range is refused with the path of the value.
+`docs/openapi.json` is generated from these types.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from deltaci.protocol.messages import JobSpec, Labels, ShortText, Timestamp, doc
 
-MAX_BODY_BYTES: Final = 8 * 1024 * 1024  # Of a plan; a thousand jobs are about one.
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024  # A plan with 1000 jobs has about 1 MiB.
 MAX_PAGE: Final = 200
 DEFAULT_PAGE: Final = 50
 MAX_EVENTS: Final = 1000
@@ -28,7 +28,7 @@ STATUSES: Final = ("PENDING", "RUNNING", "WAITING_APPROVAL", "SUCCEEDED", "FAILE
 Scope = Literal["read", "run", "approve", "admin", "runner"]
 SCOPES: Final[tuple[Scope, ...]] = ("read", "run", "approve", "admin", "runner")
 
-# One segment of an address, so without a slash; `$` alone would let a newline through at the end.
+# One path segment, so without a slash; `$` alone would accept a newline at the end.
 JobName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_(][A-Za-z0-9_.,:=@+() \-]*$(?!\n)")]
 TemplateName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$(?!\n)")]
 Person = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+\-]*$(?!\n)")]
@@ -45,31 +45,31 @@ RunnerName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[ -.0-
 
 
 class RequestSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Nothing but the fields that are named."""
+    """Base of request types, which refuse unknown fields."""
 
 
-# -- what a run should do
+# -- request bodies
 
 
 class GateInput(RequestSchema, frozen=True, kw_only=True):
-    """Who must say yes before what depends on this job goes on."""
+    """Who must approve before the jobs that depend on this one start."""
 
     role: Annotated[LineText, doc("the role that an approver's key must have; empty: any")] = ""
     approvers: Annotated[Annotated[int, Meta(ge=1, le=100)], doc("how many different people")] = 1
-    not_by_starter: Annotated[bool, doc("whether who started the run may not be one of them")] = False
-    expires_seconds: Annotated[Duration, doc("how long it waits until it fails; 0: for ever")] = 0
+    not_by_starter: Annotated[bool, doc("whether the person who started the run may not approve")] = False
+    expires_seconds: Annotated[Duration, doc("how long it waits before it fails; 0: for ever")] = 0
 
 
 class RetryInput(RequestSchema, frozen=True, kw_only=True):
-    """How often and when a job is tried again, should its failure be worth it."""
+    """How many times and when a job is retried after a retryable failure."""
 
-    max_attempts: Annotated[Annotated[int, Meta(ge=1, le=100)], doc("attempts in all")] = 1
-    base_delay_seconds: Annotated[Duration, doc("the wait is 2^attempts times this")] = 10
-    max_delay_seconds: Annotated[Duration, doc("and never more than this")] = 600
-    jitter: Annotated[Annotated[float, Meta(ge=0, le=1)], doc("up to this fraction is added")] = 0.0
+    max_attempts: Annotated[Annotated[int, Meta(ge=1, le=100)], doc("total number of attempts")] = 1
+    base_delay_seconds: Annotated[Duration, doc("the backoff is 2^attempts times this")] = 10
+    max_delay_seconds: Annotated[Duration, doc("upper bound of the backoff")] = 600
+    jitter: Annotated[Annotated[float, Meta(ge=0, le=1)], doc("a random fraction up to this is added")] = 0.0
     on: Annotated[
         Annotated[list[Literal["INFRA", "TOOLING", "FLAKY"]], Meta(max_length=3)],
-        doc("the classes of failures that are worth it; empty: all of them"),
+        doc("the failure classes to retry; empty: all of them"),
     ] = []
 
 
@@ -77,218 +77,219 @@ class JobInput(RequestSchema, frozen=True, kw_only=True):
     """One job of a plan."""
 
     name: Annotated[JobName, doc("its name in the run")]
-    kind: Annotated[Literal["task", "approval"], doc("a task is for a worker, an approval for people")] = "task"
+    kind: Annotated[Literal["task", "approval"], doc("a worker executes a task; people decide an approval")] = "task"
     needs: Annotated[
         Annotated[list[JobName], Meta(max_length=1000)] | None,
-        doc("what must succeed before; if no job of the plan has it, they run in the order given, one by one"),
+        doc("jobs that must succeed first; if no job of the plan sets it, jobs run one by one in the given order"),
     ] = None
     after: Annotated[
-        Annotated[list[JobName], Meta(max_length=1000)], doc("what must only be over before, however it ended")
+        Annotated[list[JobName], Meta(max_length=1000)], doc("jobs that must only have ended first, with any result")
     ] = []
-    work: Annotated[JobSpec | None, doc("what a worker does; see docs/jobs.md")] = None
-    runs_on: Annotated[Labels, doc("labels that its worker must have")] = []
-    allow_failure: Annotated[bool, doc("whether the run succeeds without it")] = False
-    timeout_seconds: Annotated[Positive, doc("how long an attempt may take")] = 3600
-    priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], doc("the higher, the sooner")] = 0
-    group: Annotated[LineText, doc("of all the tenant's jobs with the same one, one is under way at a time")] = ""
-    retry: Annotated[RetryInput, doc("when to try again")] = RetryInput()
-    approval: Annotated[GateInput | None, doc("for an approval: who must say yes")] = None
+    work: Annotated[JobSpec | None, doc("what a worker executes; see docs/jobs.md")] = None
+    runs_on: Annotated[Labels, doc("labels that the worker must have")] = []
+    allow_failure: Annotated[bool, doc("whether the run can succeed if this job fails")] = False
+    timeout_seconds: Annotated[Positive, doc("time limit of an attempt")] = 3600
+    priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], doc("a higher one is claimed earlier")] = 0
+    group: Annotated[LineText, doc("of all jobs of the tenant with the same group, one runs at a time")] = ""
+    retry: Annotated[RetryInput, doc("when to retry")] = RetryInput()
+    approval: Annotated[GateInput | None, doc("for an approval: who must approve")] = None
 
 
 class PlanInput(RequestSchema, frozen=True, kw_only=True):
-    """What a run does."""
+    """The plan of a run."""
 
     jobs: Annotated[Annotated[list[JobInput], Meta(min_length=1, max_length=10_000)], doc("its jobs")]
-    fail_fast: Annotated[bool, doc("whether the first failure of a required job ends the others")] = False
-    timeout_seconds: Annotated[Positive, doc("how long the run may take")] = 6 * 3600
+    fail_fast: Annotated[bool, doc("whether the first failure of a required job cancels the others")] = False
+    timeout_seconds: Annotated[Positive, doc("time limit of the run")] = 6 * 3600
 
 
 class InputRule(RequestSchema, frozen=True, kw_only=True):
-    """What a template asks whoever starts it."""
+    """One input of a template."""
 
     description: Annotated[ShortText, doc("for people")] = ""
-    required: Annotated[bool, doc("whether it must be given")] = False
-    default: Annotated[InputText, doc("what it is when it is not given")] = ""
-    choices: Annotated[Annotated[list[InputText], Meta(max_length=100)], doc("what it may be; empty: any")] = []
+    required: Annotated[bool, doc("whether a run must set it")] = False
+    default: Annotated[InputText, doc("the value if a run does not set it")] = ""
+    choices: Annotated[Annotated[list[InputText], Meta(max_length=100)], doc("the allowed values; empty: any")] = []
 
 
 class TemplateInput(RequestSchema, frozen=True, kw_only=True):
-    """A plan to be used again. An input `env` reaches every task as the variable `INPUT_ENV`."""
+    """A reusable plan. Every task gets an input `env` as the variable `INPUT_ENV`."""
 
-    plan: Annotated[PlanInput, doc("what its runs do")]
+    plan: Annotated[PlanInput, doc("the plan of its runs")]
     description: Annotated[ShortText, doc("for people")] = ""
-    inputs: Annotated[
-        Annotated[dict[InputName, InputRule], Meta(max_length=100)], doc("what it asks whoever starts it")
-    ] = {}
+    inputs: Annotated[Annotated[dict[InputName, InputRule], Meta(max_length=100)], doc("its inputs")] = {}
     expected_version: Annotated[
-        Quantity | None, doc("the version that this one replaces, 0 for none; another one is refused")
+        Quantity | None, doc("refuse the request unless this is the current version; 0: none exists")
     ] = None
 
 
 class RunInput(RequestSchema, frozen=True, kw_only=True):
-    """A run to be started: from a template, from a plan, or from a file of a repository. Exactly one of them."""
+    """Start a run from exactly one of a template, a plan, or a pipeline file of a repository."""
 
     template: Annotated[TemplateName | None, doc("the template's name")] = None
-    version: Annotated[Positive | None, doc("which version of it; absent: the newest")] = None
+    version: Annotated[Positive | None, doc("the version of the template; absent: the newest")] = None
     inputs: Annotated[
-        Annotated[dict[InputName, InputText], Meta(max_length=100)], doc("what the template or the file asks")
+        Annotated[dict[InputName, InputText], Meta(max_length=100)],
+        doc("values for the inputs of the template or the file"),
     ] = {}
     plan: Annotated[PlanInput | None, doc("the plan itself")] = None
-    project: Annotated[LineText, doc("what it belongs to")] = ""
-    branch: Annotated[LineText, doc("the branch that it is about")] = ""
+    project: Annotated[LineText, doc("the project of the run")] = ""
+    branch: Annotated[LineText, doc("the branch of the run")] = ""
     repository: Annotated[
         ShortText,
-        doc("the repository that it is about; without a template and a plan, the project to plan, or its url"),
+        doc("the repository; without a template and a plan, the project to plan, or its URL"),
     ] = ""
-    commit: Annotated[LineText, doc("the commit that it is about, or to plan; absent: the head of the branch")] = ""
-    file: Annotated[LineText, doc("of a repository: the pipeline file; absent: the only one that can be meant")] = ""
+    commit: Annotated[LineText, doc("the commit of the run, or to plan; absent: the tip of the branch")] = ""
+    file: Annotated[LineText, doc("the pipeline file to plan; absent: the only one of the repository")] = ""
     title: Annotated[LineText, doc("one line for people")] = ""
-    labels: Annotated[Annotated[list[Tag], Meta(max_length=32)], doc("to find it by")] = []
+    labels: Annotated[Annotated[list[Tag], Meta(max_length=32)], doc("labels to filter runs by")] = []
 
 
 class CancelInput(RequestSchema, frozen=True, kw_only=True):
-    """Why it should stop."""
+    """Cancel a run, job or workstream."""
 
-    reason: Annotated[Comment, doc("for people; it becomes part of the event")] = ""
+    reason: Annotated[Comment, doc("the reason, for people; recorded in the event")] = ""
 
 
 class DecisionInput(RequestSchema, frozen=True, kw_only=True):
-    """A person's yes or no."""
+    """Approve or reject."""
 
-    job: Annotated[JobName | None, doc("which approval; absent: every one that waits")] = None
-    comment: Annotated[Comment, doc("why; it becomes part of the event")] = ""
-    plan_hash: Annotated[LineText, doc("the plan that was looked at; if the run has another one, it is refused")] = ""
+    job: Annotated[JobName | None, doc("the approval job; absent: every waiting one")] = None
+    comment: Annotated[Comment, doc("the reason; recorded in the event")] = ""
+    plan_hash: Annotated[LineText, doc("refuse the request unless the run has this plan")] = ""
 
 
 class RerunInput(RequestSchema, frozen=True, kw_only=True):
-    """How much of a run to do again."""
+    """Which jobs of a run to repeat."""
 
-    failed_only: Annotated[bool, doc("only what failed or was cancelled, and the approvals on the way to it")] = False
+    failed_only: Annotated[bool, doc("only failed and cancelled jobs, and the approvals that they depend on")] = False
 
 
 class KeyInput(RequestSchema, frozen=True, kw_only=True):
-    """An API key to be made."""
+    """Create an API key."""
 
-    person: Annotated[Person, doc("who uses it; approvals and events carry this name")]
+    person: Annotated[Person, doc("who uses it; approvals and events record this name")]
     scopes: Annotated[
         Annotated[list[Scope], Meta(min_length=1, max_length=len(SCOPES))],
-        doc("what it may do: `run` and `approve` include `read`, `admin` includes all"),
+        doc("its permissions: `run` and `approve` include `read`, `admin` includes all"),
     ]
     roles: Annotated[Annotated[list[Tag], Meta(max_length=32)], doc("the roles of this person, for approvals")] = []
     description: Annotated[ShortText, doc("for people")] = ""
-    expires_seconds: Annotated[Duration, doc("how long it is good; 0: until it is revoked")] = 0
+    expires_seconds: Annotated[Duration, doc("how long it is valid; 0: until it is revoked")] = 0
 
 
 class WorkerTokenInput(RequestSchema, frozen=True, kw_only=True):
-    """A runner to be let in."""
+    """Create a registration token for a runner."""
 
     name: Annotated[RunnerName, doc("the runner's name")]
-    again: Annotated[bool, doc("for a runner that is registered and has lost its credential")] = False
-    expires_seconds: Annotated[Annotated[int, Meta(ge=1, le=30 * 86400)], doc("how long the token is good")] = 86400
+    again: Annotated[bool, doc("for a registered runner that has lost its credential")] = False
+    expires_seconds: Annotated[Annotated[int, Meta(ge=1, le=30 * 86400)], doc("how long the token is valid")] = 86400
 
 
 class DrainInput(RequestSchema, frozen=True, kw_only=True):
-    """Why a worker shall have nothing new."""
+    """Drain a worker: give it no new jobs."""
 
-    reason: Annotated[Comment, doc("for people; it becomes part of the event")] = ""
+    reason: Annotated[Comment, doc("the reason, for people; recorded in the event")] = ""
 
 
 class SecretInput(RequestSchema, frozen=True, kw_only=True):
-    """A secret to be kept, sealed; nobody is ever shown its value."""
+    """Set a secret. It is stored encrypted; the API never returns its value."""
 
     value: Annotated[
         Annotated[str, Meta(min_length=4, max_length=65_536)], doc("the value: at most 65,536 bytes, without NUL")
     ]
-    project: Annotated[LineText, doc("only for jobs of this project; empty: for all of the tenant")] = ""
-    branch: Annotated[LineText, doc("only on branches that fit, e.g. `release/*`; needs a project")] = ""
+    project: Annotated[LineText, doc("restrict it to jobs of this project; empty: all of the tenant")] = ""
+    branch: Annotated[LineText, doc("restrict it to matching branches, e.g. `release/*`; needs a project")] = ""
 
 
 class FailureRulesInput(RequestSchema, frozen=True, kw_only=True):
-    """A file of rules by which failures are classed, in place of the one before."""
+    """Replace the tenant's failure rules."""
 
     text: Annotated[Annotated[str, Meta(max_length=65_536)], doc("YAML; `rules: []` for none; see docs/failures.md")]
     expected_version: Annotated[
-        Quantity | None, doc("the version that this one replaces, 0 for none; another one is refused")
+        Quantity | None, doc("refuse the request unless this is the current version; 0: none exists")
     ] = None
 
 
 class Quotas(RequestSchema, frozen=True, kw_only=True, omit_defaults=False):
-    """What a tenant may use at most; 0: as much as it likes."""
+    """Limits of a tenant; 0: no limit."""
 
-    running_jobs: Annotated[Quantity, doc("jobs that workers hold at the same time")] = 0
-    queued_runs: Annotated[Quantity, doc("runs that have not begun")] = 0
+    running_jobs: Annotated[Quantity, doc("jobs that workers execute concurrently")] = 0
+    queued_runs: Annotated[Quantity, doc("runs that have not started")] = 0
     storage_bytes: Annotated[Quantity, doc("bytes of artifacts and caches")] = 0
-    requests_per_second: Annotated[Quantity, doc("requests to each server; ten seconds' worth may come at once")] = 0
+    requests_per_second: Annotated[
+        Quantity, doc("requests to each server; bursts of ten times as many are allowed")
+    ] = 0
 
 
-# -- what to look for
+# -- queries
 
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 Cursor = Annotated[str, Meta(max_length=400)]
 
 
 class RunQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which runs; all that is given must hold."""
+    """Filters of runs; a run must match all of them."""
 
-    state: Annotated[Literal[RUN_STATES] | None, doc("the exact state")] = None  # type: ignore[valid-type]
-    status: Annotated[Literal[STATUSES] | None, doc("the coarse status")] = None  # type: ignore[valid-type]
-    project: Annotated[LineText | None, doc("of this project")] = None
-    branch: Annotated[LineText | None, doc("of this branch")] = None
-    label: Annotated[Annotated[list[Tag], Meta(max_length=8)], doc("with this label; may be given again")] = []
-    person: Annotated[LineText | None, doc("started by this person")] = None
-    template: Annotated[TemplateName | None, doc("made from this template")] = None
-    since: Annotated[Timestamp | None, doc("created then or later")] = None
-    until: Annotated[Timestamp | None, doc("created before then")] = None
-    limit: Annotated[Limit, doc("how many at most")] = DEFAULT_PAGE
-    cursor: Annotated[Cursor, doc("`next` of the page before")] = ""
+    state: Annotated[Literal[RUN_STATES] | None, doc("only runs in this state")] = None  # type: ignore[valid-type]
+    status: Annotated[Literal[STATUSES] | None, doc("only runs with this status")] = None  # type: ignore[valid-type]
+    project: Annotated[LineText | None, doc("only of this project")] = None
+    branch: Annotated[LineText | None, doc("only of this branch")] = None
+    label: Annotated[Annotated[list[Tag], Meta(max_length=8)], doc("only with this label; may be repeated")] = []
+    person: Annotated[LineText | None, doc("only started by this person")] = None
+    template: Annotated[TemplateName | None, doc("only of this template")] = None
+    since: Annotated[Timestamp | None, doc("only created at this time or later")] = None
+    until: Annotated[Timestamp | None, doc("only created before this time")] = None
+    limit: Annotated[Limit, doc("page size")] = DEFAULT_PAGE
+    cursor: Annotated[Cursor, doc("`next` of the previous page")] = ""
 
 
 class PageQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which page of a list."""
+    """One page of a list."""
 
-    limit: Annotated[Limit, doc("how many at most")] = DEFAULT_PAGE
-    cursor: Annotated[Cursor, doc("`next` of the page before")] = ""
+    limit: Annotated[Limit, doc("page size")] = DEFAULT_PAGE
+    cursor: Annotated[Cursor, doc("`next` of the previous page")] = ""
 
 
 class FlakyQuery(PageQuery, frozen=True, kw_only=True):
-    """Of which project."""
+    """Filters of flaky jobs."""
 
-    project: Annotated[LineText | None, doc("of this project; absent: of all")] = None
+    project: Annotated[LineText | None, doc("only of this project")] = None
 
 
 class WorkerQuery(PageQuery, frozen=True, kw_only=True):
-    """Which workers."""
+    """Filters of workers."""
 
-    gone: Annotated[bool, doc("those that were shut down, instead of those that are there")] = False
+    gone: Annotated[bool, doc("workers that are shut down, instead of the others")] = False
 
 
 class SecretQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which of the secrets of one name."""
+    """The scope of a secret."""
 
-    project: Annotated[LineText, doc("the one of this project; empty: the one of the whole tenant")] = ""
-    branch: Annotated[LineText, doc("the one with exactly this pattern of branches")] = ""
+    project: Annotated[LineText, doc("its project; empty: the whole tenant")] = ""
+    branch: Annotated[LineText, doc("its branch pattern, exactly")] = ""
 
 
 class EventQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which events."""
+    """Filters of events."""
 
-    after: Annotated[Quantity, doc("only what comes after this seq")] = 0
-    limit: Annotated[Annotated[int, Meta(ge=1, le=MAX_EVENTS)], doc("how many at most, as JSON")] = 100
+    after: Annotated[Quantity, doc("only events after this seq")] = 0
+    limit: Annotated[Annotated[int, Meta(ge=1, le=MAX_EVENTS)], doc("page size, for JSON")] = 100
 
 
 class LogQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which log, and whether to wait for more of it."""
+    """Which log to read, and whether to follow it."""
 
-    lease: Annotated[Quantity, doc("of which lease of the attempt; 0: the last one")] = 0
+    lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
     follow: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_FOLLOW_SECONDS)],
-        doc("for so many seconds what is added is sent too, until that lease ends"),
+        doc("for how many seconds to send what is appended; ends with the lease"),
     ] = 0
-    download: Annotated[bool, doc("whether a browser is to save it as a file")] = False
+    download: Annotated[bool, doc("whether a browser saves it as a file")] = False
 
 
 class LogIndexQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which log, and which part of its index."""
+    """Which log, and which part of its index to read."""
 
-    lease: Annotated[Quantity, doc("of which lease of the attempt; 0: the last one")] = 0
-    block: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)], doc("the first block to tell of")] = 0
+    lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
+    block: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)], doc("the first block to return")] = 0

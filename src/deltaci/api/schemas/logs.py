@@ -1,4 +1,4 @@
-"""What `/api/v1` answers about logs besides the logs themselves."""
+"""Response types of `/api/v1` for the index of a log."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from deltaci.protocol.messages import doc
 
 
 class LogSection(ResponseSchema, frozen=True, kw_only=True):
-    """A step's place in a log. Lines count from 1, and include those that only lay out the log."""
+    """The lines of one step in a log. Lines count from 1 and include markers."""
 
-    index: Annotated[int, doc("of the step; what the runner does itself has large ones")]
+    index: Annotated[int, doc("the index of the step; steps of the runner itself have large ones")]
     name: str
-    first_line: Annotated[int, doc("the line that says that it begins")]
-    last_line: Annotated[int | None, doc("its last line; it says that it ended, if it has seconds. Absent: not over")]
+    first_line: Annotated[int, doc("the line of its begin marker")]
+    last_line: Annotated[
+        int | None, doc("its last line, which is its end marker if `seconds` is set; absent: not finished")
+    ]
     is_over: bool
     exit_code: int | None
     seconds: float | None
 
 
 class LogIndex(ResponseSchema, frozen=True, kw_only=True):
-    """Where the lines and the steps of a log are, so that any part of it can be found and read by its bytes."""
+    """Positions of the lines and steps of a log, so that any part can be read by its byte range."""
 
-    lease: Annotated[int, doc("the number of the lease that it is the log of; 0: there was none yet")]
-    size: Annotated[int, doc("bytes")]
-    lines: Annotated[int, doc("the last one may have no end yet")]
+    lease: Annotated[int, doc("the number of the lease whose log it is; 0: none yet")]
+    size: Annotated[int, doc("size in bytes")]
+    lines: Annotated[int, doc("number of lines; the last one may be incomplete")]
     newlines: int
     block_bytes: int
-    first_block: Annotated[int, doc("the block that was asked for")]
-    blocks: Annotated[list[int], doc("how many newlines are before each block of so many bytes, from that one on")]
-    has_header: Annotated[bool, doc("whether its first line only lays out the log")]
+    first_block: Annotated[int, doc("the requested block")]
+    blocks: Annotated[
+        list[int], doc("the number of newlines before each block of `block_bytes`, from `first_block` on")
+    ]
+    has_header: Annotated[bool, doc("whether its first line is the header")]
     sections: Annotated[list[LogSection], doc("steps, in order")]
-    is_open: Annotated[bool, doc("whether more may come")]
+    is_open: Annotated[bool, doc("whether more may be appended")]

@@ -1,4 +1,4 @@
-"""Projects and changes, as `/api/v1` takes and answers them."""
+"""Request and response types of `/api/v1` for projects and changes."""
 
 from __future__ import annotations
 
@@ -26,57 +26,57 @@ Role = Annotated[str, Meta(max_length=100, pattern=r"^[!-~]*$(?!\n)")]
 
 
 class Policies(RequestSchema, frozen=True, kw_only=True, omit_defaults=False):
-    """What the server does by itself for a project."""
+    """What the server does automatically for a project."""
 
     supersede_pushes: Annotated[
-        Superseded, doc("which older runs of a branch a newer push cancels: none, those that have not begun, or all")
+        Superseded, doc("which older runs of a branch a newer push cancels: none, those that have not started, or all")
     ] = "queued"
     supersede_pull_requests: Annotated[
-        Superseded, doc("the same for newer commits of a pull request, and for one that is closed")
+        Superseded, doc("the same for newer commits of a pull request, and when it is closed")
     ] = "all"
     fork_role: Annotated[
-        Role, doc("who may approve runs for pull requests from forks: a role; empty: whoever may approve")
+        Role, doc("the role that may approve runs for pull requests from forks; empty: everybody who may approve")
     ] = ""
     poll_seconds: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_POLL_SECONDS)], doc("how often to look for pushes; 0: never")
+        Annotated[int, Meta(ge=0, le=MAX_POLL_SECONDS)], doc("how often to poll for pushes; 0: never")
     ] = 0
     schedules: Annotated[bool, doc("whether `on.schedule` of its pipeline files starts runs")] = True
 
 
 class ProjectInput(RequestSchema, frozen=True, kw_only=True):
-    """A repository that the server should know."""
+    """Create or change a project."""
 
-    url: Annotated[Url, doc("where to clone it from: https or ssh; others only if the server allows them")]
-    forge: Annotated[ForgeKind, doc("what kind of server it is on")] = "git"
-    default_branch: Annotated[BranchName, doc("its main branch; empty: what the repository itself says")] = ""
+    url: Annotated[Url, doc("the clone URL: https or ssh; other schemes only if the server allows them")]
+    forge: Annotated[ForgeKind, doc("the kind of forge that hosts it")] = "git"
+    default_branch: Annotated[BranchName, doc("its default branch; empty: that of the repository")] = ""
     credential: Annotated[
         SecretReference,
-        doc("the secret to clone with: a token, `user:password`, or a private key for ssh; empty: none"),
+        doc("the secret to clone with: a token, `user:password`, or a private key for ssh"),
     ] = ""
-    webhook_secret: Annotated[SecretReference, doc("the secret by which webhooks are signed")] = ""
-    api_url: Annotated[Url, doc("the forge's API, if it is not where the forge's own is")] = ""
-    api_token: Annotated[SecretReference, doc("the secret with which statuses are reported")] = ""
-    reports: Annotated[Reports, doc("how the forge is told what came of a commit, if there is a token")] = "statuses"
-    policies: Annotated[Policies, doc("what the server does by itself")] = Policies()
+    webhook_secret: Annotated[SecretReference, doc("the secret that webhooks are signed with")] = ""
+    api_url: Annotated[Url, doc("the URL of the forge's API, if it is not the default")] = ""
+    api_token: Annotated[SecretReference, doc("the secret to report statuses with")] = ""
+    reports: Annotated[Reports, doc("how results are reported to the forge, if there is a token")] = "statuses"
+    policies: Annotated[Policies, doc("what the server does automatically")] = Policies()
     description: Annotated[ShortText, doc("for people")] = ""
     expected_version: Annotated[
         Annotated[int, Meta(ge=0, le=2**31)] | None,
-        doc("the version that this one replaces, 0 for none; another one is refused"),
+        doc("refuse the request unless this is the current version; 0: none exists"),
     ] = None
 
 
 class Project(ResponseSchema, frozen=True, kw_only=True):
-    """A repository that the server knows."""
+    """A repository that the server builds."""
 
     name: str
-    version: Annotated[int, doc("counts how often it was saved")]
+    version: Annotated[int, doc("how many times it was saved")]
     url: str
     forge: str
     default_branch: str
     credential: Annotated[str, doc("the name of the secret to clone with")]
-    webhook_secret: Annotated[str, doc("the name of the secret by which webhooks are signed")]
+    webhook_secret: Annotated[str, doc("the name of the secret that webhooks are signed with")]
     api_url: str
-    api_token: Annotated[str, doc("the name of the secret with which statuses are reported")]
+    api_token: Annotated[str, doc("the name of the secret to report statuses with")]
     reports: str
     policies: Policies
     description: str
@@ -92,25 +92,23 @@ class ProjectPage(ResponseSchema, frozen=True, kw_only=True):
 
 
 class PushedRef(RequestSchema, frozen=True, kw_only=True):
-    """One ref that was pushed, as a post-receive hook is told: zeros for what was not there before, or is not now."""
+    """One pushed ref, as git passes it to a post-receive hook: zeros for a created or deleted ref."""
 
     schema_name: ClassVar[str] = "Pushed"
 
     ref: Annotated[Ref, doc("e.g. `refs/heads/main`")]
-    before: Annotated[CommitName, doc("the commit that it had before")]
-    after: Annotated[CommitName, doc("the commit that it has now")]
+    before: Annotated[CommitName, doc("its commit before the push")]
+    after: Annotated[CommitName, doc("its commit after the push")]
 
 
 class PushInput(RequestSchema, frozen=True, kw_only=True):
-    """What was pushed to a repository without a forge, told by its hook."""
+    """Report a push to a repository without a forge, sent by its hook."""
 
     delivery: Annotated[
         Annotated[str, Meta(min_length=8, max_length=200, pattern=r"^[!-~]+$(?!\n)")],
-        doc("new for every push; the same again makes nothing new"),
+        doc("unique for each push; a repeat has no effect"),
     ]
-    refs: Annotated[
-        Annotated[list[PushedRef], Meta(min_length=1, max_length=MAX_PUSHED_REFS)], doc("every ref that changed")
-    ]
+    refs: Annotated[Annotated[list[PushedRef], Meta(min_length=1, max_length=MAX_PUSHED_REFS)], doc("the changed refs")]
     pusher: Annotated[LineText, doc("who pushed")] = ""
 
 
@@ -118,43 +116,43 @@ class AcceptedChange(ResponseSchema, frozen=True, kw_only=True):
     """A change that was accepted."""
 
     id: str
-    is_new: Annotated[bool, doc("whether it was not known before")]
+    is_new: Annotated[bool, doc("false for a repeat")]
     ref: str
 
 
 class AcceptedChanges(ResponseSchema, frozen=True, kw_only=True):
-    """What was accepted, in the order in which it was told."""
+    """The accepted changes, in the order of the request."""
 
     changes: list[AcceptedChange]
 
 
 class ChangeQuery(PageQuery, frozen=True, kw_only=True):
-    """Which changes."""
+    """Filters of changes."""
 
-    project: Annotated[LineText | None, doc("of this project")] = None
+    project: Annotated[LineText | None, doc("only of this project")] = None
 
 
 class HandledFile(ResponseSchema, frozen=True, kw_only=True):
-    """What a change meant for one pipeline file."""
+    """The effect of a change on one pipeline file."""
 
     file: str
-    run: Annotated[str, doc("the run that it made; empty: none")]
+    run: Annotated[str, doc("the run that it started; empty: none")]
     reason: str
 
 
 class Change(ResponseSchema, frozen=True, kw_only=True):
-    """Something that happened in a repository, and what became of it."""
+    """A push, pull request, schedule or other event in a repository, and its outcome."""
 
     id: str
     project: str
-    status: Annotated[str, doc("`waiting`, `handled`, or `put_aside` when it could not be handled")]
-    reason: Annotated[str, doc("what came of it, or why nothing did")]
+    status: Annotated[str, doc("`waiting`, `handled`, or `put_aside` when it could not be processed")]
+    reason: Annotated[str, doc("its outcome, or why it had none")]
     event: str
     action: str
     commit: str
     ref: str
     branch: str
-    number: Annotated[int, doc("of the pull request; 0: it is none")]
+    number: Annotated[int, doc("the number of the pull request; 0: none")]
     is_fork: bool
     title: str
     actor: str
@@ -162,13 +160,13 @@ class Change(ResponseSchema, frozen=True, kw_only=True):
     delivery: str
     tries: int
     files: list[HandledFile]
-    superseded: Annotated[list[str], doc("older runs that were cancelled for it")]
+    superseded: Annotated[list[str], doc("older runs that it cancelled")]
     created_at: Timestamp
     updated_at: Timestamp
 
 
 class ChangePage(ResponseSchema, frozen=True, kw_only=True):
-    """Changes, the newest first."""
+    """Changes, newest first."""
 
     changes: list[Change]
     next: str | None

@@ -1,4 +1,4 @@
-"""What `/api/v1` says about the queue: what waits and why, and what workers have."""
+"""Query and response types of `/api/v1` for the queue: waiting and running attempts."""
 
 from __future__ import annotations
 
@@ -10,69 +10,71 @@ from deltaci.protocol.messages import Timestamp, doc
 
 
 class QueueQuery(PageQuery, frozen=True, kw_only=True):
-    """What of the queue."""
+    """Filters of the queue."""
 
-    part: Annotated[Literal["all", "running"], doc("all, or only what workers have: that costs less")] = "all"
-    reason: Annotated[LineText, doc("only what waits for this: the `id` or the `code` of a reason; empty: all")] = ""
-    label: Annotated[LineText, doc("only what asks for this label; empty: all")] = ""
-    project: Annotated[LineText, doc("only of this project; empty: of all")] = ""
+    part: Annotated[Literal["all", "running"], doc("all, or only running attempts, which costs less")] = "all"
+    reason: Annotated[LineText, doc("only entries that wait for this: the `id` or the `code` of a reason")] = ""
+    label: Annotated[LineText, doc("only entries that require this label")] = ""
+    project: Annotated[LineText, doc("only entries of this project")] = ""
 
 
 class QueueEntry(ResponseSchema, frozen=True, kw_only=True):
-    """What both have, who waits and who is under way."""
+    """Fields of waiting and running entries."""
 
     schema_name: ClassVar[str] = "Queued"
 
-    id: Annotated[str, doc("the attempt; or the job or the run, where there is none yet")]
+    id: Annotated[str, doc("the attempt; or the job or the run if there is none yet")]
     run_id: Annotated[str, doc("empty for a job of the plain queue")]
-    title: Annotated[str, doc("what people call the run")]
+    title: Annotated[str, doc("the title of the run")]
     project: str
     branch: str
-    job: Annotated[str, doc("the name of the job; empty for a run that has no plan yet")]
-    index: Annotated[int, doc("which attempt of the job; 0: there is none yet")]
+    job: Annotated[str, doc("the name of the job; empty for a run without a plan yet")]
+    index: Annotated[int, doc("the index of the attempt; 0: none yet")]
     state: str
-    priority: Annotated[int, doc("the higher, the sooner")]
-    runs_on: Annotated[list[str], doc("labels that its worker must have")]
-    group: Annotated[str, doc("of all that have the same one, one is under way at a time")]
-    since: Annotated[Timestamp, doc("since when it waits, or a worker has it")]
+    priority: Annotated[int, doc("a higher one is claimed earlier")]
+    runs_on: Annotated[list[str], doc("labels that the worker must have")]
+    group: Annotated[str, doc("of all entries with the same group, one runs at a time")]
+    since: Annotated[Timestamp, doc("since when it waits or runs")]
 
 
 class WaitingEntry(QueueEntry, frozen=True, kw_only=True):
-    """One that waits."""
+    """A waiting attempt, job or run."""
 
     schema_name: ClassVar[str] = "Waiting"
 
-    ready_at: Annotated[Timestamp | None, doc("when its time comes, if that is later than now")]
-    reason: Annotated[str, doc("the `id` of the reason that it shares with others")]
-    reasons: Annotated[list[Reason], doc("why it waits, the most important first")]
+    ready_at: Annotated[Timestamp | None, doc("the earliest start, if it is in the future")]
+    reason: Annotated[str, doc("the `id` of its shared reason")]
+    reasons: Annotated[list[Reason], doc("why it waits, most important first")]
 
 
 class RunningEntry(QueueEntry, frozen=True, kw_only=True):
-    """One that a worker has."""
+    """An attempt that a worker executes."""
 
     schema_name: ClassVar[str] = "UnderWay"
 
     worker_id: str
-    reasons: Annotated[list[Reason], doc("that it was not begun yet, or is being stopped; mostly nothing")]
+    reasons: Annotated[list[Reason], doc("set while it has not started yet or is being stopped; usually empty")]
 
 
 class SharedReason(ResponseSchema, frozen=True, kw_only=True):
-    """So many wait for the same."""
+    """A reason that several entries wait for."""
 
-    id: Annotated[str, doc("its code, and behind a colon what else those have in common")]
+    id: Annotated[str, doc("its code, and after a colon what else the entries have in common")]
     code: str
     text: str
-    about: Annotated[str, doc("the job or the worker that has to be looked at; empty: none in particular")]
+    about: Annotated[str, doc("the job or the worker to look at; empty: none in particular")]
     count: int
 
 
 class Queue(ResponseSchema, frozen=True, kw_only=True):
-    """What waits, in the order in which it is claimed; then what waits for people, for a time and for other jobs."""
+    """Waiting entries in the order of claims, then those that wait for people, for a time and for other jobs."""
 
     waiting: list[WaitingEntry]
     next: str | None
-    count: Annotated[int, doc("how many wait, as the filters want it, on all pages")]
-    reasons: Annotated[list[SharedReason], doc("what all wait for, whatever `reason` says; first what needs somebody")]
-    running: Annotated[list[RunningEntry], doc("what workers have, the oldest first")]
+    count: Annotated[int, doc("how many waiting entries match the filters, on all pages")]
+    reasons: Annotated[
+        list[SharedReason], doc("all shared reasons, without the filter `reason`; those that need a person first")
+    ]
+    running: Annotated[list[RunningEntry], doc("running attempts, oldest first")]
     running_count: int
-    is_whole: Annotated[bool, doc("whether all was looked at; of what is very long only the beginning is")]
+    is_whole: Annotated[bool, doc("false if the queue is so long that only its beginning was read")]

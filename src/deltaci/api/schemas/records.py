@@ -1,7 +1,7 @@
-"""What `/api/v1` answers, as types.
+"""Response types of `/api/v1` for runs, jobs, attempts, templates, workers, keys, secrets and the tenant.
 
-Every record carries both `state`, for whoever looks for a mistake, and `status`, for whoever asks "is it done?".
-`docs/openapi.json` is drawn from here.
+Every record has both a fine-grained `state`, for debugging, and a coarse `status`, which answers "is it done?".
+`docs/openapi.json` is generated from these types.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
+from msgspec import field
 
 from deltaci.api.schemas.inputs import GateInput, InputRule, PlanInput, Quotas, RetryInput, Scope
 from deltaci.protocol.messages import Timestamp, doc
@@ -17,35 +18,35 @@ MAX_EMBEDDED_JOBS: Final = 1000
 
 
 class ResponseSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """What is answered. A later version may add fields; clients ignore those that they do not know."""
+    """Base of response types. A later version may add fields; clients ignore unknown ones."""
 
 
 class ApiProblem(ResponseSchema, frozen=True, kw_only=True):
-    """Why a request was refused, as RFC 9457 has it. Nothing was changed by it."""
+    """Why a request was refused, in the format of RFC 9457. The request changed nothing."""
 
-    type: Annotated[str, doc("a name for the kind of problem")]
-    title: Annotated[str, doc("what the code means")]
+    type: Annotated[str, doc("a URI that identifies the kind of problem")]
+    title: Annotated[str, doc("the meaning of the code")]
     status: Annotated[int, doc("the HTTP status")]
-    code: Annotated[str, doc("a stable word")]
+    code: Annotated[str, doc("a stable error code")]
     message: Annotated[str, doc("what was found and what was expected")]
     hint: Annotated[str, doc("what to do")]
-    request_id: Annotated[str, doc("names this request in the server's log")]
-    detail: Annotated[str, doc("the message again, under the name that RFC 9457 has for it")]
+    request_id: Annotated[str, doc("the id of this request in the server's log")]
+    detail: Annotated[str, doc("the same as `message`, under the name that RFC 9457 gives it")]
 
 
 class JobCounts(ResponseSchema, frozen=True, kw_only=True):
-    """The run's jobs, counted."""
+    """How many jobs of the run are in which situation."""
 
     schema_name: ClassVar[str] = "Tally"
 
-    open: Annotated[int, doc("not over")]
-    active: Annotated[int, doc("going on by themselves")]
-    waiting: Annotated[int, doc("waiting for a person")]
-    lost: Annotated[int, doc("that keep the run from succeeding")]
+    open: Annotated[int, doc("not finished")]
+    active: Annotated[int, doc("in progress without a person")]
+    waiting: Annotated[int, doc("waiting for an approval")]
+    lost: Annotated[int, doc("ended in a way that prevents the run from succeeding")]
 
 
 class Failure(ResponseSchema, frozen=True, kw_only=True):
-    """Why an attempt failed, and by which rule it was or was not worth another one."""
+    """Why an attempt failed, and which failure rule decided whether to retry."""
 
     code: str
     failure_class: str
@@ -56,7 +57,7 @@ class Failure(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Approval(ResponseSchema, frozen=True, kw_only=True):
-    """One person's yes."""
+    """One approval by one person."""
 
     person: str
     at: Timestamp
@@ -64,7 +65,7 @@ class Approval(ResponseSchema, frozen=True, kw_only=True):
 
 
 class ApprovalGate(ResponseSchema, frozen=True, kw_only=True):
-    """Who must say yes, and who did."""
+    """Who must approve, and who has approved."""
 
     schema_name: ClassVar[str] = "Gate"
 
@@ -76,7 +77,7 @@ class ApprovalGate(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Attempt(ResponseSchema, frozen=True, kw_only=True):
-    """One execution of a job. `status` is the queue's word for it."""
+    """One execution of a job. `status` is the status of document 004."""
 
     id: str
     index: int
@@ -86,17 +87,17 @@ class Attempt(ResponseSchema, frozen=True, kw_only=True):
     claims: int
     lost_leases: int
     worker_id: str
-    lease: Annotated[int, doc("the number of its last lease; 0: it never had one")]
+    lease: Annotated[int, doc("the number of its last lease; 0: none yet")]
     created_at: Timestamp
     started_at: Timestamp | None
     updated_at: Timestamp
     times_out_at: Timestamp | None
-    run_at: Annotated[Timestamp | None, doc("not claimed before then")]
+    run_at: Annotated[Timestamp | None, doc("not claimed before this time")]
     cancel_by: Timestamp | None
     cancel_reason: str
     error: Failure | None
-    progress: Annotated[Any, doc("what its runner said last of how far it is")]
-    report: Annotated[Any, doc("steps, tests, timings, cost, artifacts, as its runner told them")]
+    progress: Annotated[Any, doc("the progress that its runner reported last")]
+    report: Annotated[Any, doc("steps, tests, timings, cost and artifacts, as its runner reported them")]
 
 
 class Job(ResponseSchema, frozen=True, kw_only=True):
@@ -115,18 +116,18 @@ class Job(ResponseSchema, frozen=True, kw_only=True):
     group: str
     runs_on: list[str]
     allow_failure: bool
-    attempts: Annotated[int, doc("how many were claimed")]
+    attempts: Annotated[int, doc("how many attempts were claimed")]
     max_attempts: int
-    next_run_at: Annotated[Timestamp | None, doc("when it is tried again")]
+    next_run_at: Annotated[Timestamp | None, doc("when the next attempt is due")]
     worker_id: str
     created_at: Timestamp
     started_at: Timestamp | None
     completed_at: Timestamp | None
-    is_reclaimed: Annotated[bool, doc("whether a worker lost it and another one has it since")]
+    is_reclaimed: Annotated[bool, doc("whether a worker lost its lease and another one claimed it since")]
     last_error: Failure | None
     approval: ApprovalGate | None
-    tries: Annotated[list[Attempt], doc("its attempts, the first one first")]
-    family: Annotated[str, doc("jobs of one matrix share it; empty: it is of none")] = ""
+    tries: Annotated[list[Attempt], doc("its attempts, oldest first")]
+    family: Annotated[str, doc("the name that all jobs of a matrix share; empty: no matrix")] = ""
 
 
 class Run(ResponseSchema, frozen=True, kw_only=True):
@@ -137,7 +138,7 @@ class Run(ResponseSchema, frozen=True, kw_only=True):
     state: str
     status: str
     rev: int
-    conclusion: Annotated[str, doc("SUCCESS, FAILED, CANCELED or TIMEOUT, once it is over")]
+    conclusion: Annotated[str, doc("SUCCESS, FAILED, CANCELED or TIMEOUT, once the run has ended")]
     reason: str
     project: str
     branch: str
@@ -148,13 +149,13 @@ class Run(ResponseSchema, frozen=True, kw_only=True):
     template: str
     template_version: int
     inputs: dict[str, str]
-    event: Annotated[str, doc("what happened in the repository; empty: it was not planned from one")]
+    event: Annotated[str, doc("the event in the repository that triggered it; empty: none")]
     file: Annotated[str, doc("the pipeline file")]
     ref: str
-    number: Annotated[int, doc("of the pull request; 0: it is none")]
-    change: Annotated[str, doc("the change that it was made for")]
+    number: Annotated[int, doc("the number of the pull request; 0: none")]
+    change: Annotated[str, doc("the id of the change that triggered it")]
     is_fork: bool
-    workstream: Annotated[str, doc("its name, of a run that is one; the id is the run's")] = ""
+    workstream: Annotated[str, doc("the name of the workstream, if the run is one; its id is the run's id")] = ""
     plan_hash: str
     started_by: str
     rerun_of: str
@@ -169,15 +170,15 @@ class Run(ResponseSchema, frozen=True, kw_only=True):
 class RunWithJobs(Run, frozen=True, kw_only=True):
     """A run with its jobs and their attempts."""
 
-    jobs: Annotated[list[Job], doc(f"in the order of the plan; at most {MAX_EMBEDDED_JOBS}, the others page by page")]
+    jobs: Annotated[list[Job], doc(f"in the order of the plan; at most {MAX_EMBEDDED_JOBS}, use `listJobs` for more")]
     job_count: int
 
 
 class RunPage(ResponseSchema, frozen=True, kw_only=True):
-    """Runs, the newest first."""
+    """Runs, newest first."""
 
     runs: list[Run]
-    next: Annotated[str | None, doc("the cursor of the next page; a page may be short, even empty, before the last")]
+    next: Annotated[str | None, doc("the cursor of the next page; any page may be short, even empty")]
 
 
 class JobPage(ResponseSchema, frozen=True, kw_only=True):
@@ -188,13 +189,13 @@ class JobPage(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Attempts(ResponseSchema, frozen=True, kw_only=True):
-    """The attempts of a job, the first one first."""
+    """The attempts of a job, oldest first."""
 
     attempts: list[Attempt]
 
 
 class PlannedJob(ResponseSchema, frozen=True, kw_only=True):
-    """A job as it was planned."""
+    """A job of the plan."""
 
     name: str
     kind: str
@@ -211,7 +212,7 @@ class PlannedJob(ResponseSchema, frozen=True, kw_only=True):
 
 
 class JobChoice(ResponseSchema, frozen=True, kw_only=True):
-    """Why a job of a pipeline file is part of a run, or is not."""
+    """Why a job of a pipeline file is or is not part of a run."""
 
     schema_name: ClassVar[str] = "Choice"
 
@@ -220,36 +221,36 @@ class JobChoice(ResponseSchema, frozen=True, kw_only=True):
     is_kept: bool
     code: str
     reason: str
-    path: Annotated[str, doc("the changed file that decided, if one did")]
+    path: Annotated[str, doc("the changed file that decided, if any")]
 
 
 class Plan(ResponseSchema, frozen=True, kw_only=True):
-    """What the run does; it does not change once the run exists."""
+    """The plan of a run; it never changes."""
 
     plan_hash: str
     jobs: list[PlannedJob]
     fail_fast: bool
     timeout_seconds: int
-    file: Annotated[str, doc("the pipeline file that it was made from; empty: it was not made from one")] = ""
-    compared_with: Annotated[str, doc("the commit that changed paths are taken against; empty: not known")] = ""
-    unknown_because: Annotated[str, doc("why it is not known what changed, so that everything runs")] = ""
-    group: Annotated[str, doc("of all runs with the same one, one goes on at a time")] = ""
-    choices: Annotated[list[JobChoice], doc("every job of the file, kept or left out, with the reason")] = []
-    problems: Annotated[list[str], doc("why there is no plan: each with file, line and column")] = []
+    file: Annotated[str, doc("the pipeline file that it was compiled from; empty: none")] = ""
+    compared_with: Annotated[str, doc("the commit that changed paths are compared with; empty: unknown")] = ""
+    unknown_because: Annotated[str, doc("why the changed paths are unknown, so that every job runs")] = ""
+    group: Annotated[str, doc("of all runs with the same group, one executes at a time")] = ""
+    choices: Annotated[list[JobChoice], doc("every job of the file, selected or not, with the reason")] = []
+    problems: Annotated[list[str], doc("why there is no plan: errors with file, line and column")] = []
 
 
 class DecisionResult(ResponseSchema, frozen=True, kw_only=True):
-    """What an approval or a rejection came to."""
+    """The outcome of an approval or a rejection."""
 
     schema_name: ClassVar[str] = "Decided"
 
     run: Run
-    jobs: Annotated[list[str], doc("the approvals that this request decided, or had decided before")]
-    still_waiting: Annotated[list[str], doc("those of them that wait for more people")]
+    jobs: Annotated[list[str], doc("the approval jobs that this request, or an earlier one, decided")]
+    still_waiting: Annotated[list[str], doc("those of them that need more approvals")]
 
 
 class Event(ResponseSchema, frozen=True, kw_only=True, rename={"from_": "from"}):
-    """One accepted transition."""
+    """One transition of a record."""
 
     seq: int
     at: str
@@ -268,14 +269,14 @@ class Event(ResponseSchema, frozen=True, kw_only=True, rename={"from_": "from"})
 
 
 class EventPage(ResponseSchema, frozen=True, kw_only=True):
-    """Events in the order of the log."""
+    """Events in log order."""
 
     events: list[Event]
-    last: Annotated[int, doc("ask for what comes after this")]
+    last: Annotated[int, doc("the value of `after` for the next page")]
 
 
 class RunArtifact(ResponseSchema, frozen=True, kw_only=True):
-    """A file that an attempt left behind."""
+    """A file that an attempt uploaded."""
 
     job: str
     attempt: int
@@ -284,19 +285,19 @@ class RunArtifact(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Artifacts(ResponseSchema, frozen=True, kw_only=True):
-    """Files that were left behind."""
+    """Files that attempts uploaded."""
 
     artifacts: list[RunArtifact]
 
 
 class Outputs(ResponseSchema, frozen=True, kw_only=True):
-    """What the jobs gave as their results, by name."""
+    """The outputs of the jobs, by job name."""
 
     outputs: dict[str, Any]
 
 
 class JobCost(ResponseSchema, frozen=True, kw_only=True):
-    """What one attempt used."""
+    """The resources that one attempt used."""
 
     job: str
     attempt: int
@@ -304,34 +305,34 @@ class JobCost(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Costs(ResponseSchema, frozen=True, kw_only=True):
-    """What a run used: of each attempt, and the sum of every number."""
+    """The resources that a run used, by attempt, and the sum of every number."""
 
     attempts: list[JobCost]
     total: dict[str, float]
 
 
 class Reason(ResponseSchema, frozen=True, kw_only=True):
-    """One sentence, with what it rests on."""
+    """One sentence of an explanation, with the record and event that it is based on."""
 
     schema_name: ClassVar[str] = "Because"
 
     code: str
     text: str
-    about: Annotated[str, doc("the run, job, attempt or worker that it is about")]
+    about: Annotated[str, doc("the id of the run, job, attempt or worker that it is about")]
     at: Timestamp | None
-    seq: Annotated[int | None, doc("the event that it rests on")]
+    seq: Annotated[int | None, doc("the event that it is based on")]
 
 
 class Explanation(ResponseSchema, frozen=True, kw_only=True):
-    """Why something is as it is."""
+    """Why a run, job or attempt is in its state."""
 
     id: str
     entity: str
     state: str
     status: str
-    summary: Annotated[str, doc("the answer in one sentence")]
-    waiting: Annotated[list[Reason], doc("why it does not go on now; empty when it does, or is over")]
-    history: Annotated[list[Reason], doc("what led here, in order of time")]
+    summary: Annotated[str, doc("the explanation in one sentence")]
+    waiting: Annotated[list[Reason], doc("why it makes no progress now; empty when it does, or has ended")]
+    history: Annotated[list[Reason], doc("what led to this state, in order of time")]
 
 
 class Template(ResponseSchema, frozen=True, kw_only=True):
@@ -352,52 +353,54 @@ class TemplateSummary(ResponseSchema, frozen=True, kw_only=True):
     schema_name: ClassVar[str] = "TemplateLine"
 
     name: str
-    version: Annotated[int, doc("the newest")]
+    version: Annotated[int, doc("the newest version")]
     description: str
     created_at: Timestamp
     created_by: str
 
 
 class TemplatePage(ResponseSchema, frozen=True, kw_only=True):
-    """Templates by name, or the versions of one, the oldest first."""
+    """Templates by name, or the versions of one template, oldest first."""
 
     templates: list[TemplateSummary]
     next: str | None
 
 
 class Worker(ResponseSchema, frozen=True, kw_only=True):
-    """A runner, as the fleet sees it."""
+    """A registered runner."""
 
-    id: Annotated[str, doc("of this life of it: its name, in a later life `NAME/2` and so on")]
-    name: Annotated[str, doc("what it is called in all of its lives")]
+    id: Annotated[str, doc("the id of this incarnation: its name, or `NAME/2` and so on for later ones")]
+    name: Annotated[str, doc("the name of all its incarnations")]
     state: str
-    status: Annotated[str, doc("the same in the words of document 003")]
-    condition: Annotated[
-        str, doc("how it is, in one word: ready, busy, drained, quarantined, silent, leaving, starting or gone")
-    ]
+    status: Annotated[str, doc("the status of document 003")]
+    condition: Annotated[str, doc("ready, busy, drained, quarantined, silent, leaving, starting or gone")]
     rev: int
     labels: list[str]
     slots: int
-    tasks: Annotated[list[str], doc("the attempts that it holds")]
-    hold: Annotated[str, doc("why it takes nothing new: `DRAINED` or `QUARANTINED`; empty: it does")]
+    tasks: Annotated[list[str], doc("the attempts that it executes")]
+    hold: Annotated[str, doc("why it gets no new jobs: `DRAINED` or `QUARANTINED`; empty: it does")]
     hold_reason: str
-    held_at: Timestamp | None
-    troubles: Annotated[int, doc("jobs in a row that it lost by its infrastructure")]
-    shutdown_reason: Annotated[str, doc("why it goes, or went; empty also for one that was silent for too long")]
-    seen_at: Annotated[Timestamp, doc("when it was heard last, give or take a health check; at least when it came in")]
+    hold_started_at: Timestamp | None = field(name="held_at")
+    infra_failures: Annotated[int, doc("consecutive jobs that failed because of its infrastructure")] = field(
+        name="troubles"
+    )
+    shutdown_reason: Annotated[str, doc("why it shuts down; empty also for one that stopped sending heartbeats")]
+    last_seen_at: Annotated[
+        Timestamp, doc("when it was last heard, to the precision of a health check, or when it registered")
+    ] = field(name="seen_at")
     created_at: Timestamp
     updated_at: Timestamp
 
 
 class WorkerPage(ResponseSchema, frozen=True, kw_only=True):
-    """Workers, the newest first."""
+    """Workers, newest first."""
 
     workers: list[Worker]
     next: str | None
 
 
 class WorkerToken(ResponseSchema, frozen=True, kw_only=True):
-    """A token with which a runner comes in, once."""
+    """A token that registers a runner, valid once."""
 
     name: str
     token: Annotated[str, doc("a secret; shown once")]
@@ -420,9 +423,9 @@ class Key(ResponseSchema, frozen=True, kw_only=True):
 
 
 class NewKey(Key, frozen=True, kw_only=True):
-    """A key that was just made."""
+    """A new API key with its secret."""
 
-    token: Annotated[str, doc("what to send as `Authorization: Bearer …`: a secret; shown once, kept only as a hash")]
+    token: Annotated[str, doc("for `Authorization: Bearer …`: a secret; shown once, stored only as a hash")]
 
 
 class KeyPage(ResponseSchema, frozen=True, kw_only=True):
@@ -433,25 +436,25 @@ class KeyPage(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Secret(ResponseSchema, frozen=True, kw_only=True):
-    """A secret, without its value. The narrowest one that fits a job's run is the one that the job gets."""
+    """A secret without its value. A job gets the one with the narrowest scope that matches its run."""
 
     name: str
-    project: Annotated[str, doc("empty: for all jobs of the tenant")]
-    branch: Annotated[str, doc("the pattern of branches that it is for; empty: for all of the project")]
-    version: Annotated[int, doc("how often it was set")]
-    set_at: Annotated[Timestamp | None, doc("when it was set last")]
-    set_by: Annotated[str, doc("who did")]
+    project: Annotated[str, doc("the project that it is restricted to; empty: none")]
+    branch: Annotated[str, doc("the branch pattern that it is restricted to; empty: all branches of the project")]
+    version: Annotated[int, doc("how many times it was set")]
+    set_at: Annotated[Timestamp | None, doc("when it was last set")]
+    set_by: Annotated[str, doc("who set it last")]
 
 
 class SecretPage(ResponseSchema, frozen=True, kw_only=True):
-    """Secrets by name, the widest scope first."""
+    """Secrets by name, widest scope first."""
 
     secrets: list[Secret]
     next: str | None
 
 
 class Me(ResponseSchema, frozen=True, kw_only=True):
-    """Who asks, as the server sees it."""
+    """The identity and permissions of the caller."""
 
     tenant: str
     person: str
@@ -463,7 +466,7 @@ class Me(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Usage(ResponseSchema, frozen=True, kw_only=True):
-    """What a tenant uses now."""
+    """The current usage of a tenant."""
 
     running_jobs: int
     queued_runs: int
@@ -471,7 +474,7 @@ class Usage(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Tenant(ResponseSchema, frozen=True, kw_only=True):
-    """A tenant: what it may use and what it uses."""
+    """A tenant with its quotas and its usage."""
 
     name: str
     quotas: Quotas

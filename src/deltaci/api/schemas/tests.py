@@ -1,8 +1,10 @@
-"""What `/api/v1` is asked and answers about the tests of a run."""
+"""Query and response types of `/api/v1` for the tests of a run."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
+
+from msgspec import field
 
 from deltaci.api.schemas.failures import FlakyTest
 from deltaci.api.schemas.inputs import DEFAULT_PAGE, Cursor, JobName, Limit, LineText, RequestSchema
@@ -14,24 +16,24 @@ EarlierOutcome = Literal["failed", "not_failed", "unknown"]
 
 
 class RunTestQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which tests; all that is given must hold."""
+    """Filters of tests; a test must match all of them."""
 
-    q: Annotated[LineText, doc("with this text in its name or its message, in upper or lower case")] = ""
+    q: Annotated[LineText, doc("only tests with this text in the name or message, ignoring case")] = ""
     outcome: Annotated[
         Literal["failed", "flaky", "skipped", "passed"] | None,
-        doc("that ended so; those with errors failed, and flaky ones fail now and then, however they ended"),
+        doc("only with this outcome; `failed` includes errors, `flaky` is independent of the outcome"),
     ] = None
-    job: Annotated[JobName | None, doc("of this job")] = None
+    job: Annotated[JobName | None, doc("only of this job")] = None
     order: Annotated[
         Literal["worst", "slowest", "name"],
-        doc("failed, flaky, skipped and passed ones, of each the slowest first; or all by time; or by name"),
+        doc("`worst`: failed, flaky, skipped, then passed, each slowest first; or by duration; or by name"),
     ] = "worst"
-    limit: Annotated[Limit, doc("how many at most")] = DEFAULT_PAGE
-    cursor: Annotated[Cursor, doc("`next` of the page before")] = ""
+    limit: Annotated[Limit, doc("page size")] = DEFAULT_PAGE
+    cursor: Annotated[Cursor, doc("`next` of the previous page")] = ""
 
 
 class ReportedTests(ResponseSchema, frozen=True, kw_only=True):
-    """What the test reports of a job's last attempt say together."""
+    """Totals of the test reports of a job's last attempt."""
 
     job: str
     attempt: int
@@ -40,10 +42,10 @@ class ReportedTests(ResponseSchema, frozen=True, kw_only=True):
     failed: int
     errors: int
     skipped: int
-    flaky: Annotated[int, doc("those that failed and then passed in this attempt")]
+    flaky: Annotated[int, doc("tests that failed and then passed in this attempt")]
     seconds: float
-    is_whole: Annotated[bool, doc("whether each test is known; if not, only the first ones that failed are")]
-    troubles: Annotated[list[str], doc("why not")]
+    is_whole: Annotated[bool, doc("whether every test is listed; otherwise only the first failed ones are")]
+    problems: Annotated[list[str], doc("why not")] = field(name="troubles")
 
 
 class RunTest(ResponseSchema, frozen=True, kw_only=True):
@@ -53,16 +55,16 @@ class RunTest(ResponseSchema, frozen=True, kw_only=True):
     attempt: int
     name: str
     outcome: TestOutcome
-    seconds: Annotated[float | None, doc("how long it took, if that is known")]
+    seconds: Annotated[float | None, doc("its duration, if known")]
     message: str
-    output: Annotated[str, doc("the first of what it said, of one that failed; as the job wrote it")]
-    is_flaky: Annotated[bool, doc("whether it failed and then passed here, or is known to do so")]
-    flake: Annotated[FlakyTest | None, doc("what is known of it from other attempts on the same commit")]
-    history: Annotated[list[EarlierOutcome], doc("how it went in each of `earlier`, as far as their jobs reported it")]
+    output: Annotated[str, doc("the beginning of its output if it failed, as the job wrote it")]
+    is_flaky: Annotated[bool, doc("whether it failed and then passed in this attempt, or is known to be flaky")]
+    flake: Annotated[FlakyTest | None, doc("earlier observations that it is flaky")]
+    history: Annotated[list[EarlierOutcome], doc("its outcome in each of the `earlier` runs, as far as reported")]
 
 
 class EarlierRun(ResponseSchema, frozen=True, kw_only=True):
-    """A run before this one, of the same project and branch, or of the same template."""
+    """An earlier run of the same project and branch, or of the same template."""
 
     id: str
     title: str
@@ -72,11 +74,11 @@ class EarlierRun(ResponseSchema, frozen=True, kw_only=True):
 
 
 class RunTests(ResponseSchema, frozen=True, kw_only=True):
-    """The tests of a run. Of each job the last attempt counts that told of any."""
+    """The tests of a run. For each job the last attempt with test reports counts."""
 
     jobs: list[ReportedTests]
-    found: Annotated[int, doc("how many fit what was asked for")]
-    counts: Annotated[dict[str, int], doc("how many there are of each that can be asked for as `outcome`")]
+    match_count: Annotated[int, doc("how many tests match the filters")] = field(name="found")
+    counts: Annotated[dict[str, int], doc("the number of tests for each value of `outcome`")]
     tests: list[RunTest]
-    earlier: Annotated[list[EarlierRun], doc("the newest first")]
+    earlier: Annotated[list[EarlierRun], doc("newest first")]
     next: Annotated[str | None, doc("the cursor of the next page")]

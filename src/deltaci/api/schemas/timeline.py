@@ -1,4 +1,4 @@
-"""What `/api/v1` answers about when a run did what, as types."""
+"""Response types of `/api/v1` for the timeline of a run."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from deltaci.protocol.messages import Timestamp, doc
 
 
 class Phase(ResponseSchema, frozen=True, kw_only=True):
-    """What a job did for a while."""
+    """A period in which a job was in one phase."""
 
     phase: Annotated[str, doc("queued, starting, running, uploading, stopping, approval or backoff")]
-    attempt: Annotated[int, doc("0: it is the job's own")]
+    attempt: Annotated[int, doc("the index of the attempt; 0: a phase of the job itself")]
     start: Timestamp
-    end: Annotated[Timestamp | None, doc("absent while it goes on")]
+    end: Annotated[Timestamp | None, doc("absent while it lasts")]
 
 
 class JobTimes(ResponseSchema, frozen=True, kw_only=True):
-    """A job's phases, in order of time."""
+    """The phases of a job, in order of time."""
 
     job: str
-    phases: Annotated[list[Phase], doc("none: it had no turn")]
+    phases: Annotated[list[Phase], doc("empty: it never became ready")]
 
 
 class Timeline(ResponseSchema, frozen=True, kw_only=True):
-    """When a run did what."""
+    """The timeline of a run."""
 
     run_id: str
     start: Timestamp
-    until: Annotated[Timestamp, doc("when something was heard of it last")]
-    is_over: Annotated[bool, doc("whether nothing goes on any more")]
+    until: Annotated[Timestamp, doc("the time of its last event")]
+    is_over: Annotated[bool, doc("whether the run has ended")]
     jobs: Annotated[list[JobTimes], doc("in the order of the plan")]
     critical: Annotated[
-        list[str], doc("the jobs that its length comes from, the first one first; empty until all are over")
+        list[str], doc("the critical path: the jobs that determine the duration, in order; empty until all have ended")
     ]

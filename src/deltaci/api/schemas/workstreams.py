@@ -1,10 +1,10 @@
-"""Workstreams and merge queues, as `/api/v1` takes and answers them."""
+"""Request and response types of `/api/v1` for workstreams and merge queues."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from deltaci.api.schemas.inputs import LineText, PageQuery, RequestSchema
 from deltaci.api.schemas.records import Failure, ResponseSchema
@@ -15,58 +15,62 @@ WORKSTREAM_STATES: Final = ("planned", "ready", "executing", "validating", "comp
 
 
 class WorkstreamInput(RequestSchema, frozen=True, kw_only=True):
-    """A workstream to be started: the text of its file, or the same as an object. Exactly one of them."""
+    """Start a workstream from exactly one of the text of its file, or the same as an object."""
 
     file: Annotated[
         Annotated[str, Meta(max_length=MAX_FILE_CHARS)] | None,
-        doc("the file as it was written, YAML; problems name its lines; see docs/workstreams.md"),
+        doc("the text of the file, YAML; errors refer to its lines; see docs/workstreams.md"),
     ] = None
-    spec: Annotated[dict[str, Any] | None, doc("the same as an object; problems name the path to a value")] = None
-    name: Annotated[LineText, doc("what the file is called, for problems")] = ""
-    project: Annotated[LineText, doc("the project to work on, in place of what the file says")] = ""
-    base: Annotated[LineText, doc("the branch to begin at and merge to, in place of what the file says")] = ""
+    spec: Annotated[
+        dict[str, Any] | None, doc("the content of the file as an object; errors refer to the path of a value")
+    ] = None
+    name: Annotated[LineText, doc("the name of the file in error messages")] = ""
+    project: Annotated[LineText, doc("overrides the project of the file")] = ""
+    base: Annotated[LineText, doc("overrides the base branch of the file")] = ""
 
 
 class WorkstreamQuery(PageQuery, frozen=True, kw_only=True):
-    """Which workstreams; all that is given must hold."""
+    """Filters of workstreams; a workstream must match all of them."""
 
-    state: Annotated[Literal[WORKSTREAM_STATES] | None, doc("in this state")] = None  # type: ignore[valid-type]
-    project: Annotated[LineText | None, doc("of this project")] = None
-    person: Annotated[LineText | None, doc("started by this person")] = None
-    progress: Annotated[bool, doc("say of each how far it is, too")] = False
+    state: Annotated[Literal[WORKSTREAM_STATES] | None, doc("only in this state")] = None  # type: ignore[valid-type]
+    project: Annotated[LineText | None, doc("only of this project")] = None
+    person: Annotated[LineText | None, doc("only started by this person")] = None
+    progress: Annotated[bool, doc("include the progress of each workstream")] = False
 
 
 class MergeQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which merge queues."""
+    """Filters of merge queues."""
 
-    project: Annotated[LineText | None, doc("of this project; absent: of all")] = None
+    project: Annotated[LineText | None, doc("only of this project")] = None
 
 
 class FailedRule(ResponseSchema, frozen=True, kw_only=True):
-    """A rule that did not hold."""
+    """A validation rule that did not hold."""
 
-    rule: Annotated[str, doc("its name, or what it says")]
-    found: str
-    wanted: str
+    rule: Annotated[str, doc("its name, or its condition as text")]
+    actual: str = field(name="found")
+    expected: str = field(name="wanted")
 
 
 class WorkstreamProgress(ResponseSchema, frozen=True, kw_only=True):
-    """How far a workstream is, in a few words."""
+    """A summary of a workstream's progress."""
 
-    tasks: Annotated[int, doc("how many it has")]
-    counts: Annotated[dict[str, int], doc("how many of them are in each state; empty: it is not planned yet")]
-    under_way: Annotated[list[str], doc("the first tasks that a worker has, or whose rules are looked at")]
-    waiting: Annotated[list[str], doc("the first tasks that wait for a worker, or to be tried again")]
-    position: Annotated[int, doc("in the merge queue, from 1 on; 0: it is not in it")]
-    doing: Annotated[str, doc("what is done with its batch: building, testing, waiting or landing; empty: nothing")]
-    waits_for: Annotated[str, doc("what keeps it waiting in the merge queue, if that is more than others")]
-    failed_task: Annotated[str, doc("the task that failed, a critical one if there is one")]
-    failed_rule: Annotated[FailedRule | None, doc("the first rule that did not hold, of that task or of the whole")]
-    problem: Annotated[str, doc("why that task failed, or why it was not merged")]
+    tasks: Annotated[int, doc("number of tasks")]
+    counts: Annotated[dict[str, int], doc("number of tasks in each state; empty: not planned yet")]
+    under_way: Annotated[list[str], doc("the first tasks that are running or validating")]
+    waiting: Annotated[list[str], doc("the first tasks that wait for a worker or a retry")]
+    position: Annotated[int, doc("position in the merge queue, from 1; 0: not in it")]
+    doing: Annotated[str, doc("the state of its batch: building, testing, waiting or landing; empty: none")]
+    waits_for: Annotated[str, doc("what it waits for in the merge queue, other than earlier entries")]
+    failed_task: Annotated[str, doc("a failed task, a critical one if any")]
+    failed_rule: Annotated[
+        FailedRule | None, doc("the first rule that did not hold, of that task or of the workstream")
+    ]
+    problem: Annotated[str, doc("why that task failed, or why the workstream was not merged")]
 
 
 class WorkstreamSummary(ResponseSchema, frozen=True, kw_only=True):
-    """A workstream in a list. It is a run, too: all that is said of runs holds under its id."""
+    """A workstream in a list. Its id is also the id of its run."""
 
     schema_name: ClassVar[str] = "WorkstreamLine"
 
@@ -74,146 +78,152 @@ class WorkstreamSummary(ResponseSchema, frozen=True, kw_only=True):
     name: str
     title: str
     project: str
-    base: Annotated[str, doc("the branch that it is merged to; empty: not known yet")]
+    base: Annotated[str, doc("the branch that it is merged to; empty: unknown yet")]
     state: Annotated[str, doc("planned, ready, executing, validating, completed, failed or cancelled")]
     run_state: Annotated[str, doc("the state of its run")]
     status: Annotated[str, doc("the coarse status of its run")]
     reason: Annotated[str, doc("why it failed or was cancelled")]
     created_by: str
     created_at: Timestamp
-    started_at: Annotated[Timestamp | None, doc("when its first task did")]
-    ended_at: Annotated[Timestamp | None, doc("when its outcome stood, or was reported")]
-    seconds: Annotated[float | None, doc("how long it took, or has taken so far, since its first task started")]
-    progress: Annotated[WorkstreamProgress | None, doc("how far it is; absent in a list that was not asked for it")]
+    started_at: Annotated[Timestamp | None, doc("the start of its first task")]
+    ended_at: Annotated[Timestamp | None, doc("when its outcome was final, or was reported")]
+    seconds: Annotated[float | None, doc("duration since its first task started")]
+    progress: Annotated[WorkstreamProgress | None, doc("a summary of its progress; absent unless requested")]
 
 
 class TaskCommits(ResponseSchema, frozen=True, kw_only=True):
-    """What a task added to the branch."""
+    """The commits that a task added to the branch."""
 
     schema_name: ClassVar[str] = "Added"
 
     attempt_id: str
-    is_changed: Annotated[bool, doc("whether it changed anything")]
-    start: Annotated[str, doc("the commit that it began with")]
-    head: Annotated[str, doc("the commit that it ended with")]
-    tip: Annotated[str, doc("the commit of the branch, once it was joined")]
+    is_changed: Annotated[bool, doc("whether there are any")]
+    start: Annotated[str, doc("the commit that the task began with")]
+    head: Annotated[str, doc("the commit that the task ended with")]
+    tip: Annotated[str, doc("the tip of the branch after they were integrated")]
 
 
 class WorkstreamTask(ResponseSchema, frozen=True, kw_only=True):
-    """A task of a workstream; it is a job of its run, too."""
+    """A task of a workstream, which is also a job of its run."""
 
     name: str
-    stage: Annotated[int, doc("from 1 on: what it needs is in earlier ones")]
+    stage: Annotated[int, doc("from 1; the tasks that it needs are in earlier stages")]
     needs: list[str]
-    waits_for: Annotated[list[str], doc("those of them that are not over")]
+    waits_for: Annotated[list[str], doc("those of them that have not ended")]
     is_critical: bool
     worktree: Annotated[str, doc("`shared` or `own`")]
     state: Annotated[
         str,
         doc("pending, queued, running, validating, retrying, completed, failed or cancelled; empty: not planned yet"),
     ]
-    job_state: Annotated[str, doc("the state of its job; empty: there is none yet")]
+    job_state: Annotated[str, doc("the state of its job; empty: none yet")]
     reason: Annotated[str, doc("why it failed or was cancelled")]
-    attempts: Annotated[int, doc("how many were claimed")]
+    attempts: Annotated[int, doc("how many attempts were claimed")]
     max_attempts: int
-    next_run_at: Annotated[Timestamp | None, doc("when it is tried again")]
-    worker_id: Annotated[str, doc("who has it, or had it last")]
+    next_run_at: Annotated[Timestamp | None, doc("when it is retried")]
+    worker_id: Annotated[str, doc("the worker of the last attempt")]
     started_at: Timestamp | None
     completed_at: Timestamp | None
-    seconds: Annotated[float | None, doc("how long it took, or has taken so far")]
+    seconds: Annotated[float | None, doc("duration")]
     last_error: Failure | None
-    failed_rules: Annotated[list[FailedRule], doc("what did not hold after its last attempt")]
-    place: Annotated[str, doc("where the tree is in which it ran last, as its runner said; empty: it is not there")]
-    added: Annotated[TaskCommits | None, doc("what it added to the branch; absent: nothing yet")]
+    failed_rules: Annotated[list[FailedRule], doc("rules that did not hold after its last attempt")]
+    worktree_path: Annotated[str, doc("path of the worktree of its last attempt on the runner; empty: deleted")] = (
+        field(name="place")
+    )
+    added: Annotated[TaskCommits | None, doc("the commits that it added to the branch; absent: none yet")]
 
 
 class WorkstreamMerge(ResponseSchema, frozen=True, kw_only=True):
-    """How far its merge is."""
+    """The progress of a workstream's merge."""
 
-    method: Annotated[str, doc("merge, squash or fast-forward; `none`: it is not merged, and its branch is kept")]
-    position: Annotated[int, doc("in the merge queue, from 1 on; 0: it is not in it")]
-    ahead: Annotated[int, doc("how many are before it")]
-    doing: Annotated[str, doc("what is done with its batch: building, testing, waiting or landing; empty: nothing")]
-    run_id: Annotated[str, doc("the run that tests it now, alone or with others; empty: none")]
-    waits_for: Annotated[str, doc("what keeps it waiting, if that is more than others")]
-    tested_with: Annotated[list[str], doc("the workstreams that are tested together with it")]
-    commit: Annotated[str, doc("the commit by which the base has it; empty: it has not")]
+    method: Annotated[str, doc("merge, squash or fast-forward; `none`: not merged, its branch is kept")]
+    position: Annotated[int, doc("position in the merge queue, from 1; 0: not in it")]
+    ahead: Annotated[int, doc("number of entries ahead of it")]
+    doing: Annotated[str, doc("the state of its batch: building, testing, waiting or landing; empty: none")]
+    run_id: Annotated[str, doc("the run that tests it now, alone or in a batch; empty: none")]
+    waits_for: Annotated[str, doc("what it waits for, other than earlier entries")]
+    tested_with: Annotated[list[str], doc("the workstreams that are tested with it")]
+    commit: Annotated[str, doc("the commit that merged it to the base; empty: not merged")]
     problem: Annotated[str, doc("why it was not merged")]
-    failed_rules: Annotated[list[FailedRule], doc("what did not hold of the whole")]
+    failed_rules: Annotated[list[FailedRule], doc("rules of the workstream that did not hold")]
 
 
 class Workstream(WorkstreamSummary, frozen=True, kw_only=True):
     """A workstream with its tasks."""
 
-    derived_state: Annotated[str, doc("what follows from its tasks alone, as document 003 derives it")]
-    base_commit: Annotated[str, doc("where its branch began")]
+    derived_state: Annotated[str, doc("the state that document 003 derives from the tasks alone")]
+    base_commit: Annotated[str, doc("the commit that its branch began with")]
     branch: Annotated[str, doc("its own branch")]
-    tip: Annotated[str, doc("where its branch is")]
-    place: Annotated[str, doc("where its worktree is, as the last runner said; empty: it has none, or not any more")]
-    stages: Annotated[list[list[str]], doc("the tasks by levels: what a task needs is in an earlier one")]
+    tip: Annotated[str, doc("the tip of its branch")]
+    worktree_path: Annotated[str, doc("path of its worktree on the last runner; empty: none, or deleted")] = field(
+        name="place"
+    )
+    stages: Annotated[list[list[str]], doc("the tasks by stage: the tasks that a task needs are in earlier stages")]
     tasks: Annotated[list[WorkstreamTask], doc("in the order of the file")]
-    counts: Annotated[dict[str, int], doc("how many tasks are in each state")]
+    counts: Annotated[dict[str, int], doc("number of tasks in each state")]
     merge: WorkstreamMerge
 
 
 class WorkstreamPage(ResponseSchema, frozen=True, kw_only=True):
-    """Workstreams, the newest first."""
+    """Workstreams, newest first."""
 
     workstreams: list[WorkstreamSummary]
-    next: Annotated[str | None, doc("the cursor of the next page; a page may be short, even empty, before the last")]
+    next: Annotated[str | None, doc("the cursor of the next page; any page may be short, even empty")]
 
 
 class QueuedMerge(ResponseSchema, frozen=True, kw_only=True):
     """A workstream in a merge queue."""
 
     id: str
-    position: Annotated[int, doc("from 1 on")]
+    position: Annotated[int, doc("from 1")]
     title: str
-    method: Annotated[str, doc("merge, squash or fast-forward; `none`: it is only tested")]
-    head: Annotated[str, doc("the commit that is to be merged")]
-    batch: Annotated[int, doc("the number of the batch that it is in; 0: none yet")]
+    method: Annotated[str, doc("merge, squash or fast-forward; `none`: only tested")]
+    head: Annotated[str, doc("the commit to merge")]
+    batch: Annotated[int, doc("the number of its batch; 0: none yet")]
     since: Timestamp
-    problem: Annotated[str, doc("what keeps it waiting, if that is more than others")]
-    not_before: Annotated[Timestamp | None, doc("when it is tried again")]
+    problem: Annotated[str, doc("what it waits for, other than earlier entries")]
+    not_before: Annotated[Timestamp | None, doc("when it is retried")]
 
 
 class MergeBatch(ResponseSchema, frozen=True, kw_only=True):
-    """Workstreams that are tested together: the base gets exactly the tree that was tested, or nothing."""
+    """Workstreams that are tested together. The base gets exactly the tested tree, or nothing."""
 
     number: int
     method: str
-    members: Annotated[list[str], doc("their ids, in the order in which they are merged")]
-    doing: Annotated[str, doc("building, testing, waiting for those before it, or landing")]
-    run_id: Annotated[str, doc("the run that tests it; empty: there is none, or not yet")]
-    base_commit: Annotated[str, doc("what they are merged onto")]
-    commit: Annotated[str, doc("what is tested, and what the base gets if it is good")]
-    is_good: Annotated[bool | None, doc("what its test said; absent: nothing yet")]
-    problem: Annotated[str, doc("what went wrong around it; that ejects nobody")]
-    not_before: Annotated[Timestamp | None, doc("when it is tried again")]
+    members: Annotated[list[str], doc("their ids, in merge order")]
+    doing: Annotated[str, doc("building, testing, waiting for earlier batches, or landing")]
+    run_id: Annotated[str, doc("the run that tests it; empty: none, or none yet")]
+    base_commit: Annotated[str, doc("the commit that they are merged onto")]
+    commit: Annotated[str, doc("the tested commit, which becomes the tip of the base if the test passes")]
+    is_good: Annotated[bool | None, doc("whether its test passed; absent: no result yet")]
+    problem: Annotated[str, doc("an error that is not caused by its members and removes none of them")]
+    not_before: Annotated[Timestamp | None, doc("when it is retried")]
 
 
 class MergeSplit(ResponseSchema, frozen=True, kw_only=True):
-    """A batch that was bad: it was split into two halves, which are never tested together again."""
+    """A failed batch that was split into two halves, which are never tested together again."""
 
-    number: Annotated[int, doc("the number that the batch had")]
+    number: Annotated[int, doc("the number of the batch")]
     first: Annotated[list[str], doc("the workstreams of its first half")]
-    second: Annotated[list[str], doc("those of its second half")]
-    problem: Annotated[str, doc("what its test said")]
+    second: Annotated[list[str], doc("the workstreams of its second half")]
+    problem: Annotated[str, doc("why its test failed")]
 
 
 class MergeQueue(ResponseSchema, frozen=True, kw_only=True):
-    """What waits to be merged to one branch of one project."""
+    """The workstreams that wait to be merged to one branch of one project."""
 
     project: str
     base: str
-    entries: Annotated[list[QueuedMerge], doc("in the order in which they are merged")]
-    batches: Annotated[list[MergeBatch], doc("what is under way")]
-    splits: Annotated[list[MergeSplit], doc("how bad batches were split, the oldest first; until all of them are out")]
-    problem: Annotated[str, doc("what keeps all of it waiting")]
-    not_before: Annotated[Timestamp | None, doc("when that is tried again")]
+    entries: Annotated[list[QueuedMerge], doc("in merge order")]
+    batches: Annotated[list[MergeBatch], doc("batches in progress")]
+    splits: Annotated[
+        list[MergeSplit], doc("splits of failed batches, oldest first, while any of their members is in the queue")
+    ]
+    problem: Annotated[str, doc("an error that blocks the whole queue")]
+    not_before: Annotated[Timestamp | None, doc("when it is retried")]
 
 
 class MergeQueues(ResponseSchema, frozen=True, kw_only=True):
-    """All merge queues that something waits in, by project and branch."""
+    """All merge queues that are not empty, by project and branch."""
 
     queues: list[MergeQueue]

@@ -68,7 +68,7 @@ def show_command(
         return
     rows = Rows("RULE", "OF", "CLASS", "RETRIED", "~FITS")
     for rule in found.rules:
-        rows.add(rule.name, rule.of, rule.failure_class, "yes" if rule.is_retryable else "no", fits(rule))
+        rows.add(rule.name, rule.source, rule.failure_class, "yes" if rule.is_retryable else "no", fits(rule))
     rows.print("no rules")
     if found.version:
         print(f"\nthe tenant's own are version {found.version}, set {ago(found.set_at)} by {safe(found.set_by)}")
@@ -109,7 +109,7 @@ def set_command(
     if session.is_json:
         session.print_json(done)
     else:
-        own = sum(1 for rule in done.rules if rule.of == "tenant")
+        own = sum(1 for rule in done.rules if rule.source == "tenant")
         print(f"set version {done.version}: {own} rule{'' if own == 1 else 's'}")
 
 
@@ -132,7 +132,7 @@ def try_command(
     """
     tenants = list(rules_in(rules)) if rules is not None else None
     known = session.client.failure_rules().rules
-    asked = [each for each in known if tenants is None or each.of != "tenant"]
+    asked = [each for each in known if tenants is None or each.source != "tenant"]
     table = [*(tenants or ()), *map(_rule, asked)]
     tail = _tail(log)
     facts = Facts(exit_code=exit_code, signal=signal, error_code=error_code, log_tail=tail)

@@ -48,7 +48,7 @@ def list_command(
     for each in found:
         busy = f"{len(each.tasks)}/{each.slots}"
         name = each.id if gone else each.name
-        rows.add(name, _state(each), busy, ", ".join(each.labels), since(each.seen_at), _why(each))
+        rows.add(name, _state(each), busy, ", ".join(each.labels), since(each.last_seen_at), _why(each))
     rows.print("none was shut down" if gone else "no workers; 'deltaci workers token NAME' lets one in")
 
 
@@ -80,7 +80,7 @@ def _print(session: Session, found: api.Worker) -> None:
         session.print_json(found)
         return
     lives = "" if found.id == found.name else f"{found.id}: it was gone before, and came back"
-    held = f"{found.hold.lower()} {ago(found.held_at)}" if found.hold and found.held_at else ""
+    held = f"{found.hold.lower()} {ago(found.hold_started_at)}" if found.hold and found.hold_started_at else ""
     show(
         facts(
             (
@@ -92,8 +92,8 @@ def _print(session: Session, found: api.Worker) -> None:
                 ("labels", ", ".join(found.labels)),
                 ("slots", found.slots),
                 ("holds", ", ".join(found.tasks) or Text("nothing", style="dim")),
-                ("troubles", f"{found.troubles} in a row by its infrastructure" if found.troubles else ""),
-                ("seen", ago(found.seen_at)),
+                ("troubles", f"{found.infra_failures} in a row by its infrastructure" if found.infra_failures else ""),
+                ("seen", ago(found.last_seen_at)),
                 ("since", ago(found.created_at)),
                 ("changed", ago(found.updated_at)),
             )

@@ -27,7 +27,7 @@ class Stay:
         call = self._call
         try:
             who = await call.again()
-            who.check(call.route.needs)
+            who.check(call.route.required_scope)
         except Refused:
             return True
         self.look_at = self._clock() + self._seconds()

@@ -44,7 +44,7 @@ async def set_rules(call: Call) -> api_failures.FailureRules:
 def _shown(rules: Iterable[FailureRule], of: api_failures.RuleSource) -> list[api_failures.FailureRule]:
     return [
         api_failures.FailureRule(
-            of=of,
+            source=of,
             name=each.name,
             failure_class=each.failure_class,
             is_retryable=each.is_retryable,

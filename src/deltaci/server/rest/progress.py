@@ -83,7 +83,7 @@ def verdicts(last: Sequence[Attempt]) -> list[RuleResult]:
 def rules(verdicts: Iterable[RuleResult]) -> list[wire.FailedRule]:
     """Those that did not hold."""
     return [
-        wire.FailedRule(rule=each.rule, found=each.actual, wanted=each.expected)
+        wire.FailedRule(rule=each.rule, actual=each.actual, expected=each.expected)
         for each in verdicts
         if not each.is_passed
     ]

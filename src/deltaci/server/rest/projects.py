@@ -71,7 +71,7 @@ async def list_projects(call: Call) -> wire.ProjectPage:
     )
 
 
-async def tell_pushes(call: Call) -> wire.AcceptedChanges:
+async def report_push(call: Call) -> wire.AcceptedChanges:
     """Every ref is a change of its own."""
     asked: wire.PushInput = call.body
     project, changes = await project_of(call), call.parts.repositories.changes
@@ -109,5 +109,5 @@ HANDLERS: Final[dict[str, Handler]] = {
     "saveProject": save_project,
     "readProject": read_project,
     "removeProject": remove_project,
-    "tellPushes": tell_pushes,
+    "reportPush": report_push,
 }

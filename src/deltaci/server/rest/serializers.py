@@ -219,10 +219,10 @@ def worker(record: Worker, seen_at: int, *, is_missed: bool) -> api.Worker:
         tasks=list(record.tasks),
         hold=record.hold,
         hold_reason=record.hold_reason,
-        held_at=maybe(record.held_at),
-        troubles=record.infra_failures,
+        hold_started_at=maybe(record.held_at),
+        infra_failures=record.infra_failures,
         shutdown_reason=record.shutdown_reason,
-        seen_at=moment(seen_at),
+        last_seen_at=moment(seen_at),
         created_at=moment(record.created_at),
         updated_at=moment(record.updated_at),
     )

@@ -91,7 +91,7 @@ async def read_tests(call: Call) -> RunTests:
             counts[group] += 1
     return RunTests(
         jobs=totals,
-        found=len(fitting),
+        match_count=len(fitting),
         counts=counts,
         tests=[_shown(each, earlier, past) for each in page],
         earlier=[
@@ -159,7 +159,7 @@ def _totals(job: str, attempt: Attempt, reported: Reported) -> ReportedTests:
         flaky=told.get("flaky", 0),
         seconds=told.get("seconds", 0.0),
         is_whole=not reported.troubles and len(reported.cases) == total,
-        troubles=list(reported.troubles),
+        problems=list(reported.troubles),
     )
 
 

@@ -216,9 +216,9 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
         base_commit=record.base_commit,
         branch=record.branch,
         tip=record.tip,
-        place=""
+        worktree_path=""
         if may_discard_workspace(family.run)
-        else record.place or next((each.place for each in tasks if each.place), ""),
+        else record.place or next((each.worktree_path for each in tasks if each.worktree_path), ""),
         stages=[list(names) for names in stages],
         tasks=tasks,
         counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
@@ -264,7 +264,7 @@ def _task(
         seconds=_seconds(found.started_at, found.completed_at, now),
         last_error=failure(found.last_error),
         failed_rules=rules([*verdicts(last), *stream.verdicts.get(task.name, ())]),
-        place="" if may_discard_workspace(family.run) else str(report(last).get("place", "")),
+        worktree_path="" if may_discard_workspace(family.run) else str(report(last).get("place", "")),
     )
 
 

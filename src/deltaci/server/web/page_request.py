@@ -20,7 +20,7 @@ from deltaci.server.rest.http.request import Parts
 from deltaci.server.runner_api.app import Request, Send
 from deltaci.server.web.markup import Markup
 
-NEEDS: Final[Mapping[str, RequiredScope]] = {route.id: route.needs for route in ROUTES}
+NEEDS: Final[Mapping[str, RequiredScope]] = {route.id: route.required_scope for route in ROUTES}
 
 T = TypeVar("T")
 

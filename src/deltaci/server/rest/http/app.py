@@ -109,7 +109,7 @@ def _tree() -> _Node:
 
 _TREE: Final = _tree()
 _ROUTES: Final = {route.id: route for route in ROUTES}
-_NAMES: Final = {route.id: route.names for route in ROUTES}
+_NAMES: Final = {route.id: route.path_parameters for route in ROUTES}
 _DECODERS: Final = {route.id: wire.decoder(route.body) for route in ROUTES if route.body is not None}
 
 
@@ -174,7 +174,7 @@ class ApiApp:
 
         `once` is the idempotency key, where there is one."""
         route = _ROUTES[id]
-        who.check(route.needs)
+        who.check(route.required_scope)
         call = Call(
             route=route,
             who=who,
@@ -193,7 +193,7 @@ class ApiApp:
         route, open = _route(request)
         who = await self._caller(request)
         await self._parts.tenants.admit(who.tenant)
-        who.check(route.needs)
+        who.check(route.required_scope)
         call = Call(
             route=route,
             who=who,

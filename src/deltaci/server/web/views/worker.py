@@ -66,7 +66,7 @@ async def shown(visit: Visit) -> Answer:
                     *actions(visit, worker, back="", is_whole=True),
                     under=[
                         span(badge(worker.condition), id="worker-state", role="status"),
-                        span("seen ", when(worker.seen_at)) if worker.condition != core.GONE else None,
+                        span("seen ", when(worker.last_seen_at)) if worker.condition != core.GONE else None,
                         span("here since ", when(worker.created_at)),
                     ],
                 ),
@@ -122,16 +122,16 @@ def _now(worker: Worker, running: Mapping[str, RunningEntry]) -> Markup:
 
 def _facts(worker: Worker) -> Markup:
     is_gone = worker.condition == core.GONE
-    held = join([badge(worker.hold), " since ", when(worker.held_at)]) if worker.hold else "nothing"
+    held = join([badge(worker.hold), " since ", when(worker.hold_started_at)]) if worker.hold else "nothing"
     facts: list[tuple[str, Child]] = [
         ("State", join([code(worker.state), " · in document 003 ", code(worker.status)])),
         ("Slots", f"{len(worker.tasks)} of {worker.slots} taken"),
         ("Labels", labels_of(worker.labels) or "none"),
         ("Held back by", held),
         ("Reason", worker.hold_reason and words_of(worker.hold_reason)),
-        ("Troubles", f"{worker.troubles} in a row by its infrastructure" if worker.troubles else "none"),
+        ("Troubles", f"{worker.infra_failures} in a row by its infrastructure" if worker.infra_failures else "none"),
         ("Went" if is_gone else "Goes", why_gone(worker) if is_gone else worker.shutdown_reason),
-        ("Last heard", when(worker.seen_at)),
+        ("Last heard", when(worker.last_seen_at)),
         ("Came in", when(worker.created_at)),
         ("Changed", when(worker.updated_at)),
         ("Life", code(worker.id)),

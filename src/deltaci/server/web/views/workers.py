@@ -176,7 +176,7 @@ def _line(visit: Visit, worker: Worker, running: Mapping[str, RunningEntry]) -> 
         _tasks(worker, running),
         _slots(worker),
         labels_of(worker.labels),
-        when(worker.seen_at),
+        when(worker.last_seen_at),
         div(*actions(visit, worker, back="list"), class_="actions compact"),
     ]
 
@@ -219,16 +219,16 @@ def _in_003(worker: Worker) -> Markup | None:
 
 
 def _held(worker: Worker) -> Markup | None:
-    troubles = f"{worker.troubles} {'trouble' if worker.troubles == 1 else 'troubles'} in a row"
+    troubles = f"{worker.infra_failures} {'trouble' if worker.infra_failures == 1 else 'troubles'} in a row"
     why = worker.shutdown_reason or worker.hold_reason
     said: list[Child] = []
     if worker.hold and worker.condition != worker.hold.lower():
         said.append(span(worker.hold.lower()))
     if why:
         said.append(span(f"“{words_of(why)}”", class_="why"))
-    if worker.held_at:
-        said.append(span("since ", when(worker.held_at)))
-    if worker.troubles:
+    if worker.hold_started_at:
+        said.append(span("since ", when(worker.hold_started_at)))
+    if worker.infra_failures:
         said.append(span(troubles, class_="bad-ink"))
     return div(*said, class_="held-line quiet") if said else None
 

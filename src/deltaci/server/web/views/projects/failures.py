@@ -47,7 +47,7 @@ async def listed(visit: Visit) -> Answer:
 def _line(at: int, rule: FailureRule) -> list[Child]:
     return [
         [span(f"{at}. ", class_="quiet number"), span(rule.name)],
-        span(WHOSE[rule.of], class_="number"),
+        span(WHOSE[rule.source], class_="number"),
         rule.failure_class,
         "yes" if rule.is_retryable else "no",
         ul(*(li(each) for each in _conditions(rule)), class_="line-list"),

@@ -77,7 +77,7 @@ async def shown(visit: Visit) -> Answer:
             found.next,
             first="first",
             more="next",
-            says=f"{found.found:,} {'fits' if found.found == 1 else 'fit'}",
+            says=f"{found.match_count:,} {'fits' if found.match_count == 1 else 'fit'}",
         ),
         _by_job(run.id, found.jobs) if len(found.jobs) > 1 else None,
         _missing(run.id, found.jobs),
@@ -226,7 +226,7 @@ def _missing(run_id: str, jobs: Sequence[ReportedTests]) -> Child:
     if not partly:
         return None
     lines = [
-        li(strong(each.job), ": ", "; ".join(each.troubles) or "the reports do not have as many tests as were counted")
+        li(strong(each.job), ": ", "; ".join(each.problems) or "the reports do not have as many tests as were counted")
         for each in partly[:MAX_TROUBLES]
     ]
     return card(

@@ -194,7 +194,7 @@ def _failed(far: WorkstreamProgress) -> Markup:
     broken = far.failed_rule
     if broken is None:
         return span(task, far.problem or "failed", class_="clipped")
-    return span(task, f"{broken.rule}: found {broken.found or 'nothing'}, wanted {broken.wanted}", class_="clipped")
+    return span(task, f"{broken.rule}: found {broken.actual or 'nothing'}, wanted {broken.expected}", class_="clipped")
 
 
 # -- all of one state

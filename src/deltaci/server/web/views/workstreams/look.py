@@ -52,9 +52,9 @@ def rule(broken: FailedRule) -> Markup:
         strong(broken.rule),
         dl(
             dt("found"),
-            dd(broken.found or "nothing"),
+            dd(broken.actual or "nothing"),
             dt("wanted"),
-            dd(broken.wanted or "that it holds"),
+            dd(broken.expected or "that it holds"),
             class_="facts",
         ),
         class_="rule",

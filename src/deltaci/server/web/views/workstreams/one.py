@@ -212,7 +212,9 @@ def _note(task: WorkstreamTask) -> Child:
         div(error.message or error.line or error.code, class_="bad-ink said-of")
         if error is not None and not task.failed_rules
         else None,
-        div("its tree: ", code(task.place), class_="quiet") if task.place and task.worktree == "own" else None,
+        div("its tree: ", code(task.worktree_path), class_="quiet")
+        if task.worktree_path and task.worktree == "own"
+        else None,
     ]
     return [each for each in said if each is not None] or ""
 
@@ -268,7 +270,7 @@ def _branch(stream: Workstream) -> Markup:
         ("its branch", code(stream.branch) if stream.branch else "not made yet"),
         ("where it is", commit(stream.tip) if stream.tip else "–"),
         ("base", [code(stream.base), " at ", commit(stream.base_commit)] if stream.base_commit else stream.base or "–"),
-        ("worktree", code(stream.place) if stream.place else "none, or not any more"),
+        ("worktree", code(stream.worktree_path) if stream.worktree_path else "none, or not any more"),
     ]
     return card("Branch", dl(*(join([dt(name), dd(value)]) for name, value in facts), class_="facts"))
 
