@@ -1,4 +1,4 @@
-"""The examples of docs/explain.md, made by the real thing. `python -m tests.audit.explain_page` writes them anew."""
+"""Generate the examples and tables of docs/explain.md: `python -m tests.audit.explain_page`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TABLE = re.compile(r"(<!-- codes: (\w+) -->\n).*?(\n\n|\Z)", re.DOTALL)
 
 
 def label() -> Explanation:
-    """Nobody can run the job that everybody waits for."""
+    """No worker can run the job that the others wait for."""
     lab = Lab().plan(task("build"), task("test", "build", queue_key="gpu,linux"), task("deploy", "test"))
     for id, labels in (("atlas", ("linux",)), ("boreas", ("linux", "arm")), ("ceres", ("windows",))):
         lab.register(id, labels=labels)
@@ -34,16 +34,16 @@ def label() -> Explanation:
 
 
 def approval() -> Explanation:
-    """Two people must agree, and one has."""
-    rule = Gate(role="release", approvers=2, not_by_starter=True)
-    lab = Lab().plan(gate("ship", approval_seconds=86_400, gate=rule), task("deploy", "ship"), started_by="bob")
+    """Two people must approve, and one has."""
+    settings = Gate(role="release", approvers=2, not_by_starter=True)
+    lab = Lab().plan(gate("ship", approval_seconds=86_400, gate=settings), task("deploy", "ship"), started_by="bob")
     approve = job.Approve(id="r1/ship", actor="user:ada", roles=("release",), comment="the numbers look good")
     lab.after(600).do(approve)
     return why(lab.after(60), lab.run())
 
 
 def retry() -> Explanation:
-    """The network failed; the job is tried again."""
+    """The network failed, and the job is retried."""
     lab = Lab().plan(task("build", max_attempts=3))
     lab.register("atlas")
     lease = lab.after(1).claim(lab.attempt("build"), by="atlas")
@@ -54,18 +54,18 @@ def retry() -> Explanation:
 
 
 def blocked() -> Explanation:
-    """A test failed, and what comes after it could not start."""
+    """A test failed, and the jobs that need it could not start."""
     lab = Lab().plan(task("lint", is_required=False), task("test"), task("package", "test"), task("deploy", "package"))
     lab.register("atlas", places=2)
     lint, test = lab.claim(lab.attempt("lint"), by="atlas"), lab.claim(lab.attempt("test"), by="atlas")
     lab.after(9).complete(lint, ok=False)
-    failed = Facts(failed_tests=("test_login",), message="1 of 812 tests failed: test_login")
-    lab.after(80).complete(test, ok=False, facts=failed)
+    facts = Facts(failed_tests=("test_login",), message="1 of 812 tests failed: test_login")
+    lab.after(80).complete(test, ok=False, facts=facts)
     return why(lab, lab.run())
 
 
 def lost() -> Explanation:
-    """A worker was lost, and another one has to wait until it has surely ended."""
+    """A worker was lost, and the job waits until that worker must have stopped."""
     lab = Lab().plan(task("build"))
     lab.register("atlas")
     lab.register("boreas")
@@ -75,7 +75,7 @@ def lost() -> Explanation:
 
 
 def forced() -> Explanation:
-    """A run was cancelled, and a runner did not stop."""
+    """A run was cancelled, and a worker did not stop."""
     lab = Lab().plan(task("build"), task("test", "build"))
     lab.register("atlas")
     lab.say(attempt.Start, lab.claim(lab.attempt("build"), by="atlas"))
@@ -85,33 +85,33 @@ def forced() -> Explanation:
 
 
 EXAMPLES: Mapping[str, Callable[[], Explanation]] = {
-    made.__name__: made for made in (label, approval, retry, lost, blocked, forced)
+    build.__name__: build for build in (label, approval, retry, lost, blocked, forced)
 }
 TABLES = {"waits": WAITS, "ends": ENDED, "steps": STEPS}
 
 
 def example(name: str) -> str:
-    """What a person sees who asks, on a terminal of this width."""
+    """Return the command and its output on a terminal of WIDTH columns."""
     explanation = EXAMPLES[name]()
-    shown = [
+    lines = [
         textwrap.fill(line, WIDTH, subsequent_indent="  " if line[:1] == "-" else "")
         for line in format_lines(explanation)
     ]
-    return "\n".join([f"$ deltaci explain {explanation.id}", *shown])
+    return "\n".join([f"$ deltaci explain {explanation.id}", *lines])
 
 
 def table(name: str) -> str:
-    """The codes of one kind with their meanings."""
+    """Return the Markdown table of the codes of one kind."""
     return "\n".join(
         ["| code | meaning |", "|---|---|", *(f"| `{code}` | {text} |" for code, text in TABLES[name].items())]
     )
 
 
-def drawn(page: str) -> str:
-    """The page with its examples and tables as they are now."""
-    page = _EXAMPLE.sub(lambda found: f"{found[1]}{example(found[2])}{found[3]}", page)
-    return _TABLE.sub(lambda found: f"{found[1]}{table(found[2])}{found[3]}", page)
+def generate(page: str) -> str:
+    """Return the page with current examples and tables."""
+    page = _EXAMPLE.sub(lambda match: f"{match[1]}{example(match[2])}{match[3]}", page)
+    return _TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(drawn(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(generate(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Explanations of what is in the lab, with what a server would know around it."""
+"""Explain the records of a lab, with the tenant state that a server would pass."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from tests.lab import Lab
 
 
 class Archive:
-    """The records and events of a lab, by the run that they belong to: as a store would find them."""
+    """The records and events of a lab, grouped by run as a store returns them."""
 
     def __init__(self, lab: Lab) -> None:
         self.now = lab.now
         self.records = {id: record for id, record in lab.world.records.items() if record is not None}
-        self.workers = tuple(each for each in self.records.values() if isinstance(each, Worker))
+        self.workers = tuple(record for record in self.records.values() if isinstance(record, Worker))
         self.jobs: dict[str, list[Job]] = {}
         self.attempts: dict[str, list[Attempt]] = {}
-        for each in self.records.values():
-            if isinstance(each, Job):
-                self.jobs.setdefault(each.run_id, []).append(each)
-            elif isinstance(each, Attempt) and each.run_id:
-                self.attempts.setdefault(each.run_id, []).append(each)
+        for record in self.records.values():
+            if isinstance(record, Job):
+                self.jobs.setdefault(record.run_id, []).append(record)
+            elif isinstance(record, Attempt) and record.run_id:
+                self.attempts.setdefault(record.run_id, []).append(record)
         self.events: dict[str, list[Event]] = {}
         for event in lab.log:
             self.events.setdefault(event.run_id or event.entity_id, []).append(event)
 
-    def why(self, record: Record, **around: Any) -> Explanation:
-        """The explanation of one record."""
-        surroundings = TenantState(now=self.now, workers=self.workers, **around)
+    def why(self, record: Record, **tenant: Any) -> Explanation:
+        """Return the explanation of one record. `tenant` has fields of the tenant state."""
+        tenant_state = TenantState(now=self.now, workers=self.workers, **tenant)
         events = self.events.get(record.run_id or record.id, [])
-        owner = self.records.get(record.run_id)
+        run = self.records.get(record.run_id)
         jobs, attempts = self.jobs.get(record.run_id, []), self.attempts.get(record.run_id, [])
         if isinstance(record, Run):
-            return explain_run(record, jobs, attempts, events, surroundings)
+            return explain_run(record, jobs, attempts, events, tenant_state)
         if isinstance(record, Job):
-            assert isinstance(owner, Run)
-            return explain_job(record, owner, jobs, attempts, events, surroundings)
+            assert isinstance(run, Run)
+            return explain_job(record, run, jobs, attempts, events, tenant_state)
         assert isinstance(record, Attempt)
-        assert owner is None or isinstance(owner, Run)
-        return explain_attempt(record, owner, jobs, attempts, events, surroundings)
+        assert run is None or isinstance(run, Run)
+        return explain_attempt(record, run, jobs, attempts, events, tenant_state)
 
 
-def why(lab: Lab, record: Record, **around: Any) -> Explanation:
-    """The explanation of one record of the lab, as it is now."""
-    return Archive(lab).why(record, **around)
+def why(lab: Lab, record: Record, **tenant: Any) -> Explanation:
+    """Return the explanation of one record of the lab in its current state."""
+    return Archive(lab).why(record, **tenant)

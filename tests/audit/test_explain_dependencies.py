@@ -1,4 +1,4 @@
-"""Why, where jobs are tied to others: by an order, by a family, by a group, by what they are retried on."""
+"""Explanations of jobs with `after`, families, groups and `retry_on`."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from tests.audit.test_explain_waits import only
 from tests.lab import Lab, task
 
 
-def test_a_job_that_only_comes_after_another_waits_for_its_end() -> None:
-    """Whether or not it may still succeed."""
+def test_a_job_that_comes_after_another_waits_for_its_end() -> None:
+    """It is followed to the root like a need."""
     lab = Lab().plan(task("build"), task("test", "build"), task("mop", after=("build", "test")), task("last", "mop"))
     lab.register("w1")
     lab.say(attempt.Start, lab.claim(lab.attempt("build")))
 
-    told = only(why(lab, lab.job("last")), "waiting_for_jobs")
+    reason = only(why(lab, lab.job("last")), "waiting_for_jobs")
 
-    assert told.text.startswith("Job last waits for mop, which waits for build, which has been running on worker w1")
-    assert told.about == "r1/build"
+    assert reason.text.startswith("Job last waits for mop, which waits for build, which has been running on worker w1")
+    assert reason.about == "r1/build"
 
 
-def test_what_is_over_keeps_nobody_who_only_comes_after_it() -> None:
-    """It failed, and that is enough."""
+def test_a_failed_job_does_not_keep_jobs_that_come_after_it() -> None:
+    """They wait for its end, not for its success."""
     lab = Lab().plan(task("a"), task("b"), task("mop", after=("a", "b")))
     lab.register("w1")
     lab.work("a", ok=False)
     lease = lab.claim(lab.attempt("b"))
     lab.say(attempt.Start, lease)
 
-    told = only(why(lab, lab.job("mop")), "waiting_for_jobs")
+    reason = only(why(lab, lab.job("mop")), "waiting_for_jobs")
 
-    assert told.text.startswith("Job mop waits for b, which has been running")
+    assert reason.text.startswith("Job mop waits for b, which has been running")
     lab.complete(lease)
     assert "was queued after the jobs before it had ended." in "\n".join(format_lines(why(lab, lab.job("mop"))))
 
 
-def test_who_waits_for_a_group_is_told_who_has_it() -> None:
-    """In whatever run that is."""
+def test_a_wait_for_a_group_names_the_job_that_holds_it() -> None:
+    """The holder may belong to another run."""
     lab = Lab().plan(task("deploy", group="prod"), task("other", group="prod"))
     lab.register("w1", places=2)
     lab.plan(task("deploy", group="prod"), id="r2")
@@ -52,22 +52,22 @@ def test_who_waits_for_a_group_is_told_who_has_it() -> None:
     assert far.text.startswith("Job deploy waits for group prod, which job deploy of run r2 holds.")
     assert far.about == "r2/deploy"
     assert same.text.startswith("Job other waits for group prod, which job deploy holds.")
-    assert [each.code for each in free.waiting] == ["waiting_for_worker"]
+    assert [reason.code for reason in free.waiting] == ["waiting_for_worker"]
 
 
-def test_that_no_worker_fits_is_told_beside_the_group() -> None:
-    """It does not pass by itself."""
+def test_a_missing_worker_is_explained_beside_the_group() -> None:
+    """It needs action even when the group becomes free."""
     lab = Lab().plan(task("deploy", group="prod", queue_key="gpu"))
 
-    told = why(lab, lab.job("deploy"), groups={"prod": "r2/deploy.1"})
+    explanation = why(lab, lab.job("deploy"), groups={"prod": "r2/deploy.1"})
 
-    assert [each.code for each in told.waiting] == ["waiting_for_group", "no_worker"]
+    assert [reason.code for reason in explanation.waiting] == ["waiting_for_group", "no_worker"]
 
 
-def test_what_ended_with_its_family_says_whose_failure_that_was() -> None:
-    """One that waited, and one that a runner has to stop."""
-    kin = {"family": "os", "is_family_fail_fast": True}
-    lab = Lab().plan(task("linux", **kin), task("mac", **kin), task("win", **kin), task("doc"))
+def test_a_job_stopped_with_its_family_names_the_failed_job() -> None:
+    """For a waiting job and for one that a worker has to stop."""
+    family = {"family": "os", "is_family_fail_fast": True}
+    lab = Lab().plan(task("linux", **family), task("mac", **family), task("win", **family), task("doc"))
     running = lab.claim(lab.attempt("mac"), by="w2")
     lab.work("linux", ok=False)
 
@@ -80,11 +80,11 @@ def test_what_ended_with_its_family_says_whose_failure_that_was() -> None:
     assert because in why(lab, lab.attempt("mac")).summary
 
 
-def test_a_failure_that_the_job_does_not_retry_says_so() -> None:
-    """Attempts remain, and nobody should wonder."""
+def test_a_failure_class_that_the_job_does_not_retry_is_named() -> None:
+    """Attempts remain, so the reader would wonder."""
     lab = Lab().plan(task("a", max_attempts=3, retry_on=("FLAKY", "TOOLING")))
     lab.fail(lab.claim(lab.attempt("a")))
 
-    told = "\n".join(format_lines(why(lab, lab.job("a"))))
+    text = "\n".join(format_lines(why(lab, lab.job("a"))))
 
-    assert "The job is retried only on FLAKY and TOOLING, so attempt 1 of 3 was the last one." in told
+    assert "The job is retried only on FLAKY and TOOLING, so attempt 1 of 3 was the last one." in text

@@ -1,4 +1,4 @@
-"""What waits, of many runs at once: in which order, with whom together, and in how few words; and how workers are."""
+"""Explanations of all waits of a tenant: order, groups and sentences; and the conditions of workers."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from tests.audit.explanations import Archive
 from tests.lab import Lab, gate, task
 
 
-def waits(lab: Lab, **around: Any) -> list[Wait]:
-    """All that waits in the lab, in order."""
-    known = Archive(lab)
-    jobs = [each for some in known.jobs.values() for each in some]
-    tries = [each for some in known.attempts.values() for each in some]
-    surroundings = TenantState(now=lab.now, workers=known.workers, **around)
-    story = ExplainContext(None, jobs, tries, (), surroundings, is_brief=True)
-    found = [*(queue.attempt_wait(story, each) for each in tries), *(queue.job_wait(story, each) for each in jobs)]
-    return sorted((each for each in found if each is not None), key=lambda each: each.sort_key)
+def waits(lab: Lab, **tenant: Any) -> list[Wait]:
+    """Return all waits of the lab, sorted."""
+    archive = Archive(lab)
+    jobs = [job for run_jobs in archive.jobs.values() for job in run_jobs]
+    attempts = [attempt for run_attempts in archive.attempts.values() for attempt in run_attempts]
+    tenant_state = TenantState(now=lab.now, workers=archive.workers, **tenant)
+    context = ExplainContext(None, jobs, attempts, (), tenant_state, is_brief=True)
+    found = [
+        *(queue.attempt_wait(context, attempt) for attempt in attempts),
+        *(queue.job_wait(context, job) for job in jobs),
+    ]
+    return sorted((wait for wait in found if wait is not None), key=lambda wait: wait.sort_key)
 
 
-def told(found: list[Wait]) -> list[tuple[str, str]]:
-    """Who waits, and for what."""
-    return [(each.record.id, each.reasons[0].text) for each in found]
+def first_reasons(waits: list[Wait]) -> list[tuple[str, str]]:
+    """Return the id and the first reason of each."""
+    return [(wait.record.id, wait.reasons[0].text) for wait in waits]
 
 
-def test_all_stand_in_the_order_of_claims_and_those_behind_others_last() -> None:
-    """The most important first; what people decide before what only waits for other jobs."""
+def test_waits_are_sorted_by_claim_order_with_dependent_jobs_last() -> None:
+    """By priority; jobs that wait for people come before jobs that wait for jobs."""
     lab = Lab().plan(task("build", priority=1), gate("ask"), task("ship", "build", "ask"), task("first", priority=9))
 
-    assert told(waits(lab)) == [
+    assert first_reasons(waits(lab)) == [
         ("r1/first.1", "Waits for a worker: no worker is registered."),
         ("r1/build.1", "Waits for a worker: no worker is registered."),
         ("r1/ask", "Waits for approval by a person. There is no deadline."),
@@ -44,63 +47,63 @@ def test_all_stand_in_the_order_of_claims_and_those_behind_others_last() -> None
     ]
 
 
-def test_who_a_worker_has_does_not_wait_and_who_waits_is_told_briefly() -> None:
-    """What busy workers do is for whoever looks at one job."""
+def test_a_leased_attempt_does_not_wait_and_reasons_are_brief() -> None:
+    """The work of busy workers is left out in a list."""
     lab = Lab().plan(task("a"), task("b"))
     lab.register("w1")
     lab.say(attempt.Start, lab.claim(lab.attempt("a")))
 
-    found = waits(lab)
+    waiting = waits(lab)
 
-    assert told(found) == [("r1/b.1", "Waits for a worker: the only matching worker is busy.")]
-    assert [each.text for each in queue.group_waits(found)] == [
+    assert first_reasons(waiting) == [("r1/b.1", "Waits for a worker: the only matching worker is busy.")]
+    assert [group.text for group in queue.group_waits(waiting)] == [
         "Waits for a worker: the only matching worker is busy. It is claimed when a slot becomes free."
     ]
 
 
-def test_those_who_wait_for_the_same_are_counted_and_what_needs_somebody_comes_first() -> None:
-    """By labels and by groups; the others by the kind of their reason alone."""
+def test_waits_are_grouped_and_urgent_groups_come_first() -> None:
+    """By labels and by groups; other waits by their code."""
     specs: list[JobSpec] = [task(f"gpu{n}", queue_key="gpu") for n in range(2)]
     specs += [task(f"free{n}", group="prod") for n in range(3)]
     lab = Lab().plan(*specs, task("last", "gpu0"), gate("ask"), gate("too"))
     lab.register("w1", labels=("linux",))
 
-    found = queue.group_waits(waits(lab, groups={"prod": "r9/deploy.1"}))
+    groups = queue.group_waits(waits(lab, groups={"prod": "r9/deploy.1"}))
 
-    assert [(each.key, each.count) for each in found] == [
+    assert [(group.key, group.count) for group in groups] == [
         ("no_fitting_worker:gpu", 2),
         ("waiting_for_approval", 2),
         ("waiting_for_group:prod", 3),
         ("waiting_for_jobs", 1),
     ]
-    assert found[0].text.startswith("Wait for a worker with the label gpu: the only worker, w1, lacks gpu.")
-    assert found[1].text == "Wait for approval."
-    assert (found[2].about, found[0].about) == ("r9/deploy", "")
-    assert [queue.is_urgent(each.code) for each in found] == [True, True, False, False]
+    assert groups[0].text.startswith("Wait for a worker with the label gpu: the only worker, w1, lacks gpu.")
+    assert groups[1].text == "Wait for approval."
+    assert (groups[2].about, groups[0].about) == ("r9/deploy", "")
+    assert [queue.is_urgent(group.code) for group in groups] == [True, True, False, False]
 
 
-def test_the_plain_queue_is_not_told_what_jobs_of_runs_are() -> None:
-    """It also serves workers that never registered, with the same labels."""
+def test_the_plain_queue_and_jobs_of_runs_have_different_reasons() -> None:
+    """Workers of the plain queue need not register."""
     lab = Lab().plan(task("a"))
     lab.enqueue("plain")
-    known = Archive(lab)
-    story = ExplainContext(None, (), (), (), TenantState(now=lab.now))
+    archive = Archive(lab)
+    context = ExplainContext(None, (), (), (), TenantState(now=lab.now))
 
-    reasons = []
-    for each in (lab.attempt("a"), known.records["plain"]):
-        assert isinstance(each, attempt.Attempt)
-        found = queue.attempt_wait(story, each)
-        assert found is not None
-        reasons.append(found.code)
+    codes = []
+    for record in (lab.attempt("a"), archive.records["plain"]):
+        assert isinstance(record, attempt.Attempt)
+        wait = queue.attempt_wait(context, record)
+        assert wait is not None
+        codes.append(wait.code)
 
-    assert reasons == ["no_worker", "waiting_for_worker"]
+    assert codes == ["no_worker", "waiting_for_worker"]
 
 
-# -- how workers are
+# -- the conditions of workers
 
 
 def record(**fields: Any) -> Worker:
-    """A worker, as it may be."""
+    """Return a worker with these fields."""
     return Worker(id="w1", **{"tenant": "t", "state": worker.IDLE, **fields})
 
 
@@ -118,8 +121,8 @@ def record(**fields: Any) -> Worker:
         ({"state": worker.SHUTDOWN, "hold": worker.DRAINED}, True, "gone"),
     ],
 )
-def test_a_worker_has_one_word(fields: dict[str, Any], is_missed: bool, word: str) -> None:
-    """What says most about it goes before the rest."""
+def test_a_worker_has_one_condition(fields: dict[str, Any], is_missed: bool, word: str) -> None:
+    """The most important one wins."""
     assert worker.condition(record(**fields), is_missed=is_missed) == word
     assert word in worker.CONDITIONS
 
@@ -137,8 +140,10 @@ def test_a_worker_has_one_word(fields: dict[str, Any], is_missed: bool, word: st
         (worker.INITIALIZING, "", False, 0, ""),
     ],
 )
-def test_people_are_offered_what_makes_sense(state: str, hold: str, is_leaving: bool, tasks: int, orders: str) -> None:
-    """What would be refused, or change nothing, is not there."""
+def test_only_commands_that_change_something_are_offered(
+    state: str, hold: str, is_leaving: bool, tasks: int, orders: str
+) -> None:
+    """Commands that would be refused or have no effect are left out."""
     found = worker.available_commands(state, hold, is_leaving=is_leaving, tasks=tasks)
 
     assert " ".join(sorted(each.__name__ for each in found)) == orders

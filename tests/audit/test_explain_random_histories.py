@@ -1,4 +1,4 @@
-"""Whatever happens, whoever asks why is answered: what it waits for while it lives, why it ended when it is over."""
+"""Every record of a random history is explained: its waits while it is open, its outcome when it has ended."""
 
 from __future__ import annotations
 
@@ -17,97 +17,97 @@ from tests.lab import Lab, task
 
 SEEDS = range(25)
 STEPS = 120
-MAX_SECONDS = 0.5  # Some 20 ms on a quiet machine: whoever looks through everything for each job takes far more.
-GOES_ON = {attempt.STARTING, attempt.RUNNING, attempt.UPLOADING}
+MAX_SECONDS = 0.5  # About 20 ms on an idle machine. A search through all events per job would take far more.
+RUNNING_STATES = {attempt.STARTING, attempt.RUNNING, attempt.UPLOADING}
 BAD_ENDS = END_CODES - {"succeeded", "approved"}
 
 
-def goes_on(archive: Archive, record: Run | Job | Attempt) -> bool:
-    """Whether a runner is at work on it: nothing has to be waited for."""
+def is_running(archive: Archive, record: Run | Job | Attempt) -> bool:
+    """Return True if a worker is running it or a part of it, so that it need not wait for anything."""
     if isinstance(record, Attempt):
-        return record.state in GOES_ON
+        return record.state in RUNNING_STATES
     if isinstance(record, Job):
-        return record.state == job.RUNNING and archive.records[record.attempt_id].state in GOES_ON
-    return any(goes_on(archive, each) for each in archive.jobs.get(record.id, []))
+        return record.state == job.RUNNING and archive.records[record.attempt_id].state in RUNNING_STATES
+    return any(is_running(archive, job) for job in archive.jobs.get(record.id, []))
 
 
-def is_over(record: Run | Job | Attempt) -> bool:
+def has_ended(record: Run | Job | Attempt) -> bool:
     if isinstance(record, Run):
         return run.is_over(record)
     return record.state in (job.TERMINAL if isinstance(record, Job) else attempt.TERMINAL)
 
 
-def explained(archive: Archive, record: Run | Job | Attempt, **around: Any) -> set[str]:
-    """Ask about the record, check the answer, and say which kinds of reasons it had."""
-    told = archive.why(record, **around)
+def check_explanation(archive: Archive, record: Run | Job | Attempt, **tenant: Any) -> set[str]:
+    """Check the explanation of the record and return the codes of its reasons."""
+    explanation = archive.why(record, **tenant)
 
-    assert (told.id, told.state) == (record.id, record.state)
-    check_texts(told)
-    if is_over(record):
-        check_end(record, told)
-    elif not goes_on(archive, record):
-        assert told.waiting, f"{record.id} is {record.state} and waits for nothing"
-    return {reason.code for reason in (*told.waiting, *told.history)}
+    assert (explanation.id, explanation.state) == (record.id, record.state)
+    check_texts(explanation)
+    if has_ended(record):
+        check_end(record, explanation)
+    elif not is_running(archive, record):
+        assert explanation.waiting, f"{record.id} is {record.state} and waits for nothing"
+    return {reason.code for reason in (*explanation.waiting, *explanation.history)}
 
 
-def check_texts(told: Explanation) -> None:
-    for each in (told.summary, *(reason.text for reason in (*told.waiting, *told.history))):
-        assert each.isprintable(), each
-        assert each.endswith("."), each
-        assert ".." not in each, each
-        assert "  " not in each, each
-        assert not each.count("“") - each.count("”"), each
-        assert len(each) < 1500
-    times = [reason.at for reason in told.history if reason.at is not None]
+def check_texts(explanation: Explanation) -> None:
+    for text in (explanation.summary, *(reason.text for reason in (*explanation.waiting, *explanation.history))):
+        assert text.isprintable(), text
+        assert text.endswith("."), text
+        assert ".." not in text, text
+        assert "  " not in text, text
+        assert text.count("“") == text.count("”"), text
+        assert len(text) < 1500
+    times = [reason.at for reason in explanation.history if reason.at is not None]
     assert times == sorted(times)
 
 
-def check_end(record: Run | Job | Attempt, told: Explanation) -> None:
-    assert not told.waiting
-    ends = [reason for reason in told.history if reason.code in END_CODES and reason.about == record.id]
-    assert ends, f"{record.id} is {record.state} and nobody says why: {told}"
-    assert told.summary.rstrip(".") in ends[-1].text, told
-    if told.status.upper() in ("FAILED", "CANCELED"):
+def check_end(record: Run | Job | Attempt, explanation: Explanation) -> None:
+    assert not explanation.waiting
+    ends = [reason for reason in explanation.history if reason.code in END_CODES and reason.about == record.id]
+    assert ends, f"{record.id} is {record.state} and has no reason for that: {explanation}"
+    assert explanation.summary.rstrip(".") in ends[-1].text, explanation
+    if explanation.status.upper() in ("FAILED", "CANCELED"):
         assert ends[-1].code in BAD_ENDS
 
 
-class Asked(History):
-    """A history in which somebody asks about everything after every step."""
+class ExplainedHistory(History):
+    """A random history in which every record is explained after every step."""
 
     def __init__(self, randomness: Random) -> None:
         super().__init__(randomness, max_jobs=8)
-        self.asking = Random(1)
-        self.asked: dict[str, int] = {}
+        self.choices = Random(1)
+        self.explained_revs: dict[str, int] = {}
         self.codes = set[str]()
 
     def check(self) -> None:
         archive = Archive(self.lab)
         for record in archive.records.values():
-            # What is over and was explained is not going to change.
-            if isinstance(record, Run | Job | Attempt) and self.asked.get(record.id) != record.rev:
-                if is_over(record):
-                    self.asked[record.id] = record.rev
-                quota = self.asking.choice((0, 3))
-                ahead = {record.id: self.asking.choice((0, 2))}
-                self.codes |= explained(archive, record, running_quota=quota, running=3, ahead=ahead)
+            # The explanation of a record that has ended does not change any more.
+            if isinstance(record, Run | Job | Attempt) and self.explained_revs.get(record.id) != record.rev:
+                if has_ended(record):
+                    self.explained_revs[record.id] = record.rev
+                quota = self.choices.choice((0, 3))
+                ahead = {record.id: self.choices.choice((0, 2))}
+                self.codes |= check_explanation(archive, record, running_quota=quota, running=3, ahead=ahead)
 
 
-def test_everything_is_explained_at_every_step_of_random_histories() -> None:
-    """A question without an answer is a person who cannot go on."""
-    told = set[str]()
+def test_every_record_is_explained_at_every_step_of_random_histories() -> None:
+    """Every state must have a reason."""
+    codes = set[str]()
 
     for seed in SEEDS:
-        history = Asked(Random(seed))
+        history = ExplainedHistory(Random(seed))
         history.go(STEPS).calm()
-        told |= history.codes
+        codes |= history.codes
 
-    assert told <= CODES
-    # What is rarer than these histories has a test of its own.
-    assert len(CODES - told) <= 12, sorted(CODES - told)
+    assert codes <= CODES
+    # Rare codes have their own tests.
+    assert len(CODES - codes) <= 12, sorted(CODES - codes)
 
 
-def test_a_run_of_a_thousand_jobs_is_explained_at_once() -> None:
-    """Whoever asks why is already waiting. The time is this process's own, so that a busy machine does not matter."""
+def test_a_run_of_a_thousand_jobs_is_explained_quickly() -> None:
+    """Process time is measured, so that a busy machine does not matter."""
     names = [f"j{index}" for index in range(1000)]
     lab = Lab().plan(*(task(name, max_attempts=3) for name in names), *(task(f"after-{name}", name) for name in names))
     for name in names:
@@ -117,13 +117,13 @@ def test_a_run_of_a_thousand_jobs_is_explained_at_once() -> None:
         lab.fail(lease)
     archive = Archive(lab)
 
-    seconds = min(spent(archive, lab.run()) for _ in range(5))
+    seconds = min(seconds_to_explain(archive, lab.run()) for _ in range(5))
 
     assert len(lab.log) > 20_000
     assert seconds < MAX_SECONDS, f"{seconds * 1000:.1f} ms"
 
 
-def spent(archive: Archive, record: Run) -> float:
+def seconds_to_explain(archive: Archive, record: Run) -> float:
     begin = process_time()
     archive.why(record)
     return process_time() - begin

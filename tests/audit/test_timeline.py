@@ -1,4 +1,4 @@
-"""When a run did what: from its events, and from what runners say of their times where that can be believed."""
+"""The timeline of a run, from its events and from plausible times in runners' reports."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ SEEDS = range(12)
 STEPS = 120
 
 
-def times(lab: Lab, id: str = "r1") -> Timeline:
-    """Of a run of the lab."""
+def timeline_of(lab: Lab, id: str = "r1") -> Timeline:
+    """Return the timeline of a run of the lab."""
     archive = Archive(lab)
     return timeline(lab.run(id), archive.jobs.get(id, []), archive.attempts.get(id, []), archive.events[id])
 
 
 def phases(lab: Lab, name: str) -> list[tuple[str, int, float, float | None]]:
-    """Of one job: what, in which attempt, from when to when, in seconds from the beginning."""
-    found = next(each for each in times(lab).jobs if each.name == name)
+    """Return name, attempt, start and end of each phase of a job, in seconds from the start of the run."""
+    job_times = next(job for job in timeline_of(lab).jobs if job.name == name)
     return [
-        (each.name, each.attempt, (each.start - START) / SECOND, (each.end - START) / SECOND if each.end else None)
-        for each in found.phases
+        (phase.name, phase.attempt, (phase.start - START) / SECOND, (phase.end - START) / SECOND if phase.end else None)
+        for phase in job_times.phases
     ]
 
 
 def moment(seconds: float) -> str:
-    """A time as runners write it."""
+    """Return a time in the format of runners."""
     return (datetime.fromtimestamp(START / SECOND, UTC) + timedelta(seconds=seconds)).isoformat()
 
 
-def taken(lab: Lab, name: str = "a") -> Lease:
-    """A worker has the job and has said so."""
+def accepted_lease(lab: Lab, name: str = "a") -> Lease:
+    """Claim and accept the job's attempt and return the lease."""
     lease = lab.claim(lab.attempt(name))
     lab.say(attempt.Ack, lease)
     return lease
 
 
-def test_a_job_goes_through_its_phases() -> None:
-    """Each from when the log says it; beats are not phases of their own."""
+def test_a_job_has_a_phase_for_each_state() -> None:
+    """Heartbeats do not start new phases."""
     lab = Lab().plan(task("a"), task("b", "a"))
-    lease = taken(lab.after(2))
+    lease = accepted_lease(lab.after(2))
     lab.after(3).say(attempt.Start, lease)
     lab.after(1).say(attempt.Heartbeat, lease)
     lab.after(4).say(attempt.BeginUpload, lease)
@@ -64,57 +64,57 @@ def test_a_job_goes_through_its_phases() -> None:
         ("uploading", 1, 10, 12),
     ]
     assert phases(lab, "b") == [("queued", 1, 12, None)]
-    assert not times(lab).is_over
+    assert not timeline_of(lab).is_over
 
 
-def test_what_waits_for_others_has_no_phase() -> None:
-    """Nothing of it could be shortened."""
+def test_a_job_that_waits_for_others_has_no_phase() -> None:
+    """Its own time has not started."""
     lab = Lab().plan(task("a"), task("b", "a"))
 
     assert phases(lab.after(5), "b") == []
 
 
-def test_a_retry_is_another_attempt_after_its_backoff() -> None:
-    """The wait between them is the job's own."""
+def test_a_retry_is_another_attempt_after_a_backoff() -> None:
+    """The backoff belongs to the job, not to an attempt."""
     lab = Lab().plan(task("a", max_attempts=2, base_delay_seconds=10))
-    lease = taken(lab)
+    lease = accepted_lease(lab)
     lab.after(1).fail(lease)
     due = lab.job("a").next_run_at
     lab.after((due - lab.now) / SECOND).do(job.RetryDue(id=job_id("r1", "a")))
-    waited = (due - START) / SECOND
+    backoff_end = (due - START) / SECOND
 
-    assert [each[:2] for each in phases(lab, "a")] == [("starting", 1), ("backoff", 0), ("queued", 2)]
-    assert phases(lab, "a")[1][2:] == (1, waited)
+    assert [phase[:2] for phase in phases(lab, "a")] == [("starting", 1), ("backoff", 0), ("queued", 2)]
+    assert phases(lab, "a")[1][2:] == (1, backoff_end)
 
 
-def test_a_lost_lease_is_one_attempt_that_queues_again() -> None:
-    """Whose worker went silent."""
+def test_a_lost_lease_queues_the_same_attempt_again() -> None:
+    """The worker went silent."""
     lab = Lab().plan(task("a"))
-    lease = taken(lab)
+    lease = accepted_lease(lab)
     lab.after(1).say(attempt.Start, lease)
     lab.after(300).do(attempt.Expire(id=lease.ref.attempt_id))
 
-    assert [each[0] for each in phases(lab, "a")] == ["starting", "running", "queued"]
-    assert {each[1] for each in phases(lab, "a")} == {1}
+    assert [phase[0] for phase in phases(lab, "a")] == ["starting", "running", "queued"]
+    assert {phase[1] for phase in phases(lab, "a")} == {1}
 
 
-def test_an_approval_waits_for_people_and_a_cancel_stops() -> None:
-    """Until somebody decides; until the runner has stopped."""
+def test_an_approval_and_a_cancel_have_their_own_phases() -> None:
+    """They last until the decision, and until the worker has stopped."""
     lab = Lab().plan(gate("g"), task("a"))
     lab.after(7).approve("g")
-    taken(lab.after(1))
+    accepted_lease(lab.after(1))
     lab.cancel_run()
 
     assert phases(lab, "g") == [("approval", 0, 0, 7)]
-    assert [each[0] for each in phases(lab, "a")] == ["queued", "stopping"]
+    assert [phase[0] for phase in phases(lab, "a")] == ["queued", "stopping"]
     assert phases(lab, "a")[-1][3] is None
-    assert not times(lab).is_over
+    assert not timeline_of(lab).is_over
 
 
-def test_a_runner_that_speaks_seldom_tells_its_times_afterwards() -> None:
-    """A short job is never heard to run: its result implies all that went before."""
+def test_times_of_the_report_refine_the_phases() -> None:
+    """The result of a short job implies all earlier states."""
     lab = Lab().plan(task("a"))
-    lease = taken(lab)
+    lease = accepted_lease(lab)
     report = {"timings": {"started_at": moment(2), "finished_at": moment(8.5)}}
     lab.after(10).complete(lease, report=report)
 
@@ -136,48 +136,48 @@ def test_a_runner_that_speaks_seldom_tells_its_times_afterwards() -> None:
         {"timings": {"started_at": "2026-01-04T08:00:01", "finished_at": "2026-01-04T08:00:02"}},
     ],
 )
-def test_times_that_cannot_be_are_left_aside(report: Any) -> None:
-    """A runner's clock may be years off, and its report is what it likes."""
+def test_impossible_times_of_a_report_are_ignored(report: Any) -> None:
+    """A runner's clock may be wrong, and its report may contain anything."""
     lab = Lab().plan(task("a"))
-    lease = taken(lab)
+    lease = accepted_lease(lab)
     lab.after(1).say(attempt.Start, lease)
     lab.after(9).complete(lease, report=report)
 
     assert phases(lab, "a") == [("starting", 1, 0, 1), ("running", 1, 1, 10)]
 
 
-def test_the_critical_path_is_what_the_end_waited_for() -> None:
-    """From the last job back, each time to whom it waited for longest; not before all are over."""
+def test_the_critical_path_has_the_jobs_that_the_end_waited_for() -> None:
+    """Each time the predecessor that ended last; empty until all jobs have ended."""
     lab = Lab().plan(task("a"), task("b"), task("c", "a", "b"), task("d", "a"))
     lab.after(1).work("a")
     lab.after(1).work("b")
     lab.after(1).work("d")
-    assert times(lab).critical == ()
+    assert timeline_of(lab).critical == ()
     lab.after(1).work("c")
 
-    assert times(lab).critical == ("b", "c")
-    assert times(lab).is_over
+    assert timeline_of(lab).critical == ("b", "c")
+    assert timeline_of(lab).is_over
 
 
-def test_whatever_happens_phases_fit_together() -> None:
-    """In order, inside the run, one at a time in each attempt, and none is left when all is over."""
-    seen: set[str] = set()
+def test_phases_of_random_histories_are_consistent() -> None:
+    """They are ordered, inside the run, and do not overlap within an attempt."""
+    names: set[str] = set()
     for seed in SEEDS:
         history = History(Random(seed)).go(STEPS)
         for record in list(history.lab.world.records.values()):
             if not isinstance(record, Run):
                 continue
-            found = times(history.lab, record.id)
-            for each in found.jobs:
+            result = timeline_of(history.lab, record.id)
+            for job_times in result.jobs:
                 ends: dict[int, int] = {}
-                for phase in each.phases:
-                    seen.add(phase.name)
-                    end = phase.end if phase.end is not None else found.until
-                    assert found.start <= phase.start <= end <= found.until
+                for phase in job_times.phases:
+                    names.add(phase.name)
+                    end = phase.end if phase.end is not None else result.until
+                    assert result.start <= phase.start <= end <= result.until
                     assert phase.start >= ends.get(phase.attempt, 0)
                     ends[phase.attempt] = end
-            goes_on = [phase for each in found.jobs for phase in each.phases if phase.end is None]
-            assert found.is_over == (run.is_over(record) and not goes_on)
-            assert set(found.critical) <= {each.name for each in found.jobs}
-    assert seen <= set(PHASES)
-    assert len(seen) >= len(PHASES) - 1  # What is rare has a test of its own.
+            open_phases = [phase for job_times in result.jobs for phase in job_times.phases if phase.end is None]
+            assert result.is_over == (run.is_over(record) and not open_phases)
+            assert set(result.critical) <= {job_times.name for job_times in result.jobs}
+    assert names <= set(PHASES)
+    assert len(names) >= len(PHASES) - 1  # The rarest phase has its own test.

@@ -1,4 +1,4 @@
-"""A run's log in the words of each document: the same as the exports say, and nothing that the document forbids."""
+"""The log of a run in each vocabulary equals the exports, and every step is allowed."""
 
 from __future__ import annotations
 
@@ -19,58 +19,66 @@ SEEDS = range(12)
 
 @cache
 def log(seed: int) -> tuple[Event, ...]:
-    """Everything that happened in one history, of all of its runs."""
+    """Return the events of all runs of a random history."""
     return tuple(History(Random(seed)).go(150).calm().lab.log)
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_every_step_is_allowed_by_a_rule_or_says_who_demands_it(name: str) -> None:
-    """What is shown beside a step is why it is legal."""
+def test_every_step_has_a_rule_or_the_reason_of_an_extension(name: str) -> None:
+    """The interface shows it beside the step."""
     for seed in SEEDS:
-        for each in project_log(VOCABULARIES[name], log(seed)):
-            assert bool(each.rule) != bool(each.why) or name == CANONICAL.name, each
-            assert each.kind in VOCABULARIES[name].kinds or each.event.entity == "worker"
+        for step in project_log(VOCABULARIES[name], log(seed)):
+            assert bool(step.rule) != bool(step.why) or name == CANONICAL.name, step
+            assert step.kind in VOCABULARIES[name].kinds or step.event.entity == "worker"
 
 
-def test_our_own_words_are_the_canonical_log() -> None:
-    """A lease's change has a line of its own there and here."""
+def test_the_canonical_vocabulary_equals_the_canonical_log() -> None:
+    """Including the lines of leases."""
     for seed in SEEDS:
-        assert [to_json_line(each.event) for each in project_log(CANONICAL, log(seed))] == list(
+        assert [to_json_line(step.event) for step in project_log(CANONICAL, log(seed))] == list(
             canonical_lines(log(seed))
         )
 
 
-def test_the_queues_words_are_those_of_its_export() -> None:
+def test_the_queue_vocabulary_equals_its_export() -> None:
     """A takeover is four steps in both."""
     for seed in SEEDS:
-        told = [
-            (each["job_id"], each["from_status"], each["to_status"], each["type"], each["actor"])
-            for each in job_events(log(seed))
+        exported = [
+            (
+                job_event["job_id"],
+                job_event["from_status"],
+                job_event["to_status"],
+                job_event["type"],
+                job_event["actor"],
+            )
+            for job_event in job_events(log(seed))
         ]
-        found = project_log(VOCABULARIES["queue"], log(seed))
-        assert [(each.event.entity_id, each.source, each.target, each.trigger, each.actor) for each in found] == told
+        steps = project_log(VOCABULARIES["queue"], log(seed))
+        assert [
+            (step.event.entity_id, step.source, step.target, step.trigger, step.actor) for step in steps
+        ] == exported
 
 
-def test_the_workstreams_words_are_those_of_its_export() -> None:
-    """Its export has no births; approvals are no tasks in both."""
+def test_the_workstreams_vocabulary_equals_its_export() -> None:
+    """The export has no creations; approvals are not tasks in either."""
     for seed in SEEDS:
-        told = [
-            (each["entity_id"], each["from_state"], each["to_state"], each["trigger"])
-            for each in TransitionsExporter().export(log(seed))
-            if each["event_type"] != "worker_state_transition"
+        exported = [
+            (transition["entity_id"], transition["from_state"], transition["to_state"], transition["trigger"])
+            for transition in TransitionsExporter().export(log(seed))
+            if transition["event_type"] != "worker_state_transition"
         ]
-        found = (each for each in project_log(VOCABULARIES["workstreams"], log(seed)) if each.source is not None)
-        assert [(each.event.entity_id, each.source, each.target, each.trigger) for each in found] == told
+        steps = (step for step in project_log(VOCABULARIES["workstreams"], log(seed)) if step.source is not None)
+        assert [(step.event.entity_id, step.source, step.target, step.trigger) for step in steps] == exported
 
 
-def test_every_event_knows_its_job() -> None:
-    """By its id alone, with a name of any kind."""
+def test_the_job_name_is_derived_from_the_id_of_the_event() -> None:
+    """Job names may contain dots."""
 
-    def about(entity: str, entity_id: str) -> str:
+    def job_name(entity: str, entity_id: str) -> str:
         run = {"run_id": "r1", "from_": None, "to": "", "trigger": "", "actor": "", "severity": "", "request_id": ""}
         return job_of(Event(seq=1, at=0, tenant="", entity=entity, entity_id=entity_id, rev=1, metadata={}, **run))  # type: ignore[arg-type]
 
-    assert about("run", "r1") == ""
-    assert about("job", "r1/a.b") == "a.b"
-    assert about("attempt", "r1/a.b.2") == "a.b"
-    assert about("lease", "r1/a.b.2#3") == "a.b"
+    assert job_name("run", "r1") == ""
+    assert job_name("job", "r1/a.b") == "a.b"
+    assert job_name("attempt", "r1/a.b.2") == "a.b"
+    assert job_name("lease", "r1/a.b.2#3") == "a.b"

@@ -1,4 +1,4 @@
-"""Reading exported logs, and tampering with them: what the proofs beside this file have in common."""
+"""Shared helpers of the tests in this folder: read exported logs and alter them."""
 
 from __future__ import annotations
 

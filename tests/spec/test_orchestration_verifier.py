@@ -1,4 +1,4 @@
-"""The rules of docs/spec/orchestration.md as the verifier sees them: one altered line, and the rule is named."""
+"""The verifier reports each rule of docs/spec/orchestration.md when one line of a log is altered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = "r1/build"
 LATER = "2026-01-04T23:00:00.000000Z"
 START = "2026-01-04T08:00:00.000000Z"
 
-Where = tuple[str, str | None, str]  # the entity, and its `from` and `to`
+Position = tuple[str, str | None, str]  # the entity, and its `from` and `to`
 
 
 def finished() -> Lab:
@@ -85,10 +85,10 @@ def unstarted() -> Lab:
 
 
 SCENARIOS = {
-    each.__name__: each for each in (finished, failed, retried, lost, timed_out, run_timed_out, forced, unstarted)
+    build.__name__: build for build in (finished, failed, retried, lost, timed_out, run_timed_out, forced, unstarted)
 }
 
-BREAKS: list[tuple[str, str, Where, str, Any]] = [
+BREAKS: list[tuple[str, str, Position, str, Any]] = [
     ("ORC-R2", "finished", ("r1", run.CREATED, run.PLANNING), "to", run.CREATED),
     ("ORC-R5", "finished", ("r1/lint", job.QUEUED, job.RUNNING), "to", job.QUEUED),
     ("ORC-R7", "failed", ("r1", run.RUNNING, run.FAILED), "metadata.job_id", "r1/other"),
@@ -122,7 +122,7 @@ BREAKS: list[tuple[str, str, Where, str, Any]] = [
 ]
 
 
-def forged(lines: list[bytes], where: Where, path: str, value: Any) -> list[bytes]:
+def forged(lines: list[bytes], where: Position, path: str, value: Any) -> list[bytes]:
     """The log with one field of one line changed."""
     log: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines]
     part = next(line for line in log if (line["entity_id"], line["from"], line["to"]) == where)
@@ -139,8 +139,10 @@ def forged(lines: list[bytes], where: Where, path: str, value: Any) -> list[byte
 @pytest.mark.proves("ORC-L2", "ORC-LF1", "ORC-LF2", "ORC-LF3", "ORC-C1", "ORC-C2", "ORC-C3")
 @pytest.mark.proves("ORC-Y3", "ORC-Y5", "ORC-T1", "ORC-T2", "ORC-T4", "ORC-O1")
 @pytest.mark.parametrize(("rule", "scenario", "where", "path", "value"), BREAKS)
-def test_a_log_that_breaks_the_rule_is_found_out(rule: str, scenario: str, where: Where, path: str, value: Any) -> None:
-    """A rule that only our own code checks could be broken by our own code without anyone noticing."""
+def test_a_log_that_breaks_the_rule_is_reported(
+    rule: str, scenario: str, where: Position, path: str, value: Any
+) -> None:
+    """The code that enforces a rule must not be the only one that checks it."""
     lab = SCENARIOS[scenario]()
     lab.verified()
 

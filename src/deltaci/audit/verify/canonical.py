@@ -4,7 +4,7 @@ Each line is checked in this order:
 1. on its own: schema, sequence number, transition, actor, severity (`_step_problems`);
 2. against its entity: state, rev, tenant and time (`_check_continuity`);
 3. through every view: each document must allow the step (`_project`);
-4. against related entities: the checks in `attempts`, `jobs`, `runs`, `workers` and `gates`.
+4. against related entities: the checks in `attempts`, `jobs`, `runs`, `workers` and `approvals`.
 
 All events of one transaction have the same time. When the time of a scope (a run with all its entities, a worker, or an
 attempt without a run) moves on, its last transaction is complete, and the `check_transaction` functions check the

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from deltaci.audit.verify import gates
+from deltaci.audit.verify import approvals
 from deltaci.audit.verify.attempts import Check
 from deltaci.audit.verify.log_lines import EPOCH, EventLine, JobMetadata
 from deltaci.audit.verify.tracked import TrackedJob
@@ -86,7 +86,7 @@ def check_created(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine
             f"approval {job.id} is created with max_attempts {metadata.max_attempts}",
             "no max_attempts: an approval is never executed",
         )
-    gates.check_created(verifier, job, metadata)
+    approvals.check_created(verifier, job, metadata)
     job.run.jobs[job.id] = job
     for need in metadata.needs:
         job.run.dependents.setdefault(need, []).append(job)
@@ -278,12 +278,12 @@ def check_canceled(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     core_job.PENDING: (check_created,),
     core_job.QUEUED: (check_released, check_attempt_number),
-    core_job.WAITING_APPROVAL: (check_released, gates.check_decision),
+    core_job.WAITING_APPROVAL: (check_released, approvals.check_decision),
     core_job.RUNNING: (check_started,),
     core_job.VALIDATING: (check_validating,),
     core_job.RETRYING: (check_attempt_failed,),
-    core_job.SUCCEEDED: (check_validated, gates.check_decision),
-    core_job.FAILED: (check_attempt_failed, check_validated, gates.check_decision),
+    core_job.SUCCEEDED: (check_validated, approvals.check_decision),
+    core_job.FAILED: (check_attempt_failed, check_validated, approvals.check_decision),
     core_job.CANCELED: (check_validated, check_canceled),
 }
 
