@@ -15,7 +15,7 @@ from chaos.rows import p99
 from deltaci.conformance.http_client import HttpClient
 from deltaci.conformance.scripted_runner import HeldLease
 from deltaci.protocol.messages import Heartbeat, HeartbeatAck
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 
 EACH_SECONDS: Final = 0.1
 
@@ -27,7 +27,7 @@ class Probe:
         self.held = held
         self.seconds: list[float] = []
         self.troubles: list[str] = []
-        self._client = Client(f"http://127.0.0.1:{place.ports()[0]}", held.visitor.credential)
+        self._client = RunnerClient(f"http://127.0.0.1:{place.ports()[0]}", held.visitor.credential)
 
     @property
     def p99(self) -> float:
@@ -45,7 +45,7 @@ class Probe:
         )
         began = time.monotonic()
         try:
-            answer = self._client.say(said)
+            answer = self._client.send(said)
             if not isinstance(answer, HeartbeatAck):
                 self.troubles.append(str(answer))
         except Unreachable as error:

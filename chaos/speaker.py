@@ -21,7 +21,7 @@ from deltaci.core import attempt, ids
 from deltaci.core.errors import Refused
 from deltaci.engine.queue import NewJob
 from deltaci.protocol import messages as wire
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.server.service import registration_token
 
 AGAIN_SECONDS: Final = 0.02
@@ -105,7 +105,7 @@ class Speakers:
     # -- in its own thread
 
     def _live(self, name: str) -> None:
-        client = Client(self._place.front.url)
+        client = RunnerClient(self._place.front.url)
         token = registration_token(self._place.data, name, TENANT)
         try:
             told = self._insist(lambda: client.register(token, [LABEL], self._slots, request_id=f"{name}-request"))
@@ -122,7 +122,7 @@ class Speakers:
         finally:
             client.close_all()
 
-    def _do(self, client: Client, name: str, granted: wire.LeaseGranted) -> None:
+    def _do(self, client: RunnerClient, name: str, granted: wire.LeaseGranted) -> None:
         """All of a job's life, message by message; a stale lease ends it."""
         now = datetime.now(UTC)
         lease_id = granted.lease_id
@@ -131,7 +131,7 @@ class Speakers:
             wire.Heartbeat(lease_id=lease_id, runner_id=name, ts=now),
             wire.Complete(lease_id=lease_id, runner_id=name, status="SUCCEEDED", exit_code=0),
         ):
-            answer = self._insist(lambda message=message: client.say(message))  # type: ignore[misc]
+            answer = self._insist(lambda message=message: client.send(message))  # type: ignore[misc]
             if answer is None:
                 return
             if isinstance(answer, wire.StaleLease) or getattr(answer, "accepted", True) is False:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.runner.log.sections import Writer, new_nonce
+from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.server.rest.http.ranges import BadRange, chosen, first_byte
 from deltaci.storage.blobs.logs import LogStore
 from tests.api.following import asked
@@ -204,7 +204,7 @@ async def test_an_index_says_where_lines_and_steps_are(site: Opened) -> None:
         path = f"/runs/{id}/jobs/build/attempts/1/log/index"
         nobody = (await ada.get(path)).body
         lease = await player.take()
-        writer = Writer(new_nonce())
+        writer = SectionWriter(new_nonce())
         log = writer.header() + writer.begin(0, "make") + b"one\n" * 20_000
         await player.log(lease, log)
         first = (await ada.get(f"{path}?lease=1")).body

@@ -12,7 +12,7 @@ from playwright.sync_api import Dialog, Locator, Page, expect
 
 from deltaci.core.decide import job_id
 from deltaci.core.ids import attempt_id
-from deltaci.runner.log.sections import Writer, new_nonce
+from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.storage.blobs.logs import LogStore
 from tests.browser.browsing import Person
 from tests.browser.house import House, task
@@ -221,7 +221,7 @@ def test_a_log_is_followed_paused_and_followed_again(ada: Person, house: House) 
 
 def big_log(house: House, run: str, name: str, size: int = BIG_BYTES) -> int:
     """Put a large log in place of what the first attempt of a job wrote; how many lines it has."""
-    writer = Writer(new_nonce())
+    writer = SectionWriter(new_nonce())
     head = writer.header() + writer.begin(0, "make everything")
     count = (size - len(head)) // 100
     pieces = [head]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deltaci.runner.log.sections import Writer
+from deltaci.runner.log.sections import SectionWriter
 from tests.cli.desk import Desk
 from tests.client.hosted import Player, gate, plan, task
 
@@ -29,8 +29,8 @@ def test_a_log_never_speaks_to_the_terminal(desk: Desk, player: Player) -> None:
 
 def test_the_steps_of_a_log_are_shown_as_steps(desk: Desk, player: Player) -> None:
     """Only those that the runner wrote: a job that writes the same is only quoted."""
-    writer = Writer("0" * 32)
-    forged = Writer("1" * 32)
+    writer = SectionWriter("0" * 32)
+    forged = SectionWriter("1" * 32)
     run = desk.submit(plan=plan(task("a")))
     lease = player.take()
     parts = [writer.header(), writer.begin(0, "make"), b"hello\n", forged.end(0, 0, 1), writer.end(0, 2, 1.5)]

@@ -14,7 +14,7 @@ from deltaci.api.routes import ROOT
 from deltaci.core.decide import StartRun
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
-from deltaci.runner.log.secret_encodings import disguises
+from deltaci.runner.log.secret_encodings import secret_forms
 from deltaci.server.auth.credentials import Signer, server_key
 from tests.e2e.deployment import Deployment, deployed, on_loop
 
@@ -98,7 +98,7 @@ async def test_a_value_of_any_scope_goes_only_where_it_belongs(tmp_path: Path) -
                 ask("GET", path)
         await place.stop()
 
-        forms = {form for value in VALUES.values() for form in disguises(value)} | {HIDDEN.encode()}
+        forms = {form for value in VALUES.values() for form in secret_forms(value)} | {HIDDEN.encode()}
         marks = {form for form in forms if b"BEGIN" not in form or len(form) > 30}
         kept = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         kept |= {f"answer {n}": text.encode() + json.dumps(text).encode() for n, text in enumerate(said)}

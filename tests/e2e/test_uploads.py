@@ -15,7 +15,7 @@ import pytest
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
-from deltaci.runner.client import Client
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.log.sections import sections
 from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
@@ -201,7 +201,7 @@ async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
     """Its lease ran out: neither its artifact nor its cache, its log or its wish for secrets counts any more."""
     async with deployed(tmp_path) as place:
         loop, line = asyncio.get_running_loop(), ThreadPoolExecutor(1)  # One thread, so that it has one connection.
-        client = Client(f"http://127.0.0.1:{place.port}")
+        client = RunnerClient(f"http://127.0.0.1:{place.port}")
 
         async def ask(call: Callable[..., Any], *words: Any) -> Any:
             return await loop.run_in_executor(line, call, *words)
@@ -212,7 +212,7 @@ async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
         [granted] = await ask(client.lease, wire.LeaseRequest(runner_id="z1", wait_seconds=20))
         lease_id = granted.lease_id
         now = datetime.now(UTC)
-        await ask(client.say, wire.AckLease(lease_id=lease_id, runner_id="z1", job_id=granted.job_id, accepted_at=now))
+        await ask(client.send, wire.AckLease(lease_id=lease_id, runner_id="z1", job_id=granted.job_id, accepted_at=now))
         await ask(client.upload, lease_id, "artifacts/early", [b"x"], 1)
         await place.until(id, lambda event: event.to == "STALE")
 

@@ -25,7 +25,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.ids import lease_ref
 from deltaci.protocol.messages import LeaseRequest
 from deltaci.protocol.routes import LEASE_HEADER, MAX_LEASE_CHARS, OFFSET_HEADER, SHA256_HEADER
-from deltaci.runner.client import Client
+from deltaci.runner.client import RunnerClient
 from deltaci.storage.blobs.keys import artifact_key
 from tests.fuzz.prey import RUNNER, Prey
 
@@ -107,8 +107,8 @@ class Insider:
         return self._held
 
     @contextmanager
-    def _client(self) -> Iterator[Client]:
-        client = Client(self._url, self._credential)
+    def _client(self) -> Iterator[RunnerClient]:
+        client = RunnerClient(self._url, self._credential)
         try:
             yield client
         finally:

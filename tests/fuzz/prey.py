@@ -17,7 +17,7 @@ from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.engine.queue import AsyncQueue, NewJob
-from deltaci.runner.client import Client
+from deltaci.runner.client import RunnerClient
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.service import KEY_FILE, registration_token
 from deltaci.storage import open_store
@@ -50,7 +50,7 @@ class Prey:
 
     def register(self) -> None:
         """Come in as a runner."""
-        client = Client(self.url)
+        client = RunnerClient(self.url)
         try:
             token = registration_token(self.folder, RUNNER, "default")
             self.credential = client.register(token, [], 1000).credential

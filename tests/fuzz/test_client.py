@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
 from deltaci.protocol.examples import DOCUMENT_EXAMPLES, OWN_EXAMPLES
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed
 
@@ -24,14 +24,14 @@ NOW: Final = datetime.now(UTC)
 BEAT: Final = wire.Heartbeat(lease_id="a.1.b", runner_id="w1", ts=NOW)
 PATIENCE_SECONDS: Final = 20.0
 
-CALLS: Final[dict[str, Callable[[Client], object]]] = {
+CALLS: Final[dict[str, Callable[[RunnerClient], object]]] = {
     "register": lambda client: client.register("token", [], 1),
     "renew": lambda client: client.renew(),
-    "ask": lambda client: client.ask(wire.LeaseRequest(runner_id="w1")),
-    "control": lambda client: client.control(wire.ControlRequest(runner_id="w1")),
+    "request_leases": lambda client: client.request_leases(wire.LeaseRequest(runner_id="w1")),
+    "control": lambda client: client.wait_for_cancels(wire.ControlRequest(runner_id="w1")),
     "leave": lambda client: client.leave("w1"),
-    "say": lambda client: client.say(BEAT),
-    "say_all": lambda client: client.say_all([BEAT, BEAT], 5.0),
+    "send": lambda client: client.send(BEAT),
+    "send_batch": lambda client: client.send_batch([BEAT, BEAT], 5.0),
     "spec": lambda client: client.spec("/runner/v1/specs/a", "a.1.b"),
     "hand_back": lambda client: client.hand_back("a.1.b"),
     "log_size": lambda client: client.log_size("a.1.b"),
@@ -113,7 +113,7 @@ def http(status: int, body: bytes, length: bytes | None = None, more: bytes = b"
 def outcome(liar: Liar, call: str, answer: bytes) -> None:
     """Ask, and get an answer, or one of the two errors that every caller knows."""
     liar.answer = answer
-    client = Client(liar.url, "token")
+    client = RunnerClient(liar.url, "token")
     try:
         with suppress(Unreachable, Refused):
             CALLS[call](client)
@@ -168,7 +168,7 @@ def test_an_answer_that_is_hardly_http(liar: Liar, call: str, answer: bytes) -> 
 def test_what_a_lease_may_be_called(liar: Liar, text: str) -> None:
     """Lease ids and references come from the server and go into headers and addresses: none may smuggle another."""
     liar.answer = http(200, b'{"size": 1}')
-    client = Client(liar.url, "token")
+    client = RunnerClient(liar.url, "token")
     try:
         for call in (lambda: client.log_size(text), lambda: client.spec(text, "a.1.b")):
             with suppress(Unreachable, Refused):

@@ -19,8 +19,8 @@ from deltaci.core.text import plain_line
 from deltaci.protocol import junit
 from deltaci.protocol.messages import ArtifactRule, CacheRule
 from deltaci.runner.log.masking import Mask
-from deltaci.runner.log.secret_encodings import disguises
-from deltaci.runner.log.sections import Writer, sections, sections_from
+from deltaci.runner.log.secret_encodings import secret_forms
+from deltaci.runner.log.sections import SectionWriter, sections, sections_from
 from deltaci.runner.workspace import archive
 from deltaci.runner.workspace.artifacts import find, open_found
 from deltaci.runner.workspace.cache_keys import cache_key
@@ -37,7 +37,7 @@ SECRETS: Final = st.lists(st.text("ab*-~/+=é", min_size=4, max_size=40) | st.te
 def streams(draw: st.DrawFn) -> tuple[list[str], list[bytes]]:
     """Secrets, and an output that is full of them and of parts of them, cut anywhere."""
     secrets = draw(SECRETS)
-    forms = [form for secret in secrets for form in disguises(secret)] or [b"none"]
+    forms = [form for secret in secrets for form in secret_forms(secret)] or [b"none"]
     whole = b"".join(
         form[slice(*sorted((draw(st.integers(0, len(form))), draw(st.integers(0, len(form))))))]
         if draw(st.booleans())
@@ -58,7 +58,7 @@ def test_how_output_is_cut_never_changes_what_is_shown(given_: tuple[list[str], 
 
     assert shown == whole.feed(b"".join(parts)) + whole.flush()
     for secret in secrets:
-        assert all(form not in shown for form in disguises(secret))
+        assert all(form not in shown for form in secret_forms(secret))
 
 
 # -- sections
@@ -81,7 +81,7 @@ def test_every_step_is_found_again_byte_by_byte(
     steps: list[tuple[str, bytes, int | None, float]], is_ended: bool
 ) -> None:
     """Whatever a step is called and writes."""
-    writer = Writer(NONCE)
+    writer = SectionWriter(NONCE)
     log = writer.header()
     for index, (name, output, code, seconds) in enumerate(steps):
         log += writer.begin(index, name) + writer.output(output)
@@ -104,7 +104,7 @@ def test_a_log_of_any_bytes_has_sections_or_none(parts: list[bytes]) -> None:
     """A log that was cut, or of which the nonce got out."""
     log = b"".join(parts)
 
-    for each in (*sections(Writer(NONCE).header() + log), *sections_from(log, NONCE, 7)):
+    for each in (*sections(SectionWriter(NONCE).header() + log), *sections_from(log, NONCE, 7)):
         assert each.start <= each.stop
 
 

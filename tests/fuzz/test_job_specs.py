@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from deltaci.core.attempt import TERMINAL, Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.protocol.messages import LeaseRequest
-from deltaci.runner.client import Client
-from deltaci.runner.job import Job
+from deltaci.runner.client import RunnerClient
+from deltaci.runner.job import JobRunner
 from deltaci.runner.lease.keeper import Hold, Order, Proved
-from deltaci.runner.runtime import Machine
+from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox.cell_pool import Places
 from tests.fuzz.profile import fuzzed
 from tests.server.live import Live, served
@@ -97,7 +97,9 @@ SPECS: Final = st.fixed_dictionaries(
 class Shop:
     """A server and a runner's parts, for many jobs."""
 
-    def __init__(self, loop: asyncio.Runner, live: Live, client: Client, places: Places, machine: Machine) -> None:
+    def __init__(
+        self, loop: asyncio.Runner, live: Live, client: RunnerClient, places: Places, machine: Runtime
+    ) -> None:
         self._loop = loop
         self._live = live
         self._client = client
@@ -114,11 +116,11 @@ class Shop:
         record = Attempt(id=id, tenant="default", spec=spec, max_lost_leases=0)
         await self._live.service.engine.do(NewRecord(id=id, record=record))
         for granted in await asyncio.to_thread(self._client.lease, LeaseRequest(runner_id="w1")):
-            job = Job(self._client, "w1", granted, self._places, self._machine)
+            job = JobRunner(self._client, "w1", granted, self._places, self._machine)
 
-            def keep(order: Order, job: Job = job) -> None:
+            def keep(order: Order, job: JobRunner = job) -> None:
                 if isinstance(order, Hold):
-                    job.hear(Proved(lease_id=order.lease_id, until=time.monotonic() + MAX_SECONDS))
+                    job.on_keeper_message(Proved(lease_id=order.lease_id, until=time.monotonic() + MAX_SECONDS))
 
             await job.run(keep)
         found = await self._live.record(id)
@@ -131,13 +133,13 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     """For all examples of a test."""
 
     @asynccontextmanager
-    async def whole() -> AsyncIterator[tuple[Live, Client, Places, Machine]]:
+    async def whole() -> AsyncIterator[tuple[Live, RunnerClient, Places, Runtime]]:
         async with served(tmp_path / "server") as live:
-            client = Client(live.url)
+            client = RunnerClient(live.url)
             told = await asyncio.to_thread(client.register, live.token(), [], 1)
             client.token = told.credential
             (tmp_path / "work").mkdir()
-            machine = Machine(live.url)
+            machine = Runtime(live.url)
             places = Places(tmp_path / "work", machine.executors())
             try:
                 yield live, client, places, machine

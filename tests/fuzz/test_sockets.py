@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deltaci.api.routes import REFUSALS as API_REFUSALS
 from deltaci.protocol.routes import REFUSALS
-from deltaci.runner.client import Client
+from deltaci.runner.client import RunnerClient
 from tests.fuzz.prey import Prey, prey
 from tests.fuzz.profile import fuzzed
 
@@ -86,7 +86,7 @@ def server(tmp_path: Path) -> Iterator[Prey]:
     """A server process, which must have nothing to complain about at the end."""
     with prey(tmp_path) as here:
         yield here
-        client = Client(here.url, here.credential)
+        client = RunnerClient(here.url, here.credential)
         assert client.renew().runner_id == "w1"
         client.close()
     assert not here.complaints()

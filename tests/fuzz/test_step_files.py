@@ -12,7 +12,7 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.actions.versions import fits
 from deltaci.runner.steps.command_files import MAX_VALUES, values
-from deltaci.runner.steps.workflow_commands import Spoken
+from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, checked_ref, checked_url
 from deltaci.runner.workspace.layout import layout_of
 
@@ -65,7 +65,7 @@ def test_a_path_of_a_job_stays_its_own(path: str) -> None:
 def test_nothing_that_is_said_is_lost_but_what_is_masked(parts: list[bytes]) -> None:
     shown: list[bytes] = []
     masks: list[str] = []
-    spoken = Spoken(shown.append, masks.extend)
+    spoken = WorkflowCommandFilter(shown.append, masks.extend)
     for part in parts:
         spoken.hear(part)
     spoken.end()

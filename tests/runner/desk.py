@@ -14,7 +14,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import JobSpec
-from deltaci.runner.client import Client
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.sections import new_nonce
 from deltaci.runner.log.stream import LogStream
@@ -29,7 +29,7 @@ TENANT = "default"
 class Desk:
     """One job, as its runner holds it."""
 
-    def __init__(self, folder: Path, service: Service, client: Client, granted: wire.LeaseGranted) -> None:
+    def __init__(self, folder: Path, service: Service, client: RunnerClient, granted: wire.LeaseGranted) -> None:
         self.service = service
         self.client = client
         self.lease_id = granted.lease_id
@@ -57,7 +57,7 @@ class Desk:
 class Office:
     """The server, and whoever works for it."""
 
-    def __init__(self, folder: Path, service: Service, client: Client) -> None:
+    def __init__(self, folder: Path, service: Service, client: RunnerClient) -> None:
         self.folder = folder
         self.service = service
         self.client = client
@@ -69,7 +69,7 @@ class Office:
         await self.service.engine.do(NewRecord(id=id, record=Attempt(id=id, tenant=TENANT, spec=spec)))
         [granted] = await asyncio.to_thread(self.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
         taken = wire.AckLease(lease_id=granted.lease_id, runner_id="w1", job_id=id, accepted_at=datetime.now(UTC))
-        await asyncio.to_thread(self.client.say, taken)
+        await asyncio.to_thread(self.client.send, taken)
         self._desks.append(Desk(self.folder, self.service, self.client, granted))
         return self._desks[-1]
 
@@ -87,7 +87,7 @@ async def opened(folder: Path) -> AsyncIterator[Office]:
     async with Service(MemoryStore(), folder / "data", blobs=MemoryBlobStore()) as service:
         listener = Listener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
-        client = Client(listener.url)
+        client = RunnerClient(listener.url)
         try:
             token = registration_token(folder / "data", "w1", TENANT)
             client.token = (await asyncio.to_thread(client.register, token, [], 9)).credential

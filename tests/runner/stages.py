@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner.actions.context import Stage
+from deltaci.runner.actions.context import JobContext
 from deltaci.runner.sandbox.zygote import Nursery
-from deltaci.runner.steps.contexts import Scene
+from deltaci.runner.steps.expressions import JobExpressions
 from deltaci.runner.workspace.caches import Caches
 from deltaci.runner.workspace.collect_outputs import Harvester
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
@@ -17,7 +17,7 @@ from deltaci.runner.workspace.layout import layout_of
 from tests.runner.cells import executor_of
 from tests.runner.desk import Desk, Office, opened
 
-Story = Callable[[Stage, Desk], Coroutine[Any, Any, None]]
+Story = Callable[[JobContext, Desk], Coroutine[Any, Any, None]]
 
 
 async def staged(office: Office, story: Story, kind: str = "process", **spec: Any) -> None:
@@ -27,7 +27,7 @@ async def staged(office: Office, story: Story, kind: str = "process", **spec: An
     layout = layout_of(desk.spec, desk.workspace)
     layout.make()
     cell = executor_of(kind, nursery).cell(workspace=desk.workspace, limits=Limits(), network=False, image="")
-    stage = Stage(
+    stage = JobContext(
         spec=desk.spec,
         layout=layout,
         cell=cell,
@@ -35,7 +35,7 @@ async def staged(office: Office, story: Story, kind: str = "process", **spec: An
         transfers=desk.transfers,
         caches=Caches(desk.transfers, layout, desk.folder, desk.log),
         harvester=Harvester(desk.transfers, layout.workspace, desk.log),
-        scene=Scene(desk.spec, layout, runner="r1"),
+        expressions=JobExpressions(desk.spec, layout, runner="r1"),
         mirrors=office.folder / "mirrors",
         protocols=KNOWN_PROTOCOLS,
         timeout_seconds=60.0,

@@ -16,9 +16,9 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec, LeaseRequest
-from deltaci.runner.client import PART_BYTES, Client, Unreachable
-from deltaci.runner.log.sections import Writer, sections
-from deltaci.runner.registration import CREDENTIAL_FILE, Entrance, NoWayIn
+from deltaci.runner.client import PART_BYTES, RunnerClient, Unreachable
+from deltaci.runner.log.sections import SectionWriter, sections
+from deltaci.runner.registration import CREDENTIAL_FILE, CredentialProvider, NoCredential
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import Places
 from deltaci.runner.workspace import archive
@@ -27,7 +27,7 @@ from deltaci.runner.workspace.layout import inside
 NONCE = "0" * 32
 
 
-def answered(answer: bytes, call: Callable[[Client], object]) -> Exception:
+def answered(answer: bytes, call: Callable[[RunnerClient], object]) -> Exception:
     """What the client makes of an answer like this."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -40,7 +40,7 @@ def answered(answer: bytes, call: Callable[[Client], object]) -> Exception:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        client = Client(f"http://127.0.0.1:{server.getsockname()[1]}")
+        client = RunnerClient(f"http://127.0.0.1:{server.getsockname()[1]}")
         try:
             with pytest.raises((Unreachable, Refused)) as caught:
                 call(client)
@@ -65,7 +65,7 @@ def answered(answer: bytes, call: Callable[[Client], object]) -> Exception:
 )
 def test_an_answer_that_makes_no_sense_is_none(answer: bytes) -> None:
     """A proxy in between says such things; the runner says the same again later."""
-    assert isinstance(answered(answer, lambda client: client.ask(LeaseRequest(runner_id="w1"))), Unreachable)
+    assert isinstance(answered(answer, lambda client: client.request_leases(LeaseRequest(runner_id="w1"))), Unreachable)
 
 
 def test_an_answer_that_is_given_up_leaves_no_connection() -> None:
@@ -76,7 +76,7 @@ def test_an_answer_that_is_given_up_leaves_no_connection() -> None:
         raise given_up
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client = Client(f"http://127.0.0.1:{server.getsockname()[1]}")
+        client = RunnerClient(f"http://127.0.0.1:{server.getsockname()[1]}")
         thread = threading.Thread(target=lambda: heard.append(_until_hung_up(server)))
         heard: list[bytes] = []
         thread.start()
@@ -102,7 +102,7 @@ def _until_hung_up(server: socket.socket) -> bytes:
 def test_a_lease_id_cannot_bring_another_header_along() -> None:
     """It comes from the server, is a secret, and stands in a header: no error may show it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client = Client(f"http://127.0.0.1:{server.getsockname()[1]}")
+        client = RunnerClient(f"http://127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(Refused) as caught:
             client.log_size("secret\r\nHost: elsewhere")
         client.close()
@@ -155,7 +155,7 @@ def test_a_workdir_that_cannot_be_is_the_jobs_mistake(tmp_path: Path, workdir: s
 
 def test_a_marker_that_no_writer_writes_is_passed_over() -> None:
     """The rest of the log is still found."""
-    writer = Writer(NONCE)
+    writer = SectionWriter(NONCE)
     torn = b'::step %s begin index=0 name="\\q"\n' % NONCE.encode()
     log = writer.header() + torn + writer.begin(1, "real") + b"x\n" + writer.end(1, 0, 1e300)
 
@@ -169,7 +169,7 @@ def test_a_section_never_ends_before_it_begins() -> None:
     begin = b'::step %s begin index=0 name="x"\n' % NONCE.encode()
     end = b"::step %s end index=0 exit=0 seconds=1.000 cut=1\n" % NONCE.encode()
 
-    [found] = sections(Writer(NONCE).header() + begin + end)
+    [found] = sections(SectionWriter(NONCE).header() + begin + end)
 
     assert found.start == found.stop
 
@@ -195,5 +195,5 @@ def test_a_kept_credential_that_is_no_text_is_told_like_one_that_is_broken(tmp_p
     """A disk that forgot a few bytes: the runner says what to do."""
     (tmp_path / CREDENTIAL_FILE).write_bytes(b'{"runner_id": "\xff"}')
 
-    with pytest.raises(NoWayIn, match="cannot be read; make a token"):
-        Entrance("http://127.0.0.1:9", tmp_path).enter()
+    with pytest.raises(NoCredential, match="cannot be read; make a token"):
+        CredentialProvider("http://127.0.0.1:9", tmp_path).obtain()

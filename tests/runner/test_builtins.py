@@ -13,7 +13,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.actions import node, python
 from deltaci.runner.actions.artifacts import download, upload
 from deltaci.runner.actions.cache import cache
-from deltaci.runner.actions.context import Stage, StepFailed
+from deltaci.runner.actions.context import JobContext, StepFailed
 from tests.contract.places import on_loop
 from tests.runner.desk import Desk, opened
 from tests.runner.stages import on_stage, staged
@@ -49,7 +49,7 @@ def tree(folder: Path) -> dict[str, str]:
 )
 @on_loop
 async def test_an_upload_that_makes_no_sense_is_refused(inputs: dict[str, str], why: str, tmp_path: Path) -> None:
-    async def story(stage: Stage, _desk: Desk) -> None:
+    async def story(stage: JobContext, _desk: Desk) -> None:
         with pytest.raises(Refused, match=why):
             await upload(stage, inputs)
 
@@ -58,7 +58,7 @@ async def test_an_upload_that_makes_no_sense_is_refused(inputs: dict[str, str], 
 
 @on_loop
 async def test_nothing_to_upload_is_told_or_a_failure(tmp_path: Path) -> None:
-    async def story(stage: Stage, desk: Desk) -> None:
+    async def story(stage: JobContext, desk: Desk) -> None:
         assert await upload(stage, {"path": "none"}) == {}
         assert "nothing is kept" in desk.said[-1]
         with pytest.raises(StepFailed, match="no file matches"):
@@ -87,7 +87,7 @@ async def test_nothing_to_upload_is_told_or_a_failure(tmp_path: Path) -> None:
 async def test_what_an_artifact_holds(path: str, more: dict[str, str], wanted: list[str], tmp_path: Path) -> None:
     """As GitHub's does: what all of its paths have in common is left out of the names."""
 
-    async def story(stage: Stage, _desk: Desk) -> None:
+    async def story(stage: JobContext, _desk: Desk) -> None:
         write(stage.layout.workspace, dist__a_txt="a", dist__deep__b_txt="b", dist___hidden="h", other_md="o")
         write(stage.layout.home, x_md="x")
         (stage.layout.workspace / "dist" / "leak").symlink_to("/etc/hostname")
@@ -115,7 +115,7 @@ async def test_a_download_goes_among_what_is_there_and_through_no_link(tmp_path:
     precious = tmp_path / "precious"
     write(precious, a_txt="precious")
 
-    async def story(stage: Stage, _desk: Desk) -> None:
+    async def story(stage: JobContext, _desk: Desk) -> None:
         work = stage.layout.workspace
         write(work, dist__a_txt="new", dist__d__b_txt="new")
         await upload(stage, {"path": "dist"})
@@ -143,20 +143,20 @@ async def test_a_cache_is_found_by_its_key_or_by_its_beginning(tmp_path: Path) -
     """`cache-hit` only by the whole key; what was not found under it is kept at the end."""
     inputs = {"path": "~/.cache/tool\nvendor", "key": "os-tool-1", "restore-keys": "os-tool-\nos-"}
 
-    async def first(stage: Stage, _desk: Desk) -> None:
+    async def first(stage: JobContext, _desk: Desk) -> None:
         assert (await cache(stage, inputs))["cache-hit"] == ""
         write(stage.layout.home, _cache__tool__x="kept")
         write(stage.layout.workspace, vendor__y="too")
         await stage.caches.save()
 
-    async def second(stage: Stage, _desk: Desk) -> None:
+    async def second(stage: JobContext, _desk: Desk) -> None:
         found = await cache(stage, {**inputs, "key": "os-tool-2"})
         assert (found["cache-hit"], found["cache-matched-key"]) == ("false", "os-tool-1")
         assert (stage.layout.home / ".cache/tool/x").read_text() == "kept"
         assert (stage.layout.workspace / "vendor/y").read_text() == "too"
         assert stage.caches.has_more
 
-    async def third(stage: Stage, _desk: Desk) -> None:
+    async def third(stage: JobContext, _desk: Desk) -> None:
         assert (await cache(stage, inputs))["cache-hit"] == "true"
         assert not stage.caches.has_more
         with pytest.raises(StepFailed, match="fail-on-cache-miss"):
@@ -171,7 +171,7 @@ async def test_a_cache_is_found_by_its_key_or_by_its_beginning(tmp_path: Path) -
 
 @on_loop
 async def test_no_trouble_with_a_cache_is_the_jobs(tmp_path: Path) -> None:
-    async def story(stage: Stage, desk: Desk) -> None:
+    async def story(stage: JobContext, desk: Desk) -> None:
         found = await cache(stage, {"path": "/usr/share\n**/x", "key": "k"})
 
         assert found["cache-matched-key"] == ""
@@ -188,7 +188,7 @@ async def test_no_trouble_with_a_cache_is_the_jobs(tmp_path: Path) -> None:
 async def test_a_python_that_is_there_is_first_on_the_path_of_its_own(tmp_path: Path) -> None:
     """In the sandbox too, where only what the cell shows can be found."""
 
-    async def story(stage: Stage, desk: Desk) -> None:
+    async def story(stage: JobContext, desk: Desk) -> None:
         with pytest.raises(StepFailed, match=r"Python '2\.1' is not here; there are: 3\.") as failed:
             await python.setup(stage, {"python-version": "2.1"})
         assert failed.value.code == "BAD_SPEC"
@@ -223,7 +223,7 @@ async def test_a_node_that_fits_is_found_wherever_it_is(tmp_path: Path, monkeypa
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sh").symlink_to("/bin/sh")
 
-    async def story(stage: Stage, _desk: Desk) -> None:
+    async def story(stage: JobContext, _desk: Desk) -> None:
         stage.env = {"PATH": str(tmp_path / "bin")}
         found = await node.setup(stage, {"node-version": "18.x", "registry-url": "https://npm.example"})
 

@@ -13,7 +13,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.runner.actions.checkout import check_out
-from deltaci.runner.actions.context import Stage, StepFailed
+from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.workspace.checkout import Wanted, _for_submodules, bring, remote_of
 from deltaci.runner.workspace.git import (
     KNOWN_PROTOCOLS,
@@ -373,7 +373,7 @@ def source(repository: Repository, **more: Any) -> dict[str, Any]:
 async def test_an_input_that_cannot_be_is_the_authors_mistake(
     inputs: dict[str, str], why: str, repository: Repository, tmp_path: Path
 ) -> None:
-    async def story(stage: Stage, _desk: Desk) -> None:
+    async def story(stage: JobContext, _desk: Desk) -> None:
         with pytest.raises(Refused, match=why) as refused:
             await check_out(stage, inputs)
         assert refused.value.code == "bad_spec"
@@ -387,7 +387,7 @@ async def test_a_repository_that_is_away_is_nobodys_mistake(tmp_path: Path, monk
     monkeypatch.setattr("deltaci.runner.workspace.mirrors.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("deltaci.runner.workspace.mirrors.MAX_PAUSE_SECONDS", 0.001)
 
-    async def story(stage: Stage, desk: Desk) -> None:
+    async def story(stage: JobContext, desk: Desk) -> None:
         with pytest.raises(StepFailed, match="does not appear to be a git repository") as failed:
             await check_out(stage, {})
         assert failed.value.code == "CHECKOUT"
@@ -400,12 +400,12 @@ async def test_a_repository_that_is_away_is_nobodys_mistake(tmp_path: Path, monk
 async def test_a_credential_is_fetched_by_the_runner_also_for_forks_and_never_shown(
     repository: Repository, tmp_path: Path
 ) -> None:
-    async def story(stage: Stage, desk: Desk) -> None:
+    async def story(stage: JobContext, desk: Desk) -> None:
         Secrets(desk.service.blobs, (tmp_path / "data" / "server.key").read_bytes()).set(
             TENANT, "READ", "hunter2-token"
         )
         outputs = await check_out(stage, {"repository": "Acme/Shop", "ref": "main", "fetch-depth": "0"})
-        stage.log.line("it was hunter2-token")
+        stage.log.write_line("it was hunter2-token")
 
         assert outputs["commit"] == stage.spec.source.commit  # type: ignore[union-attr]
         assert (stage.layout.workspace / "a.txt").exists()

@@ -11,16 +11,16 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec, Source
 from deltaci.protocol.responses import NeededJob
-from deltaci.runner.steps.contexts import Scene, hash_files
+from deltaci.runner.steps.expressions import JobExpressions, hash_files
 from deltaci.runner.workspace.layout import layout_of
 
 
-def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -> Scene:
+def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -> JobExpressions:
     """The scene of a job with these contexts."""
     spec = JobSpec(contexts={"github": {"repository": "acme/shop", "sha": "abc"}} if contexts is None else contexts)
     layout = layout_of(spec, tmp_path)
     layout.make()
-    return Scene(spec, layout, runner="r1", **more)
+    return JobExpressions(spec, layout, runner="r1", **more)
 
 
 def test_texts_are_filled_in_from_all_there_is(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_texts_are_filled_in_from_all_there_is(tmp_path: Path) -> None:
 def test_without_contexts_a_text_is_a_text(tmp_path: Path) -> None:
     """Somebody's template of another program must not be eaten."""
     spec = JobSpec(source=None, needs=["a"])
-    assert Scene(spec, layout_of(spec, tmp_path)).text("${{ broken") == "${{ broken"
+    assert JobExpressions(spec, layout_of(spec, tmp_path)).text("${{ broken") == "${{ broken"
 
 
 def test_a_variable_may_mention_those_before_it(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_nobody_mentions_is_known_from_the_sources(tmp_path: Path) -> None:
     """Tools look for these variables, and no expression says so."""
     source = Source(url="https://git.example/acme/shop.git", commit="a" * 40, ref="refs/tags/v1/x")
     spec = JobSpec(contexts={"github": {"ref": "refs/heads/other"}}, source=source)
-    told = Scene(spec, layout_of(spec, tmp_path)).variables()
+    told = JobExpressions(spec, layout_of(spec, tmp_path)).variables()
 
     assert (told["GITHUB_SHA"], told["GITHUB_REF"]) == ("a" * 40, "refs/heads/other")
     assert (told["GITHUB_REF_NAME"], told["GITHUB_REF_TYPE"]) == ("v1/x", "tag")

@@ -14,8 +14,8 @@ import pytest
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.runner import control_channel
-from deltaci.runner.client import Client
-from deltaci.runner.control_channel import Ear
+from deltaci.runner.client import RunnerClient
+from deltaci.runner.control_channel import ControlChannel
 from tests.contract.places import on_loop
 
 
@@ -77,7 +77,7 @@ async def test_a_server_without_such_a_line_is_left_alone(body: bytes) -> None:
     """An older server, or somebody else's: heartbeats are enough."""
     answers = Answers((404, body))
     with serving(answers) as url:
-        listening = Ear(Client(url), "w1", lambda: {"l1"}, lambda _: None)
+        listening = ControlChannel(RunnerClient(url), "w1", lambda: {"l1"}, lambda _: None)
         listening.leases_changed()
 
         await listening.run()
@@ -91,7 +91,9 @@ async def test_a_cancel_counts_once_and_only_for_a_lease_that_is_held() -> None:
     """Whatever comes in, twice or for somebody else, stops nobody's job by mistake."""
     heard: list[str] = []
     held = {"l1": None, "l2": None}
-    listening = Ear(Client("http://127.0.0.1:1"), "w1", held.keys, lambda each: heard.append(each.lease_id))
+    listening = ControlChannel(
+        RunnerClient("http://127.0.0.1:1"), "w1", held.keys, lambda each: heard.append(each.lease_id)
+    )
 
     for lease_id in ("l1", "l3", "l1", "l2"):
         listening.tell(cancel(lease_id))
@@ -110,7 +112,9 @@ async def test_what_was_told_is_not_asked_for_again(monkeypatch: pytest.MonkeyPa
     answers = Answers(told("l1"), (503, b"{}"), told("l2"), told())
     heard = asyncio.Queue[str]()
     with serving(answers) as url:
-        listening = Ear(Client(url), "w1", lambda: ["l1", "l2"], lambda each: heard.put_nowait(each.lease_id))
+        listening = ControlChannel(
+            RunnerClient(url), "w1", lambda: ["l1", "l2"], lambda each: heard.put_nowait(each.lease_id)
+        )
         listening.leases_changed()
         running = asyncio.create_task(listening.run())
 
@@ -128,7 +132,7 @@ async def test_without_a_lease_or_with_another_way_nobody_is_asked() -> None:
     held: dict[str, None] = {}
     answers = Answers(told())
     with serving(answers) as url:
-        listening = Ear(Client(url), "w1", held.keys, lambda _: None)
+        listening = ControlChannel(RunnerClient(url), "w1", held.keys, lambda _: None)
         running = asyncio.create_task(listening.run())
         listening.leases_changed()
         held["l1"] = None

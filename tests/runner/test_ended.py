@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.runner.result import Ended
+from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Exit
 
 
@@ -20,4 +20,4 @@ from deltaci.runner.sandbox import Exit
 )
 def test_only_a_zero_in_time_without_trouble_is_a_success(exit: Exit, error_code: str, is_success: bool) -> None:
     """A step that was told to end because it took too long may say 0; that must not be said to the server."""
-    assert Ended(exit=exit, steps=[], error_code=error_code).is_success is is_success
+    assert JobResult(exit=exit, steps=[], error_code=error_code).is_success is is_success

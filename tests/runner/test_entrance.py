@@ -17,8 +17,8 @@ from deltaci.core.errors import Refused
 from deltaci.core.worker import Worker
 from deltaci.protocol.messages import Registered
 from deltaci.runner.client import Unreachable
-from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, Entrance, NoWayIn, token_in
-from deltaci.runner.tls import Tls
+from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, CredentialProvider, NoCredential, read_token
+from deltaci.runner.tls import TlsConfig
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.auth.oidc import OidcIssuer
 from deltaci.server.service import KEY_FILE
@@ -32,13 +32,13 @@ from tests.server.live import Live, served
 async def enter(live: Live, folder: Path, **options: Any) -> Registered:
     """Start a runner here, as far as its first credential."""
     folder.mkdir(exist_ok=True)
-    entrance = Entrance(options.pop("url", live.url), folder, **options)
-    return await asyncio.to_thread(entrance.enter)
+    entrance = CredentialProvider(options.pop("url", live.url), folder, **options)
+    return await asyncio.to_thread(entrance.obtain)
 
 
 async def why(live: Live, folder: Path, **options: Any) -> str:
     """Why it cannot start."""
-    with pytest.raises(NoWayIn) as caught:
+    with pytest.raises(NoCredential) as caught:
         await enter(live, folder, **options)
     return str(caught.value)
 
@@ -151,19 +151,19 @@ async def test_an_oidc_token_is_read_when_it_is_needed(tmp_path: Path) -> None:
         async with served(tmp_path / "server", issuer=OidcIssuer(tiny.url, AUDIENCE)) as live:
             folder, file = tmp_path / "runner", tmp_path / "token"
             folder.mkdir()
-            entrance = Entrance(live.url, folder, oidc=lambda: token_in(file))
+            entrance = CredentialProvider(live.url, folder, oidc=lambda: read_token(file))
             with pytest.raises(Refused, match="cannot be read"):
-                await asyncio.to_thread(entrance.enter)
+                await asyncio.to_thread(entrance.obtain)
             file.write_text(tiny.token(sub="w1") + "\n")
-            await asyncio.to_thread(entrance.enter)
+            await asyncio.to_thread(entrance.obtain)
 
             file.write_text(tiny.token(sub="w1", aud="somebody else"))
             assert (await asyncio.to_thread(entrance.renew)).runner_id == "w1"  # Its credential is still good.
             keep(live, folder, -1)
             with pytest.raises(Refused, match="aud is"):
-                await enter(live, folder, oidc=lambda: token_in(file))
+                await enter(live, folder, oidc=lambda: read_token(file))
             file.write_text(tiny.token(sub="w1"))
-            assert (await enter(live, folder, oidc=lambda: token_in(file))).runner_id == "w1"
+            assert (await enter(live, folder, oidc=lambda: read_token(file))).runner_id == "w1"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"two\nlines", b"x" * 20_000])
@@ -173,7 +173,7 @@ def test_a_file_without_a_token_is_told_apart_from_a_bad_token(tmp_path: Path, c
     file.write_bytes(content)
 
     with pytest.raises(Refused, match="has no token in it"):
-        token_in(file)
+        read_token(file)
 
 
 @on_loop
@@ -181,7 +181,7 @@ async def test_a_certificate_is_all_that_a_runner_needs(tmp_path: Path) -> None:
     """Nothing is written to its disk; there is no secret to keep beside its key."""
     authority = Authority(tmp_path / "certificates", "ours")
     context = server_context(*authority.issue(HERE), authority.pem, require_client_cert=True)
-    tls = Tls(authority.pem, *authority.issue(uri("deltaci:default/w1")))
+    tls = TlsConfig(authority.pem, *authority.issue(uri("deltaci:default/w1")))
     async with served(tmp_path / "server", context) as live:
         entered = await enter(live, tmp_path / "runner", tls=tls, labels=["linux"], slots=2)
 

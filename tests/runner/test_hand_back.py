@@ -11,8 +11,8 @@ from pathlib import Path
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
-from deltaci.runner.job import Job
-from deltaci.runner.runtime import Machine
+from deltaci.runner.job import JobRunner
+from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import Places
 from tests.contract.places import on_loop
@@ -20,7 +20,7 @@ from tests.runner.desk import TENANT, Office, opened
 
 
 @asynccontextmanager
-async def taken(folder: Path, step: str) -> AsyncIterator[tuple[Office, Job]]:
+async def taken(folder: Path, step: str) -> AsyncIterator[tuple[Office, JobRunner]]:
     """A server, and what does its one job with this step."""
     async with opened(folder) as office:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8))
@@ -30,7 +30,7 @@ async def taken(folder: Path, step: str) -> AsyncIterator[tuple[Office, Job]]:
         (folder / "work").mkdir()
         places = Places(folder / "work", Executors(("process",)))
         try:
-            yield office, Job(office.client, "w1", granted, places, Machine("http://127.0.0.1"))
+            yield office, JobRunner(office.client, "w1", granted, places, Runtime("http://127.0.0.1"))
         finally:
             await places.close()
             office.client.close_all()
@@ -55,13 +55,13 @@ async def test_what_has_not_begun_does_not_begin(tmp_path: Path) -> None:
 async def test_what_is_over_is_told(tmp_path: Path) -> None:
     """Its work is done: nobody should have to do it again."""
     async with taken(tmp_path, "true") as (office, job):
-        tell = job._tell
+        tell = job._report_result
 
         async def told(*words: object) -> str:
             job.hand_back()
             return await tell(*words)  # type: ignore[arg-type]
 
-        job._tell = told  # type: ignore[method-assign, assignment]
+        job._report_result = told  # type: ignore[method-assign, assignment]
 
         assert await job.run(lambda _: None) == "succeeded"
         record = await office.service.store.find("q")

@@ -16,7 +16,7 @@ from deltaci.runner import transfers
 from deltaci.runner.client import Unreachable
 from deltaci.runner.result import cost, fitting
 from deltaci.runner.sandbox import Exit
-from deltaci.runner.transfers import Over
+from deltaci.runner.transfers import JobStopped
 from deltaci.runner.workspace import collect_outputs
 from deltaci.runner.workspace.collect_outputs import Harvest, Harvester
 from deltaci.storage.blobs import keys
@@ -97,7 +97,7 @@ async def test_an_output_is_json_and_has_no_secret_in_it(tmp_path: Path) -> None
             desk = await office.desk(output_path="./sub/out.json")
             (desk.workspace / "sub").mkdir()
             (desk.workspace / "sub" / "out.json").write_text(json.dumps(value))
-            desk.log.hide(["hunter2secret", "12345678"])
+            desk.log.add_secrets(["hunter2secret", "12345678"])
             found.append(await brought(desk))
 
         assert [each.output for each in found] == [{"a": ["x ***", {"***": 1}]}, None, None]
@@ -119,7 +119,7 @@ async def test_too_much_is_one_line_and_a_failure(tmp_path: Path, monkeypatch: p
             (["a*"], ["a", "a-hunter2secret"], "has a secret in it"),
         ):
             desk = await office.desk(artifacts=[{"path_glob": rule} for rule in rules])
-            desk.log.hide(["hunter2secret"])
+            desk.log.add_secrets(["hunter2secret"])
             for name in files:
                 (desk.workspace / name).write_text("x")
 
@@ -157,11 +157,11 @@ async def test_files_are_kept_with_their_bytes_and_the_server_refuses_what_is_st
         assert kept(desk) == {"empty %2e": b"", "large": large}
         assert [(each.name, each.bytes) for each in found.artifacts] == [("empty %2e", 0), ("large", len(large))]
         desk.is_over = True
-        with pytest.raises(Over):
+        with pytest.raises(JobStopped):
             await brought(desk)
         desk.is_over = False
         desk.transfers._lease_id = desk.lease_id[:-1] + ("1" if desk.lease_id[-1] == "0" else "0")
-        with pytest.raises(Over):
+        with pytest.raises(JobStopped):
             await brought(desk)
 
 
@@ -209,7 +209,7 @@ async def test_reports_are_summed_up_and_bad_ones_are_told(tmp_path: Path, monke
         (desk.workspace / "c.xml").write_text("<testsuite>" + " " * 60_000 + "</testsuite>")
         monkeypatch.setattr(junit, "MAX_REPORT_BYTES", 59_999 + 30_000)
         monkeypatch.setattr(collect_outputs, "MAX_REPORTS_BYTES", 100_000)
-        desk.log.hide(["hunter2secret"])
+        desk.log.add_secrets(["hunter2secret"])
 
         tests = (await brought(desk)).tests
 

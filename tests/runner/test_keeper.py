@@ -13,7 +13,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import HeartbeatAck, Problem, Progress, RunnerMessage, ServerMessage
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.lease.keeper import Hold, Keeper, Lost, News, Proved, Release
 from deltaci.runner.lease.log_recovery import NOTHING, Rest, opened, send_rests
 from deltaci.runner.log.stream import LogStream
@@ -25,7 +25,7 @@ FENCE = 7.5  # A quarter of it before its end.
 SECONDS = 20.0
 
 
-class Line(Client):
+class Line(RunnerClient):
     """A server that answers when it is told to, and counts who asked."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Line(Client):
         self.asked = threading.Event()
         self.answer = threading.Event()
 
-    def say_all(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
+    def send_batch(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
         """Hang, as a name server that is out of reach does, whatever the timeout is."""
         self.asked.set()
         assert self.answer.wait(SECONDS)
@@ -51,7 +51,7 @@ class Bench:
         self.news: list[News] = []
         self.keeper = Keeper(self.connect, self.news.append, lambda: self.now)
 
-    def connect(self) -> Client:
+    def connect(self) -> RunnerClient:
         """One more line."""
         self.lines.append(Line())
         return self.lines[-1]
@@ -198,7 +198,7 @@ def test_an_answer_for_a_lease_that_was_released_is_nobodys(bench: Bench) -> Non
     bench.close()
 
 
-class Shelf(Client):
+class Shelf(RunnerClient):
     """Keeps logs as the server does, and can be out of reach."""
 
     def __init__(self, folder: Path) -> None:

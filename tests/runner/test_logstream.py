@@ -6,15 +6,15 @@ import asyncio
 from pathlib import Path
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.log.sections import Writer, new_nonce
+from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.runner.log.stream import CHUNK_BYTES, TAIL_LINES, LogStream
 from tests.contract.places import on_loop
 
 PARTS = 1000
 
 
-class Kept(Client):
+class Kept(RunnerClient):
     """A server's end that keeps what it gets; now and then an answer is lost, or it has lost some of it itself."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ async def test_a_log_ends_where_it_is_full(tmp_path: Path) -> None:
 async def test_the_last_lines_are_the_jobs_own(tmp_path: Path) -> None:
     """A marker quotes the step's command: what that mentions is not what happened, and must not class a failure."""
     stream = LogStream(Thin(CHUNK_BYTES), "lease", tmp_path / "log")
-    marks = Writer(new_nonce())
+    marks = SectionWriter(new_nonce())
     stream.write(marks.header() + marks.begin(0, "grep 'Connection reset by peer' log"))
     stream.write(marks.output(b"nothing found\n") + marks.end(0, 1, 0.1))
 

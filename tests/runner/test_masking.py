@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deltaci.runner.log.masking import BLOCK_BYTES, Mask
-from deltaci.runner.log.secret_encodings import disguises
+from deltaci.runner.log.secret_encodings import secret_forms
 
 SECRET = "s3cr3t/of the+house'\"$&é"
 KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\nAQEFAASCBKcwggSjAgEAAoIB\n-----END KEY-----\n"
@@ -36,7 +36,7 @@ def masked(secrets: list[str], *parts: bytes) -> bytes:
 
 def plainly(secrets: list[str], text: bytes) -> bytes:
     """What `Mask` promises, written down without a thought of speed."""
-    forms = {form for secret in secrets for form in disguises(secret)}
+    forms = {form for secret in secrets for form in secret_forms(secret)}
     places = sorted((at, at + len(f)) for f in forms for at in range(len(text)) if text.startswith(f, at))
     out, covered = b"", 0
     for start, stop in places:
@@ -50,7 +50,7 @@ def plainly(secrets: list[str], text: bytes) -> bytes:
 def streams(draw: st.DrawFn) -> tuple[list[str], list[bytes]]:
     """Secrets, and a text cut anywhere that has them, their forms and parts of them in it."""
     secrets = draw(SECRETS)
-    forms = sorted({form for secret in secrets for form in disguises(secret)})
+    forms = sorted({form for secret in secrets for form in secret_forms(secret)})
     inside = st.one_of(PIECES, st.sampled_from(forms)) if forms else PIECES
     partly = st.builds(lambda piece, cut: piece[: max(0, len(piece) - cut)], inside, st.integers(0, 3))
     text = b"".join(draw(st.lists(partly, max_size=12)))
@@ -72,7 +72,7 @@ def test_no_secret_comes_out_and_cutting_changes_nothing(case: tuple[list[str], 
 
     assert shown == plainly(secrets, text)
     assert shown == masked(secrets, text)
-    assert not any(form in shown for secret in secrets for form in disguises(secret))
+    assert not any(form in shown for secret in secrets for form in secret_forms(secret))
 
 
 @settings(deadline=None)
@@ -80,7 +80,7 @@ def test_no_secret_comes_out_and_cutting_changes_nothing(case: tuple[list[str], 
 def test_only_a_possible_beginning_is_kept_back(case: tuple[list[str], list[bytes]]) -> None:
     """A log that lags behind its job makes people believe that it hangs."""
     secrets, parts = case
-    forms = {form for secret in secrets for form in disguises(secret)}
+    forms = {form for secret in secrets for form in secret_forms(secret)}
     mask = Mask(secrets)
 
     for part in parts:
@@ -93,7 +93,7 @@ def test_only_a_possible_beginning_is_kept_back(case: tuple[list[str], list[byte
 @given(SECRETS, st.binary(max_size=200))
 def test_a_text_without_secrets_is_untouched(secrets: list[str], text: bytes) -> None:
     """Also if it looks like a mark, or is no text at all."""
-    forms = {form for secret in secrets for form in disguises(secret)}
+    forms = {form for secret in secrets for form in secret_forms(secret)}
     if not any(form in text for form in forms):
         assert masked(secrets, text) == text
 

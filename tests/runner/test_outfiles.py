@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
-from deltaci.runner.steps.command_files import MAX_FILE_BYTES, MAX_VALUES, OutFiles, Told, values
+from deltaci.runner.steps.command_files import MAX_FILE_BYTES, MAX_VALUES, CommandFiles, StepReport, values
 from deltaci.runner.workspace.layout import Layout, layout_of
 from deltaci.runner.workspace.safe_fs import write
 
@@ -23,9 +23,9 @@ def layout(tmp_path: Path) -> Layout:
     return made
 
 
-def said(layout: Layout, **texts: str | bytes) -> Told:
+def said(layout: Layout, **texts: str | bytes) -> StepReport:
     """What is read after a step wrote these."""
-    files = OutFiles(layout, 0)
+    files = CommandFiles(layout, 0)
     named = files.make()
     for kind, text in texts.items():
         path = Path(named[f"GITHUB_{kind.upper()}"])
@@ -86,7 +86,7 @@ def test_a_link_a_pipe_and_a_folder_are_no_file(layout: Layout, tmp_path: Path) 
     """The runner can read files that the job cannot."""
     secret = tmp_path / "secret"
     secret.write_text("token=hunter2")
-    files = OutFiles(layout, 0)
+    files = CommandFiles(layout, 0)
     path = Path(files.make()["GITHUB_OUTPUT"])
     plants: list[Callable[[], None]] = [lambda: path.symlink_to(secret), lambda: os.mkfifo(path), path.mkdir]
     for plant in plants:
@@ -128,15 +128,15 @@ def test_both_forms_are_read(text: str, wanted: dict[str, str]) -> None:
 def test_a_step_says_all_four_things(layout: Layout) -> None:
     told = said(layout, output="a=1", env="NODE_OPTIONS=--x", path="/x/bin\n/y\n", step_summary="# well")
 
-    assert told == Told(outputs={"a": "1"}, env={"NODE_OPTIONS": "--x"}, paths=["/x/bin", "/y"], summary="# well")
+    assert told == StepReport(outputs={"a": "1"}, env={"NODE_OPTIONS": "--x"}, paths=["/x/bin", "/y"], summary="# well")
 
 
 def test_files_that_are_gone_say_nothing(layout: Layout) -> None:
-    files = OutFiles(layout, 0)
+    files = CommandFiles(layout, 0)
     for path in files.make().values():
         Path(path).unlink(missing_ok=True)
 
-    assert files.read() == Told()
+    assert files.read() == StepReport()
 
 
 def test_a_script_is_never_written_through_a_link(tmp_path: Path) -> None:

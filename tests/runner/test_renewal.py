@@ -14,7 +14,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
 from deltaci.runner.agent import Agent
-from deltaci.runner.registration import CREDENTIAL_FILE, Entrance
+from deltaci.runner.registration import CREDENTIAL_FILE, CredentialProvider
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.auth.oidc import OidcIssuer
 from deltaci.server.service import KEY_FILE
@@ -46,7 +46,7 @@ async def test_a_runner_that_slept_too_long_and_has_nothing_else_ends_and_says_w
     """It would wait for work forever, and nobody would know."""
     async with served(tmp_path / "server") as live:
         await register(live)
-        entrance = Entrance(live.url, tmp_path)
+        entrance = CredentialProvider(live.url, tmp_path)
         agent = Agent(entrance, credential(live, -1, 900), labels=[], slots=1, folder=tmp_path / "work")
 
         with pytest.raises(Refused) as caught:
@@ -62,7 +62,7 @@ async def test_a_runner_that_slept_too_long_shows_its_oidc_token_again_and_goes_
         async with served(tmp_path / "server", issuer=OidcIssuer(tiny.url, AUDIENCE)) as live:
             await register(live)
             await enqueue(live, "true")
-            entrance = Entrance(live.url, tmp_path, oidc=lambda: tiny.token(sub="w1"))
+            entrance = CredentialProvider(live.url, tmp_path, oidc=lambda: tiny.token(sub="w1"))
             old = credential(live, -1, 900)
             agent = Agent(entrance, old, labels=[], slots=1, folder=tmp_path / "work", once=True)
 
@@ -80,8 +80,8 @@ async def test_a_credential_is_renewed_long_before_its_end(tmp_path: Path) -> No
     """While a job runs: its keeper and its log need the new one too."""
     async with served(tmp_path / "server") as live:
         await enqueue(live, f"while ! test -e {tmp_path / CREDENTIAL_FILE}.seen; do sleep 0.05; done", "true")
-        entrance = Entrance(live.url, tmp_path, token=live.token("w1"))
-        short = msgspec.structs.replace(await asyncio.to_thread(entrance.enter), expires_in_seconds=1)
+        entrance = CredentialProvider(live.url, tmp_path, token=live.token("w1"))
+        short = msgspec.structs.replace(await asyncio.to_thread(entrance.obtain), expires_in_seconds=1)
         renewed = entrance.renew
 
         def renew() -> Registered:

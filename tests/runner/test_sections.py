@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.runner.log.masking import Mask
-from deltaci.runner.log.sections import LogSection, Writer, log_nonce, new_nonce, sections, sections_from
+from deltaci.runner.log.sections import LogSection, SectionWriter, log_nonce, new_nonce, sections, sections_from
 
 NONCE = "0123456789abcdef" * 2
 OTHER = "f" * 32
@@ -24,7 +24,7 @@ STEPS = st.lists(
 )
 
 
-def written(writer: Writer, steps: list[tuple[str, list[bytes], int | None, float]]) -> bytes:
+def written(writer: SectionWriter, steps: list[tuple[str, list[bytes], int | None, float]]) -> bytes:
     log = writer.header()
     for index, (name, parts, code, seconds) in enumerate(steps):
         log += writer.begin(index, name)
@@ -36,8 +36,8 @@ def written(writer: Writer, steps: list[tuple[str, list[bytes], int | None, floa
 @pytest.mark.parametrize(
     "forged",
     [
-        Writer(OTHER).header() + Writer(OTHER).end(0, 0, 1.0),
-        Writer(OTHER).begin(1, "forged"),
+        SectionWriter(OTHER).header() + SectionWriter(OTHER).end(0, 0, 1.0),
+        SectionWriter(OTHER).begin(1, "forged"),
         b"::step end index=0 exit=0 seconds=1.000\n",
         b"::step  end index=0 exit=0 seconds=1.000\n",
         b"x::step " + NONCE.encode() + b" end index=0 exit=0 seconds=1.000\n",
@@ -47,7 +47,7 @@ def written(writer: Writer, steps: list[tuple[str, list[bytes], int | None, floa
 )
 def test_a_job_cannot_forge_a_marker(forged: bytes) -> None:
     """A job that could end its own step would hide what it does next."""
-    writer = Writer(NONCE)
+    writer = SectionWriter(NONCE)
 
     log = written(writer, [("build", [b"one\n", forged, b"two\n"], 1, 0.5)])
 
@@ -59,8 +59,8 @@ def test_a_job_cannot_forge_a_marker(forged: bytes) -> None:
 def test_a_job_that_learned_its_nonce_cannot_say_it() -> None:
     """The nonce is one more secret of the mask."""
     nonce = new_nonce()
-    writer, mask = Writer(nonce), Mask([nonce])
-    forged = Writer(nonce).end(0, 0, 1.0)
+    writer, mask = SectionWriter(nonce), Mask([nonce])
+    forged = SectionWriter(nonce).end(0, 0, 1.0)
 
     log = written(writer, [("build", [mask.feed(forged) + mask.flush(), b"bad things\n"], 1, 0.5)])
 
@@ -71,8 +71,8 @@ def test_a_job_that_learned_its_nonce_cannot_say_it() -> None:
 def test_what_is_not_a_log_of_ours_has_no_sections() -> None:
     """Only the first line is believed, and only if it is whole."""
     assert sections(b"") == []
-    assert sections(b"hello\n" + written(Writer(NONCE), [("a", [], 0, 1.0)])) == []
-    assert log_nonce(Writer(NONCE).header()[:-1]) is None
+    assert sections(b"hello\n" + written(SectionWriter(NONCE), [("a", [], 0, 1.0)])) == []
+    assert log_nonce(SectionWriter(NONCE).header()[:-1]) is None
 
 
 @given(STEPS)
@@ -80,7 +80,7 @@ def test_every_step_is_found_again_with_its_very_bytes(
     steps: list[tuple[str, list[bytes], int | None, float]],
 ) -> None:
     """Whatever a step is called and whatever it writes, with a newline at the end or without."""
-    log = written(Writer(NONCE), steps)
+    log = written(SectionWriter(NONCE), steps)
 
     found = sections(log)
 
@@ -92,7 +92,7 @@ def test_every_step_is_found_again_with_its_very_bytes(
 
 def test_a_log_that_is_still_written_shows_its_open_step() -> None:
     """People watch a step while it runs."""
-    writer = Writer(NONCE)
+    writer = SectionWriter(NONCE)
     log = writer.header() + writer.begin(3, 'say "hi"\n') + writer.output(b"half a li")
 
     start = len(log) - 9
@@ -101,7 +101,7 @@ def test_a_log_that_is_still_written_shows_its_open_step() -> None:
 
 def test_a_step_whose_runner_died_ends_where_the_next_begins() -> None:
     """A log is useful above all when something went wrong."""
-    writer = Writer(NONCE)
+    writer = SectionWriter(NONCE)
     log = writer.header() + writer.begin(0, "a") + writer.output(b"x") + writer.begin(1, "b") + writer.end(1, None, 2.0)
 
     first, second = sections(log)
@@ -112,7 +112,7 @@ def test_a_step_whose_runner_died_ends_where_the_next_begins() -> None:
 
 def test_a_part_of_a_log_is_read_with_the_places_of_the_whole() -> None:
     """Nobody loads a gigabyte to see the last step."""
-    log = written(Writer(NONCE), [("a", [b"1\n"], 0, 1.0), ("b", [b"2\n"], 0, 1.0)])
+    log = written(SectionWriter(NONCE), [("a", [b"1\n"], 0, 1.0), ("b", [b"2\n"], 0, 1.0)])
     first, second = sections(log)
 
     assert sections_from(log[first.stop :], NONCE, first.stop) == [second]

@@ -9,11 +9,11 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec, Limits, Service
-from deltaci.runner.actions.context import Stage, StepFailed
+from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.sandbox import container, process_tree
 from deltaci.runner.sandbox.container import ContainerCell
 from deltaci.runner.steps import service_containers as module
-from deltaci.runner.steps.service_containers import Services
+from deltaci.runner.steps.service_containers import ServiceContainers
 from tests.contract.places import on_loop
 from tests.runner.desk import Desk
 from tests.runner.stages import on_stage
@@ -58,9 +58,9 @@ def asked(calls: Path) -> list[str]:
 async def test_a_service_is_started_awaited_and_taken_away(calls: Path, tmp_path: Path) -> None:
     """And its values are in no command line, which everybody on the machine can read."""
 
-    async def story(stage: Stage, desk: Desk) -> None:
-        services = Services(stage.spec, stage.cell, stage.log)
-        told = await services.start(stage.scene, 60)
+    async def story(stage: JobContext, desk: Desk) -> None:
+        services = ServiceContainers(stage.spec, stage.cell, stage.log)
+        told = await services.start(stage.expressions, 60)
         await services.close()
         await services.close()
 
@@ -76,10 +76,10 @@ async def test_a_service_is_started_awaited_and_taken_away(calls: Path, tmp_path
 
 @on_loop
 async def test_one_that_does_not_start_says_why_and_leaves_nothing(calls: Path, tmp_path: Path) -> None:
-    async def story(stage: Stage, desk: Desk) -> None:
-        services = Services(stage.spec, stage.cell, stage.log)
+    async def story(stage: JobContext, desk: Desk) -> None:
+        services = ServiceContainers(stage.spec, stage.cell, stage.log)
         with pytest.raises(StepFailed, match="service bad did not start: no such image") as failed:
-            await services.start(stage.scene, 60)
+            await services.start(stage.expressions, 60)
         await services.close(is_failed=True)
 
         assert failed.value.code == "RUNNER_STARTUP"
@@ -93,10 +93,10 @@ async def test_one_that_does_not_start_says_why_and_leaves_nothing(calls: Path, 
 async def test_one_that_ends_before_it_is_ready_is_told(calls: Path, tmp_path: Path) -> None:
     (tmp_path / "dead").touch()
 
-    async def story(stage: Stage, _desk: Desk) -> None:
-        services = Services(stage.spec, stage.cell, stage.log)
+    async def story(stage: JobContext, _desk: Desk) -> None:
+        services = ServiceContainers(stage.spec, stage.cell, stage.log)
         with pytest.raises(StepFailed, match="ended before it was ready"):
-            await services.start(stage.scene, 60)
+            await services.start(stage.expressions, 60)
         await services.close()
 
     await on_stage(tmp_path, story, services=[POSTGRES])
@@ -106,10 +106,10 @@ async def test_one_that_ends_before_it_is_ready_is_told(calls: Path, tmp_path: P
 async def test_without_a_tool_there_are_no_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "working_tool", lambda: ("", "podman is not installed"))
 
-    async def story(stage: Stage, _desk: Desk) -> None:
-        services = Services(stage.spec, stage.cell, stage.log)
+    async def story(stage: JobContext, _desk: Desk) -> None:
+        services = ServiceContainers(stage.spec, stage.cell, stage.log)
         with pytest.raises(StepFailed, match="need podman or docker on the runner: podman is not installed"):
-            await services.start(stage.scene, 60)
+            await services.start(stage.expressions, 60)
 
     await on_stage(tmp_path, story, services=[POSTGRES])
 
@@ -126,8 +126,8 @@ async def test_without_a_tool_there_are_no_services(tmp_path: Path, monkeypatch:
 )
 @on_loop
 async def test_what_the_tool_would_misunderstand_is_refused(service: Service, why: str, tmp_path: Path) -> None:
-    async def story(stage: Stage, _desk: Desk) -> None:
-        services = Services(JobSpec(services=[service]), stage.cell, stage.log)
+    async def story(stage: JobContext, _desk: Desk) -> None:
+        services = ServiceContainers(JobSpec(services=[service]), stage.cell, stage.log)
         with pytest.raises(Refused, match=why):
             services.command(service, service.image, service.env)
 
@@ -139,10 +139,10 @@ async def test_a_job_in_a_container_shares_a_network_with_its_services(calls: Pa
     """There it calls them by their names."""
     assert container.TOOLS
 
-    async def story(stage: Stage, _desk: Desk) -> None:
+    async def story(stage: JobContext, _desk: Desk) -> None:
         cell = ContainerCell("podman", workspace=tmp_path, limits=Limits(), has_network=True, image="debian")
-        services = Services(stage.spec, cell, stage.log)
-        told = await services.start(stage.scene, 60)
+        services = ServiceContainers(stage.spec, cell, stage.log)
+        told = await services.start(stage.expressions, 60)
         network = told["cache"]["network"]
 
         assert f"--network {network}" in " ".join(cell.start_command())

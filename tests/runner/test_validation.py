@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from deltaci.protocol.messages import RuleResult
-from deltaci.runner.actions.context import Stage
-from deltaci.runner.result import Ended
+from deltaci.runner.actions.context import JobContext
+from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Exit
-from deltaci.runner.steps.sequence import Steps
-from deltaci.runner.steps.validation import MAX_READ_BYTES, Rules
-from deltaci.runner.transfers import Over
+from deltaci.runner.steps.sequence import StepSequence
+from deltaci.runner.steps.validation import MAX_READ_BYTES, RuleChecker
+from deltaci.runner.transfers import JobStopped
 from tests.contract.places import on_loop
 from tests.runner.desk import Desk
 from tests.runner.stages import on_stage
 from tests.runner.test_reports import COVERAGE_JSON, COVERAGE_XML
 
 SUITE = '<testsuite><testcase name="a"/><testcase name="b">{}</testcase></testsuite>'
-WELL = Ended(exit=Exit(0, None, 0.0), steps=[], summary="1 steps succeeded")
+WELL = JobResult(exit=Exit(0, None, 0.0), steps=[], summary="1 steps succeeded")
 
 
 class Case(NamedTuple):
@@ -117,13 +117,13 @@ def furnish(work: Path) -> None:
         file.truncate(MAX_READ_BYTES + 1)  # A hole: nothing is on the disk.
 
 
-async def looked_at(stage: Stage, *, may_go_on: bool = True) -> Ended:
+async def looked_at(stage: JobContext, *, may_go_on: bool = True) -> JobResult:
     """What the rules of this job make of a success."""
 
     async def go_on(_index: int, _name: str) -> bool:
         return may_go_on
 
-    return await Rules(stage, Steps(stage, {}, go_on, lambda: 60.0), lambda: 60.0).check(WELL)
+    return await RuleChecker(stage, StepSequence(stage, {}, go_on, lambda: 60.0), lambda: 60.0).check(WELL)
 
 
 @pytest.mark.proves("WST-TA3")
@@ -132,7 +132,7 @@ async def looked_at(stage: Stage, *, may_go_on: bool = True) -> Ended:
 async def test_every_rule_holds_or_says_what_it_found_and_wanted(cases: tuple[Case, ...], tmp_path: Path) -> None:
     """All are looked at, whatever those before them say; and the job itself went well."""
 
-    async def story(stage: Stage, desk: Desk) -> None:
+    async def story(stage: JobContext, desk: Desk) -> None:
         await asyncio.to_thread(furnish, stage.layout.workspace)
 
         ended = await looked_at(stage)
@@ -158,7 +158,7 @@ async def test_every_rule_holds_or_says_what_it_found_and_wanted(cases: tuple[Ca
 async def test_rules_that_hold_change_nothing(tmp_path: Path) -> None:
     """The summary stays that of the steps."""
 
-    async def story(stage: Stage, _desk: Desk) -> None:
+    async def story(stage: JobContext, _desk: Desk) -> None:
         ended = await looked_at(stage)
 
         assert (ended.is_valid, ended.summary) == (True, WELL.summary)
@@ -171,7 +171,7 @@ async def test_rules_that_hold_change_nothing(tmp_path: Path) -> None:
 async def test_the_servers_rules_are_left_to_it(tmp_path: Path) -> None:
     """Only the server knows the base as it is then; a runner that guessed would be believed."""
 
-    async def story(stage: Stage, _desk: Desk) -> None:
+    async def story(stage: JobContext, _desk: Desk) -> None:
         ended = await looked_at(stage)
 
         assert ended is WELL
@@ -183,8 +183,8 @@ async def test_the_servers_rules_are_left_to_it(tmp_path: Path) -> None:
 async def test_a_rule_does_not_begin_without_a_lease(tmp_path: Path) -> None:
     """Somebody else may be at this very job by now."""
 
-    async def story(stage: Stage, _desk: Desk) -> None:
-        with pytest.raises(Over):
+    async def story(stage: JobContext, _desk: Desk) -> None:
+        with pytest.raises(JobStopped):
             await looked_at(stage, may_go_on=False)
 
         assert not (stage.layout.workspace / "mine").exists()
@@ -196,8 +196,8 @@ async def test_a_rule_does_not_begin_without_a_lease(tmp_path: Path) -> None:
 async def test_a_verdict_tells_no_secret(tmp_path: Path) -> None:
     """What a rule found may have one in it, and verdicts are for everybody."""
 
-    async def story(stage: Stage, _desk: Desk) -> None:
-        stage.log.hide(["s3cr3t-value"])
+    async def story(stage: JobContext, _desk: Desk) -> None:
+        stage.log.add_secrets(["s3cr3t-value"])
 
         ended = await looked_at(stage)
 

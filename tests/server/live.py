@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.engine import feed
-from deltaci.runner.client import Client
-from deltaci.runner.tls import Tls
+from deltaci.runner.client import RunnerClient
+from deltaci.runner.tls import TlsConfig
 from deltaci.server.runner_api.registration import Issuer
 from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage import open_store
@@ -47,10 +47,10 @@ class Live:
         return await self.service.store.find(id)
 
     @asynccontextmanager
-    async def client(self, tls: Tls | None = None, token: str = "", url: str = "") -> AsyncIterator[Caller]:
+    async def client(self, tls: TlsConfig | None = None, token: str = "", url: str = "") -> AsyncIterator[Caller]:
         """A runner's own client, in a thread of its own."""
         with ThreadPoolExecutor(1) as thread:
-            caller = Caller(Client(url or self.url, token, tls), thread)
+            caller = Caller(RunnerClient(url or self.url, token, tls), thread)
             try:
                 yield caller
             finally:
@@ -60,7 +60,7 @@ class Live:
 class Caller:
     """Calls the client where its connection is kept."""
 
-    def __init__(self, client: Client, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, client: RunnerClient, thread: ThreadPoolExecutor) -> None:
         self.client = client
         self._thread = thread
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.runner.log.sections import Writer, new_nonce, sections
+from deltaci.runner.log.sections import SectionWriter, new_nonce, sections
 from deltaci.server.log_index import BLOCK_BYTES, MAX_MARKER_BYTES, MAX_SECTIONS, LogIndex, LogIndexes
 from deltaci.storage.blobs.logs import LogStore
 
@@ -22,7 +22,7 @@ CUTS = st.lists(st.integers(1, 400), max_size=20)
 
 def laid_out(steps: list[tuple[str, bytes, int | None]], *, is_ended: bool) -> bytes:
     """A log as a runner writes it; one that died writes no end."""
-    writer = Writer(NONCE)
+    writer = SectionWriter(NONCE)
     parts = [writer.header()]
     for index, (name, output, exit_code) in enumerate(steps):
         parts += [writer.begin(index, name), writer.output(output)]
@@ -82,7 +82,7 @@ def test_what_is_no_log_of_ours_has_lines_and_no_steps(log: bytes) -> None:
 
 def test_a_line_of_any_length_costs_little_and_is_no_marker() -> None:
     """Also one that ends as a marker would, and the true one behind it counts."""
-    log = Writer(NONCE).header() + b"x" * (3 * MAX_MARKER_BYTES)
+    log = SectionWriter(NONCE).header() + b"x" * (3 * MAX_MARKER_BYTES)
     log += f'::step {NONCE} begin index=7 name="no"\n::step {NONCE} begin index=0 name="yes"\n'.encode()
 
     index = fed(log, [1000] * (len(log) // 1000))
@@ -120,7 +120,7 @@ def test_a_hundred_megabytes_take_a_moment_and_a_second_look_nothing(tmp_path: P
     line = b"2026-01-01T00:00:00Z  compiling module 0123456 of the largest program in the world ........ ok\n"
     place = logs.place("a", 1)
     place.parent.mkdir()
-    place.write_bytes(Writer(new_nonce()).header() + line * (100 * 1024 * 1024 // len(line)))
+    place.write_bytes(SectionWriter(new_nonce()).header() + line * (100 * 1024 * 1024 // len(line)))
 
     began = time.thread_time()
     first = indexes.look(logs, "a", 1)

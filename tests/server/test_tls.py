@@ -17,7 +17,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.worker import Worker
 from deltaci.protocol import messages as wire
 from deltaci.runner.client import Unreachable
-from deltaci.runner.tls import BadFiles, Tls
+from deltaci.runner.tls import InvalidTlsFiles, TlsConfig
 from deltaci.server.tls import Peer, server_context
 from tests.certificates import HERE, Authority, Pair, uri
 from tests.contract.places import on_loop
@@ -39,9 +39,9 @@ class Town:
         """What the server uses; it believes certificates of runners."""
         return server_context(*self.here, self.runners.pem, require_client_cert=require_client_cert)
 
-    def tls(self, *names: str, by: Authority | None = None, days: float = 1) -> Tls:
+    def tls(self, *names: str, by: Authority | None = None, days: float = 1) -> TlsConfig:
         """What a runner with a certificate for these names uses."""
-        return Tls(self.servers.pem, *(by or self.runners).issue(*map(uri, names), days=days))
+        return TlsConfig(self.servers.pem, *(by or self.runners).issue(*map(uri, names), days=days))
 
 
 @pytest.fixture(params=[H11Protocol, HttpToolsProtocol])
@@ -56,7 +56,7 @@ def town(tmp_path: Path) -> Town:
     return Town(tmp_path)
 
 
-async def trouble(live: Live, tls: Tls, url: str = "") -> str:
+async def trouble(live: Live, tls: TlsConfig, url: str = "") -> str:
     """Why the server cannot be reached like this."""
     async with live.client(tls, url=url) as caller:
         with pytest.raises(Unreachable) as caught:
@@ -64,7 +64,7 @@ async def trouble(live: Live, tls: Tls, url: str = "") -> str:
     return str(caught.value)
 
 
-async def refusal(live: Live, tls: Tls, token: str = "") -> Refused:
+async def refusal(live: Live, tls: TlsConfig, token: str = "") -> Refused:
     """Why the server does not let somebody in who reaches it."""
     before = await live.log()
     async with live.client(tls, token) as caller:
@@ -88,7 +88,7 @@ async def test_a_server_that_cannot_prove_itself_is_told_nothing(town: Town, tmp
         (town.servers.issue(HERE, days=-1), town.servers.pem, "has expired; renew it on the server"),
     ):
         async with served(tmp_path / "server", server_context(*pair)) as live:
-            assert said in await trouble(live, Tls(ca))
+            assert said in await trouble(live, TlsConfig(ca))
             assert await live.log() == []
 
 
@@ -98,18 +98,18 @@ async def test_tls_and_plain_http_are_told_apart(town: Town, tmp_path: Path) -> 
     async with served(tmp_path / "server") as live:
         assert live.url.startswith("http://")
         secure = live.url.replace("http://", "https://")
-        assert "does not speak TLS; use http://" in await trouble(live, Tls(), secure)
+        assert "does not speak TLS; use http://" in await trouble(live, TlsConfig(), secure)
     async with served(tmp_path / "server", town.context()) as live:
         assert live.url.startswith("https://")
         plain = live.url.replace("https://", "http://")
-        assert "if it speaks TLS, use https://" in await trouble(live, Tls(), plain)
+        assert "if it speaks TLS, use https://" in await trouble(live, TlsConfig(), plain)
 
 
 @on_loop
 async def test_old_versions_of_tls_are_not_spoken(town: Town, tmp_path: Path) -> None:
     """They can be broken."""
     assert town.context().minimum_version == ssl.TLSVersion.TLSv1_2
-    assert Tls(town.servers.pem).context().minimum_version == ssl.TLSVersion.TLSv1_2
+    assert TlsConfig(town.servers.pem).context().minimum_version == ssl.TLSVersion.TLSv1_2
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.load_verify_locations(town.servers.pem)
     old.set_ciphers("ALL:@SECLEVEL=0")
@@ -131,7 +131,7 @@ async def test_old_versions_of_tls_are_not_spoken(town: Town, tmp_path: Path) ->
 @on_loop
 async def test_over_tls_a_token_is_as_good_as_ever(town: Town, tmp_path: Path, parser: None) -> None:
     """Client certificates may be asked for and still be left out."""
-    async with served(tmp_path / "server", town.context()) as live, live.client(Tls(town.servers.pem)) as caller:
+    async with served(tmp_path / "server", town.context()) as live, live.client(TlsConfig(town.servers.pem)) as caller:
         entered = await caller.do(caller.client.register, live.token("w1"), ["linux"], 2)
         caller.client.token = entered.credential
 
@@ -159,7 +159,7 @@ async def test_a_certificate_that_the_server_does_not_believe_opens_no_connectio
         for said in (unknown, expired):
             assert "see that its --client-ca signed the client certificate, and that it has not expired" in said
         if is_required:
-            assert "give --client-cert FILE" in await trouble(live, Tls(town.servers.pem))
+            assert "give --client-cert FILE" in await trouble(live, TlsConfig(town.servers.pem))
         assert "a client's certificate is refused: unable to get local issuer certificate" in caplog.text
         assert await live.log() == []
 
@@ -178,7 +178,7 @@ async def test_a_certificate_that_names_no_runner_is_only_a_way_to_connect(
 ) -> None:
     """Some have one for every machine; then a token says who it is. A common name says nothing."""
     pair = town.runners.issue(*map(uri, names), common="deltaci:default/build-1")
-    tls = Tls(town.servers.pem, *pair)
+    tls = TlsConfig(town.servers.pem, *pair)
     async with served(tmp_path / "server", town.context(require_client_cert=True)) as live:
         refused = await refusal(live, tls)
         assert refused.code == "bad_credential"
@@ -242,7 +242,7 @@ async def test_a_certificate_is_enough(town: Town, tmp_path: Path, parser: None)
 async def test_a_certificate_and_a_token_must_name_the_same_runner(town: Town, tmp_path: Path) -> None:
     """Two who share a connection are one too many."""
     async with served(tmp_path / "server", town.context()) as live:
-        async with live.client(Tls(town.servers.pem)) as caller:
+        async with live.client(TlsConfig(town.servers.pem)) as caller:
             entered = await caller.do(caller.client.register, live.token("build-1"), [], 1)
         for other in ("deltaci:default/build-2", "deltaci:another/build-1"):
             refused = await refusal(live, town.tls(other), entered.credential)
@@ -283,7 +283,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
 ) -> None:
     """Also when it is written while the runner looks, and also when it is another name."""
     pair, renewed = town.runners.issue(uri(RUNNER)), town.runners.issue(uri("deltaci:default/build-2"))
-    tls = Tls(town.servers.pem, *pair)
+    tls = TlsConfig(town.servers.pem, *pair)
     async with served(tmp_path / "server", town.context()) as live, live.client(tls) as caller:
         assert (await caller.do(caller.client.renew)).runner_id == "build-1"
 
@@ -331,8 +331,8 @@ def test_a_file_that_is_wrong_is_named(town: Town, spoil: Callable[[Town, Pair],
 
     with pytest.raises(ValueError, match=said):
         server_context(*pair)
-    with pytest.raises(BadFiles, match=said):
-        Tls(town.servers.pem, *pair).context()
+    with pytest.raises(InvalidTlsFiles, match=said):
+        TlsConfig(town.servers.pem, *pair).context()
 
 
 def test_an_authority_that_is_none_is_named(town: Town, tmp_path: Path) -> None:
@@ -343,9 +343,9 @@ def test_an_authority_that_is_none_is_named(town: Town, tmp_path: Path) -> None:
     for ca, said in ((empty, "has no certificate in PEM"), (tmp_path / "nowhere.pem", "cannot be read")):
         with pytest.raises(ValueError, match=said):
             server_context(*town.here, ca)
-        with pytest.raises(BadFiles, match=said):
-            Tls(ca).context()
+        with pytest.raises(InvalidTlsFiles, match=said):
+            TlsConfig(ca).context()
     with pytest.raises(ValueError, match="give --client-ca FILE"):
         server_context(*town.here, require_client_cert=True)
-    with pytest.raises(BadFiles, match="both --client-cert FILE and --client-key FILE"):
-        Tls(town.servers.pem, town.here.cert)
+    with pytest.raises(InvalidTlsFiles, match="both --client-cert FILE and --client-key FILE"):
+        TlsConfig(town.servers.pem, town.here.cert)

@@ -15,8 +15,8 @@ from deltaci.core.events import JOB, Event
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult
-from deltaci.runner.result import Ended
-from deltaci.runner.steps.validation import Rules
+from deltaci.runner.result import JobResult
+from deltaci.runner.steps.validation import RuleChecker
 from deltaci.server.runner_api import message_handlers
 from deltaci.server.runner_api.verdicts import verdict_of
 from tests.simulation.planting import fault, instead, reaction
@@ -83,9 +83,9 @@ def the_server_believes_the_first_rule() -> Iterator[None]:
 def a_runner_tells_of_rules_that_it_did_not_run() -> Iterator[None]:
     """A runner in a hurry says that all of them hold."""
 
-    async def check(self: Rules, ended: Ended) -> Ended:
+    async def check(self: RuleChecker, ended: JobResult) -> JobResult:
         good = [RuleResult(rule=rule.run, is_passed=True) for rule in self._stage.spec.rules]
         return structs.replace(ended, verdicts=good)
 
-    with instead((Rules, "check", check)):
+    with instead((RuleChecker, "check", check)):
         yield

@@ -17,13 +17,13 @@ from msgspec import structs
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Complete, HeartbeatAck
 from deltaci.runner.agent import Agent
-from deltaci.runner.client import Client
-from deltaci.runner.job import Job
+from deltaci.runner.client import RunnerClient
+from deltaci.runner.job import JobRunner
 from deltaci.runner.lease import keeper as keeping
 from deltaci.runner.lease.keeper import Cancel, Keeper
 from deltaci.runner.log.stream import LogStream
-from deltaci.runner.registration import Entrance
-from deltaci.runner.result import Ended
+from deltaci.runner.registration import CredentialProvider
+from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Exit
 from deltaci.simulation.machine import SimCell, SimMachine
 from tests.simulation.planting import fault, instead
@@ -98,16 +98,16 @@ def the_wall_clock_is_trusted() -> Iterator[None]:
 @fault
 def a_job_begins_before_its_lease_is_taken() -> Iterator[None]:
     """Nobody waits for the answer to the acknowledgement, so a stale lease is worked on too."""
-    real = Job._insist
+    real = JobRunner._send_until_acknowledged
 
-    async def insist(self: Job, message: Any) -> Any:
+    async def insist(self: JobRunner, message: Any) -> Any:
         answer = await real(self, message)
         if type(message).__name__ == "AckLease" and not isinstance(answer, HeartbeatAck):
             ttl = self._granted.lease_ttl_seconds
             return HeartbeatAck(lease_id=message.lease_id, extend_lease=True, new_lease_ttl_seconds=ttl)
         return answer
 
-    with instead((Job, "_insist", insist)):
+    with instead((JobRunner, "_send_until_acknowledged", insist)):
         yield
 
 
@@ -117,59 +117,59 @@ def a_job_begins_before_its_lease_is_taken() -> Iterator[None]:
 @fault
 def a_failure_is_called_success() -> Iterator[None]:
     """The exit code of the last step is not looked at."""
-    real = Job._tell
+    real = JobRunner._report_result
 
-    async def tell(self: Job, ended: Ended, log: LogStream) -> str:
+    async def tell(self: JobRunner, ended: JobResult, log: LogStream) -> str:
         well = structs.replace(ended.exit, exit_code=0, signal=None) if ended.exit.exit_code else ended.exit
         return await real(self, structs.replace(ended, exit=well), log)
 
-    with instead((Job, "_tell", tell)):
+    with instead((JobRunner, "_report_result", tell)):
         yield
 
 
 @fault
 def a_cancel_is_acknowledged_too_early() -> Iterator[None]:
     """The server is told that nothing runs any more while something does."""
-    real = Job.hear
+    real = JobRunner.on_keeper_message
 
-    def hear(self: Job, news: Any) -> None:
+    def hear(self: JobRunner, news: Any) -> None:
         if isinstance(news, Cancel) and self._cell is not None and self._log is not None:
             self._cancel = news
-            ended = Ended(exit=Exit(None, 9, 0.0), steps=[])
-            asyncio.get_running_loop().create_task(self._tell(ended, self._log))
+            ended = JobResult(exit=Exit(None, 9, 0.0), steps=[])
+            asyncio.get_running_loop().create_task(self._report_result(ended, self._log))
             return
         real(self, news)
 
-    with instead((Job, "hear", hear)):
+    with instead((JobRunner, "on_keeper_message", hear)):
         yield
 
 
 @fault
 def a_result_is_said_once() -> Iterator[None]:
     """A result whose answer is lost is not said again, and its lease is kept for ever."""
-    real = Job._insist
+    real = JobRunner._send_until_acknowledged
 
-    async def once(self: Job, message: Any) -> Any:
+    async def once(self: JobRunner, message: Any) -> Any:
         if isinstance(message, Complete):
             try:
-                return await asyncio.to_thread(self._client.say, message)
+                return await asyncio.to_thread(self._client.send, message)
             except Exception:
                 await asyncio.get_running_loop().create_future()
         return await real(self, message)
 
-    with instead((Job, "_insist", once)):
+    with instead((JobRunner, "_send_until_acknowledged", once)):
         yield
 
 
 @fault
 def a_log_goes_on_at_the_wrong_place() -> Iterator[None]:
     """After an answer that was lost, the same bytes are sent as if they were the next ones."""
-    real = Client.append_log
+    real = RunnerClient.append_log
 
-    def append(self: Client, lease_id: str, offset: int, data: bytes, *words: Any) -> int:
+    def append(self: RunnerClient, lease_id: str, offset: int, data: bytes, *words: Any) -> int:
         return real(self, lease_id, self.log_size(lease_id), data, *words)
 
-    with instead((Client, "append_log", append)):
+    with instead((RunnerClient, "append_log", append)):
         yield
 
 
@@ -198,21 +198,21 @@ def a_log_skips_what_was_not_heard() -> Iterator[None]:
 @fault
 def a_place_is_never_free_again() -> Iterator[None]:
     """A runner that is full does not notice that a job has ended."""
-    with instead((Agent, "_ended", lambda self, task: None)):
+    with instead((Agent, "_on_job_done", lambda self, task: None)):
         yield
 
 
 @fault
 def a_runner_works_beside_its_keeper() -> Iterator[None]:
     """Jobs are begun that no keeper was told of."""
-    with instead((Job, "_hold", lambda self, progress, log: None)):
+    with instead((JobRunner, "_update_keeper", lambda self, progress, log: None)):
         yield
 
 
 @fault
 def a_runner_does_not_come_back() -> Iterator[None]:
     """Whoever finds its server away for once never asks again."""
-    real = Agent._heard
+    real = Agent._read_response
 
     async def heard(self: Agent, asking: Any) -> Any:
         try:
@@ -220,7 +220,7 @@ def a_runner_does_not_come_back() -> Iterator[None]:
         except Exception:
             await asyncio.get_running_loop().create_future()
 
-    with instead((Agent, "_heard", heard)):
+    with instead((Agent, "_read_response", heard)):
         yield
 
 
@@ -231,7 +231,7 @@ def a_credential_is_not_renewed() -> Iterator[None]:
     async def never(_self: Agent) -> None:
         await asyncio.get_running_loop().create_future()
 
-    def refuse(_self: Entrance) -> Any:
+    def refuse(_self: CredentialProvider) -> Any:
         raise Refused("bad_credential", "not again")
 
     async def heard(_self: Agent, asking: Any) -> Any:
@@ -240,5 +240,5 @@ def a_credential_is_not_renewed() -> Iterator[None]:
         except Refused:
             await asyncio.get_running_loop().create_future()
 
-    with instead((Agent, "_renew", never), (Entrance, "renew", refuse), (Agent, "_heard", heard)):
+    with instead((Agent, "_renew", never), (CredentialProvider, "renew", refuse), (Agent, "_read_response", heard)):
         yield

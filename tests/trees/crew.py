@@ -10,9 +10,9 @@ from typing import Any
 
 from deltaci.core.attempt import Attempt
 from deltaci.protocol import messages as wire
-from deltaci.runner.client import Client
-from deltaci.runner.job import Job
-from deltaci.runner.runtime import Machine
+from deltaci.runner.client import RunnerClient
+from deltaci.runner.job import JobRunner
+from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import Places
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
@@ -22,7 +22,7 @@ from tests.repositories.site import RepositorySite
 from tests.runner.cells import needs
 
 
-class LocalMachine(Machine):
+class LocalMachine(Runtime):
     """This machine, where repositories in folders may be read."""
 
     def git_protocols(self) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ class LocalMachine(Machine):
 class Worker:
     """One runner with a folder of its own."""
 
-    def __init__(self, site: RepositorySite, name: str, client: Client, folder: Path, executor: str) -> None:
+    def __init__(self, site: RepositorySite, name: str, client: RunnerClient, folder: Path, executor: str) -> None:
         self.site = site
         self.name = name
         self.client = client
@@ -53,9 +53,9 @@ class Worker:
         [granted] = await asyncio.to_thread(self.client.lease, asked)
         return granted
 
-    def job(self, granted: wire.LeaseGranted) -> Job:
+    def job(self, granted: wire.LeaseGranted) -> JobRunner:
         """What does it."""
-        return Job(self.client, self.name, granted, self.places, self.machine)
+        return JobRunner(self.client, self.name, granted, self.places, self.machine)
 
     async def work(self) -> str:
         """Do one job to its end; how that went, in one word."""
@@ -63,7 +63,7 @@ class Worker:
 
     async def over(self, ids: list[str]) -> list[str]:
         """What the server says of these streams."""
-        return await asyncio.to_thread(self.client.streams_over, ids)
+        return await asyncio.to_thread(self.client.ended_streams, ids)
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def worker(
 ) -> AsyncIterator[Worker]:
     """A runner that has come in, until it leaves."""
     needs(executor)
-    client = Client(site.url)
+    client = RunnerClient(site.url)
     token = registration_token(site.folder, name, TENANT)
     client.token = (await asyncio.to_thread(client.register, token, [], 9)).credential
     one = Worker(site, name, client, folder / name, executor)

@@ -22,8 +22,8 @@ from deltaci.engine import feed
 from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.pipeline.planning.plan import Plan
 from deltaci.runner.agent import Agent
-from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, Entrance
-from deltaci.runner.runtime import Machine
+from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, CredentialProvider
+from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
 from deltaci.server.auth.credentials import server_key
@@ -38,7 +38,7 @@ MAX_LEFT_OVER: Final = 100
 PERSON: Final = "user:you"
 
 
-class Here(Machine):
+class Here(Runtime):
     """This machine, for its own user: jobs that ask for no walls get none, as if their commands were typed here."""
 
     def executors(self) -> Executors:
@@ -139,8 +139,8 @@ async def _runner(folder: Path, url: str, labels: Sequence[str], slots: int) -> 
         (work / left).unlink(missing_ok=True)
     name = f"here-{secrets.token_hex(4)}"
     token = registration_token(folder, name, TENANT, TOKEN_SECONDS)
-    entrance = Entrance(url, work, labels=labels, slots=slots, token=token, machine=Here(url))
-    credential = await asyncio.to_thread(entrance.enter)
+    entrance = CredentialProvider(url, work, labels=labels, slots=slots, token=token, runtime=Here(url))
+    credential = await asyncio.to_thread(entrance.obtain)
     agent = Agent(entrance, credential, labels=labels, slots=slots, folder=work)
     working = asyncio.create_task(agent.run())
     try:

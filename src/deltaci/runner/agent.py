@@ -17,13 +17,13 @@ from deltaci.protocol.messages import CancelRequested, LeaseGranted, Registered
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.protocol.responses import LeaseResponse
 from deltaci.runner.client import Unreachable
-from deltaci.runner.control_channel import Ear
-from deltaci.runner.job import Job
+from deltaci.runner.control_channel import ControlChannel
+from deltaci.runner.job import JobRunner
 from deltaci.runner.lease.keeper import Cancel, Lost, NewToken, Order, Ready
-from deltaci.runner.nats_dispatch import Dispatches
+from deltaci.runner.nats_dispatch import DispatchPuller
 from deltaci.runner.pauses import Pauses
-from deltaci.runner.registration import Entrance
-from deltaci.runner.runtime import Keeping
+from deltaci.runner.registration import CredentialProvider
+from deltaci.runner.runtime import KeeperConnection
 from deltaci.runner.sandbox.cell_pool import Places
 
 WAIT_SECONDS: Final = 20.0
@@ -39,11 +39,11 @@ THREADS_PER_JOB: Final = 3  # One sends the log, one says things, one stops it: 
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class KeeperGone(Exception):
+class KeeperDied(Exception):
     """Without its keeper a runner cannot prove its leases."""
 
 
-class Removed(Exception):
+class RunnerRemoved(Exception):
     """Somebody took this runner out of the fleet: it may not come back by itself."""
 
 
@@ -52,7 +52,7 @@ class Agent:
 
     def __init__(
         self,
-        entrance: Entrance,
+        entrance: CredentialProvider,
         credential: Registered,
         *,
         labels: Sequence[str],
@@ -64,30 +64,30 @@ class Agent:
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self._entrance = entrance
-        self._machine = machine = entrance.machine
-        self._client = machine.connect(credential.credential)
-        self._asking = machine.connect(credential.credential)  # A line of its own, on which it waits.
-        self._listening = machine.connect(credential.credential)  # And one on which it is told.
+        self._runtime = runtime = entrance.runtime
+        self._client = runtime.connect(credential.credential)
+        self._asking = runtime.connect(credential.credential)  # A line of its own, on which it waits.
+        self._listening = runtime.connect(credential.credential)  # And one on which it is told.
         self._wait_seconds = wait_seconds
-        self._dispatches: Dispatches | None = None
+        self._dispatches: DispatchPuller | None = None
         self._nats = nats
         self._is_behind = False
         self._credential = credential
-        self._renew_at = self._machine.clock() + credential.expires_in_seconds / 2
+        self._renew_at = self._runtime.clock() + credential.expires_in_seconds / 2
         self._labels = list(labels)
         self._slots = slots
         self._folder = folder
         self._once = once
         self._drain_seconds = drain_seconds
-        self._jobs: dict[str, Job] = {}
-        self._ear = Ear(self._listening, credential.runner_id, self._jobs.keys, self._heed)
+        self._jobs: dict[str, JobRunner] = {}
+        self._ear = ControlChannel(self._listening, credential.runner_id, self._jobs.keys, self._heed)
         self._held: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
         self._is_kept = asyncio.Event()
         self._places: Places | None = None
-        self._keeper: Keeping | None = None
+        self._keeper: KeeperConnection | None = None
         self._renewing = asyncio.Lock()
         self._leaving: asyncio.Task[None] | None = None
 
@@ -129,8 +129,8 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(
             ThreadPoolExecutor(THREADS + THREADS_PER_JOB * self._slots, "calls")
         )
-        self._places = Places(self._folder, self._machine.executors())
-        self._keeper = await self._machine.keeper()
+        self._places = Places(self._folder, self._runtime.executors())
+        self._keeper = await self._runtime.start_keeper()
         self._tell(NewToken(token=self._client.token))
         hearing = asyncio.create_task(self._hear())
         renewing = asyncio.create_task(self._renew())
@@ -144,7 +144,7 @@ class Agent:
                 await asyncio.wait({hearing, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             if hearing.done():
                 await self._stop_jobs()
-                raise KeeperGone("the lease keeper ended; the jobs of this runner were stopped")
+                raise KeeperDied("the lease keeper ended; the jobs of this runner were stopped")
             await asking
             await (self._leaving or self._leave())
         finally:
@@ -164,7 +164,7 @@ class Agent:
         """Have dispatches and cancels from NATS, if there is one."""
         if self._nats is None or not self._credential.tenant:
             return []
-        self._dispatches = Dispatches(
+        self._dispatches = DispatchPuller(
             self._nats,
             self._credential.tenant,
             self._credential.runner_id,
@@ -178,41 +178,41 @@ class Agent:
         """Nobody proves their leases any more: they end now, and what they said is sent."""
         self._is_stopping.set()
         for lease_id, job in self._jobs.items():
-            job.hear(Lost(lease_id=lease_id, reason="KEEPER_GONE"))
+            job.on_keeper_message(Lost(lease_id=lease_id, reason="KEEPER_GONE"))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 
     def _tell(self, order: Order) -> None:
         if self._keeper is not None:
-            self._keeper.tell(order)
+            self._keeper.send(order)
 
     async def _hear(self) -> None:
         """What the keeper says, until it is gone."""
         assert self._keeper is not None
-        while (news := await self._keeper.hear()) is not None:
+        while (news := await self._keeper.receive()) is not None:
             if isinstance(news, Ready):
                 self._is_kept.set()
             job = self._jobs.get(news.lease_id)
             if job is not None:
-                job.hear(news)
+                job.on_keeper_message(news)
 
     def _heed(self, wanted: CancelRequested) -> None:
         """A cancel that came before the heartbeat's answer, which will say the same."""
         told = Cancel(lease_id=wanted.lease_id, deadline_seconds=wanted.deadline_seconds, reason=wanted.reason)
-        self._jobs[wanted.lease_id].hear(told)
+        self._jobs[wanted.lease_id].on_keeper_message(told)
 
     async def _renew(self) -> None:
         """Have a fresh credential long before the old one is over."""
         pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while True:
-            await asyncio.sleep(max(0.0, self._renew_at - self._machine.clock()))
+            await asyncio.sleep(max(0.0, self._renew_at - self._runtime.clock()))
             try:
                 await self._refresh()
                 pauses.reset()
             except (Unreachable, Refused) as error:
                 LOGGER.warning("the credential cannot be renewed: %s", error)
                 again = pauses.next() if isinstance(error, Unreachable) else REFUSED_SECONDS
-                self._renew_at = self._machine.clock() + again
+                self._renew_at = self._runtime.clock() + again
 
     async def _refresh(self) -> None:
         async with self._renewing:
@@ -225,7 +225,7 @@ class Agent:
             self._leaving = asyncio.create_task(self._leave())  # Of this life, too.
         self._client.token = self._asking.token = self._listening.token = fresh.credential
         self._tell(NewToken(token=fresh.credential))
-        self._renew_at = self._machine.clock() + fresh.expires_in_seconds / 2
+        self._renew_at = self._runtime.clock() + fresh.expires_in_seconds / 2
 
     async def _ask(self) -> None:
         """Ask for as much as there is room for, again and again; but not before somebody keeps what is given."""
@@ -255,7 +255,7 @@ class Agent:
                 await self._settle(told, ())
                 return
             try:
-                answer = await self._heard(asking)
+                answer = await self._read_response(asking)
             except Unreachable as error:
                 LOGGER.warning("%s; trying again", error)
                 await self._settle(told, ())
@@ -276,13 +276,13 @@ class Agent:
                 self._held.add(each.lease_id)
                 task = asyncio.create_task(self._work(each))
                 self._tasks.add(task)
-                task.add_done_callback(self._ended)
+                task.add_done_callback(self._on_job_done)
             if granted and self._once:
                 return
 
     async def _said(self, asked: wire.LeaseRequest) -> asyncio.Task[LeaseResponse]:
         """Ask. The task is done, unless the runner shall leave while it waits for work: then it hung up."""
-        asking = asyncio.create_task(asyncio.to_thread(self._asking.ask, asked))
+        asking = asyncio.create_task(asyncio.to_thread(self._asking.request_leases, asked))
         stopping = asyncio.create_task(self._is_stopping.wait())
         try:
             await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -315,7 +315,7 @@ class Agent:
         if self._dispatches is not None:
             await self._dispatches.settle(told, gone)
 
-    async def _heard(self, asking: asyncio.Task[LeaseResponse]) -> LeaseResponse:
+    async def _read_response(self, asking: asyncio.Task[LeaseResponse]) -> LeaseResponse:
         """What was granted. A machine that slept finds its credential too old, and may be able to get another.
 
         Or it finds that it was given up meanwhile: then it comes back in a new life, unless somebody removed it.
@@ -329,26 +329,26 @@ class Agent:
                 await self._refresh()
             except Refused as kept_out:
                 if refused.code == "shut_down":
-                    raise Removed(f"this runner was removed from the fleet: {kept_out.message}") from kept_out
+                    raise RunnerRemoved(f"this runner was removed from the fleet: {kept_out.message}") from kept_out
                 raise
             return LeaseResponse([])
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_job_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._has_room.set()
 
     async def _streams_over(self, ids: list[str]) -> list[str]:
-        return await asyncio.to_thread(self._client.streams_over, ids)
+        return await asyncio.to_thread(self._client.ended_streams, ids)
 
     async def _work(self, granted: LeaseGranted) -> None:
         assert self._places is not None
-        job = Job(self._client, self._credential.runner_id, granted, self._places, self._machine)
+        job = JobRunner(self._client, self._credential.runner_id, granted, self._places, self._runtime)
         self._jobs[granted.lease_id] = job
         self._ear.leases_changed()
-        started = self._machine.clock()
+        started = self._runtime.clock()
         try:
             outcome = await job.run(self._tell)
-            LOGGER.info("job %s: %s in %.2f s", granted.job_id, outcome, self._machine.clock() - started)
+            LOGGER.info("job %s: %s in %.2f s", granted.job_id, outcome, self._runtime.clock() - started)
         except Exception:
             LOGGER.exception("job %s: an error of ours; its lease will run out", granted.job_id)
         finally:

@@ -29,7 +29,7 @@ from deltaci.protocol.responses import (
     WorktreeStart,
 )
 from deltaci.protocol.routes import LEASE_HEADER, OFFSET_HEADER, ROOT, SHA256_HEADER
-from deltaci.runner.tls import BadFiles, Tls, explained
+from deltaci.runner.tls import InvalidTlsFiles, TlsConfig, explained
 
 TIMEOUT_SECONDS: Final = 10.0
 LEAVE_SECONDS: Final = 3.0  # Who leaves does not wait for long to be heard.
@@ -88,15 +88,15 @@ _problem = _reader(Problem)
 _decode_problem = wire.decoder(Problem)
 
 
-class Client:
+class RunnerClient:
     """Speaks for one runner. `token` may be changed at any time, from any thread."""
 
-    def __init__(self, url: str, token: str = "", tls: Tls | None = None) -> None:
+    def __init__(self, url: str, token: str = "", tls: TlsConfig | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused("bad_request", f"the server's address is {url!r}; give one like http://host:8080")
         self._host, self._port = parts.hostname, parts.port
-        self._tls = (tls or Tls()) if parts.scheme == "https" else None
+        self._tls = (tls or TlsConfig()) if parts.scheme == "https" else None
         self._root = parts.path.rstrip("/") + ROOT
         self._kept = threading.local()
         self._open: set[http.client.HTTPConnection] = set()
@@ -115,9 +115,9 @@ class Client:
 
     def lease(self, asked: wire.LeaseRequest) -> list[LeaseGranted]:
         """Ask for work, and wait for it."""
-        return self.ask(asked).leases
+        return self.request_leases(asked).leases
 
-    def ask(self, asked: wire.LeaseRequest) -> LeaseResponse:
+    def request_leases(self, asked: wire.LeaseRequest) -> LeaseResponse:
         """The same, with all that is answered."""
         body = self._call("POST", "lease", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
         return _granted(body)
@@ -127,16 +127,16 @@ class Client:
         said = wire.encode(wire.LeaveRequest(runner_id=runner_id))
         return _gone(self._call("POST", "leave", said, timeout=LEAVE_SECONDS)).is_shut_down
 
-    def control(self, asked: wire.ControlRequest) -> list[wire.CancelRequested]:
+    def wait_for_cancels(self, asked: wire.ControlRequest) -> list[wire.CancelRequested]:
         """Wait to be told what is wanted of the leases that this runner has."""
         body = self._call("POST", "control", wire.encode(asked), timeout=asked.wait_seconds + TIMEOUT_SECONDS)
         return _wanted(body).cancels
 
-    def say(self, message: RunnerMessage, timeout: float = TIMEOUT_SECONDS) -> ServerMessage:
+    def send(self, message: RunnerMessage, timeout: float = TIMEOUT_SECONDS) -> ServerMessage:
         """Say one thing."""
         return _heard(self._call("POST", "messages", wire.encode(message), timeout=timeout))
 
-    def say_all(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
+    def send_batch(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
         """Say many things at once; each is answered in its place."""
         body = self._call("POST", "batch", msgspec.json.encode(list(said)), timeout=timeout)
         return [_answer(bytes(raw)) for raw in _raw(body)]
@@ -173,11 +173,11 @@ class Client:
         """How the jobs ended that the lease's job needs."""
         return _needs(self._under(lease_id, "GET", "needs"))
 
-    def tree(self, lease_id: str) -> WorktreeStart:
+    def worktree_start(self, lease_id: str) -> WorktreeStart:
         """What the tree of the lease's job begins with."""
         return _tree_start(self._under(lease_id, "GET", "tree", timeout=TRANSFER_SECONDS))
 
-    def streams_over(self, ids: Sequence[str]) -> list[str]:
+    def ended_streams(self, ids: Sequence[str]) -> list[str]:
         """Which of these streams need no tree any more."""
         return _streams_over(self._call("POST", "streams", wire.encode(wire.EndedStreamsRequest(ids=list(ids))))).ended
 
@@ -266,7 +266,7 @@ class Client:
                         raise http.client.IncompleteRead(b"", answer.length)
                     return answer.headers.get(SHA256_HEADER, "").encode()
                 found = _whole(answer)
-        except (OSError, http.client.HTTPException, BadFiles) as error:
+        except (OSError, http.client.HTTPException, InvalidTlsFiles) as error:
             self.close()
             raise Unreachable(
                 f"the server does not answer: {explained(error, self._tls, is_fresh=is_fresh)}"

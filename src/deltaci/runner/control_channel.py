@@ -14,7 +14,7 @@ from typing import Final
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import CancelRequested, ControlRequest
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.pauses import Pauses
 
 WAIT_SECONDS: Final = 30.0
@@ -25,12 +25,12 @@ MAX_NAMED: Final = 1000  # What a message can name; the others are told as soon 
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Ear:
+class ControlChannel:
     """Tells `hear` of every cancel, once for each lease, whichever way it came."""
 
     def __init__(
         self,
-        client: Client,
+        client: RunnerClient,
         runner_id: str,
         held: Callable[[], Collection[str]],
         hear: Callable[[CancelRequested], None],
@@ -74,7 +74,7 @@ class Ear:
                 await self._is_needed.wait()
                 began = loop.time()
                 try:
-                    found = await loop.run_in_executor(self._thread, self._client.control, self._asked())
+                    found = await loop.run_in_executor(self._thread, self._client.wait_for_cancels, self._asked())
                     pauses.reset()
                     for each in found:
                         self.tell(each)

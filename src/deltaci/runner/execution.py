@@ -12,18 +12,18 @@ from msgspec import structs
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import ArtifactRule, JobSpec
 from deltaci.protocol.responses import NeededJob
-from deltaci.runner.actions.context import Stage, StepFailed
+from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.client import Unreachable
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.sections import PREPARE_TREE, UPLOAD_ARTIFACTS
-from deltaci.runner.result import Ended
+from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Cell, CellFailed, Exit
 from deltaci.runner.sandbox.cell_pool import Place
-from deltaci.runner.steps.contexts import EVENT_FILE, Scene
-from deltaci.runner.steps.sequence import GoOn, Steps, code_of
-from deltaci.runner.steps.service_containers import Services
-from deltaci.runner.steps.validation import Rules
-from deltaci.runner.transfers import Over, Transfers
+from deltaci.runner.steps.expressions import EVENT_FILE, JobExpressions
+from deltaci.runner.steps.sequence import GoOn, StepSequence, code_of
+from deltaci.runner.steps.service_containers import ServiceContainers
+from deltaci.runner.steps.validation import RuleChecker
+from deltaci.runner.transfers import JobStopped, Transfers
 from deltaci.runner.workspace.caches import Caches
 from deltaci.runner.workspace.checkout import trust_owner
 from deltaci.runner.workspace.collect_outputs import Harvester
@@ -34,7 +34,7 @@ from deltaci.runner.workspace.worktrees.bundle_commits import Left, NotLeft, com
 from deltaci.runner.workspace.worktrees.prepare import begin
 
 
-class Work:
+class JobExecution:
     """One job's work. Close it when its cell is closed."""
 
     def __init__(
@@ -56,20 +56,20 @@ class Work:
         self._layout = layout_of(spec, place.workspace, place.spot.path if place.spot is not None else None)
         self._caches = Caches(transfers, self._layout, place.folder, log)
         self._harvester = Harvester(transfers, self._layout.workspace, log)
-        self._services = Services(spec, cell, log)
+        self._services = ServiceContainers(spec, cell, log)
         self._cell = cell
         self._mirrors = place.folder.parent / "mirrors"
-        self._scene = Scene(spec, self._layout, runner=runner_id)
+        self._expressions = JobExpressions(spec, self._layout, runner=runner_id)
         self._is_failed = False
         self._left: Left | None = None
 
-    async def run(self, go_on: GoOn, left: Callable[[], float], working: Callable[[Any], None]) -> Ended:
+    async def run(self, go_on: GoOn, left: Callable[[], float], working: Callable[[Any], None]) -> JobResult:
         """All up to the end of the last step and rule. `working` is told how to stop what the runner itself does."""
         spec = self._spec
         try:
             needs = await self._needs()
-            self._scene = Scene(spec, self._layout, runner=self._runner_id, needs=needs)
-            if self._scene.is_live and not self._scene.job_holds(spec.condition):
+            self._expressions = JobExpressions(spec, self._layout, runner=self._runner_id, needs=needs)
+            if self._expressions.is_pipeline_job and not self._expressions.job_holds(spec.condition):
                 return self._skipped()
             secrets, optional = await self._secrets()
         except Refused as refused:
@@ -77,14 +77,14 @@ class Work:
             return self._failed(code, f"{'if' if code == 'BAD_SPEC' else 'secrets'}: {refused.message}")
         except Unreachable as error:
             return self._failed("RUNNER_STARTUP", f"the job cannot begin: {error}")
-        self._log.hide([*secrets.values(), *optional.values()])
-        if self._scene.is_live:
+        self._log.add_secrets([*secrets.values(), *optional.values()])
+        if self._expressions.is_pipeline_job:
             await asyncio.to_thread(self._make_folders)
-            self._scene = Scene(
+            self._expressions = JobExpressions(
                 spec, self._layout, runner=self._runner_id, needs=needs, secrets={**optional, **secrets}
             )
         stage = self._stage()
-        steps = Steps(stage, secrets, go_on, left)
+        steps = StepSequence(stage, secrets, go_on, left)
         working(steps.stop)
         try:
             tip = await self._begin_tree(stage, working)
@@ -95,7 +95,7 @@ class Work:
             if tip and ended.is_success:
                 ended = await self._commit_tree(stage, ended, tip, left())
             if spec.rules and ended.is_success:
-                ended = await Rules(stage, steps, left).check(ended)
+                ended = await RuleChecker(stage, steps, left).check(ended)
             self._is_failed = not ended.is_valid
         except Refused as refused:
             return self._failed(code_of(refused), refused.message)
@@ -105,7 +105,7 @@ class Work:
             working(None)
         return await self._with_outputs(ended)
 
-    async def _begin_tree(self, stage: Stage, working: Callable[[Any], None]) -> str:
+    async def _begin_tree(self, stage: JobContext, working: Callable[[Any], None]) -> str:
         """Have the job's tree, if it has one; the commit that it begins with."""
         tree, place = self._spec.tree, self._place
         if tree is None or place.trees is None or place.spot is None:
@@ -116,45 +116,45 @@ class Work:
             with self._log.section(PREPARE_TREE, "prepare the tree"):
                 await asyncio.wait({beginning})
             if beginning.cancelled():
-                raise Over
+                raise JobStopped
             await asyncio.to_thread(trust_owner, self._layout.root, self._layout.inner(self._layout.home))
             return beginning.result().tip
         finally:
             beginning.cancel()
             await asyncio.gather(beginning, return_exceptions=True)
 
-    async def _commit_tree(self, stage: Stage, ended: Ended, tip: str, left: float) -> Ended:
+    async def _commit_tree(self, stage: JobContext, ended: JobResult, tip: str, left: float) -> JobResult:
         tree = self._spec.tree
         if tree is None or not tree.is_committed:
             return ended
         try:
             self._left = await commit(stage, tree, tip, max(1.0, left))
         except NotLeft as error:
-            self._log.line(f"tree: {error}")
-            summary = self._log.said(f"tree: {error}")
+            self._log.write_line(f"tree: {error}")
+            summary = self._log.masked_line(f"tree: {error}")
             return structs.replace(ended, exit=Exit(None, None, 0.0), error_code=TREE, summary=summary)
         return structs.replace(ended, head=self._left.head)
 
     def _make_folders(self) -> None:
         self._layout.make()
-        event = self._scene.github.get("event")
+        event = self._expressions.github.get("event")
         if event is not None:
             write(self._layout.root, f"{self._layout.inner(self._layout.temp)}/{EVENT_FILE}", json.dumps(event))
 
     async def _start_services(self, left: float, working: Callable[[Any], None]) -> None:
-        starting = asyncio.create_task(self._services.start(self._scene, left))
+        starting = asyncio.create_task(self._services.start(self._expressions, left))
         working(starting.cancel)
         try:
             await asyncio.wait({starting})
             if starting.cancelled():
-                raise Over
-            self._scene.job["services"] = starting.result()
+                raise JobStopped
+            self._expressions.job["services"] = starting.result()
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
 
-    def _stage(self) -> Stage:
-        return Stage(
+    def _stage(self) -> JobContext:
+        return JobContext(
             spec=self._spec,
             layout=self._layout,
             cell=self._cell,
@@ -162,7 +162,7 @@ class Work:
             transfers=self._transfers,
             caches=self._caches,
             harvester=self._harvester,
-            scene=self._scene,
+            expressions=self._expressions,
             mirrors=self._mirrors,
             protocols=self._protocols,
         )
@@ -171,47 +171,47 @@ class Work:
         """How the jobs ended that this one needs; asked only where an expression can."""
         if not self._spec.needs:
             return {}
-        return await self._transfers.ask(lambda client, lease_id: client.needs(lease_id))
+        return await self._transfers.call(lambda client, lease_id: client.needs(lease_id))
 
     async def _secrets(self) -> tuple[dict[str, str], dict[str, str]]:
         """Those that the job must have, and those that it may."""
         spec = self._spec
         optional: dict[str, str] = {}
         if spec.optional_secrets:
-            optional = await self._transfers.ask(lambda client, lease_id: client.optional_secrets(lease_id))
+            optional = await self._transfers.call(lambda client, lease_id: client.optional_secrets(lease_id))
         try:
             return (await self._transfers.secrets() if spec.secrets else {}), optional
         except Refused as refused:
-            if refused.code != "untrusted" or not self._scene.is_live:
+            if refused.code != "untrusted" or not self._expressions.is_pipeline_job:
                 raise
-            self._log.line("this run is not trusted: the job goes on without its secrets")
+            self._log.write_line("this run is not trusted: the job goes on without its secrets")
             return {}, optional
 
-    def _skipped(self) -> Ended:
+    def _skipped(self) -> JobResult:
         why = self._spec.condition or "success()"
-        self._log.line(f"the job is skipped: {why}")
-        summary = self._log.said(f"skipped: {why}")
-        return Ended(exit=Exit(0, None, 0.0), steps=[], summary=summary, is_skipped=True)
+        self._log.write_line(f"the job is skipped: {why}")
+        summary = self._log.masked_line(f"skipped: {why}")
+        return JobResult(exit=Exit(0, None, 0.0), steps=[], summary=summary, is_skipped=True)
 
-    def _failed(self, code: str, why: str) -> Ended:
-        self._log.line(why)
-        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=self._log.said(why))
+    def _failed(self, code: str, why: str) -> JobResult:
+        self._log.write_line(why)
+        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=self._log.masked_line(why))
 
-    async def _with_outputs(self, ended: Ended) -> Ended:
+    async def _with_outputs(self, ended: JobResult) -> JobResult:
         """The job's outputs, also of one that failed: they say what was known by then."""
         if not self._spec.outputs:
             return ended
         try:
-            outputs = await asyncio.to_thread(self._scene.texts, self._spec.outputs)
+            outputs = await asyncio.to_thread(self._expressions.texts, self._spec.outputs)
         except Refused as refused:
             why = f"outputs: {refused.message}"
-            self._log.line(why)
+            self._log.write_line(why)
             if not ended.is_success:
                 return ended
-            return structs.replace(ended, error_code="BAD_SPEC", summary=self._log.said(why))
+            return structs.replace(ended, error_code="BAD_SPEC", summary=self._log.masked_line(why))
         return structs.replace(ended, outputs=outputs)
 
-    async def bring_back(self, ended: Ended) -> Ended:
+    async def bring_back(self, ended: JobResult) -> JobResult:
         """What the job left behind, also of one that failed; its caches only if nothing went wrong at all."""
         spec, brought = self._spec, self._harvester.brought
         if ended.is_skipped:
@@ -227,7 +227,7 @@ class Work:
                         await self._caches.save()
             if ended.outputs and not brought.error_code:
                 self._harvester.add_outputs(ended.outputs)
-        except Over:
+        except JobStopped:
             pass  # What is kept by now is kept.
         if ended.is_success and brought.error_code:
             ended = structs.replace(ended, error_code=brought.error_code, summary=brought.summary)
@@ -238,9 +238,9 @@ class Work:
         found: list[ArtifactRule] = []
         for rule in rules:
             try:
-                found.append(structs.replace(rule, path_glob=self._scene.text(rule.path_glob)))
+                found.append(structs.replace(rule, path_glob=self._expressions.text(rule.path_glob)))
             except Refused as refused:
-                self._harvester.brought.fail("ARTIFACTS", self._log.said(f"artifacts: {refused.message}"))
+                self._harvester.brought.fail("ARTIFACTS", self._log.masked_line(f"artifacts: {refused.message}"))
         return found
 
     async def close(self) -> None:

@@ -28,17 +28,17 @@ from deltaci.protocol.messages import (
     ServerMessage,
     Timings,
 )
-from deltaci.runner.client import Client, Unreachable
-from deltaci.runner.execution import Work
+from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.execution import JobExecution
 from deltaci.runner.lease.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.stream import LogStream
 from deltaci.runner.pauses import Pauses
-from deltaci.runner.result import Ended, cost, fitting
-from deltaci.runner.runtime import Machine
+from deltaci.runner.result import JobResult, cost, fitting
+from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Cell, CellFailed, Exit
 from deltaci.runner.sandbox.cell_pool import Place, Places
-from deltaci.runner.transfers import THREADS, Over, Transfers
+from deltaci.runner.transfers import THREADS, JobStopped, Transfers
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -52,17 +52,19 @@ KEEPER_SECONDS: Final = 5.0  # For an answer of our own keeper.
 TIMED_OUT: Final = 124  # What `timeout` answers; people know it.
 
 
-class Job:
+class JobRunner:
     """One lease, from its grant to its end."""
 
-    def __init__(self, client: Client, runner_id: str, granted: LeaseGranted, places: Places, machine: Machine) -> None:
+    def __init__(
+        self, client: RunnerClient, runner_id: str, granted: LeaseGranted, places: Places, runtime: Runtime
+    ) -> None:
         self._client = client
         self._runner_id = runner_id
         self._granted = granted
         self._places = places
-        self._clock, self._now = machine.clock, machine.now
-        self._nonce = machine.nonce
-        self._protocols = machine.git_protocols()
+        self._clock, self._now = runtime.clock, runtime.now
+        self._nonce = runtime.nonce
+        self._protocols = runtime.git_protocols()
         self._granted_at = self._clock()
         self._said_at = self._proved_at = self._granted_at
         self._proved_until = 0.0
@@ -87,7 +89,7 @@ class Job:
     async def run(self, keep: Callable[[Order], None]) -> str:
         """Do it all. Returns one word for this runner's own log."""
         self._keep = keep
-        answer = await self._insist(
+        answer = await self._send_until_acknowledged(
             AckLease(
                 lease_id=self._granted.lease_id,
                 runner_id=self._runner_id,
@@ -106,9 +108,11 @@ class Job:
         sending = asyncio.create_task(log.send())
         try:
             if answer.cancel_requested:
-                self.hear(Cancel(lease_id="", deadline_seconds=answer.cancel_deadline_seconds, reason="CANCELED"))
+                self.on_keeper_message(
+                    Cancel(lease_id="", deadline_seconds=answer.cancel_deadline_seconds, reason="CANCELED")
+                )
             ended = await self._execute(place, log) if place.cell is not None else self._refuse(trouble, log)
-            return await self._tell(ended, log)
+            return await self._report_result(ended, log)
         finally:
             self._keep(Release(lease_id=self._granted.lease_id))
             sending.cancel()
@@ -127,12 +131,12 @@ class Job:
             return self._places.bare(), error
 
     @staticmethod
-    def _refuse(trouble: Exception | None, log: LogStream) -> Ended:
+    def _refuse(trouble: Exception | None, log: LogStream) -> JobResult:
         log.write(f"the job cannot be run here: {trouble}\n".encode())
         summary = f"cannot run here: {trouble}"
-        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code=_error_code(trouble), summary=summary)
+        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=_error_code(trouble), summary=summary)
 
-    def hear(self, news: News) -> None:
+    def on_keeper_message(self, news: News) -> None:
         """What the keeper learned about this lease."""
         if isinstance(news, Proved):
             self._proved_until = news.until
@@ -163,21 +167,21 @@ class Job:
         if self._cell is not None and self._stopping is None:
             self._stopping = asyncio.create_task(self._cell.stop(grace))
 
-    async def _execute(self, place: Place, log: LogStream) -> Ended:
+    async def _execute(self, place: Place, log: LogStream) -> JobResult:
         cell, spec = place.cell, self._spec
         assert cell is not None
         assert spec is not None
-        self._hold(None, log)
+        self._update_keeper(None, log)
         told = JobLog(log, self._nonce())
-        told.line(cell.describe)
+        told.write_line(cell.describe)
         transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
-        work = Work(spec, place, cell, told, transfers, self._runner_id, self._protocols)
+        work = JobExecution(spec, place, cell, told, transfers, self._runner_id, self._protocols)
         try:
             if self._is_over():  # Before it began.
-                raise Over
+                raise JobStopped
             ended = await work.run(lambda index, name: self._go_on(index, name, log), self._left, self._working)
             self._ended_at = self._now()
-        except Over:
+        except JobStopped:
             return self._failed("", "stopped", told)
         finally:
             self._is_executed = True
@@ -195,21 +199,21 @@ class Job:
         return self._is_lost or self._is_handed_back or self._cancel is not None
 
     @staticmethod
-    def _failed(code: str, why: str, told: JobLog) -> Ended:
-        told.line(why)
-        return Ended(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=told.said(why))
+    def _failed(code: str, why: str, told: JobLog) -> JobResult:
+        told.write_line(why)
+        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=told.masked_line(why))
 
     async def _go_on(self, index: int, name: str, log: LogStream) -> bool:
         """A step is about to begin."""
         self._began_at = self._began_at or self._now()
-        self._hold(Progress(step_index=index, current_step=name), log)
+        self._update_keeper(Progress(step_index=index, current_step=name), log)
         return not self._is_over() and await self._is_proved(log)
 
     def _left(self) -> float:
         """How many seconds the job may still take."""
         return self._granted_at + self._granted.max_runtime_seconds - self._clock()
 
-    def _hold(self, progress: Progress | None, log: LogStream) -> None:
+    def _update_keeper(self, progress: Progress | None, log: LogStream) -> None:
         assert self._cell is not None
         self._progress = progress
         granted = self._granted
@@ -232,7 +236,7 @@ class Job:
         if self._cell is not None and not self._is_lost and self._clock() >= self._proved_until:
             # We may have slept while the keeper did not, so it is asked.
             self._is_told.clear()
-            self._hold(self._progress, log)
+            self._update_keeper(self._progress, log)
             with suppress(TimeoutError):
                 async with asyncio.timeout(KEEPER_SECONDS):
                     await self._is_told.wait()
@@ -246,7 +250,7 @@ class Job:
         self._proved_at = self._said_at + min(0, answer.new_lease_ttl_seconds - ttl_seconds)
         self._proved_until = self._proved_at + ttl_seconds - margin_of(ttl_seconds)
 
-    async def _tell(self, ended: Ended, log: LogStream) -> str:
+    async def _report_result(self, ended: JobResult, log: LogStream) -> str:
         await log.finish(LOG_SECONDS)
         if not await self._is_proved(log):
             return "lost"
@@ -267,11 +271,11 @@ class Job:
             return await self._give_back()
         else:
             said = self._complete(ended, kept, log)
-        answer = await self._insist(said)
+        answer = await self._send_until_acknowledged(said)
         if isinstance(answer, Refused) and isinstance(said, Complete):
             # A result that is never accepted would be computed again and again: tell that there is none, and why.
             said = self._without_result(answer)
-            answer = await self._insist(said)
+            answer = await self._send_until_acknowledged(said)
         return "canceled" if isinstance(said, CancelAck) else _outcome(answer, said)
 
     async def _give_back(self) -> str:
@@ -282,7 +286,7 @@ class Job:
                 return "handed back"
         return "left to run out"
 
-    def _complete(self, ended: Ended, kept: list[Artifact], log: LogStream) -> Complete:
+    def _complete(self, ended: JobResult, kept: list[Artifact], log: LogStream) -> Complete:
         is_success, brought = ended.is_success, ended.brought
         exit_code = TIMED_OUT if ended.exit.is_timed_out else ended.exit.exit_code
         said = Complete(
@@ -316,13 +320,13 @@ class Job:
             summary=plain_line(f"the server refused the result: {refused.message}", 2000),
         )
 
-    async def _insist(self, message: RunnerMessage) -> ServerMessage | Refused | None:
+    async def _send_until_acknowledged(self, message: RunnerMessage) -> ServerMessage | Refused | None:
         """Say it until it is heard, or until the lease is gone."""
         pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_lost:
             self._said_at = self._clock()
             try:
-                return await asyncio.to_thread(self._client.say, message)
+                return await asyncio.to_thread(self._client.send, message)
             except Unreachable:
                 await asyncio.sleep(pauses.next())
             except Refused as refused:

@@ -40,7 +40,7 @@ class _Pull(msgspec.Struct):
     until: float
 
 
-class Dispatches:
+class DispatchPuller:
     """Kept by one agent. `take` waits for work as long as it `is_up`."""
 
     def __init__(

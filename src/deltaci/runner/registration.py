@@ -19,8 +19,8 @@ from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Registered
 from deltaci.runner.client import Unreachable
-from deltaci.runner.runtime import Machine
-from deltaci.runner.tls import Tls
+from deltaci.runner.runtime import Runtime
+from deltaci.runner.tls import TlsConfig
 
 CREDENTIAL_FILE: Final = "credential.json"
 REQUEST_FILE: Final = "registration"
@@ -33,11 +33,11 @@ LOGGER: Final = logging.getLogger(__name__)
 _decode_kept = wire.decoder(Registered)
 
 
-class NoWayIn(Exception):
+class NoCredential(Exception):
     """The runner has nothing to show."""
 
 
-class Entrance:
+class CredentialProvider:
     """Gets credentials for one runner. `token` and `oidc` are read when they are needed, and not before."""
 
     def __init__(
@@ -47,23 +47,23 @@ class Entrance:
         *,
         labels: Sequence[str] = (),
         slots: int = 1,
-        tls: Tls | None = None,
+        tls: TlsConfig | None = None,
         token: str = "",
         oidc: Callable[[], str] | None = None,
-        machine: Machine | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self.url = url
-        self.machine = machine or Machine(url, tls)
+        self.runtime = runtime or Runtime(url, tls)
         self._has_certificate = tls is not None and tls.has_certificate
         self._folder = folder
         self._labels = list(labels)
         self._slots = slots
         self._token = token
         self._oidc = oidc
-        self._client = self.machine.connect()
+        self._client = self.runtime.connect()
         self._lock = threading.Lock()  # One at a time: they keep what they get in the same file.
 
-    def enter(self) -> Registered:
+    def obtain(self) -> Registered:
         """The first credential of this process. A server that is about to come up is waited for."""
         with self._lock, closing(self._client):
             for left in reversed(range(TRIES)):
@@ -73,7 +73,7 @@ class Entrance:
                     if not left:
                         raise
                     LOGGER.warning("%s; trying again", error)
-                    self.machine.pause(RETRY_SECONDS)
+                    self.runtime.sleep(RETRY_SECONDS)
         raise AssertionError("not reached")
 
     def renew(self) -> Registered:
@@ -97,7 +97,7 @@ class Entrance:
             return self._register(self._token)
         if self._oidc is not None:
             return self._register(self._oidc())
-        raise NoWayIn(
+        raise NoCredential(
             trouble
             or "no credential yet; make a token with 'deltaci token NAME' and give it in DELTACI_TOKEN or with "
             "--token-file, or come with --client-cert or --oidc-token-file"
@@ -116,7 +116,7 @@ class Entrance:
         """With an answer that was lost, the same request is made again, and not a new one."""
         path = self._folder / REQUEST_FILE
         if not path.exists():
-            _write(path, self.machine.nonce().encode())
+            _write(path, self.runtime.nonce().encode())
         self._client.token = ""
         fresh = self._client.register(
             token, self._labels, self._slots, path.read_text(encoding="ascii", errors="replace")
@@ -137,7 +137,7 @@ class Entrance:
         return fresh
 
 
-def token_in(path: Path) -> str:
+def read_token(path: Path) -> str:
     """The token in this file, as it is now: whoever put it there may have put a fresh one."""
     try:
         with path.open("rb") as file:

@@ -14,7 +14,7 @@ from deltaci.runner.sandbox import Exit
 from deltaci.runner.workspace.collect_outputs import Harvest
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """How the steps ended, before anybody was told."""
 
     exit: Exit

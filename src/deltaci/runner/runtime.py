@@ -13,33 +13,33 @@ from typing import Protocol
 
 import msgspec
 
-from deltaci.runner.client import Client
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.lease.keeper import News, Order, decode_news
 from deltaci.runner.log.sections import new_nonce
 from deltaci.runner.sandbox import Executors
-from deltaci.runner.tls import Tls
+from deltaci.runner.tls import TlsConfig
 from deltaci.runner.workspace.git import allowed_protocols
 
 
-class Keeping(Protocol):
+class KeeperConnection(Protocol):
     """The runner's end of the line to its keeper."""
 
-    def tell(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         """Give an order."""
 
-    async def hear(self) -> News | None:
+    async def receive(self) -> News | None:
         """The next that it says; None when it is gone."""
 
     async def close(self) -> None:
         """Hang up: the keeper leaves."""
 
 
-class Machine:
+class Runtime:
     """This machine."""
 
-    def __init__(self, url: str, tls: Tls | None = None) -> None:
+    def __init__(self, url: str, tls: TlsConfig | None = None) -> None:
         self._url = url
-        self._tls = tls or Tls()
+        self._tls = tls or TlsConfig()
 
     def clock(self) -> float:
         """Seconds, which do not jump; the keeper has the same."""
@@ -53,7 +53,7 @@ class Machine:
         """A text that nobody can guess."""
         return new_nonce()
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Let so much time pass, in a thread that may wait."""
         time.sleep(seconds)
 
@@ -61,15 +61,15 @@ class Machine:
         """By which protocols sources may be fetched."""
         return allowed_protocols()
 
-    def connect(self, token: str = "") -> Client:
+    def connect(self, token: str = "") -> RunnerClient:
         """A line to the server."""
-        return Client(self._url, token, self._tls)
+        return RunnerClient(self._url, token, self._tls)
 
     def executors(self) -> Executors:
         """What executes jobs."""
         return Executors()
 
-    async def keeper(self) -> Keeping:
+    async def start_keeper(self) -> KeeperConnection:
         """A keeper for this runner's leases."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -93,11 +93,11 @@ class KeeperProcess:
         self._process = process
         self._orders, self._news = process.stdin, process.stdout
 
-    def tell(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         """Give an order."""
         self._orders.write(msgspec.json.encode(order) + b"\n")
 
-    async def hear(self) -> News | None:
+    async def receive(self) -> News | None:
         """The next that it says; None when it is gone."""
         line = await self._news.readline()
         return decode_news(line) if line else None

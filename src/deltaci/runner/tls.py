@@ -43,23 +43,25 @@ _ALERTS: Final = {
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
-class BadFiles(Exception):
+class InvalidTlsFiles(Exception):
     """A file of TLS is missing, or is not what it should be."""
 
 
-class Tls:
+class TlsConfig:
     """The context for the next connection, made anew when a file has changed."""
 
     def __init__(self, ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> None:
         if (cert is None) != (key is None):
-            raise BadFiles("a client certificate needs its key; give both --client-cert FILE and --client-key FILE")
+            raise InvalidTlsFiles(
+                "a client certificate needs its key; give both --client-cert FILE and --client-key FILE"
+            )
         self._ca, self._cert, self._key = ca, cert, key
         self._lock = threading.Lock()
         self._made: ssl.SSLContext | None = None
         self._stamp: _Stamp = ()
 
     @classmethod
-    def of(cls, files: Sequence[str]) -> Tls:
+    def of(cls, files: Sequence[str]) -> TlsConfig:
         """From what `files` gives."""
         return cls(*(Path(file) if file else None for file in files))
 
@@ -83,7 +85,7 @@ class Tls:
                     self._made = self._make()
                 except ValueError as error:
                     if self._made is None:
-                        raise BadFiles(str(error)) from None
+                        raise InvalidTlsFiles(str(error)) from None
                     if stamp != self._stamp:
                         LOGGER.warning("the renewed certificate cannot be used, the old one stays: %s", error)
                 self._stamp = stamp
@@ -112,7 +114,7 @@ def _stat(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def explained(error: Exception, tls: Tls | None, *, is_fresh: bool) -> str:
+def explained(error: Exception, tls: TlsConfig | None, *, is_fresh: bool) -> str:
     """What went wrong on the way to the server, over a connection that was made just now or before, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         known = _VERIFY.get(error.verify_code)
@@ -128,4 +130,4 @@ def explained(error: Exception, tls: Tls | None, *, is_fresh: bool) -> str:
         for name, meaning in _ALERTS.items():
             if name in (error.reason or ""):
                 return f"it {meaning}"
-    return str(error) if isinstance(error, BadFiles) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, InvalidTlsFiles) else f"{type(error).__name__}: {error}"

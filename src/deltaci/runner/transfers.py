@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, BinaryIO, Final, TypeVar
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Unreachable, Uploaded
+from deltaci.runner.client import RunnerClient, Unreachable, Uploaded
 from deltaci.runner.pauses import Pauses
 
 PART_BYTES: Final = 1024 * 1024
@@ -26,7 +26,7 @@ T = TypeVar("T")
 OpenFile = Callable[[], AbstractContextManager[BinaryIO]]
 
 
-class Over(Exception):
+class JobStopped(Exception):
     """The lease is lost or the job is to stop: nothing more is sent."""
 
 
@@ -34,14 +34,18 @@ class Transfers:
     """What one lease brings and fetches. `is_over` says that nobody wants it any more."""
 
     def __init__(
-        self, client: Client, lease_id: str, is_over: Callable[[], bool], threads: ThreadPoolExecutor | None = None
+        self,
+        client: RunnerClient,
+        lease_id: str,
+        is_over: Callable[[], bool],
+        threads: ThreadPoolExecutor | None = None,
     ) -> None:
         self._client = client
         self._lease_id = lease_id
         self._is_over = is_over
         self._threads = threads
 
-    async def work(self, work: Callable[..., T], *words: Any) -> T:
+    async def run_in_thread(self, work: Callable[..., T], *words: Any) -> T:
         """Do what takes long, here or over there, in one of the threads for it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *words)
 
@@ -49,7 +53,7 @@ class Transfers:
         """The job's secrets by name."""
         return await self._insist(lambda: self._client.secrets(self._lease_id), PATIENCE_SECONDS)
 
-    async def ask(self, call: Callable[[Client, str], T], patience: float = PATIENCE_SECONDS) -> T:
+    async def call(self, call: Callable[[RunnerClient, str], T], patience: float = PATIENCE_SECONDS) -> T:
         """Ask something under the lease, of the client that is given."""
         return await self._insist(lambda: call(self._client, self._lease_id), patience)
 
@@ -66,16 +70,16 @@ class Transfers:
         pauses = Pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
             if self._is_over():
-                raise Over
+                raise JobStopped
             try:
-                return await self.work(ask)
+                return await self.run_in_thread(ask)
             except Unreachable:
                 if time.monotonic() > give_up:
                     raise
                 await asyncio.sleep(pauses.next())
             except Refused as refused:
                 if refused.code == "stale_lease":
-                    raise Over from None
+                    raise JobStopped from None
                 raise
 
     def _upload(self, path: str, open_file: OpenFile, size: int) -> Uploaded:
@@ -85,7 +89,7 @@ class Transfers:
             left = size
             while left:
                 if self._is_over():
-                    raise Over
+                    raise JobStopped
                 try:
                     part = file.read(min(PART_BYTES, left))
                 except OSError as error:
@@ -109,7 +113,7 @@ class Transfers:
 
         def write(part: bytes) -> None:
             if self._is_over():
-                raise Over
+                raise JobStopped
             if file.tell() + len(part) > most:
                 raise Refused("too_large", f"it has more than {most} bytes")
             digest.update(part)

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Heartbeat, Limits
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.lease.heartbeat import Answers
 from deltaci.runner.lease.keeper import Hold, Keeper, News, Order, Ready
 from deltaci.runner.lease.log_recovery import Rest, send_all
-from deltaci.runner.runtime import Keeping, Machine
+from deltaci.runner.runtime import KeeperConnection, Runtime
 from deltaci.runner.sandbox import SHELL, Cell, Executor, Executors, Exit, Shown
 from deltaci.runner.sandbox.process_tree import Handle
 from deltaci.simulation.checker.executions import Truth
@@ -45,7 +45,7 @@ def named(lease_id: str) -> tuple[str, int]:
     return attempt_id, int(number)
 
 
-class SimMachine(Machine):
+class SimMachine(Runtime):
     """One machine. `pace` is how fast its clock runs, `shift` by how much its time for people is wrong."""
 
     def __init__(
@@ -81,13 +81,13 @@ class SimMachine(Machine):
         self._count += 1
         return f"{self.name}-{self._count}"
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Let so much time pass."""
         over: asyncio.Future[None] = self.loop.create_future()
         self.loop.outside(seconds, over.set_result, None)
         self.loop.wait(over)
 
-    def connect(self, token: str = "") -> Client:
+    def connect(self, token: str = "") -> RunnerClient:
         """A line to the servers."""
         return SimClient(self, token)
 
@@ -101,7 +101,7 @@ class SimMachine(Machine):
         """What pretends to execute jobs."""
         return SimExecutors(self)
 
-    async def keeper(self) -> Keeping:
+    async def start_keeper(self) -> KeeperConnection:
         """A keeper in a process of its own."""
         keeping = SimKeeping(self)
         self.keepers = [*(each for each in self.keepers if not each.node.is_dead), keeping.keeper]
@@ -134,7 +134,7 @@ class SimMachine(Machine):
             cell.thaw()
 
 
-class SimClient(Client):
+class SimClient(RunnerClient):
     """The real client, but for the wire."""
 
     def __init__(self, machine: SimMachine, token: str) -> None:
@@ -332,11 +332,11 @@ class SimKeeping:
         self._news.append(news)
         self._is_there.set()
 
-    def tell(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         """Give an order."""
         self.keeper.order(order)
 
-    async def hear(self) -> News | None:
+    async def receive(self) -> News | None:
         """The next that it says; None when it is gone."""
         while not self._news:
             self._is_there.clear()
@@ -407,14 +407,14 @@ class SimKeeper:
         gone = self._machine.loop.run_in_executor(None, self._keeper.stop_all)
         gone.add_done_callback(lambda _: self._machine.loop.kill(self.node))
 
-    def _send(self, client: Client, rests: Sequence[Rest], clock: Callable[[], float]) -> None:
-        send_all(client, [rest for rest in rests if rest.file >= 0], clock, self._machine.pause)
+    def _send(self, client: RunnerClient, rests: Sequence[Rest], clock: Callable[[], float]) -> None:
+        send_all(client, [rest for rest in rests if rest.file >= 0], clock, self._machine.sleep)
 
 
 class SimLine:
     """On which beats are said."""
 
-    def __init__(self, machine: SimMachine, client: Client, stir: Callable[[], None]) -> None:
+    def __init__(self, machine: SimMachine, client: RunnerClient, stir: Callable[[], None]) -> None:
         self.client = client
         self._machine = machine
         self._stir = stir
@@ -433,7 +433,7 @@ class SimLine:
 
     def _said(self, beats: Sequence[Heartbeat], timeout: float) -> None:
         try:
-            heard = self.client.say_all(beats, timeout)
+            heard = self.client.send_batch(beats, timeout)
         except (Unreachable, Refused):
             heard = []
         self._heard = heard if len(heard) == len(beats) else []

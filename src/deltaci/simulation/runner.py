@@ -12,9 +12,9 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Complete, encode
-from deltaci.runner.agent import Agent, KeeperGone
+from deltaci.runner.agent import Agent, KeeperDied
 from deltaci.runner.client import Unreachable
-from deltaci.runner.registration import Entrance
+from deltaci.runner.registration import CredentialProvider
 from deltaci.server.auth.credentials import Signer
 from deltaci.simulation.machine import CALL_SECONDS, KILLED, URL, SimMachine, named
 from deltaci.simulation.virtual_time import Node, VirtualLoop
@@ -66,9 +66,9 @@ class SimRunner:
 
     async def _live(self, node: Node) -> None:
         token = self._signer.sign("register", self.name, TENANT, TOKEN_SECONDS, again=self._is_known)
-        entrance = Entrance(URL, self._folder, slots=self._slots, token=token, machine=self.machine)
+        entrance = CredentialProvider(URL, self._folder, slots=self._slots, token=token, runtime=self.machine)
         try:
-            credential = await asyncio.to_thread(entrance.enter)
+            credential = await asyncio.to_thread(entrance.obtain)
             self._is_known = True
             self._agent = Agent(
                 entrance,
@@ -82,7 +82,7 @@ class SimRunner:
         except Refused as refused:
             # It was here before, and the answer was lost; or was not, and nobody knows it.
             self._is_known = not self._is_known if refused.code in ("bad_credential", "not_found") else self._is_known
-        except (Unreachable, KeeperGone):
+        except (Unreachable, KeeperDied):
             pass
         self._agent = None
         self._loop.outside(RESTART_SECONDS, self.start)

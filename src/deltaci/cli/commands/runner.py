@@ -15,10 +15,10 @@ import typer
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core.errors import Refused
 from deltaci.engine import event_loop
-from deltaci.runner.agent import Agent, KeeperGone, Removed
+from deltaci.runner.agent import Agent, KeeperDied, RunnerRemoved
 from deltaci.runner.client import Unreachable
-from deltaci.runner.registration import Entrance, NoWayIn, token_in
-from deltaci.runner.tls import BadFiles, Tls
+from deltaci.runner.registration import CredentialProvider, NoCredential, read_token
+from deltaci.runner.tls import InvalidTlsFiles, TlsConfig
 
 app = typer.Typer(add_completion=False)
 
@@ -86,12 +86,12 @@ def runner_command(
     try:
         work.mkdir(parents=True, exist_ok=True, mode=0o700)
         bus = bus_address(nats, nats_credentials)
-        tls = _tls(server, Tls(ca, client_cert, client_key))
-        shown = token_in(token_file) if token_file is not None else token
-        entrance = Entrance(server, work, labels=offered, slots=slots, tls=tls, token=shown, oidc=oidc)
+        tls = _tls(server, TlsConfig(ca, client_cert, client_key))
+        shown = read_token(token_file) if token_file is not None else token
+        entrance = CredentialProvider(server, work, labels=offered, slots=slots, tls=tls, token=shown, oidc=oidc)
         agent = Agent(
             entrance,
-            entrance.enter(),
+            entrance.obtain(),
             labels=offered,
             slots=slots,
             folder=work,
@@ -100,29 +100,31 @@ def runner_command(
             nats=bus,
         )
         event_loop.run(_run(agent))
-    except NoWayIn as error:
+    except NoCredential as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(2) from None
-    except Removed as error:
+    except RunnerRemoved as error:
         typer.echo(f"deltaci runner: {error}", err=True)
         raise typer.Exit(REMOVED) from None
-    except (Refused, Unreachable, BadFiles, KeeperGone, ValueError, OSError) as error:
+    except (Refused, Unreachable, InvalidTlsFiles, KeeperDied, ValueError, OSError) as error:
         typer.echo(f"deltaci runner: {error.message if isinstance(error, Refused) else error}", err=True)
         raise typer.Exit(1) from None
 
 
 def _oidc(path: Path | None, given: str) -> Callable[[], str] | None:
     if path is not None:
-        return lambda: token_in(path)
+        return lambda: read_token(path)
     return (lambda: given) if given else None
 
 
-def _tls(server: str, tls: Tls) -> Tls:
+def _tls(server: str, tls: TlsConfig) -> TlsConfig:
     """Say at once what is wrong with the files."""
     if server.startswith("https://"):
         tls.context()
     elif tls.has_certificate:
-        raise BadFiles(f"a client certificate can be shown to https:// only, not to {server}; use the server's address")
+        raise InvalidTlsFiles(
+            f"a client certificate can be shown to https:// only, not to {server}; use the server's address"
+        )
     return tls
 
 

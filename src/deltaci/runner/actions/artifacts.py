@@ -22,8 +22,8 @@ from urllib.parse import quote
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import MAX_ARTIFACT_BYTES, Artifact, ArtifactRule
 from deltaci.protocol.responses import SharedArtifact
-from deltaci.runner.actions.context import Stage, StepFailed, flag, known, lines
-from deltaci.runner.client import Client
+from deltaci.runner.actions.context import JobContext, StepFailed, flag, known, lines
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.workspace.archive import COMPRESSION, unpack
 from deltaci.runner.workspace.artifacts import Bounds, Found, find, open_found
@@ -47,51 +47,51 @@ _GLOB: Final = re.compile(r"[*?\[]")
 _PART: Final = 1024 * 1024
 
 
-async def upload(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
+async def upload(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     """Keep files under a name."""
     known(inputs, UPLOAD_INPUTS)
     name = _checked(inputs.get("name", "").strip() or "artifact")
     missing = inputs.get("if-no-files-found", "").strip() or "warn"
     if missing not in ("warn", "error", "ignore"):
         raise Refused("bad_spec", f"the input 'if-no-files-found' is {missing[:80]!r}; say warn, error or ignore")
-    brought = stage.harvester.brought
+    brought = job.harvester.brought
     has_one = any(each.type == KIND and each.name == name for each in brought.artifacts)
     if has_one and not flag(inputs, "overwrite", False):
         raise StepFailed(f"this job kept an artifact {name!r} already; give another name, or set 'overwrite'", CODE)
-    if stage.log.masked(name) != name:
+    if job.log.masked(name) != name:
         raise StepFailed("the name of the artifact has a secret in it; give another", CODE)
-    files = await stage.transfers.work(_chosen, stage, lines(inputs.get("path", "")), _has_hidden(inputs))
+    files = await job.transfers.run_in_thread(_chosen, job, lines(inputs.get("path", "")), _has_hidden(inputs))
     if not files:
         if missing == "error":
             raise StepFailed(f"artifact {name!r}: no file matches {inputs.get('path', '')!r}", CODE)
         if missing == "warn":
-            stage.log.line(f"artifact {name!r}: no file matches {inputs.get('path', '')!r}; nothing is kept")
+            job.log.write_line(f"artifact {name!r}: no file matches {inputs.get('path', '')!r}; nothing is kept")
         return {}
-    with tempfile.TemporaryFile(dir=stage.layout.root.parent) as file:
-        await stage.transfers.work(_pack, stage.layout.root, files, file)
+    with tempfile.TemporaryFile(dir=job.layout.root.parent) as file:
+        await job.transfers.run_in_thread(_pack, job.layout.root, files, file)
         size = file.tell()
         if size > MAX_ARTIFACT_BYTES:
             raise StepFailed(f"artifact {name!r}: it has {size} bytes, at most {MAX_ARTIFACT_BYTES}; keep less", CODE)
         try:
             address = f"artifacts/{quote(shared_path(name))}"
-            kept = await stage.transfers.upload(address, lambda: _again(file), size, PATIENCE_SECONDS)
+            kept = await job.transfers.upload(address, lambda: _again(file), size, PATIENCE_SECONDS)
         except Refused as refused:
             raise StepFailed(f"artifact {name!r}: {refused.message}", CODE) from refused
     others = [each for each in brought.artifacts if (each.type, each.name) != (KIND, name)]
     brought.artifacts = [*others, Artifact(type=KIND, uri=kept.uri, name=name, bytes=kept.bytes)]
-    stage.log.line(f"artifact {name!r}: {len(files)} files, {size} bytes")
+    job.log.write_line(f"artifact {name!r}: {len(files)} files, {size} bytes")
     return {"artifact-id": kept.uri, "artifact-url": kept.uri, "artifact-digest": kept.sha256}
 
 
-async def download(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
+async def download(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     """Bring artifacts of jobs of this run that are over, or of this one."""
     known(inputs, DOWNLOAD_INPUTS)
     for other in ("artifact-ids", "repository", "run-id"):
-        own = str(stage.scene.github.get(other.replace("-", "_")) or "")
+        own = str(job.expressions.github.get(other.replace("-", "_")) or "")
         if inputs.get(other, "").strip() not in ("", own):
             raise Refused("bad_spec", f"download-artifact with {other!r} is not supported; only this run's can be had")
     name, pattern = inputs.get("name", "").strip(), inputs.get("pattern", "").strip()
-    there = await stage.transfers.ask(Client.shared_artifacts)
+    there = await job.transfers.call(RunnerClient.shared_artifacts)
     chosen = _wanted(there, name, pattern)
     if name and not chosen:
         known_names = ", ".join(sorted({repr(each.name or each.job) for each in there})) or "none"
@@ -100,10 +100,10 @@ async def download(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
     is_merged = bool(name) or flag(inputs, "merge-multiple", False)
     for each in chosen:
         folder = (each.name or each.job).replace("/", "-")
-        await _bring(stage, each, _inner(stage, where if is_merged else f"{where.rstrip('/')}/{folder}"))
+        await _bring(job, each, _inner(job, where if is_merged else f"{where.rstrip('/')}/{folder}"))
     if not chosen:
-        stage.log.line("no artifact was found; nothing is downloaded")
-    return {"download-path": str(stage.layout.root / _inner(stage, where))}
+        job.log.write_line("no artifact was found; nothing is downloaded")
+    return {"download-path": str(job.layout.root / _inner(job, where))}
 
 
 def _wanted(there: list[SharedArtifact], name: str, pattern: str) -> list[SharedArtifact]:
@@ -115,15 +115,15 @@ def _wanted(there: list[SharedArtifact], name: str, pattern: str) -> list[Shared
     return [each for each in there if not pattern or fnmatch.fnmatchcase(each.name or each.job, pattern)]
 
 
-async def _bring(stage: Stage, artifact: SharedArtifact, path: str) -> None:
-    with tempfile.TemporaryFile(dir=stage.layout.root.parent) as file:
+async def _bring(job: JobContext, artifact: SharedArtifact, path: str) -> None:
+    with tempfile.TemporaryFile(dir=job.layout.root.parent) as file:
         address = f"run-artifact/{quote(artifact.uri, safe='')}"
-        size = await stage.transfers.download(address, file, MAX_ARTIFACT_BYTES, PATIENCE_SECONDS)
+        size = await job.transfers.download(address, file, MAX_ARTIFACT_BYTES, PATIENCE_SECONDS)
         try:
-            await stage.transfers.work(_unpack, stage.layout.root, file, path, artifact.path)
+            await job.transfers.run_in_thread(_unpack, job.layout.root, file, path, artifact.path)
         except Refused as refused:
             raise StepFailed(f"artifact {artifact.name or artifact.path!r}: {refused.message}", CODE) from refused
-    stage.log.line(f"artifact {artifact.name or artifact.path!r} of {artifact.job}: {size} bytes")
+    job.log.write_line(f"artifact {artifact.name or artifact.path!r} of {artifact.job}: {size} bytes")
 
 
 def _unpack(root: Path, file: BinaryIO, path: str, one: str) -> None:
@@ -142,11 +142,11 @@ def _unpack(root: Path, file: BinaryIO, path: str, one: str) -> None:
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def _inner(stage: Stage, path: str) -> str:
+def _inner(job: JobContext, path: str) -> str:
     """From the root of the job's folders on."""
-    if stage.layout.is_plain and path.strip("./") == "":
+    if job.layout.is_plain and path.strip("./") == "":
         return "."
-    return stage.layout.within(path)
+    return job.layout.within(path)
 
 
 def _checked(name: str) -> str:
@@ -165,11 +165,11 @@ def _has_hidden(inputs: dict[str, str]) -> bool:
     return named or flag(inputs, "include-hidden-files", False)
 
 
-def _chosen(stage: Stage, patterns: list[str], has_hidden: bool) -> list[tuple[str, Found]]:
+def _chosen(job: JobContext, patterns: list[str], has_hidden: bool) -> list[tuple[str, Found]]:
     """The files, each with its name in the artifact: what all patterns have in common is left out of it."""
-    root = stage.layout.root
-    wanted = [_inner(stage, line) for line in patterns if not line.startswith("!")]
-    unwanted = [_inner(stage, line[1:].strip()) for line in patterns if line.startswith("!")]
+    root = job.layout.root
+    wanted = [_inner(job, line) for line in patterns if not line.startswith("!")]
+    unwanted = [_inner(job, line[1:].strip()) for line in patterns if line.startswith("!")]
     if not wanted:
         raise Refused("bad_spec", "upload-artifact needs the input 'path'")
     rules = [ArtifactRule(path_glob="**" if each == "." else each) for each in wanted]

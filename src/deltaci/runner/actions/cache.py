@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from deltaci.core.errors import Refused
-from deltaci.runner.actions.context import Stage, StepFailed, flag, known, lines
+from deltaci.runner.actions.context import JobContext, StepFailed, flag, known, lines
 
 INPUTS: Final = (
     *("path", "key", "restore-keys", "lookup-only", "fail-on-cache-miss", "enableCrossOsArchive", "save-always"),
@@ -15,7 +15,7 @@ MAX_KEYS: Final = 10
 MAX_KEY: Final = 512
 
 
-async def cache(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
+async def cache(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     """Restore now; save at the end what was not found under its own key."""
     known(inputs, INPUTS)
     key, prefixes = inputs.get("key", "").strip(), lines(inputs.get("restore-keys", ""))
@@ -27,11 +27,11 @@ async def cache(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
     plain = [path for path in paths if not any(character in path for character in "*?[")]
     for path in paths:
         if path not in plain:
-            stage.log.line(f"cache: {path!r} is a pattern, which is not kept; name the folder")
+            job.log.write_line(f"cache: {path!r} is a pattern, which is not kept; name the folder")
     is_lookup = flag(inputs, "lookup-only", False)
     found = ""
     if plain:
-        found = await stage.caches.restore_one(key, prefixes, [] if is_lookup else plain, is_kept=not is_lookup)
+        found = await job.caches.restore_one(key, prefixes, [] if is_lookup else plain, is_kept=not is_lookup)
     if not found and flag(inputs, "fail-on-cache-miss", False):
         raise StepFailed(f"cache {key!r}: nothing was found, and 'fail-on-cache-miss' is set", "")
     return {

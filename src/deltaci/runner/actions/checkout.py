@@ -12,8 +12,8 @@ from typing import Final
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Source
-from deltaci.runner.actions.context import Stage, StepFailed, flag, known, number
-from deltaci.runner.client import Client
+from deltaci.runner.actions.context import JobContext, StepFailed, flag, known, number
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.workspace.checkout import Wanted, bring, disguised, remote_of, trust_owner
 from deltaci.runner.workspace.git import GitFailed, Remote, scheme_of
 
@@ -26,19 +26,19 @@ CODE: Final = "CHECKOUT"
 _SUBMODULES: Final = {"": "", "false": "", "true": "true", "recursive": "recursive"}
 
 
-async def check_out(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
+async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     """Fetch and put in place; what went wrong on the way may be tried again, by another runner too."""
     known(inputs, INPUTS)
-    source = stage.spec.source
+    source = job.spec.source
     if source is None:
         raise Refused("bad_spec", "the job has no sources to check out; start it from a repository")
-    _check_repository(stage, source, inputs.get("repository", ""))
+    _check_repository(job, source, inputs.get("repository", ""))
     if flag(inputs, "lfs", False):
         raise Refused("bad_spec", "checkout with 'lfs' is not supported; fetch the files in a step: git lfs pull")
     submodules = inputs.get("submodules", "").strip().lower()
     if submodules not in _SUBMODULES:
         raise Refused("bad_spec", f"the input 'submodules' is {submodules[:80]!r}; say false, true or recursive")
-    layout = stage.layout
+    layout = job.layout
     inner = layout.within(inputs.get("path", "").strip() or ".") if not layout.is_plain else _plain_path(inputs)
     ref = inputs.get("ref", "").strip()
     if ref in (source.commit, source.ref, source.ref.removeprefix("refs/heads/")):
@@ -51,31 +51,31 @@ async def check_out(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
         submodules=_SUBMODULES[submodules],
         is_clean=flag(inputs, "clean", True),
         has_tags=flag(inputs, "fetch-tags", False),
-        is_trusted=not stage.spec.cache_scope,
+        is_trusted=not job.spec.cache_scope,
     )
     for name in ("sparse-checkout", "filter"):
         if inputs.get(name, "").strip():
-            stage.log.line(f"checkout: {name!r} is not needed here; everything is checked out")
+            job.log.write_line(f"checkout: {name!r} is not needed here; everything is checked out")
     if flag(inputs, "persist-credentials", False):
-        stage.log.line("checkout: the credential is the runner's alone; it is not left in the work tree")
+        job.log.write_line("checkout: the credential is the runner's alone; it is not left in the work tree")
     try:
-        async with reaching(stage, source, inputs.get("token", "")) as remote:
-            found_ref, commit = await bring(remote, wanted, ref, stage.mirrors, layout.root, stage.log.line)
+        async with reaching(job, source, inputs.get("token", "")) as remote:
+            found_ref, commit = await bring(remote, wanted, ref, job.mirrors, layout.root, job.log.write_line)
     except GitFailed as failed:
         raise StepFailed(f"checkout: {failed}", CODE) from failed
     if not layout.is_plain and flag(inputs, "set-safe-directory", True):
         await asyncio.to_thread(trust_owner, layout.root, layout.home.relative_to(layout.root).as_posix())
-    stage.log.line(f"checkout: {source.url} at {commit}{f' ({found_ref})' if found_ref else ''}")
+    job.log.write_line(f"checkout: {source.url} at {commit}{f' ({found_ref})' if found_ref else ''}")
     return {"ref": found_ref, "commit": commit}
 
 
 @asynccontextmanager
-async def reaching(stage: Stage, source: Source, token: str = "") -> AsyncIterator[Remote]:
+async def reaching(job: JobContext, source: Source, token: str = "") -> AsyncIterator[Remote]:
     """The repository of these sources, and what it takes to read it, for as long as that is needed."""
-    credential = await _credential(stage, source, token)
-    stage.log.hide(disguised(credential) if credential else [])
-    with _key(stage, source, credential) as key_file:
-        yield remote_of(source.url, stage.protocols, "" if key_file else credential, key_file)
+    credential = await _credential(job, source, token)
+    job.log.add_secrets(disguised(credential) if credential else [])
+    with _key(job, source, credential) as key_file:
+        yield remote_of(source.url, job.protocols, "" if key_file else credential, key_file)
 
 
 def _plain_path(inputs: dict[str, str]) -> str:
@@ -86,10 +86,10 @@ def _plain_path(inputs: dict[str, str]) -> str:
     return "/".join(names) or "."
 
 
-def _check_repository(stage: Stage, source: Source, asked: str) -> None:
+def _check_repository(job: JobContext, source: Source, asked: str) -> None:
     """Only the job's own: what else it reads, its own steps read, with its own credentials."""
     asked = asked.strip().removesuffix(".git").lower()
-    own = str(stage.scene.github.get("repository") or "").lower()
+    own = str(job.expressions.github.get("repository") or "").lower()
     url = source.url.rstrip("/").removesuffix(".git").lower()
     if not asked or asked in (own, url) or url.endswith((f"/{asked}", f":{asked}")):
         return
@@ -98,25 +98,25 @@ def _check_repository(stage: Stage, source: Source, asked: str) -> None:
     )
 
 
-async def _credential(stage: Stage, source: Source, token: str) -> str:
+async def _credential(job: JobContext, source: Source, token: str) -> str:
     if token.strip():
         return token.strip()
     if not source.credential:
         return ""
     try:
-        return (await stage.transfers.ask(Client.source_credential)).strip()
+        return (await job.transfers.call(RunnerClient.source_credential)).strip()
     except Refused as refused:
         raise StepFailed(f"checkout: {refused.message}", "SECRETS") from refused
 
 
 @contextmanager
-def _key(stage: Stage, source: Source, credential: str) -> Iterator[str]:
+def _key(job: JobContext, source: Source, credential: str) -> Iterator[str]:
     """A private key in a file of the runner's own, for as long as git needs it; no file for anything else."""
     if scheme_of(source.url) != "ssh" or "PRIVATE KEY" not in credential:
         yield ""
         return
-    stage.mirrors.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, path = tempfile.mkstemp(dir=stage.mirrors, prefix="key-")
+    job.mirrors.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, path = tempfile.mkstemp(dir=job.mirrors, prefix="key-")
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(credential + "\n")

@@ -12,7 +12,7 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.sandbox import Cell
-from deltaci.runner.steps.contexts import Scene
+from deltaci.runner.steps.expressions import JobExpressions
 from deltaci.runner.transfers import Transfers
 from deltaci.runner.workspace.caches import Caches
 from deltaci.runner.workspace.collect_outputs import Harvester
@@ -22,7 +22,7 @@ _YES: Final = frozenset({"true", "yes", "on", "1"})
 _NO: Final = frozenset({"false", "no", "off", "0", ""})
 
 
-class Stage(msgspec.Struct, kw_only=True):
+class JobContext(msgspec.Struct, kw_only=True):
     """One job, as its built-in steps see it."""
 
     spec: JobSpec
@@ -32,7 +32,7 @@ class Stage(msgspec.Struct, kw_only=True):
     transfers: Transfers
     caches: Caches
     harvester: Harvester
-    scene: Scene
+    expressions: JobExpressions
     mirrors: Path
     protocols: tuple[str, ...]  # By which sources may be fetched.
     env: dict[str, str] = {}  # Of the step that runs.
@@ -49,7 +49,7 @@ class StepFailed(Exception):
         self.code = code
 
 
-BuiltInStep = Callable[[Stage, dict[str, str]], Awaitable[dict[str, str]]]
+BuiltInStep = Callable[[JobContext, dict[str, str]], Awaitable[dict[str, str]]]
 """Does it with these inputs; returns the step's outputs."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from deltaci.core.errors import Refused
-from deltaci.runner.actions.context import Stage, known, lines
+from deltaci.runner.actions.context import JobContext, known, lines
 from deltaci.runner.actions.tools import choose, look, places, read_file
 from deltaci.runner.workspace.safe_fs import write
 
@@ -29,17 +29,17 @@ NAMED: Final = {"argon": "4", "boron": "6", "carbon": "8", "dubnium": "10", "erb
 }
 
 
-async def setup(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
+async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     """Find the version that is wanted."""
     known(inputs, INPUTS)
-    there = await look(stage, ("node", "nodejs"), places(_everywhere(), Path.home()), "--version")
-    chosen = choose("Node", _wanted(stage, inputs), there)
+    there = await look(job, ("node", "nodejs"), places(_everywhere(), Path.home()), "--version")
+    chosen = choose("Node", _wanted(job, inputs), there)
     if inputs.get("cache", "").strip():
-        stage.log.line("setup-node: 'cache' is not done here; use a step 'cache', or 'caches' of the job")
-    stage.paths = [str(PurePosixPath(chosen.path).parent), *stage.paths]
+        job.log.write_line("setup-node: 'cache' is not done here; use a step 'cache', or 'caches' of the job")
+    job.paths = [str(PurePosixPath(chosen.path).parent), *job.paths]
     if registry := inputs.get("registry-url", "").strip():
-        stage.set_env = {**stage.set_env, "NPM_CONFIG_USERCONFIG": _registry(stage, registry, inputs.get("scope", ""))}
-    stage.log.line(f"Node {chosen.told}: {chosen.path}")
+        job.set_env = {**job.set_env, "NPM_CONFIG_USERCONFIG": _registry(job, registry, inputs.get("scope", ""))}
+    job.log.write_line(f"Node {chosen.told}: {chosen.path}")
     return {"node-version": f"v{chosen.told}", "cache-hit": "false"}
 
 
@@ -60,11 +60,11 @@ def _everywhere() -> list[str]:
     ]
 
 
-def _wanted(stage: Stage, inputs: dict[str, str]) -> str:
+def _wanted(job: JobContext, inputs: dict[str, str]) -> str:
     wanted = inputs.get("node-version", "").strip()
     file = inputs.get("node-version-file", "").strip()
     if not wanted and file:
-        wanted = version_in(file, read_file(stage, file))
+        wanted = version_in(file, read_file(job, file))
     return plain(wanted)
 
 
@@ -96,7 +96,7 @@ def version_in(name: str, text: str) -> str:
     return next((line for line in lines(text) if not line.startswith("#")), "")
 
 
-def _registry(stage: Stage, url: str, scope: str) -> str:
+def _registry(job: JobContext, url: str, scope: str) -> str:
     """A configuration of npm that reads the token from a variable when it is used."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
@@ -104,4 +104,4 @@ def _registry(stage: Stage, url: str, scope: str) -> str:
     where = f"//{parts.netloc}{parts.path if parts.path.endswith('/') else parts.path + '/'}"
     prefix = f"{scope if scope.startswith('@') else '@' + scope}:" if scope.strip() else ""
     text = f"{where}:_authToken=${{NODE_AUTH_TOKEN}}\n{prefix}registry={url}\n"
-    return str(write(stage.layout.root, f"{stage.layout.inner(stage.layout.temp)}/.npmrc", text, mode=0o644))
+    return str(write(job.layout.root, f"{job.layout.inner(job.layout.temp)}/.npmrc", text, mode=0o644))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.core.errors import Refused
-from deltaci.runner.actions.context import Stage, StepFailed, known, lines
+from deltaci.runner.actions.context import JobContext, StepFailed, known, lines
 from deltaci.runner.actions.tools import Tool, choose, in_cell, look, places, read_file
 from deltaci.runner.workspace.safe_fs import make_folder
 
@@ -25,21 +25,21 @@ MAKE_SECONDS: Final = 300.0
 VARIABLES: Final = ("pythonLocation", "Python_ROOT_DIR", "Python3_ROOT_DIR")
 
 
-async def setup(stage: Stage, inputs: dict[str, str]) -> dict[str, str]:
+async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     """Find each version that is wanted; the last one is `python`."""
     known(inputs, INPUTS)
-    there = await look(stage, NAMES, places(_everywhere(), Path.home()), ASK)
-    wanted = _wanted(stage, inputs)
+    there = await look(job, NAMES, places(_everywhere(), Path.home()), ASK)
+    wanted = _wanted(job, inputs)
     chosen = [choose("Python", each, there) for each in wanted]
     if inputs.get("cache", "").strip():
-        stage.log.line("setup-python: 'cache' is not done here; use a step 'cache', or 'caches' of the job")
+        job.log.write_line("setup-python: 'cache' is not done here; use a step 'cache', or 'caches' of the job")
     folder = ""
     for each in chosen:
-        folder = await _environment(stage, each)
-        stage.paths = [f"{folder}/bin", *stage.paths]
-        stage.log.line(f"Python {each.told}: {each.path}")
-    stage.set_env = {
-        **stage.set_env,
+        folder = await _environment(job, each)
+        job.paths = [f"{folder}/bin", *job.paths]
+        job.log.write_line(f"Python {each.told}: {each.path}")
+    job.set_env = {
+        **job.set_env,
         **dict.fromkeys(("pythonLocation", "Python_ROOT_DIR", "Python3_ROOT_DIR"), folder),
     }
     return {"python-version": chosen[-1].told, "python-path": f"{folder}/bin/python", "cache-hit": "false"}
@@ -58,13 +58,13 @@ def _everywhere() -> list[str]:
     ]
 
 
-def _wanted(stage: Stage, inputs: dict[str, str]) -> list[str]:
+def _wanted(job: JobContext, inputs: dict[str, str]) -> list[str]:
     found = lines(inputs.get("python-version", ""))
     file = inputs.get("python-version-file", "").strip()
-    if not found and not file and (stage.layout.workspace / ".python-version").is_file():
+    if not found and not file and (job.layout.workspace / ".python-version").is_file():
         file = ".python-version"
     if not found and file:
-        found = versions_in(file, read_file(stage, file))
+        found = versions_in(file, read_file(job, file))
     return [_plain(each) for each in found] or ["*"]
 
 
@@ -90,15 +90,15 @@ def _plain(wanted: str) -> str:
     return re.sub(r"(?<=\d)(-dev|t)$", "", wanted.removeprefix("python-"))
 
 
-async def _environment(stage: Stage, tool: Tool) -> str:
+async def _environment(job: JobContext, tool: Tool) -> str:
     """One made with this interpreter: the job may install into it, and into nothing else."""
-    layout = stage.layout
+    layout = job.layout
     folder = make_folder(layout.root, layout.inner(layout.tools)) / f"python-{tool.told}"
     made, python = shlex.quote(str(folder)), shlex.quote(tool.path)
     script = (
         f"[ -x {made}/bin/pip ] || {python} -m venv {made} || {{ rm -rf {made}; virtualenv -q -p {python} {made}; }}"
     )
-    ended, said = await in_cell(stage, script, min(MAKE_SECONDS, stage.timeout_seconds or MAKE_SECONDS))
+    ended, said = await in_cell(job, script, min(MAKE_SECONDS, job.timeout_seconds or MAKE_SECONDS))
     if ended.exit_code != 0:
         why = " ".join(said.split())[-300:]
         raise StepFailed(f"Python {tool.told}: no environment can be made with {tool.path}: {why}", "BAD_SPEC")

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.actions.context import Stage, StepFailed
+from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.actions.versions import Version, fits, version_of
 from deltaci.runner.sandbox import Exit
 from deltaci.runner.workspace.folders import opened, parent
@@ -43,7 +43,7 @@ def places(own: Sequence[str], home: Path) -> list[str]:
     return [shlex.quote(f"{home}") + each[1:] if each.startswith("~") else each for each in own]
 
 
-async def look(stage: Stage, names: Sequence[str], patterns: Sequence[str], ask: str) -> list[Tool]:
+async def look(job: JobContext, names: Sequence[str], patterns: Sequence[str], ask: str) -> list[Tool]:
     """All of these programs that run in the cell, the newest first; of one version the one that was named first."""
     inner = " ".join(f'"$d"/{name}' for name in names)
     script = f"""
@@ -55,7 +55,7 @@ IFS=:; for d in $PATH; do unset IFS; for p in {inner}; do try "$p"; done; done
 for p in {" ".join(patterns)}; do try "$p"; done
 true
 """
-    ended, said = await in_cell(stage, script, LOOK_SECONDS)
+    ended, said = await in_cell(job, script, LOOK_SECONDS)
     found: dict[Version, Tool] = {}
     for line in said.splitlines():
         mark, _, rest = line.partition("\t")
@@ -68,7 +68,7 @@ true
     return sorted(found.values(), reverse=True)
 
 
-async def in_cell(stage: Stage, script: str, seconds: float) -> tuple[Exit, str]:
+async def in_cell(job: JobContext, script: str, seconds: float) -> tuple[Exit, str]:
     """Run something of our own in the job's cell; what it said."""
     heard = bytearray()
 
@@ -76,10 +76,10 @@ async def in_cell(stage: Stage, script: str, seconds: float) -> tuple[Exit, str]
         if len(heard) < MAX_HEARD_BYTES:
             heard.extend(data)
 
-    ended = await stage.cell.run(
+    ended = await job.cell.run(
         script,
-        env={name: value for name, value in stage.env.items() if name in ("PATH", "HOME")},
-        workdir=stage.layout.workspace,
+        env={name: value for name, value in job.env.items() if name in ("PATH", "HOME")},
+        workdir=job.layout.workspace,
         timeout_seconds=seconds,
         on_output=hear,
         shell=("sh", "-c"),
@@ -96,11 +96,11 @@ def choose(what: str, wanted: str, there: Sequence[Tool]) -> Tool:
     raise StepFailed(f"{what} {wanted!r} is not here; there are: {known}. Install it, or ask for one of them", CODE)
 
 
-def read_file(stage: Stage, path: str) -> str:
+def read_file(job: JobContext, path: str) -> str:
     """A small file of the workspace that names a version; no link is followed."""
-    inner = stage.layout.within(path)
+    inner = job.layout.within(path)
     try:
-        with opened(stage.layout.root) as top, parent(top, inner) as (folder, name):
+        with opened(job.layout.root) as top, parent(top, inner) as (folder, name):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(MAX_VERSION_FILE).decode("utf-8", "replace")

@@ -17,7 +17,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Heartbeat, Problem, ServerMessage
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 
 Answers = list[ServerMessage | Problem]
 
@@ -25,7 +25,7 @@ Answers = list[ServerMessage | Problem]
 class Voice(Protocol):
     """Says heartbeats for the keeper, and lets nobody wait."""
 
-    client: Client
+    client: RunnerClient
 
     def fileno(self) -> int:
         """For a selector: readable when there is an answer."""
@@ -43,7 +43,7 @@ class Voice(Protocol):
 class Line:
     """Says one batch at a time. `fileno` is readable when there is an answer."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: RunnerClient) -> None:
         self.client = client
         self._said: SimpleQueue[tuple[Sequence[Heartbeat], float] | None] = SimpleQueue()
         self._heard: SimpleQueue[Answers] = SimpleQueue()
@@ -75,7 +75,7 @@ class Line:
     def _work(self, write: int) -> None:
         while (said := self._said.get()) is not None:
             try:
-                heard = self.client.say_all(*said)
+                heard = self.client.send_batch(*said)
             except (Unreachable, Refused, msgspec.MsgspecError):
                 heard = []
             self._heard.put(heard if len(heard) == len(said[0]) else [])

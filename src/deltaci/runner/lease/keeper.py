@@ -21,11 +21,11 @@ from typing import Final
 import msgspec
 
 from deltaci.protocol.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage, decoder
-from deltaci.runner.client import Client
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.lease.heartbeat import Line, Voice
 from deltaci.runner.lease.log_recovery import Rest, opened, send_rests
 from deltaci.runner.sandbox.process_tree import Handle, kill_all
-from deltaci.runner.tls import Tls
+from deltaci.runner.tls import TlsConfig
 
 RETRY_SECONDS: Final = 1.0
 FIRST_CALL_SECONDS: Final = 1.0  # A connection that is broken is found out soon: there may be time for another.
@@ -119,12 +119,12 @@ class Keeper:
 
     def __init__(
         self,
-        connect: Callable[[], Client],
+        connect: Callable[[], RunnerClient],
         tell: Callable[[News], None],
         clock: Callable[[], float] = time.monotonic,
-        line: Callable[[Client], Voice] = Line,
+        line: Callable[[RunnerClient], Voice] = Line,
         kill: Callable[[Handle, float], object] = kill_all,
-        send: Callable[[Client, Sequence[Rest], Callable[[], float]], None] = send_rests,
+        send: Callable[[RunnerClient, Sequence[Rest], Callable[[], float]], None] = send_rests,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._connect = connect
@@ -288,7 +288,7 @@ def main(url: str, out: int, *files: str) -> None:
         with suppress(BrokenPipeError):  # The runner is gone; that its orders end says what to do then.
             os.write(out, msgspec.json.encode(news) + b"\n")
 
-    keeper = Keeper(lambda: Client(url, tls=Tls.of(files)), tell)
+    keeper = Keeper(lambda: RunnerClient(url, tls=TlsConfig.of(files)), tell)
     tell(Ready())
     serve(keeper, sys.stdin.fileno())
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 
 CHUNK_BYTES: Final = 1024 * 1024
 PAUSE_SECONDS: Final = 0.1
@@ -38,7 +38,7 @@ def opened(path: str) -> int:
         return NOTHING
 
 
-def send_rests(client: Client, rests: Sequence[Rest], clock: Callable[[], float] = time.monotonic) -> None:
+def send_rests(client: RunnerClient, rests: Sequence[Rest], clock: Callable[[], float] = time.monotonic) -> None:
     """Send all of them, as far as there is time. Never longer: a call that hangs is left alone."""
     there = [rest for rest in rests if rest.file != NOTHING]
     if not there:
@@ -50,7 +50,7 @@ def send_rests(client: Client, rests: Sequence[Rest], clock: Callable[[], float]
 
 
 def send_all(
-    client: Client,
+    client: RunnerClient,
     rests: Sequence[Rest],
     clock: Callable[[], float],
     pause: Callable[[float], None] = time.sleep,
@@ -65,7 +65,7 @@ def send_all(
             os.close(rest.file)
 
 
-def _send(client: Client, rest: Rest, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
+def _send(client: RunnerClient, rest: Rest, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
     at: int | None = None  # Not known: a part may be on its way that the runner sent last.
     while (left := rest.until - clock()) > 0:
         timeout = max(MIN_CALL_SECONDS, left)

@@ -16,7 +16,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain_line
 from deltaci.runner.log.masking import Mask
-from deltaci.runner.log.sections import Writer
+from deltaci.runner.log.sections import SectionWriter
 from deltaci.runner.log.stream import LogStream
 
 MAX_LINE = 2000
@@ -27,13 +27,13 @@ class JobLog:
 
     def __init__(self, stream: LogStream, nonce: str) -> None:
         self._stream = stream
-        self._writer = Writer(nonce)
+        self._writer = SectionWriter(nonce)
         self._secrets: list[str] = [self._writer.nonce]  # A job that reads its own log must not forge its sections.
         self._mask = Mask(self._secrets)
         self._text_mask = self._mask.fresh()
         stream.write(self._writer.header())
 
-    def hide(self, secrets: Iterable[str]) -> None:
+    def add_secrets(self, secrets: Iterable[str]) -> None:
         """From now on these are masked."""
         more = list(secrets)
         if more:
@@ -43,38 +43,38 @@ class JobLog:
             self._mask = Mask(self._secrets)
             self._text_mask = self._mask.fresh()
 
-    def begin(self, index: int, name: str) -> None:
+    def begin_section(self, index: int, name: str) -> None:
         """A section begins."""
         self._stream.write(self._writer.begin(index, self.masked(name)))
 
-    def output(self, data: bytes) -> None:
+    def write_output(self, data: bytes) -> None:
         """What the job wrote."""
         self._stream.write(self._writer.output(self._mask.feed(data)))
 
-    def end(self, index: int, exit_code: int | None, seconds: float) -> None:
+    def end_section(self, index: int, exit_code: int | None, seconds: float) -> None:
         """A section ended."""
         self._stream.write(self._writer.output(self._mask.flush()) + self._writer.end(index, exit_code, seconds))
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """One line of the runner's own."""
-        self._stream.write(self._writer.output(f"{self.said(text)}\n".encode()))
+        self._stream.write(self._writer.output(f"{self.masked_line(text)}\n".encode()))
 
     @contextmanager
     def section(self, index: int, name: str) -> Iterator[None]:
         """A section of the runner's own work."""
         began = time.monotonic()
-        self.begin(index, name)
+        self.begin_section(index, name)
         try:
             yield
         finally:
-            self.end(index, 0, time.monotonic() - began)
+            self.end_section(index, 0, time.monotonic() - began)
 
     def masked(self, text: str) -> str:
         """A text without secrets."""
         raw = text.encode("utf-8", "surrogatepass")
         return (self._text_mask.feed(raw) + self._text_mask.flush()).decode("utf-8", "replace")
 
-    def said(self, text: str, most: int = MAX_LINE) -> str:
+    def masked_line(self, text: str, most: int = MAX_LINE) -> str:
         """A text as one line for people: without secrets, and with nothing that a terminal obeys."""
         return plain_line(self.masked(text), most)
 

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
-from deltaci.runner.log.secret_encodings import disguises
+from deltaci.runner.log.secret_encodings import secret_forms
 
 BLOCK_BYTES: Final = 64 * 1024
 MAX_FEW: Final = 12  # So many searches cost less than reading the block as 4-byte words,
@@ -58,7 +58,7 @@ class Mask:
     """Replaces secrets in a stream of bytes. Feed it everything, and flush it where the stream ends or pauses."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms = sorted({form for secret in secrets for form in disguises(secret)})
+        forms = sorted({form for secret in secrets for form in secret_forms(secret)})
         middle = sum(7 <= len(form) < 15 for form in forms)
         many = forms if len(forms) > MAX_ALL else []
         self._words = _Words(many, 8, "Q") if middle <= MAX_FEW else _Words(many, 4, "I")

@@ -38,7 +38,7 @@ def is_too_short(secret: str) -> bool:
     return len(core_of(secret)) < MIN_SECRET_CHARACTERS
 
 
-def disguises(secret: str) -> frozenset[bytes]:
+def secret_forms(secret: str) -> frozenset[bytes]:
     """Every form of one secret. Empty for one that is too short."""
     if is_too_short(secret):
         return frozenset()

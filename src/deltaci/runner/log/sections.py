@@ -34,8 +34,8 @@ from deltaci.protocol.log_sections import (
 
 __all__ = [
     "LogSection",
+    "SectionWriter",
     "StepMarker",
-    "Writer",
     "log_nonce",
     "looks_like_marker",
     "new_nonce",
@@ -61,7 +61,7 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-class Writer:
+class SectionWriter:
     """Lays out one log. Returns the bytes to append; keeps only whether the last line was ended."""
 
     def __init__(self, nonce: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import Refused
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.log.sections import looks_like_marker
 from deltaci.runner.pauses import Pauses
 from deltaci.storage.blobs.logs import MAX_LOG_BYTES
@@ -36,7 +36,7 @@ FULL: Final = b"\n[the log is full; what follows was not kept]\n"
 class LogStream:
     """Takes bytes at any pace; memory stays small, the server gets all of them, in order, once."""
 
-    def __init__(self, client: Client, lease_id: str, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+    def __init__(self, client: RunnerClient, lease_id: str, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._client = client
         self._lease_id = lease_id
         self.path = path

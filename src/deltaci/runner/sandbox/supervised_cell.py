@@ -38,8 +38,8 @@ MAX_READ_BYTES: Final = 1 << 18
 MAX_ANSWER_BYTES: Final = 1 << 16
 
 # How a step ended, a signal as a negative number; and the seconds of CPU and the bytes of memory that were used.
-Told = tuple[int, tuple[float | None, int | None]]
-KILLED: Final[Told] = (-signal.SIGKILL, (None, None))
+StepReport = tuple[int, tuple[float | None, int | None]]
+KILLED: Final[StepReport] = (-signal.SIGKILL, (None, None))
 
 Launch = Callable[[str, cgroups.Groups, socket.socket], Awaitable[Guard]]
 """Starts a supervisor: with this mark, in these groups, at the other end of this socket."""
@@ -111,7 +111,7 @@ class SupervisedCell:
         self._socket: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[int] | None = None
-        self._exit: asyncio.Future[Told] | None = None
+        self._exit: asyncio.Future[StepReport] | None = None
         self._own: frozenset[int] = frozenset()  # The processes that are ours: the supervisor and what is around it.
         self._outputs: list[Output] = []
         self._on_output: Callable[[bytes], None] | None = None
@@ -273,7 +273,7 @@ class SupervisedCell:
             else:
                 self._fail(told)
 
-    def _exited(self, told: Told) -> None:
+    def _exited(self, told: StepReport) -> None:
         if self._exit is not None and not self._exit.done():
             self._exit.set_result(told)
 
@@ -298,7 +298,7 @@ class SupervisedCell:
             if file is not None:
                 os.close(file)
 
-    async def _await_exit(self, timeout_seconds: float) -> tuple[Told, bool]:
+    async def _await_exit(self, timeout_seconds: float) -> tuple[StepReport, bool]:
         if self._exit is None:
             raise InvariantBroken("an exit is awaited, but no step was started")
         await asyncio.wait([self._exit], timeout=timeout_seconds or None)

@@ -30,7 +30,7 @@ OURS: Final = ("DELTACI_", "GITHUB_", "RUNNER_")
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a step said."""
 
     outputs: dict[str, str] = {}
@@ -39,7 +39,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
 
 
-class OutFiles:
+class CommandFiles:
     """The files of one step."""
 
     def __init__(self, layout: Layout, index: int) -> None:
@@ -55,7 +55,7 @@ class OutFiles:
             named[f"GITHUB_{variable}"] = named[f"DELTACI_{variable}"] = str(path)
         return named
 
-    def read(self) -> Told:
+    def read(self) -> StepReport:
         """What is in them. Refused if it makes no sense."""
         outputs = values("the outputs", self._text("output"))
         env = values("the variables", self._text("env"))
@@ -69,7 +69,7 @@ class OutFiles:
         if len(paths) > MAX_VALUES or any("\0" in path for path in paths):
             raise _bad(f"folders for PATH are at most {MAX_VALUES}, and have no NUL")
         summary = self._text("summary")[:MAX_SUMMARY_CHARACTERS]
-        return Told(outputs=outputs, env=env, paths=paths, summary=summary)
+        return StepReport(outputs=outputs, env=env, paths=paths, summary=summary)
 
     def _text(self, name: str) -> str:
         path = (self._folder / name).relative_to(self._layout.root).as_posix()

@@ -14,17 +14,17 @@ from msgspec import structs
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import CacheRule, Step, StepResult
-from deltaci.runner.actions.context import BuiltInStep, Stage, StepFailed
+from deltaci.runner.actions.context import BuiltInStep, JobContext, StepFailed
 from deltaci.runner.actions.registry import BUILT_INS
 from deltaci.runner.client import Unreachable
 from deltaci.runner.log.sections import RESTORE_CACHES
-from deltaci.runner.result import Ended
+from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import CellFailed, Exit
-from deltaci.runner.steps.command_files import OutFiles, Told
-from deltaci.runner.steps.contexts import FAILURE, SKIPPED, SUCCESS
+from deltaci.runner.steps.command_files import CommandFiles, StepReport
+from deltaci.runner.steps.expressions import FAILURE, SKIPPED, SUCCESS
 from deltaci.runner.steps.shells import start
-from deltaci.runner.steps.workflow_commands import Spoken
-from deltaci.runner.transfers import Over
+from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
+from deltaci.runner.transfers import JobStopped
 from deltaci.runner.workspace.layout import inside
 
 FAILED: Final = 1  # What a step of the runner's own ends with when it fails.
@@ -35,35 +35,35 @@ GoOn = Callable[[int, str], Awaitable[bool]]
 """Whether the step of this place and name may begin: the lease stands, and nobody wants it to stop."""
 
 
-class Steps:
+class StepSequence:
     """All of them."""
 
-    def __init__(self, stage: Stage, secrets: dict[str, str], go_on: GoOn, left: Callable[[], float]) -> None:
+    def __init__(self, stage: JobContext, secrets: dict[str, str], go_on: GoOn, left: Callable[[], float]) -> None:
         self._stage = stage
-        self._spec, self._scene, self._log = stage.spec, stage.scene, stage.log
+        self._spec, self._expressions, self._log = stage.spec, stage.expressions, stage.log
         self._secrets = secrets
         self._go_on = go_on
         self._left = left
         self._steps = [each if isinstance(each, Step) else Step(run=each) for each in self._spec.steps]
         self._results: list[StepResult] = []
         self._last = Exit(0, None, 0.0)
-        self._failure: Ended | None = None
+        self._failure: JobResult | None = None
         self._base: dict[str, str] = {}
         self._path = ""
         self._has_caches = False
         self._working: asyncio.Task[dict[str, str]] | None = None
 
-    async def run(self) -> Ended:
+    async def run(self) -> JobResult:
         """Do them all."""
-        scene = self._scene
-        if scene.is_live:
-            self._base = scene.variables()
+        expressions = self._expressions
+        if expressions.is_pipeline_job:
+            self._base = expressions.variables()
             try:
-                scene.env = await self._think(scene.texts, self._spec.env, {})
+                expressions.env = await self._think(expressions.texts, self._spec.env, {})
             except Refused as refused:
                 return self._refused(f"env: {refused.message}", refused)
         else:
-            scene.env = dict(self._spec.env)
+            expressions.env = dict(self._spec.env)
         for index, step in enumerate(self._steps):
             if self._failure is not None and not self._goes_on(index):
                 break
@@ -73,33 +73,35 @@ class Steps:
             return structs.replace(self._failure, steps=self._results)
         ran = sum(not each.is_skipped for each in self._results)
         well = structs.replace(self._last, exit_code=0, signal=None, is_timed_out=False)
-        return Ended(exit=well, steps=self._results, summary=f"{ran} steps succeeded")
+        return JobResult(exit=well, steps=self._results, summary=f"{ran} steps succeeded")
 
     def _goes_on(self, index: int) -> bool:
         """Whether one of the steps from here on may run after a failure."""
         if self._left() <= 0 or (self._failure is not None and self._failure.error_code == "RUNNER_STARTUP"):
             return False
-        return self._scene.is_live or any(step.condition for step in self._steps[index:])
+        return self._expressions.is_pipeline_job or any(step.condition for step in self._steps[index:])
 
     async def _one(self, index: int, step: Step) -> bool:
         """One step; whether there may be another."""
         name = step.name or step.run.strip().partition("\n")[0] or f"{step.uses}"
         try:
-            env = {**self._scene.env, **self._stage.set_env}
-            name = await self._think(self._scene.text, name, env)
-            is_wanted = not self._is_conditional(step) or await self._think(self._scene.holds, step.condition, env)
+            env = {**self._expressions.env, **self._stage.set_env}
+            name = await self._think(self._expressions.text, name, env)
+            is_wanted = not self._is_conditional(step) or await self._think(
+                self._expressions.holds, step.condition, env
+            )
         except Refused as refused:
-            name = self._log.said(name)
-            self._log.line(f"{name}: {refused.message}")
+            name = self._log.masked_line(name)
+            self._log.write_line(f"{name}: {refused.message}")
             return self._fail(index, step, name, Exit(None, None, 0.0), refused.message, "BAD_SPEC")
-        name = self._log.said(name)
+        name = self._log.masked_line(name)
         if not is_wanted:
             self._skip(index, step, name)
             return True
         if not await self._go_on(index, name):
             return False
         await self._restore_caches(step)
-        self._log.begin(index, name)
+        self._log.begin_section(index, name)
         outputs: dict[str, str] = {}
         code = why = ""
         try:
@@ -111,30 +113,30 @@ class Steps:
         except (CellFailed, OSError) as error:
             ended, why, code = Exit(None, None, 0.0), str(error), "RUNNER_STARTUP"
         if why:
-            self._log.line(why)
-        self._log.end(index, ended.exit_code, ended.seconds)
+            self._log.write_line(why)
+        self._log.end_section(index, ended.exit_code, ended.seconds)
         self._last = ended
         if ended.exit_code == 0 and not ended.is_timed_out and not code:
             self._results.append(self._result(index, name, ended))
-            self._scene.told(step.id, SUCCESS, SUCCESS, outputs)
+            self._expressions.told(step.id, SUCCESS, SUCCESS, outputs)
             return True
         return self._fail(index, step, name, ended, why, "TIMED_OUT" if ended.is_timed_out else code, outputs)
 
     def _is_conditional(self, step: Step) -> bool:
-        return self._scene.is_live or bool(step.condition)
+        return self._expressions.is_pipeline_job or bool(step.condition)
 
     async def _think(self, work: Callable[..., T], *words: Any) -> T:
         """Evaluate something; files may have to be read for that, so not on the loop."""
-        if not self._scene.is_live:
+        if not self._expressions.is_pipeline_job:
             return work(*words)
         return await asyncio.to_thread(work, *words)
 
     def _skip(self, index: int, step: Step, name: str) -> None:
         why = step.condition or "success()"
-        self._log.line(f"skipped: {name} (if: {why})")
+        self._log.write_line(f"skipped: {name} (if: {why})")
         result = StepResult(index=index, name=name, exit_code=None, seconds=0.0, is_skipped=True, why=why[:2000])
         self._results.append(result)
-        self._scene.told(step.id, SKIPPED, SKIPPED, {})
+        self._expressions.told(step.id, SKIPPED, SKIPPED, {})
 
     def _result(self, index: int, name: str, ended: Exit, why: str = "") -> StepResult:
         return StepResult(
@@ -143,7 +145,7 @@ class Steps:
             exit_code=ended.exit_code,
             seconds=round(ended.seconds, 3),
             is_timed_out=ended.is_timed_out,
-            why=self._log.said(why),
+            why=self._log.masked_line(why),
         )
 
     def _fail(
@@ -159,21 +161,23 @@ class Steps:
         """It failed; whether that is the end of the job shows when the next one is looked at."""
         result = self._result(index, name, ended, why)
         # What this runner cannot do is no failure of the step.
-        is_its_own = code != "RUNNER_STARTUP" if self._scene.is_live else code in ("", "TIMED_OUT")
+        is_its_own = code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else code in ("", "TIMED_OUT")
         is_tolerated = step.continue_on_error and is_its_own
         self._results.append(structs.replace(result, is_tolerated=is_tolerated))
-        self._scene.told(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, outputs or {})
+        self._expressions.told(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, outputs or {})
         if not is_tolerated:
-            self._scene.status = FAILURE
+            self._expressions.status = FAILURE
             if self._failure is None:
-                summary = self._log.said(f"{name}: {why}") if why else told(name, ended)
-                self._failure = Ended(exit=ended, steps=[], error_code=code, summary=summary)
+                summary = self._log.masked_line(f"{name}: {why}") if why else told(name, ended)
+                self._failure = JobResult(exit=ended, steps=[], error_code=code, summary=summary)
         return True
 
-    def _refused(self, why: str, refused: Refused) -> Ended:
-        self._log.line(why)
+    def _refused(self, why: str, refused: Refused) -> JobResult:
+        self._log.write_line(why)
         code = code_of(refused)
-        return Ended(exit=Exit(None, None, 0.0), steps=self._results, error_code=code, summary=self._log.said(why))
+        return JobResult(
+            exit=Exit(None, None, 0.0), steps=self._results, error_code=code, summary=self._log.masked_line(why)
+        )
 
     async def _restore_caches(self, step: Step) -> None:
         """Once, before the first step that is no checkout: keys may depend on the sources."""
@@ -186,47 +190,49 @@ class Steps:
     def _filled(self, rules: list[CacheRule]) -> list[CacheRule]:
         """Rules with the values of their expressions; one that has none is left out."""
         found: list[CacheRule] = []
-        text = self._scene.text
+        text = self._expressions.text
         for rule in rules:
             try:
                 found.append(structs.replace(rule, key=text(rule.key), paths=[text(path) for path in rule.paths]))
             except Refused as refused:
-                self._log.line(f"cache {rule.key!r}: {refused.message}; going on without it")
+                self._log.write_line(f"cache {rule.key!r}: {refused.message}; going on without it")
         return found
 
     # -- one step
 
     async def _do(self, index: int, step: Step) -> tuple[Exit, dict[str, str], str]:
         """How it ended, its outputs, and what is wrong beside its exit code."""
-        scene, stage = self._scene, self._stage
-        outer = {**scene.env, **stage.set_env}
-        own = await self._think(scene.texts, step.env, outer) if scene.is_live else step.env
+        expressions, stage = self._expressions, self._stage
+        outer = {**expressions.env, **stage.set_env}
+        own = await self._think(expressions.texts, step.env, outer) if expressions.is_pipeline_job else step.env
         env = {**self._base, **outer, **own, **self._secrets}
         left = max(0.1, self._left())
         timeout = min(left, step.timeout_seconds or left)
         if step.uses is not None:
             stage.env, stage.timeout_seconds = env, timeout
-            inputs = await self._think(scene.inputs, step.inputs, {**outer, **own})
+            inputs = await self._think(expressions.inputs, step.inputs, {**outer, **own})
             return await self._built_in(BUILT_INS[step.uses], inputs, timeout)
-        workdir = inside(stage.layout.workspace, await self._think(scene.text, step.workdir or self._spec.workdir))
-        script = await self._think(scene.text, step.run, {**outer, **own})
-        shell = await self._think(scene.text, step.shell, {**outer, **own})
+        workdir = inside(
+            stage.layout.workspace, await self._think(expressions.text, step.workdir or self._spec.workdir)
+        )
+        script = await self._think(expressions.text, step.run, {**outer, **own})
+        shell = await self._think(expressions.text, step.shell, {**outer, **own})
         begun = start(shell, script, stage.layout, index)
-        if not scene.is_live:
+        if not expressions.is_pipeline_job:
             ended = await stage.cell.run(
                 begun.script,
                 env=env,
                 workdir=workdir,
                 timeout_seconds=timeout,
-                on_output=self._log.output,
+                on_output=self._log.write_output,
                 shell=begun.shell,
             )
             return ended, {}, ""
-        files = OutFiles(stage.layout, index)
+        files = CommandFiles(stage.layout, index)
         env |= files.make()
         if stage.paths:
             env["PATH"] = ":".join([*stage.paths, env.get("PATH") or await self._cells_path()])
-        spoken = Spoken(self._log.output, self._log.hide)
+        spoken = WorkflowCommandFilter(self._log.write_output, self._log.add_secrets)
         ended = await stage.cell.run(
             begun.script,
             env=env,
@@ -247,33 +253,33 @@ class Steps:
     async def run_rule(self, script: str, name: str, hear: Callable[[bytes], None] | None = None) -> Exit:
         """A command that is no step, in the environment that the last one left; `hear` is told what it prints, too."""
         if not await self._go_on(len(self._steps), name):
-            raise Over
+            raise JobStopped
 
         def on_output(data: bytes) -> None:
-            self._log.output(data)
+            self._log.write_output(data)
             if hear is not None:
                 hear(data)
 
-        env = {**self._base, **self._scene.env, **self._stage.set_env, **self._secrets}
+        env = {**self._base, **self._expressions.env, **self._stage.set_env, **self._secrets}
         if self._stage.paths:
             env["PATH"] = ":".join([*self._stage.paths, env.get("PATH") or await self._cells_path()])
         layout = self._stage.layout
         return await self._stage.cell.run(
             script,
             env=env,
-            workdir=inside(layout.workspace, await self._think(self._scene.text, self._spec.workdir)),
+            workdir=inside(layout.workspace, await self._think(self._expressions.text, self._spec.workdir)),
             timeout_seconds=max(0.1, self._left()),
             on_output=on_output,
         )
 
-    def _heed(self, said: Told) -> None:
+    def _heed(self, said: StepReport) -> None:
         """What a step wants for those after it."""
         stage = self._stage
         stage.set_env = {**stage.set_env, **said.env}
         stage.paths = [*reversed(said.paths), *stage.paths]
         if said.summary:
             for line in said.summary.splitlines():
-                self._log.line(f"summary: {line}")
+                self._log.write_line(f"summary: {line}")
 
     async def _cells_path(self) -> str:
         """Where the cell looks for programs; an image may have its own idea of it."""
@@ -301,7 +307,7 @@ class Steps:
             if not working.done():
                 return Exit(None, None, clock() - began, is_timed_out=True), {}, ""
             if working.cancelled():
-                raise Over
+                raise JobStopped
             return Exit(0, None, clock() - began), working.result(), ""
         except Unreachable as error:
             raise StepFailed(str(error), "RUNNER_STARTUP") from error

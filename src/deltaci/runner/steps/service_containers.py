@@ -20,7 +20,7 @@ from deltaci.runner.log.sections import START_SERVICES
 from deltaci.runner.sandbox import process_tree
 from deltaci.runner.sandbox.cell import Cell
 from deltaci.runner.sandbox.container import TOOL_NEEDS, ContainerCell, tool_environment, working_tool
-from deltaci.runner.steps.contexts import Scene
+from deltaci.runner.steps.expressions import JobExpressions
 
 CODE: Final = "RUNNER_STARTUP"
 TOOL_SECONDS: Final = 600.0  # It may have to fetch an image.
@@ -29,7 +29,7 @@ POLL_SECONDS: Final = 0.5
 MAX_LOG_LINES: Final = 50
 
 
-class Services:
+class ServiceContainers:
     """Those of one job."""
 
     def __init__(self, spec: JobSpec, cell: Cell, log: JobLog) -> None:
@@ -41,7 +41,7 @@ class Services:
         self._started: list[tuple[str, str]] = []  # What people call each, and its container.
         self._network = ""
 
-    async def start(self, scene: Scene, left: float) -> dict[str, Any]:
+    async def start(self, expressions: JobExpressions, left: float) -> dict[str, Any]:
         """Start all, wait until each is ready; what the context `job.services` says of them."""
         self._tool, reasons = await asyncio.to_thread(working_tool)
         if not self._tool:
@@ -49,29 +49,29 @@ class Services:
         with self._log.section(START_SERVICES, "start services"):
             try:
                 async with asyncio.timeout(max(0.1, left)):
-                    return await self._start(scene)
+                    return await self._start(expressions)
             except TimeoutError:
                 raise StepFailed("the services did not start within the job's time", "TIMED_OUT") from None
             except (StepFailed, Refused):
                 await self._tell_logs()
                 raise
 
-    async def _start(self, scene: Scene) -> dict[str, Any]:
+    async def _start(self, expressions: JobExpressions) -> dict[str, Any]:
         if isinstance(self._cell, ContainerCell):
             self._network = f"deltaci-{self._id}"
             await self._must(["network", "create", self._network], "the network of the services")
             self._cell.network = self._network
         for each in self._spec.services:
-            env = {name: scene.text(value) for name, value in each.env.items()}
-            command = self.command(each, scene.text(each.image), env)
-            self._log.line(f"service {each.name}: {scene.text(each.image)}")
+            env = {name: expressions.text(value) for name, value in each.env.items()}
+            command = self.command(each, expressions.text(each.image), env)
+            self._log.write_line(f"service {each.name}: {expressions.text(each.image)}")
             self._started.append((each.name, self._name(each)))  # Before the call: it may fail half-way.
             await self._must(command, f"service {each.name}", env)
         told: dict[str, Any] = {}
         for each in self._spec.services:
             await self._ready(each)
             told[each.name] = {"id": self._name(each), "network": self._network, "ports": await self._ports(each)}
-            self._log.line(f"service {each.name}: ready")
+            self._log.write_line(f"service {each.name}: ready")
         return told
 
     def _name(self, service: Service) -> str:
@@ -126,7 +126,7 @@ class Services:
         for name, container in self._started:
             _, said = await self._call(["logs", "--tail", str(MAX_LOG_LINES), container], with_errors=True)
             for line in said.splitlines()[-MAX_LOG_LINES:]:
-                self._log.line(f"service {name}: {line}")
+                self._log.write_line(f"service {name}: {line}")
 
     async def close(self, *, is_failed: bool = False) -> None:
         """Take them away; if the job failed, with the last of what they said."""

@@ -22,19 +22,19 @@ NAMED: Final = {
 _LARGE: Final = "bash -eo pipefail {0}"
 
 
-class Start(msgspec.Struct, frozen=True):
+class ShellCommand(msgspec.Struct, frozen=True):
     """What a cell is asked to run."""
 
     script: str
     shell: tuple[str, ...] = SHELL
 
 
-def start(shell: str, script: str, layout: Layout, index: int) -> Start:
+def start(shell: str, script: str, layout: Layout, index: int) -> ShellCommand:
     """How to run a script; through a file where its shell wants one, or where it is too large for an argument."""
     asked = shell.strip()
     if not asked:
         if len(script.encode("utf-8", "surrogatepass")) <= MAX_ARGUMENT_BYTES:
-            return Start(script)
+            return ShellCommand(script)
         asked = _LARGE
     template, suffix = NAMED.get(asked, (asked, ""))
     if "{0}" not in template or "\0" in template:
@@ -47,4 +47,4 @@ def start(shell: str, script: str, layout: Layout, index: int) -> Start:
     except ValueError as error:
         raise Refused("bad_spec", f"the shell {shell[:80]!r} cannot be read: {error}") from None
     path = str(write(layout.root, f"{layout.inner(layout.temp)}/script-{index}{suffix}", script))
-    return Start("exec " + shlex.join(word.replace("{0}", path) for word in words), ("sh", "-c"))
+    return ShellCommand("exec " + shlex.join(word.replace("{0}", path) for word in words), ("sh", "-c"))

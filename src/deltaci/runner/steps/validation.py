@@ -19,12 +19,12 @@ from deltaci.protocol import junit, log_patterns, report_paths
 from deltaci.protocol.messages import ArtifactRule, NumberRule, RuleResult, ValidationRule
 from deltaci.protocol.path_patterns import BadPattern
 from deltaci.protocol.rule_results import describe_result
-from deltaci.runner.actions.context import Stage
+from deltaci.runner.actions.context import JobContext
 from deltaci.runner.log.sections import VALIDATE
-from deltaci.runner.result import Ended
+from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Exit
 from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, number_in
-from deltaci.runner.steps.sequence import Steps
+from deltaci.runner.steps.sequence import StepSequence
 from deltaci.runner.workspace.artifacts import Bounds, Found, find, open_found, search
 
 MAX_REPORTS_BYTES: Final = 128 * 1024**2
@@ -37,7 +37,7 @@ MAX_CHARS: Final = 300  # Of each text of a verdict.
 KINDS: Final = ("run", "files", "junit", "number", "result")
 
 
-class Finding(NamedTuple):
+class RuleOutcome(NamedTuple):
     """What a look at one rule shows."""
 
     is_passed: bool
@@ -45,15 +45,15 @@ class Finding(NamedTuple):
     wanted: str
 
 
-class Rules:
+class RuleChecker:
     """All rules of one job that a runner looks at."""
 
-    def __init__(self, stage: Stage, steps: Steps, left: Callable[[], float]) -> None:
+    def __init__(self, stage: JobContext, steps: StepSequence, left: Callable[[], float]) -> None:
         self._stage = stage
         self._steps = steps
         self._left = left
 
-    async def check(self, ended: Ended) -> Ended:
+    async def check(self, ended: JobResult) -> JobResult:
         """How the job ended, with a verdict for each rule; the first that does not hold is the summary."""
         log, verdicts = self._stage.log, list[RuleResult]()
         rules = [rule for rule in self._stage.spec.rules if not rule.is_checked_by_server]
@@ -61,23 +61,23 @@ class Rules:
             return ended
         with log.section(VALIDATE, "validate"):
             for number, rule in enumerate(rules):
-                name = log.said(_name(rule) or f"{number + 1}", MAX_CHARS)
+                name = log.masked_line(_name(rule) or f"{number + 1}", MAX_CHARS)
                 is_passed, found, wanted = await self._looked_at(rule, name)
                 verdict = RuleResult(
                     rule=name,
                     is_passed=is_passed,
-                    actual=log.said(found, MAX_CHARS),
-                    expected=log.said(wanted, MAX_CHARS),
+                    actual=log.masked_line(found, MAX_CHARS),
+                    expected=log.masked_line(wanted, MAX_CHARS),
                 )
-                log.line(describe_result(verdict))
+                log.write_line(describe_result(verdict))
                 verdicts.append(verdict)
         summary = next((describe_result(each) for each in verdicts if not each.is_passed), ended.summary)
         return structs.replace(ended, verdicts=verdicts, summary=summary)
 
-    async def _looked_at(self, rule: ValidationRule, name: str) -> Finding:
+    async def _looked_at(self, rule: ValidationRule, name: str) -> RuleOutcome:
         kinds = [kind for kind in KINDS if getattr(rule, kind)]
         if len(kinds) != 1:
-            return Finding(
+            return RuleOutcome(
                 False, f"a rule with {' and '.join(kinds) or 'nothing'}", f"exactly one of {', '.join(KINDS)}"
             )
         try:
@@ -86,8 +86,8 @@ class Rules:
             if rule.result:
                 return await self._result(rule.result, name)
         except Refused as refused:
-            return Finding(False, refused.message, "a command that can be run")
-        work = self._stage.transfers.work
+            return RuleOutcome(False, refused.message, "a command that can be run")
+        work = self._stage.transfers.run_in_thread
         if rule.number is not None:
             return await work(self._number, rule.number)
         if rule.files:
@@ -95,11 +95,11 @@ class Rules:
         return await work(self._tests, rule.junit, rule.min_tests)
 
     async def _filled(self, text: str) -> str:
-        return await self._stage.transfers.work(self._stage.scene.text, text)
+        return await self._stage.transfers.run_in_thread(self._stage.expressions.text, text)
 
     # -- commands
 
-    async def _result(self, script: str, name: str) -> Finding:
+    async def _result(self, script: str, name: str) -> RuleOutcome:
         """The command says itself how it judges; its exit code has to agree."""
         printed = bytearray()
 
@@ -109,21 +109,21 @@ class Rules:
         last = await self._steps.run_rule(await self._filled(script), name, hear)
         how = _command(last)
         if len(printed) > MAX_PRINTED_BYTES:
-            return Finding(False, f"more than {MAX_PRINTED_BYTES} bytes", "a JSON object with 'passed'")
+            return RuleOutcome(False, f"more than {MAX_PRINTED_BYTES} bytes", "a JSON object with 'passed'")
         said = _judgement(bytes(printed))
         if said is None:
             text = bytes(printed).decode("utf-8", "replace").strip()
             found = f"{how.found}, and it printed {text!r}" if text else f"{how.found}, and it printed nothing"
-            return Finding(False, found, "a JSON object with 'passed', true or false")
+            return RuleOutcome(False, found, "a JSON object with 'passed', true or false")
         found, wanted = _text(said.get("found")), _text(said.get("wanted"))
         if said["passed"] and not how.is_passed:
-            return Finding(False, f"'passed', but {how.found}", how.wanted)
-        return Finding(said["passed"], found or _text(said["passed"]), wanted or "that it passes")
+            return RuleOutcome(False, f"'passed', but {how.found}", how.wanted)
+        return RuleOutcome(said["passed"], found or _text(said["passed"]), wanted or "that it passes")
 
     # -- files
 
-    def _files(self, patterns: list[str], contains: str) -> Finding:
-        text, workspace = self._stage.scene.text, self._stage.layout.workspace
+    def _files(self, patterns: list[str], contains: str) -> RuleOutcome:
+        text, workspace = self._stage.expressions.text, self._stage.layout.workspace
         wanted = "a file for each pattern"
         try:
             if contains:
@@ -132,15 +132,15 @@ class Rules:
             kept = [ArtifactRule(path_glob=text(pattern)) for pattern in patterns]
             found, missed = search(workspace, kept, BOUNDS)
             if missed:
-                return Finding(False, f"no file for {_listed(each.path_glob for each in missed)}", wanted)
+                return RuleOutcome(False, f"no file for {_listed(each.path_glob for each in missed)}", wanted)
             if contains and sum(each.bytes for each in found) > MAX_READ_BYTES:
-                return Finding(False, f"files of more than {MAX_READ_BYTES} bytes", wanted)
+                return RuleOutcome(False, f"files of more than {MAX_READ_BYTES} bytes", wanted)
             without = [each.path for each in found if not self._has(each, contains)] if contains else []
         except (BadPattern, Refused, OSError) as error:
-            return Finding(False, _said(error), wanted)
+            return RuleOutcome(False, _said(error), wanted)
         if without:
-            return Finding(False, f"none in {_listed(without)}", wanted)
-        return Finding(True, f"{len(found)} files", wanted)
+            return RuleOutcome(False, f"none in {_listed(without)}", wanted)
+        return RuleOutcome(True, f"{len(found)} files", wanted)
 
     def _has(self, found: Found, pattern: str) -> bool:
         """Whether a line fits. A long one is looked at in pieces: that bounds how long a search can take."""
@@ -157,40 +157,40 @@ class Rules:
 
     # -- reports
 
-    def _tests(self, pattern: str, fewest: int) -> Finding:
+    def _tests(self, pattern: str, fewest: int) -> RuleOutcome:
         wanted = f"at least {fewest} tests, and none that failed" if fewest else "no test that failed"
         try:
-            found = self._found(self._stage.scene.text(pattern), MAX_REPORTS_BYTES)
+            found = self._found(self._stage.expressions.text(pattern), MAX_REPORTS_BYTES)
             if not found:
-                return Finding(False, f"no test report at {pattern!r}", wanted)
+                return RuleOutcome(False, f"no test report at {pattern!r}", wanted)
             broken: list[str] = []
             report = junit.read(
                 [(each.path, self._content(each)) for each in found], lambda bad: broken.append(bad.message)
             )
         except (Refused, OSError) as error:
-            return Finding(False, _said(error), wanted)
+            return RuleOutcome(False, _said(error), wanted)
         if broken:
-            return Finding(False, broken[0], wanted)
+            return RuleOutcome(False, broken[0], wanted)
         told_failed = ""
         if report.failed or report.errors:
             names = ", ".join(report.failed_names[:MAX_SHOWN])
             told_failed = f", {report.failed} failed and {report.errors} with errors ({names})"
         is_passed = not told_failed and report.tests >= fewest
-        return Finding(is_passed, f"{report.tests} tests{told_failed}", wanted)
+        return RuleOutcome(is_passed, f"{report.tests} tests{told_failed}", wanted)
 
-    def _number(self, rule: NumberRule) -> Finding:
+    def _number(self, rule: NumberRule) -> RuleOutcome:
         wanted = wanted_of(rule)
         try:
             path = report_paths.read(rule.at)
-            found = self._found(self._stage.scene.text(rule.report), MAX_REPORT_BYTES)
+            found = self._found(self._stage.expressions.text(rule.report), MAX_REPORT_BYTES)
             if len(found) != 1:
                 how_many = f"{len(found)} reports" if found else "no report"
-                return Finding(False, f"{how_many} at {rule.report!r}", f"one, with {wanted}")
+                return RuleOutcome(False, f"{how_many} at {rule.report!r}", f"one, with {wanted}")
             value, written = number_in(self._content(found[0]), path)
         except (BadPattern, Refused, OSError) as error:
-            return Finding(False, _said(error), wanted)
+            return RuleOutcome(False, _said(error), wanted)
         is_low, is_high = rule.min is not None and value < rule.min, rule.max is not None and value > rule.max
-        return Finding(not is_low and not is_high, written, wanted)
+        return RuleOutcome(not is_low and not is_high, written, wanted)
 
     def _found(self, pattern: str, most: int) -> list[Found]:
         found = find(self._stage.layout.workspace, [ArtifactRule(path_glob=pattern)], BOUNDS)
@@ -219,13 +219,13 @@ def _name(rule: ValidationRule) -> str:
     return rule.name or said.strip().partition("\n")[0] or rule.junit or ", ".join(rule.files) or number
 
 
-def _command(last: Exit) -> Finding:
+def _command(last: Exit) -> RuleOutcome:
     wanted = "exit code 0"
     if last.is_timed_out:
-        return Finding(False, f"that it took too long, and was stopped after {last.seconds:.1f} s", wanted)
+        return RuleOutcome(False, f"that it took too long, and was stopped after {last.seconds:.1f} s", wanted)
     if last.signal is not None:
-        return Finding(False, f"that signal {last.signal} killed it", wanted)
-    return Finding(last.exit_code == 0, f"exit code {last.exit_code}", wanted)
+        return RuleOutcome(False, f"that signal {last.signal} killed it", wanted)
+    return RuleOutcome(last.exit_code == 0, f"exit code {last.exit_code}", wanted)
 
 
 def _judgement(printed: bytes) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ MAX_MASKS: Final = 200
 _COMMAND: Final = re.compile(r"::(?P<name>[a-z-]+)(?: (?P<words>[^:]*(?::(?!:)[^:]*)*))?::(?P<value>.*)", re.DOTALL)
 
 
-class Spoken:
+class WorkflowCommandFilter:
     """One step's output on its way to the log."""
 
     def __init__(self, show: Callable[[bytes], None], hide: Callable[[list[str]], None]) -> None:

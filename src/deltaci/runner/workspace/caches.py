@@ -54,12 +54,12 @@ class Caches:
         """Bring along what there is."""
         for rule in rules:
             try:
-                found = await self._transfers.work(cache_key, self._layout.workspace, rule)
+                found = await self._transfers.run_in_thread(cache_key, self._layout.workspace, rule)
                 if found.note:
-                    self._log.line(found.note)
+                    self._log.write_line(found.note)
                 await self._restore(found.key, [self._inner(path) for path in rule.paths])
             except (Refused, Unreachable, OSError) as error:
-                self._log.line(f"cache {rule.key!r}: {_why(error)}; going on without it")
+                self._log.write_line(f"cache {rule.key!r}: {_why(error)}; going on without it")
 
     async def restore_one(self, key: str, prefixes: list[str], paths: list[str], *, is_kept: bool) -> str:
         """Bring along the cache of this key, or the newest that begins with one of these; the key that was found.
@@ -75,13 +75,13 @@ class Caches:
                 if found and await self._restore(found, inner, is_kept=False):
                     return found
         except (Refused, Unreachable, OSError) as error:
-            self._log.line(f"cache {key!r}: {_why(error)}; going on without it")
+            self._log.write_line(f"cache {key!r}: {_why(error)}; going on without it")
         return ""
 
     async def _newest(self, prefix: str) -> str:
         """The key of the newest cache that begins so; empty if there is none."""
         try:
-            return await self._transfers.ask(
+            return await self._transfers.call(
                 lambda client, lease_id: client.newest_cache(lease_id, prefix), PATIENCE_SECONDS
             )
         except Refused as refused:
@@ -103,10 +103,10 @@ class Caches:
                 if is_kept:
                     self._missing.append(_Missing(key, paths))
                 then = "it is made when the job succeeds" if is_kept else "going on without it"
-                self._log.line(f"cache {key!r}: not found; {then}")
+                self._log.write_line(f"cache {key!r}: not found; {then}")
                 return False
-            moved = await self._transfers.work(self._unpack, file, paths)
-        self._log.line(f"cache {key!r}: {size} bytes, {', '.join(moved) or 'nothing that the job asks for'}")
+            moved = await self._transfers.run_in_thread(self._unpack, file, paths)
+        self._log.write_line(f"cache {key!r}: {size} bytes, {', '.join(moved) or 'nothing that the job asks for'}")
         return True
 
     def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:
@@ -125,21 +125,23 @@ class Caches:
             try:
                 sent += await self._save(each)
             except (Refused, Unreachable, OSError) as error:
-                self._log.line(f"cache {each.key!r}: {_why(error)}; not kept")
+                self._log.write_line(f"cache {each.key!r}: {_why(error)}; not kept")
         return sent
 
     async def _save(self, missing: _Missing) -> int:
         with self._file() as file:
-            packed = await self._transfers.work(pack, self._layout.root, missing.paths, file)
+            packed = await self._transfers.run_in_thread(pack, self._layout.root, missing.paths, file)
             size = file.tell()
             if not packed.entries:
-                self._log.line(f"cache {missing.key!r}: none of {', '.join(missing.paths)} is there; nothing to keep")
+                self._log.write_line(
+                    f"cache {missing.key!r}: none of {', '.join(missing.paths)} exists; nothing to keep"
+                )
                 return 0
             if size > MAX_CACHE_BYTES:
                 raise Refused("too_large", f"it has {size} bytes, at most {MAX_CACHE_BYTES}")
             kept = await self._transfers.upload(_address(missing.key), lambda: _again(file), size, PATIENCE_SECONDS)
         told = "kept" if kept.stored else "another job was faster, and its own is kept"
-        self._log.line(f"cache {missing.key!r}: {packed.entries} entries, {size} bytes, {told}")
+        self._log.write_line(f"cache {missing.key!r}: {packed.entries} entries, {size} bytes, {told}")
         return size if kept.stored else 0
 
     def _file(self) -> BinaryIO:

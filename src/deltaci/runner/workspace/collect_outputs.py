@@ -69,20 +69,20 @@ class Harvester:
         await self._send(found)
 
     def _fail(self, code: str, why: str) -> None:
-        why = self._log.said(why)
-        self._log.line(why)
+        why = self._log.masked_line(why)
+        self._log.write_line(why)
         self.brought.fail(code, why)
 
     async def _find(self, rules: list[ArtifactRule]) -> list[Found]:
         if not rules:
             return []
         try:
-            found, missed = await self._transfers.work(search, self._workspace, rules)
+            found, missed = await self._transfers.run_in_thread(search, self._workspace, rules)
         except (Refused, OSError) as error:
             self._fail("ARTIFACTS", f"artifacts: {_why(error)}")
             return []
         for rule in missed:
-            self._log.line(f"artifacts: no file matches {rule.path_glob!r}")
+            self._log.write_line(f"artifacts: no file matches {rule.path_glob!r}")
         return found
 
     def add_outputs(self, outputs: dict[str, str]) -> None:
@@ -106,13 +106,13 @@ class Harvester:
         troubles: list[str] = []
         try:
             reports = self._reports(found, troubles)
-            report = await self._transfers.work(junit.read, reports, lambda bad: troubles.append(bad.message))
+            report = await self._transfers.run_in_thread(junit.read, reports, lambda bad: troubles.append(bad.message))
         except (Refused, OSError) as error:
-            self._log.line(f"test reports: {_why(error)}")
+            self._log.write_line(f"test reports: {_why(error)}")
             return
         finally:
             for trouble in troubles:
-                self._log.line(trouble)
+                self._log.write_line(trouble)
         if len(troubles) == len(found):
             return  # Nothing is known, which is not the same as no tests.
         failures = zip(report.failed_names, report.failed_messages, strict=True)
@@ -125,11 +125,13 @@ class Harvester:
             flaky=report.flaky,
             seconds=report.seconds,
             failures=[
-                FailedTest(name=self._log.said(name, MAX_NAME), message=self._log.said(message, MAX_MESSAGE))
+                FailedTest(
+                    name=self._log.masked_line(name, MAX_NAME), message=self._log.masked_line(message, MAX_MESSAGE)
+                )
                 for name, message in list(failures)[: wire.MAX_FAILED_TESTS]
             ],
         )
-        self._log.line(
+        self._log.write_line(
             f"tests: {report.tests}, passed {report.passed}, failed {report.failed}, errors {report.errors}, "
             f"skipped {report.skipped}, flaky {report.flaky}"
         )
@@ -148,7 +150,7 @@ class Harvester:
 
     async def _read_output(self, path: str) -> None:
         try:
-            value = await self._transfers.work(self._output, path)
+            value = await self._transfers.run_in_thread(self._output, path)
             self.brought.output = self._log.masked_json(value)
         except (Refused, OSError) as error:
             self._fail("OUTPUT", f"output {path!r}: {_why(error)}")
@@ -201,7 +203,9 @@ class Harvester:
                 return
             self.brought.artifacts = [*self.brought.artifacts, artifact]
         if found:
-            self._log.line(f"artifacts: {len(self.brought.artifacts)} of {len(found)}, {self.brought.bytes} bytes")
+            self._log.write_line(
+                f"artifacts: {len(self.brought.artifacts)} of {len(found)}, {self.brought.bytes} bytes"
+            )
 
 
 def _why(error: Exception) -> str:

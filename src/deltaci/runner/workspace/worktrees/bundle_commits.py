@@ -14,7 +14,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.protocol.job_spec import Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES, Artifact, ArtifactRule
-from deltaci.runner.actions.context import Stage
+from deltaci.runner.actions.context import JobContext
 from deltaci.runner.client import Unreachable
 from deltaci.runner.log.sections import HAND_OVER
 from deltaci.runner.transfers import PATIENCE_SECONDS
@@ -67,33 +67,33 @@ class NotLeft(Exception):
     """Nothing can be handed over, by the job's own doing."""
 
 
-async def commit(stage: Stage, tree: Worktree, tip: str, seconds: float) -> Left:
+async def commit(job: JobContext, tree: Worktree, tip: str, seconds: float) -> Left:
     """Commit what the steps did not, and bundle what is new; raises `NotLeft`."""
-    layout = stage.layout
+    layout = job.layout
     inner = f"{layout.inner(layout.temp)}/{FOLDER}"
     folder = layout.root / inner
     try:
         with opened(layout.temp) as temp:
             remove(temp, FOLDER)
-        write(layout.root, f"{inner}/{MESSAGE}", tree.message or stage.spec.name or "What a task left", mode=0o644)
+        write(layout.root, f"{inner}/{MESSAGE}", tree.message or job.spec.name or "What a task left", mode=0o644)
     except OSError as error:
         raise NotLeft(f"the job's own folders are not what they were: {error.strerror}; leave them alone") from None
     name, email = identity(tree.author)
     env = {
-        **stage.scene.variables(),
+        **job.expressions.variables(),
         **{"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, "GIT_COMMITTER_NAME": name},
         **{"GIT_COMMITTER_EMAIL": email, "GIT_NO_REPLACE_OBJECTS": "1", "GIT_TERMINAL_PROMPT": "0"},
         **{"DELTACI_TREE": str(folder), "DELTACI_TIP": tip},
     }
-    with stage.log.section(HAND_OVER, "hand over"):
-        ended = await stage.cell.run(
-            SCRIPT, env=env, workdir=layout.workspace, timeout_seconds=seconds, on_output=stage.log.output
+    with job.log.section(HAND_OVER, "hand over"):
+        ended = await job.cell.run(
+            SCRIPT, env=env, workdir=layout.workspace, timeout_seconds=seconds, on_output=job.log.write_output
         )
         if ended.exit_code != 0 or ended.is_timed_out:
             took = "it took too long" if ended.is_timed_out else f"git ended with {ended.exit_code}"
             raise NotLeft(WHY.get(ended.exit_code or 0, f"what the steps left cannot be committed: {took}"))
-        left = await stage.transfers.work(_left, folder)
-        stage.log.line(f"tree: {left.head}, {left.bundle.bytes if left.bundle else 0} bytes to send")
+        left = await job.transfers.run_in_thread(_left, folder)
+        job.log.write_line(f"tree: {left.head}, {left.bundle.bytes if left.bundle else 0} bytes to send")
     return left
 
 
@@ -118,19 +118,19 @@ def _left(folder: Path) -> Left:
 _BUNDLE: Final = ArtifactRule(path_glob=literally(BUNDLE))
 
 
-async def send(stage: Stage, left: Left, brought: Harvest) -> None:
+async def send(job: JobContext, left: Left, brought: Harvest) -> None:
     """Send what is new, under the lease; what comes of it is a part of what the job brought."""
     bundle = left.bundle
     if bundle is None:
         return
     try:
-        kept = await stage.transfers.upload(
+        kept = await job.transfers.upload(
             f"artifacts/{quote(PATH)}", lambda: open_found(left.folder, bundle), bundle.bytes, PATIENCE_SECONDS
         )
     except Refused as refused:
-        brought.fail(CODE, stage.log.said(f"tree: {refused.message}"))
+        brought.fail(CODE, job.log.masked_line(f"tree: {refused.message}"))
         return
     except Unreachable as error:
-        brought.fail("UPLOAD", stage.log.said(f"tree: {error}"))
+        brought.fail("UPLOAD", job.log.masked_line(f"tree: {error}"))
         return
     brought.artifacts = [Artifact(type=TYPE, uri=kept.uri, name=PATH, bytes=kept.bytes), *brought.artifacts]

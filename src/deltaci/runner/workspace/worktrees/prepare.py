@@ -16,8 +16,8 @@ from deltaci.protocol.job_spec import Source, Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES
 from deltaci.protocol.responses import WorktreeStart
 from deltaci.runner.actions.checkout import CODE, reaching
-from deltaci.runner.actions.context import Stage, StepFailed
-from deltaci.runner.client import Client, Unreachable
+from deltaci.runner.actions.context import JobContext, StepFailed
+from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.workspace.git import GitFailed, checked_commit
 from deltaci.runner.workspace.worktrees.exact_checkout import make_exact, make_git_dir
@@ -29,49 +29,51 @@ AS_IT_IS: Final = "the tree cannot be used as it is: {}; making a new one"
 ALL_ANEW: Final = "the stream's repository cannot be used: {}; making a new one"
 
 
-async def begin(stage: Stage, trees: Worktrees, spot: Spot, tree: Worktree) -> WorktreeStart:
+async def begin(job: JobContext, trees: Worktrees, spot: Spot, tree: Worktree) -> WorktreeStart:
     """Have the tree, exactly at the tip that the server names; nobody else has it until the job is over."""
     await trees.hold(spot)
     try:
-        start = await stage.transfers.ask(Client.tree)
+        start = await job.transfers.call(RunnerClient.worktree_start)
         checked_commit(start.base)
         checked_commit(start.tip)
-        await _have(stage, trees, spot, tree, start)
+        await _have(job, trees, spot, tree, start)
     except Refused as refused:
         code = "BAD_SPEC" if refused.code == "bad_spec" else CODE
         raise StepFailed(f"tree: {refused.message}", code) from refused
     except Unreachable as error:
         raise StepFailed(f"tree: {error}", "RUNNER_STARTUP") from error
-    stage.log.line(f"tree: {spot.path} at {start.tip} ({tree.branch})")
+    job.log.write_line(f"tree: {spot.path} at {start.tip} ({tree.branch})")
     return start
 
 
-async def _have(stage: Stage, trees: Worktrees, spot: Spot, tree: Worktree, start: WorktreeStart) -> None:
+async def _have(job: JobContext, trees: Worktrees, spot: Spot, tree: Worktree, start: WorktreeStart) -> None:
     """As it is; or else a new tree; or else, if nobody else needs what is here, everything anew."""
-    failed = await _tried(stage, trees, spot, tree, start)
+    failed = await _tried(job, trees, spot, tree, start)
     if failed is not None:
-        stage.log.line(AS_IT_IS.format(failed))
+        job.log.write_line(AS_IT_IS.format(failed))
         await asyncio.to_thread(_drop_tree, trees, spot)
-        failed = await _tried(stage, trees, spot, tree, start)
+        failed = await _tried(job, trees, spot, tree, start)
     if failed is not None and trees.is_alone(spot):
-        stage.log.line(ALL_ANEW.format(failed))
+        job.log.write_line(ALL_ANEW.format(failed))
         await asyncio.to_thread(trees.put_aside, spot.repository)
         await asyncio.to_thread(_drop_tree, trees, spot)
-        failed = await _tried(stage, trees, spot, tree, start)
+        failed = await _tried(job, trees, spot, tree, start)
     if failed is not None:
         raise StepFailed(f"tree: {failed}", CODE)
 
 
-async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Worktree, start: WorktreeStart) -> Exception | None:
+async def _tried(
+    job: JobContext, trees: Worktrees, spot: Spot, tree: Worktree, start: WorktreeStart
+) -> Exception | None:
     """Once; what went wrong, if that may be because of what is here."""
     repository = Repository(spot.repository)
     try:
         async with trees.changing(spot):
             await repository.make()
             if not repository.has(start.base):
-                await _bring_base(stage, repository, tree.source, start.base, tree.source.depth)
+                await _bring_base(job, repository, tree.source, start.base, tree.source.depth)
             if not repository.has(start.tip):
-                await _bring_tip(stage, repository, tree.source, start)
+                await _bring_tip(job, repository, tree.source, start)
             await make_exact(repository, spot, start.tip, is_next=tree.is_committed)
             await asyncio.to_thread(trees.put_aside, spot.git_dir)
             await asyncio.to_thread(make_git_dir, repository, spot, tree, start.base, start.tip)
@@ -80,30 +82,30 @@ async def _tried(stage: Stage, trees: Worktrees, spot: Spot, tree: Worktree, sta
     return None
 
 
-async def _bring_base(stage: Stage, repository: Repository, source: Source, base: str, depth: int) -> None:
+async def _bring_base(job: JobContext, repository: Repository, source: Source, base: str, depth: int) -> None:
     wanted = Source(url=source.url, commit=base, ref=source.ref, depth=depth)
     try:
-        async with reaching(stage, source) as remote:
-            await repository.bring_base(stage.mirrors, remote, wanted, stage.log.line)
+        async with reaching(job, source) as remote:
+            await repository.bring_base(job.mirrors, remote, wanted, job.log.write_line)
     except GitFailed as failed:
         raise StepFailed(f"tree: {failed}", CODE) from failed
 
 
-async def _bring_tip(stage: Stage, repository: Repository, source: Source, start: WorktreeStart) -> None:
+async def _bring_tip(job: JobContext, repository: Repository, source: Source, start: WorktreeStart) -> None:
     """From the server: these commits are nowhere else."""
     if start.bundle_bytes > MAX_TREE_BYTES:
         raise StepFailed(f"tree: the server's bundle has {start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE)
     handle, path = tempfile.mkstemp(dir=repository.path.parent, prefix=".bundle-")
     try:
         with os.fdopen(handle, "w+b") as file:
-            await stage.transfers.download("tree-bundle", file, MAX_TREE_BYTES, PATIENCE_SECONDS)
+            await job.transfers.download("tree-bundle", file, MAX_TREE_BYTES, PATIENCE_SECONDS)
         try:
             await repository.take(Path(path), start.tip)
         except GitFailed as failed:
             if LACKING not in str(failed):
                 raise
             # It joins what began at other commits of the base than this one, e.g.: these are in its history.
-            await _bring_base(stage, repository, source, start.base, 0)
+            await _bring_base(job, repository, source, start.base, 0)
             await repository.take(Path(path), start.tip)
     finally:
         Path(path).unlink(missing_ok=True)

@@ -38,7 +38,7 @@ _VARIABLES: Final = (
 )
 
 
-class Scene:
+class JobExpressions:
     """What is known while one job goes on. `env`, `status`, `steps` and `job` change with its steps."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Scene:
         secrets: Mapping[str, str] | None = None,
         needs: Mapping[str, NeededJob] | None = None,
     ) -> None:
-        self.is_live = is_of_pipeline(spec)
+        self.is_pipeline_job = is_of_pipeline(spec)
         self._has_expressions = spec.contexts is not None
         self._given: dict[str, Any] = dict(spec.contexts or {})
         self._source = spec.source
@@ -81,7 +81,7 @@ class Scene:
 
     def variables(self) -> dict[str, str]:
         """What every step of a pipeline finds in its environment, beside what it asks for."""
-        if not self.is_live:
+        if not self.is_pipeline_job:
             return {}
         layout, runner = self._layout, self._runner
         told = {
