@@ -125,7 +125,7 @@ class Converter:
     # -- expressions
 
     def parse_expressions(self, node: Node, availability: str) -> tuple[Expression, ...]:
-        """Parse the expressions of a text, and check them against what is available there."""
+        """Parse the expressions of a text. Report unavailable contexts and functions."""
         if OPEN not in node.value:
             return ()
         try:

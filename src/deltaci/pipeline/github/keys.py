@@ -26,17 +26,17 @@ class KeyRule(NamedTuple):
 
 
 def supported(remark: str = "") -> KeyRule:
-    """It means the same as on GitHub. The remark is for the documentation."""
+    """Return the rule for a key that means the same as on GitHub. The remark is for the documentation."""
     return KeyRule("supported", remark)
 
 
 def ignored(reason: str) -> KeyRule:
-    """It has no effect here, and the job works without it."""
+    """Return the rule for a key that has no effect here, and that the job works without."""
     return KeyRule("ignored", reason)
 
 
 def unsupported(reason: str) -> KeyRule:
-    """It is not available here, and without it the job would do something else."""
+    """Return the rule for a key that is not available, and without which the job would do something else."""
     return KeyRule("unsupported", reason)
 
 

@@ -35,7 +35,7 @@ class RunsOn:
         self.windows_if = ""  # an expression, if it depends on the matrix
 
     def add(self, node: Node) -> None:
-        """Add a label unless it is there already."""
+        """Add a label, unless it has been added before."""
         if all(label_node.value != node.value for label_node in self.labels):
             self.labels.append(node)
 
