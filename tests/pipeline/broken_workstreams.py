@@ -1,4 +1,4 @@
-"""Broken workstream files: each with the place of its problem and what must be said."""
+"""Broken workstream files: each with the position of its problem and parts of the expected message."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ merge: squash
 
 
 def task(lines: str, more: str = "") -> str:
-    """A workstream with one task, whose further keys begin in line 5, column 5."""
-    told = "".join(f"    {line}\n" for line in lines.splitlines())
-    return f"workstream: x\ntasks:\n  - name: a\n    run: make\n{told}{more}"
+    """Return a workstream with one task, whose further keys begin in line 5, column 5."""
+    keys = "".join(f"    {line}\n" for line in lines.splitlines())
+    return f"workstream: x\ntasks:\n  - name: a\n    run: make\n{keys}{more}"
 
 
 def top(lines: str) -> str:
-    """A workstream with keys of its own, from line 3 on."""
+    """Return a workstream with further top-level keys from line 3 on."""
     return "workstream: x\ntasks: [{name: a, run: make}]\n" + lines
 
 

@@ -1,4 +1,4 @@
-"""Random expressions: trees of every kind, and texts that look a little like expressions."""
+"""Hypothesis strategies for expressions: trees of all node types, and texts that resemble expressions."""
 
 import math
 
@@ -58,7 +58,7 @@ def _within(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expressio
 leaves: st.SearchStrategy[Expression] = literals | contexts | st.builds(Index, contexts, keys)
 trees: st.SearchStrategy[Expression] = st.recursive(leaves, _within, max_leaves=16)
 
-# Between expressions: what could become one, if values were put next to it without care.
+# Plain parts and values of templates that could form an expression when they are joined carelessly.
 plain = st.sampled_from(["", "$", "{", "{{", "}}", "'", " ", "x", "$ {{"])
 tricks = st.sampled_from(["env.trick", "env.dollar", "env.open", "matrix.none"]).map(lambda name: f"${{{{ {name} }}}}")
 TRICKS: dict[str, Value] = {"trick": "${{ needs.b }}", "dollar": "$", "open": "{{ 'a", "A": "it's"}

@@ -1,4 +1,4 @@
-"""What is refused when the file is read: the column, what was found, what was expected, and the nearest right word."""
+"""Problems that are found without evaluating: column, what was found, what was expected and the nearest word."""
 
 import pytest
 
@@ -66,9 +66,7 @@ UNREADABLE: list[tuple[str, int, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("expression", "column", "found", "expected", "hint"), UNREADABLE)
-def test_what_is_no_expression_is_refused_where_it_goes_wrong(
-    expression: str, column: int, found: str, expected: str, hint: str
-) -> None:
+def test_a_syntax_error_names_its_column(expression: str, column: int, found: str, expected: str, hint: str) -> None:
     with pytest.raises(ExpressionSyntaxError) as refused:
         parse(expression)
 
@@ -77,20 +75,20 @@ def test_what_is_no_expression_is_refused_where_it_goes_wrong(
 
 CONTEXTS = ("github", "matrix", "needs", "env")
 FUNCTIONS = ("contains", "startsWith", "format", "case", "fromJSON", "hashFiles", "success", "failure")
-LISTED = "env, github, matrix, needs"
-KNOWN = "case, contains, failure, format, fromJSON, hashFiles, startsWith, success"
+CONTEXT_LIST = "env, github, matrix, needs"
+FUNCTION_LIST = "case, contains, failure, format, fromJSON, hashFiles, startsWith, success"
 
 WRONG: list[tuple[str, list[tuple[int, str, str, str]]]] = [
     ("GITHUB.ref == Matrix.os && startswith(needs.a, 'x')", []),
-    ("githb.ref", [(1, "the context 'githb'", LISTED, "'github'")]),
-    ("matrix.os == martix.os", [(14, "the context 'martix'", LISTED, "'matrix'")]),
-    ("steps.x.outputs.y", [(1, "the context 'steps'", LISTED, "")]),
-    ("True", [(1, "the context 'True'", LISTED, "'true'")]),
-    ("always", [(1, "the context 'always'", LISTED, "")]),
+    ("githb.ref", [(1, "the context 'githb'", CONTEXT_LIST, "'github'")]),
+    ("matrix.os == martix.os", [(14, "the context 'martix'", CONTEXT_LIST, "'matrix'")]),
+    ("steps.x.outputs.y", [(1, "the context 'steps'", CONTEXT_LIST, "")]),
+    ("True", [(1, "the context 'True'", CONTEXT_LIST, "'true'")]),
+    ("always", [(1, "the context 'always'", CONTEXT_LIST, "")]),
     ("success", [(1, "'success'", "a context", "'success()'")]),
-    ("startWith(env.a, 'b')", [(1, "the function 'startWith'", KNOWN, "'startsWith'")]),
-    ("always()", [(1, "the function 'always'", f"one that is available here: {KNOWN}", "")]),
-    ("toLower(env.a)", [(1, "the function 'toLower'", KNOWN, "")]),
+    ("startWith(env.a, 'b')", [(1, "the function 'startWith'", FUNCTION_LIST, "'startsWith'")]),
+    ("always()", [(1, "the function 'always'", f"one that is available here: {FUNCTION_LIST}", "")]),
+    ("toLower(env.a)", [(1, "the function 'toLower'", FUNCTION_LIST, "")]),
     ("contains(env.a)", [(1, "1 in contains()", "2 arguments", "")]),
     ("!contains(1, 2, 3)", [(2, "3 in contains()", "2 arguments", "")]),
     ("fromJSON()", [(1, "0 in fromJSON()", "1 argument", "")]),
@@ -109,40 +107,42 @@ WRONG: list[tuple[str, list[tuple[int, str, str, str]]]] = [
         "contains(evn.a) && nneds['x'].y",
         [
             (1, "1 in contains()", "2 arguments", ""),
-            (10, "the context 'evn'", LISTED, "'env'"),
-            (20, "the context 'nneds'", LISTED, "'needs'"),
+            (10, "the context 'evn'", CONTEXT_LIST, "'env'"),
+            (20, "the context 'nneds'", CONTEXT_LIST, "'needs'"),
         ],
     ),
 ]
 
 
 @pytest.mark.parametrize(("expression", "expected"), WRONG)
-def test_every_unknown_name_and_wrong_number_of_arguments_is_found_before_anything_runs(
+def test_unknown_names_and_wrong_arguments_are_found_statically(
     expression: str, expected: list[tuple[int, str, str, str]]
 ) -> None:
-    assert check_expression(parse(expression), CONTEXTS, FUNCTIONS) == [ExpressionProblem(*each) for each in expected]
+    assert check_expression(parse(expression), CONTEXTS, FUNCTIONS) == [
+        ExpressionProblem(*fields) for fields in expected
+    ]
 
 
-def test_a_missing_property_of_a_known_context_is_no_mistake() -> None:
-    """It is null, as on GitHub: nobody knows all properties of an event."""
+def test_a_missing_property_of_an_available_context_is_accepted() -> None:
+    """It is null, as on GitHub: the properties of an event are not known in advance."""
     assert check_expression(parse("github.event.pull_request.draft"), CONTEXTS, FUNCTIONS) == []
 
 
-def test_where_nothing_is_allowed_the_mistake_says_so() -> None:
-    assert [str(each) for each in check_expression(parse("env.a || f()"), (), ())] == [
+def test_the_message_says_that_no_context_or_function_is_available() -> None:
+    assert [str(problem) for problem in check_expression(parse("env.a || f()"), (), ())] == [
         "column 1: found the context 'env', expected no context, because none is available here",
         "column 10: found the function 'f', expected no function, because none is available here",
     ]
 
 
-def test_a_refusal_is_one_readable_line() -> None:
+def test_an_error_message_is_one_line() -> None:
     with pytest.raises(ExpressionSyntaxError) as refused:
         parse("a = 'b'")
 
     assert str(refused.value) == "bad_spec: column 3: found '=', expected an operator; did you mean '=='?"
 
 
-def test_a_column_of_a_text_of_several_lines_has_a_line() -> None:
+def test_a_column_of_a_multi_line_text_converts_to_line_and_column() -> None:
     written = "github.ref ==\n  'main' &&\n  x = 1\n"
 
     with pytest.raises(ExpressionSyntaxError) as refused:
@@ -152,7 +152,7 @@ def test_a_column_of_a_text_of_several_lines_has_a_line() -> None:
     assert line_and_column(written, 1) == (1, 1)
 
 
-def test_a_message_shows_no_control_signs_and_no_long_texts_of_others() -> None:
+def test_quoted_input_has_no_control_characters_and_is_shortened() -> None:
     assert quote("\x1b[31m") == "'�[31m'"
     assert len(quote("x" * 1000)) == MAX_QUOTED_LENGTH + 2
 
@@ -161,12 +161,11 @@ def test_a_message_shows_no_control_signs_and_no_long_texts_of_others() -> None:
     ("word", "expected"),
     [("matix", "matrix"), ("MATRIX2", "matrix"), ("xirtam", ""), ("", ""), ("m", ""), ("x" * 10_000, "")],
 )
-def test_the_nearest_word_is_near_or_there_is_none(word: str, expected: str) -> None:
+def test_nearest_returns_a_similar_word_or_nothing(word: str, expected: str) -> None:
     assert nearest(word, ["matrix", "github"]) == expected
 
 
-def test_two_expressions_that_say_the_same_are_not_different() -> None:
-    """Wherever they stand."""
+def test_equality_of_trees_ignores_columns() -> None:
     assert parse("a.b") == parse("  a.b")
     assert not parse("a.b") != parse("  a.b")  # noqa: SIM202
     assert parse("a.b") != parse("a.c")

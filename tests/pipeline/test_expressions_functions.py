@@ -1,4 +1,4 @@
-"""The functions of the language, one table each; those that look at files or at the job come from the caller."""
+"""The functions of the language, one table each; functions of files and job status come from the caller."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ SEARCHES: list[tuple[str, bool]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), SEARCHES)
-def test_searches_ignore_capitals_and_cast_to_text_or_compare_with_each_item(expression: str, expected: bool) -> None:
+def test_searches_ignore_case_and_convert_to_text_or_compare_each_item(expression: str, expected: bool) -> None:
     assert value(expression) is expected
 
 
@@ -71,9 +71,7 @@ FORMATS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), FORMATS)
-def test_format_puts_arguments_at_their_numbers_and_doubled_brackets_are_brackets(
-    expression: str, expected: str
-) -> None:
+def test_format_inserts_arguments_by_number_and_unescapes_doubled_brackets(expression: str, expected: str) -> None:
     assert value(expression) == expected
 
 
@@ -91,7 +89,7 @@ JOINS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), JOINS)
-def test_join_takes_a_comma_unless_told_and_a_single_value_as_it_is(expression: str, expected: str) -> None:
+def test_join_separates_by_comma_by_default_and_returns_a_single_value(expression: str, expected: str) -> None:
     assert value(expression) == expected
 
 
@@ -123,7 +121,7 @@ TO_JSON: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), TO_JSON)
-def test_to_json_prints_two_spaces_for_each_level(expression: str, expected: str) -> None:
+def test_to_json_indents_by_two_spaces(expression: str, expected: str) -> None:
     assert value(expression) == expected
 
 
@@ -140,7 +138,7 @@ FROM_JSON: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), FROM_JSON)
-def test_from_json_gives_a_value_of_its_type(expression: str, expected: Value) -> None:
+def test_from_json_keeps_types(expression: str, expected: Value) -> None:
     assert value(expression) == expected
 
 
@@ -157,7 +155,7 @@ CASES: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), CASES)
-def test_case_gives_the_value_of_the_first_condition_that_is_true_and_looks_no_further(
+def test_case_returns_the_value_of_the_first_true_condition_and_skips_the_rest(
     expression: str, expected: Value
 ) -> None:
     assert value(expression) == expected
@@ -177,7 +175,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("expression", "column", "found"), FAILURES)
-def test_what_has_no_value_is_refused_with_its_column(expression: str, column: int, found: str) -> None:
+def test_an_evaluation_error_names_its_column(expression: str, column: int, found: str) -> None:
     with pytest.raises(EvaluationError) as refused:
         value(expression)
 
@@ -185,8 +183,8 @@ def test_what_has_no_value_is_refused_with_its_column(expression: str, column: i
     assert found in refused.value.problem.found
 
 
-def test_functions_of_the_caller_get_the_values_of_their_arguments() -> None:
-    """Only the shell around this may look at files, or at how the job goes."""
+def test_functions_of_the_caller_receive_evaluated_arguments() -> None:
+    """Functions that depend on files or on the job status are passed in, because the package is pure."""
     asked: list[Sequence[Value]] = []
 
     def hash_files(arguments: Sequence[Value]) -> Value:

@@ -1,4 +1,4 @@
-"""Whoever writes an expression is not trusted: everything is bounded, and what is too much is refused."""
+"""Limits: expressions are untrusted input, so size and work are bounded."""
 
 import sys
 import time
@@ -35,7 +35,7 @@ LONG_ENOUGH = 10.0  # seconds of work; each of these takes less than one on a sl
 
 
 def laughs(levels: int) -> Value:
-    """A few lists that are ten to the power of `levels` texts, if anybody counts them."""
+    """Return nested lists that share their items, and would expand to 10**levels texts."""
     value: Value = "ha"
     for _ in range(levels):
         value = [value] * 10
@@ -81,8 +81,8 @@ def test_an_expression_that_is_too_long_or_too_deep_is_refused(text: str, found:
     assert refused.value.problem.found == found
 
 
-def test_a_condition_is_as_deep_as_it_is_with_success() -> None:
-    """What is asked for without being written counts too, or what is read here could not be read again."""
+def test_the_implied_success_counts_towards_the_depth_of_a_condition() -> None:
+    """Otherwise the formatted condition could not be parsed again."""
     deepest = "!" * (MAX_DEPTH - 2) + "a"
 
     assert parse(format_expression(parse_condition(deepest))) == parse_condition(deepest)
@@ -91,8 +91,8 @@ def test_a_condition_is_as_deep_as_it_is_with_success() -> None:
         parse_condition("!" + deepest)
 
 
-def test_an_expression_may_be_as_deep_and_as_long_as_its_limits() -> None:
-    """Also from deep within a program: reading takes a bounded part of the stack."""
+def test_an_expression_at_the_limits_is_accepted() -> None:
+    """Also with a deep call stack: parsing needs a bounded number of frames."""
     levels = MAX_DEPTH // 5 - 1
     nested = "!(1 || 2 && 3 == 4 < " * levels + "x" + ")" * levels
     too_deep = "(1 || 2 && 3 == 4 < f(" * MAX_DEPTH
@@ -133,7 +133,7 @@ def test_an_expression_may_be_as_deep_and_as_long_as_its_limits() -> None:
         "toJSON(wide)",
     ],
 )
-def test_an_expression_that_makes_too_much_of_little_is_refused_soon(expression: str) -> None:
+def test_an_expression_that_amplifies_its_input_is_refused_quickly(expression: str) -> None:
     began = time.process_time()
 
     with pytest.raises(EvaluationError) as refused:
@@ -141,7 +141,7 @@ def test_an_expression_that_makes_too_much_of_little_is_refused_soon(expression:
     reduced = reduce_expression(parse(expression), CONTEXTS)
 
     assert refused.value.problem.column >= 1
-    assert isinstance(reduced, Residual)  # refused later too, if it is reached at all
+    assert isinstance(reduced, Residual)  # refused again later, if it is reached
     assert time.process_time() - began < LONG_ENOUGH
 
 
@@ -159,7 +159,7 @@ def test_an_expression_that_makes_too_much_of_little_is_refused_soon(expression:
         "1e" + "9" * 1000,
     ],
 )
-def test_an_expression_that_looks_expensive_is_not(expression: str) -> None:
+def test_an_expression_that_looks_expensive_is_evaluated_quickly(expression: str) -> None:
     began = time.process_time()
 
     try:
@@ -170,19 +170,19 @@ def test_an_expression_that_looks_expensive_is_not(expression: str) -> None:
     assert time.process_time() - began < LONG_ENOUGH
 
 
-def test_a_value_that_repeats_itself_is_not_carried_along() -> None:
-    """A known value becomes a part of an expression only if it is small, however little memory it takes."""
+def test_a_value_that_expands_beyond_the_limit_is_not_embedded() -> None:
+    """A known value is embedded only if its JSON is short, however little memory it takes."""
     reduced = reduce_expression(parse("laughs[steps.a]"), CONTEXTS)
 
     assert isinstance(reduced, Residual)
     assert reduced.text == "laughs[steps.a]"
 
 
-def test_a_value_may_pass_through_whatever_its_size() -> None:
+def test_a_value_of_any_size_may_be_returned_unchanged() -> None:
     assert reduce_expression(parse("laughs"), CONTEXTS) == Resolved(CONTEXTS["laughs"])
 
 
-def test_a_text_that_is_too_long_or_has_too_many_expressions_is_refused() -> None:
+def test_a_template_that_is_too_long_or_has_too_many_expressions_is_refused() -> None:
     with pytest.raises(ExpressionSyntaxError):
         parse_template("x" * (MAX_TEMPLATE + 1))
     with pytest.raises(ExpressionSyntaxError) as refused:
@@ -192,8 +192,8 @@ def test_a_text_that_is_too_long_or_has_too_many_expressions_is_refused() -> Non
     assert interpolate("${{ 1 }}" * MAX_EXPRESSIONS, {}) == "1" * MAX_EXPRESSIONS
 
 
-def test_the_expressions_of_one_text_share_what_they_may_do() -> None:
-    """Or a thousand expressions could each do as much as one may."""
+def test_the_expressions_of_one_template_share_a_budget() -> None:
+    """Otherwise a thousand expressions could each use a full budget."""
     used_up = MAX_CHARACTERS // MAX_TEXT + 1
 
     with pytest.raises(EvaluationError):

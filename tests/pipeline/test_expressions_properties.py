@@ -35,35 +35,35 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def outcome(expression: Expression, contexts: Mapping[str, Value]) -> str:
-    """The value in a form that tells true from 1 and lets NaN be NaN; or that there is none."""
+    """Return the value in a form that distinguishes true from 1 and equates NaN with NaN; or `refused`."""
     try:
-        return _told(evaluate(expression, contexts, FUNCTIONS))
+        return _canonical(evaluate(expression, contexts, FUNCTIONS))
     except ExpressionError:
         return "refused"
 
 
-def _told(value: Value) -> str:
+def _canonical(value: Value) -> str:
     match value:
         case bool() | str() | None:
             return repr(value)
         case int() | float():
             return "nan" if math.isnan(value) else repr(float(value))
         case Mapping():
-            return "{" + ", ".join(f"{key!r}: {_told(item)}" for key, item in value.items()) + "}"
+            return "{" + ", ".join(f"{key!r}: {_canonical(item)}" for key, item in value.items()) + "}"
         case _:
-            return "[" + ", ".join(map(_told, value)) + "]"
+            return "[" + ", ".join(map(_canonical, value)) + "]"
 
 
 @given(trees)
-def test_an_expression_is_read_back_from_its_text_as_it_was(tree: Expression) -> None:
+def test_formatting_and_parsing_returns_the_same_tree(tree: Expression) -> None:
     assert parse(format_expression(tree)) == tree
     assert hash(parse(format_expression(tree))) == hash(tree)
 
 
 @given(trees)
 @settings(max_examples=300)
-def test_an_expression_is_worth_the_same_however_early_it_is_reduced(tree: Expression) -> None:
-    """At planning time some contexts are known; the runner evaluates what remains."""
+def test_reducing_first_does_not_change_the_value(tree: Expression) -> None:
+    """At planning time some contexts are known; the runner evaluates the residual."""
     whole = outcome(tree, EARLY | LATE)
 
     reduced = reduce_expression(tree, EARLY)
@@ -72,11 +72,11 @@ def test_an_expression_is_worth_the_same_however_early_it_is_reduced(tree: Expre
         assert parse(reduced.text) == reduced.expression
         assert outcome(parse(reduced.text), EARLY | LATE) == whole
     else:
-        assert _told(reduced.value) == whole
+        assert _canonical(reduced.value) == whole
 
 
 @given(trees)
-def test_everything_known_leaves_a_value_unless_it_is_refused(tree: Expression) -> None:
+def test_reducing_with_all_contexts_gives_the_value_or_an_error(tree: Expression) -> None:
     reduced = reduce_expression(tree, EARLY | LATE, FUNCTIONS)
 
     if isinstance(reduced, Residual):
@@ -85,8 +85,8 @@ def test_everything_known_leaves_a_value_unless_it_is_refused(tree: Expression) 
 
 @given(templates)
 @settings(max_examples=200)
-def test_a_text_says_the_same_however_early_it_is_reduced(template: str) -> None:
-    """Also if values look like expressions: what remains is read again, and must not say more than was written."""
+def test_reducing_a_template_first_does_not_change_its_text(template: str) -> None:
+    """Also if values look like expressions: the residual is parsed again, and must not contain new expressions."""
     early = EARLY | {"env": TRICKS}
 
     try:
@@ -95,20 +95,20 @@ def test_a_text_says_the_same_however_early_it_is_reduced(template: str) -> None
         assume(False)  # two plain parts became the beginning of an expression
     reduced = reduce_template(template, early)
 
-    found = _told(reduced.value) if isinstance(reduced, Resolved) else _interpolation(reduced.text, early | LATE)
-    assert found == _interpolation(template, early | LATE)
+    result = _canonical(reduced.value) if isinstance(reduced, Resolved) else _interpolation(reduced.text, early | LATE)
+    assert result == _interpolation(template, early | LATE)
 
 
 def _interpolation(template: str, contexts: Mapping[str, Value]) -> str:
     try:
-        return _told(interpolate(template, contexts, FUNCTIONS))
+        return _canonical(interpolate(template, contexts, FUNCTIONS))
     except ExpressionError:
         return "refused"
 
 
 @given(scraps)
 @settings(max_examples=500)
-def test_no_text_raises_anything_but_a_refusal_with_a_column(text: str) -> None:
+def test_any_text_raises_only_expression_errors_with_a_column(text: str) -> None:
     for act in (_parsed, _interpolated, _conditional):
         try:
             act(text)

@@ -1,4 +1,4 @@
-"""What is known early is said early, and what remains is worth the same later."""
+"""Partial evaluation: known parts are evaluated, and the residual later gives the same value."""
 
 import pytest
 
@@ -44,7 +44,7 @@ WHOLE: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), WHOLE)
-def test_what_depends_only_on_what_is_known_is_a_value(expression: str, expected: Value) -> None:
+def test_an_expression_over_known_contexts_reduces_to_its_value(expression: str, expected: Value) -> None:
     assert reduce_expression(parse(expression), KNOWN) == Resolved(expected)
 
 
@@ -79,7 +79,7 @@ PARTLY: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), PARTLY)
-def test_what_remains_mentions_only_what_still_matters(expression: str, expected: str) -> None:
+def test_the_residual_contains_only_parts_that_affect_the_value(expression: str, expected: str) -> None:
     reduced = reduce_expression(parse(expression), KNOWN)
 
     assert isinstance(reduced, Residual)
@@ -88,7 +88,7 @@ def test_what_remains_mentions_only_what_still_matters(expression: str, expected
 
 
 @pytest.mark.parametrize("expression", [expression for expression, _ in WHOLE + PARTLY])
-def test_what_remains_is_worth_the_same_later(expression: str) -> None:
+def test_the_residual_evaluates_to_the_original_value(expression: str) -> None:
     functions: dict[str, Function] = {
         "success": lambda _: True,
         "hashFiles": lambda arguments: f"hash of {list(arguments)}",
@@ -105,8 +105,8 @@ def test_what_remains_is_worth_the_same_later(expression: str) -> None:
     assert (later(reduced.text) if isinstance(reduced, Residual) else reduced.value) == later(expression)
 
 
-def test_an_object_that_something_unknown_indexes_is_carried_along() -> None:
-    """So the later evaluation needs nothing of what was known at planning time."""
+def test_a_known_object_with_an_unknown_index_is_embedded() -> None:
+    """So that the later evaluation does not need the contexts of planning."""
     reduced = reduce_expression(parse("fromJSON(toJSON(matrix.objects))[0][steps.key]"), KNOWN)
 
     assert isinstance(reduced, Residual)
@@ -114,14 +114,14 @@ def test_an_object_that_something_unknown_indexes_is_carried_along() -> None:
     assert context_names(reduced.expression) == {"steps"}
 
 
-def test_functions_that_are_known_early_are_used_early() -> None:
+def test_given_functions_are_evaluated_when_reducing() -> None:
     reduced = reduce_expression(parse("hashFiles('a') == steps.a"), KNOWN, {"hashfiles": lambda _: "abc"})
 
     assert isinstance(reduced, Residual)
     assert reduced.text == "'abc' == steps.a"
 
 
-def test_what_would_become_too_deep_stays_as_it_is_written() -> None:
+def test_a_part_that_would_become_too_deep_stays_as_written() -> None:
     written = "!" * (MAX_DEPTH - 3) + "matrix.list[steps.index]"
 
     reduced = reduce_expression(parse(written), KNOWN)
@@ -130,8 +130,8 @@ def test_what_would_become_too_deep_stays_as_it_is_written() -> None:
     assert parse(reduced.text) == reduced.expression
 
 
-def test_one_tree_may_stand_in_two_places_of_another() -> None:
-    """Trees are also put together by programs, which may use one twice."""
+def test_a_subtree_may_occur_twice() -> None:
+    """Code that builds trees may use a subtree twice."""
     twice, between = parse("matrix.n"), parse("steps.a")
 
     assert reduce_expression(And((twice, between, twice)), KNOWN) == Residual(And((between, Literal(3.0))))
@@ -151,10 +151,10 @@ TEXTS: list[tuple[str, Resolved | ResidualText]] = [
 
 
 @pytest.mark.parametrize(("template", "expected"), TEXTS)
-def test_a_text_is_reduced_and_what_was_a_value_never_becomes_an_expression(
+def test_a_reduced_template_never_turns_values_into_expressions(
     template: str, expected: Resolved | ResidualText
 ) -> None:
-    """A value that looks like an expression must stay a value, or whoever wrote it could read what is secret."""
+    """A value that looks like an expression must stay a value, otherwise its author could read secrets."""
     reduced = reduce_template(template, KNOWN)
 
     assert reduced == expected
@@ -162,14 +162,14 @@ def test_a_text_is_reduced_and_what_was_a_value_never_becomes_an_expression(
     assert later == interpolate(template, KNOWN | LATER)
 
 
-def test_a_part_of_a_text_does_not_keep_its_type_when_it_is_all_that_remains() -> None:
+def test_the_only_residual_part_of_a_template_is_still_converted_to_text() -> None:
     reduced = reduce_template("${{ matrix.none }}${{ steps.nothing }}", KNOWN)
 
     assert isinstance(reduced, ResidualText)
     assert interpolate(reduced.text, LATER) == ""
 
 
-def test_a_long_value_that_looks_like_expressions_is_quoted_in_pieces() -> None:
+def test_a_long_value_that_looks_like_expressions_is_split_into_literals() -> None:
     trick = "${{ 'it''s' }}" * 5_000
 
     reduced = reduce_template("${{ env.x }}${{ steps.a }}", {"env": {"x": trick}})

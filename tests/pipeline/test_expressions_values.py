@@ -1,4 +1,4 @@
-"""Expression → value, one table for each rule of GitHub's documentation of the language."""
+"""Values of expressions, one table for each rule of GitHub's documentation."""
 
 import math
 
@@ -23,7 +23,7 @@ def value(expression: str) -> Value:
 
 
 def same(found: Value, expected: Value) -> bool:
-    """Equal and of the same type: true is not 1, though Python says so. NaN is NaN."""
+    """Return whether two values are equal and of the same type; true is not 1, and NaN equals NaN."""
     if isinstance(found, float) and isinstance(expected, float) and math.isnan(expected):
         return math.isnan(found)
     return found == expected and isinstance(found, bool) == isinstance(expected, bool)
@@ -99,9 +99,7 @@ PROPERTIES: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), PROPERTIES)
-def test_a_property_is_found_in_capitals_and_small_letters_and_a_missing_one_is_null(
-    expression: str, expected: Value
-) -> None:
+def test_property_names_ignore_case_and_missing_properties_are_null(expression: str, expected: Value) -> None:
     assert same(value(expression), expected)
 
 
@@ -126,9 +124,7 @@ FILTERS: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), FILTERS)
-def test_a_star_takes_every_item_and_the_next_index_applies_to_each_that_has_it(
-    expression: str, expected: Value
-) -> None:
+def test_a_filter_returns_all_items_and_the_next_index_applies_to_each(expression: str, expected: Value) -> None:
     assert value(expression) == expected
 
 
@@ -250,9 +246,7 @@ OPERATORS: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), OPERATORS)
-def test_operators_bind_as_on_github_and_and_or_give_an_operand_and_skip_the_rest(
-    expression: str, expected: Value
-) -> None:
+def test_operators_have_github_precedence_and_logic_returns_an_operand(expression: str, expected: Value) -> None:
     assert same(value(expression), expected)
 
 
@@ -306,7 +300,5 @@ TEXTS: list[tuple[Value, str]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), TEXTS)
-def test_in_a_text_null_is_nothing_numbers_have_15_digits_and_arrays_only_say_what_they_are(
-    given: Value, expected: str
-) -> None:
+def test_conversion_to_text(given: Value, expected: str) -> None:
     assert to_text(given) == expected

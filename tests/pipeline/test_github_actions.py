@@ -1,4 +1,4 @@
-"""Actions: those that a runner does itself, and those of the same repository."""
+"""Builtin actions, and composite actions of the same repository."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from deltaci.pipeline import model
 from deltaci.pipeline.github.builtin_actions import ACTIONS
 from deltaci.pipeline.parse.action_inputs import WITH
-from tests.pipeline.workflows import first_step, found, job, only_job, told
+from tests.pipeline.workflows import first_step, job, messages, only_job, parsed
 
 PATH = ".github/actions/go/action.yml"
 
 
 @pytest.mark.parametrize(
-    ("uses", "built_in", "given"),
+    ("uses", "builtin", "inputs"),
     [
         ("actions/checkout@v4", "checkout", "{fetch-depth: 0, submodules: recursive, path: a}"),
         ("actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683", "checkout", "{ref: v1}"),
@@ -24,33 +24,33 @@ PATH = ".github/actions/go/action.yml"
         ("actions/setup-node@v1", "setup-node", "{node-version: 20}"),
     ],
 )
-def test_built_in_steps_keep_what_they_are_told(uses: str, built_in: str, given: str) -> None:
+def test_builtin_actions_keep_supported_inputs(uses: str, builtin: str, inputs: str) -> None:
     """At any version."""
-    step = first_step(f"- uses: {uses}\n  with: {given}\n  if: always()")
-    words = {pair.split(": ", 1)[0] for pair in given[1:-1].split(", ")}
+    step = first_step(f"- uses: {uses}\n  with: {inputs}\n  if: always()")
+    names = {pair.split(": ", 1)[0] for pair in inputs[1:-1].split(", ")}
 
-    assert (step.uses, step.if_, step.run) == (built_in, "always()", None)
-    assert set(step.with_) == words
+    assert (step.uses, step.if_, step.run) == (builtin, "always()", None)
+    assert set(step.with_) == names
 
 
-def test_every_built_in_of_the_model_is_an_action() -> None:
-    """And the other way round."""
+def test_every_builtin_step_implements_an_action() -> None:
+    """And every action is a builtin step."""
     assert {action.uses for action in ACTIONS.values()} == set(model.BuiltIn.__args__)  # type: ignore[attr-defined]
 
 
-def test_what_is_understood_is_known_to_the_built_in_steps() -> None:
-    """Or what is imported would be refused."""
+def test_supported_inputs_exist_in_the_builtin_steps() -> None:
+    """Otherwise an imported pipeline would be refused."""
     for action in ACTIONS.values():
-        understood = {name for name, rule in action.inputs.items() if rule.kind == "supported"}
-        assert understood <= set(WITH[action.uses]), action.uses
+        supported = {name for name, rule in action.inputs.items() if rule.kind == "supported"}
+        assert supported <= set(WITH[action.uses]), action.uses
 
 
-def test_what_a_cache_cannot_keep_is_told() -> None:
-    """Folders that are patterns are left out by the runner, and keys have no commas."""
+def test_unsupported_cache_paths_and_keys_are_reported() -> None:
+    """The runner ignores patterns, and keys must not contain commas."""
     text = job(steps="- uses: actions/cache@v4\n  with: {key: 'a,${{ github.sha }}', path: '**/node_modules'}")
 
-    assert told(text) == ["7:21: a comma in 'key' of a cache; use another character"]
-    assert told(text, notes=True) == [
+    assert messages(text) == ["7:21: a comma in 'key' of a cache; use another character"]
+    assert messages(text, notes=True) == [
         "7:50: '**/node_modules' of a cache, which is a pattern; matching files are not cached: name the folder"
     ]
 
@@ -58,24 +58,24 @@ def test_what_a_cache_cannot_keep_is_told() -> None:
 @pytest.mark.parametrize(
     "ref", ["github.sha", "github.head_ref || github.ref", "github.event.pull_request.head.sha", "github.ref"]
 )
-def test_the_commit_of_the_change_is_checked_out_anyway(ref: str) -> None:
-    """However GitHub calls it."""
+def test_a_ref_for_the_commit_of_the_change_has_no_effect(ref: str) -> None:
+    """In any of GitHub's expressions for it."""
     text = (
         f"- uses: actions/checkout@v4\n  with: {{ref: '${{{{ {ref} }}}}', repository: '${{{{ github.repository }}}}'}}"
     )
 
     assert first_step(text) == model.Step(uses="checkout")
-    assert len(told(job(steps=text), notes=True)) == 2
+    assert len(messages(job(steps=text), notes=True)) == 2
 
 
-def test_what_asks_for_what_happens_anyway_needs_no_word() -> None:
-    """As most of today's workflows say it."""
+def test_inputs_with_default_values_are_accepted_silently() -> None:
+    """Most workflows contain them."""
     text = job(steps="- uses: actions/checkout@v4\n  with: {persist-credentials: false, lfs: false}")
 
-    assert found(text).problems == ()
+    assert parsed(text).problems == ()
 
 
-def test_rust_is_set_up_by_commands() -> None:
+def test_the_rust_toolchain_action_becomes_a_command() -> None:
     """The version of the action is the toolchain."""
     step = first_step("- uses: dtolnay/rust-toolchain@1.80\n  with: {components: 'clippy, rustfmt'}\n  env: {A: 1}")
 
@@ -85,40 +85,40 @@ def test_rust_is_set_up_by_commands() -> None:
     assert step.shell == "bash"
 
 
-def test_what_only_makes_things_faster_is_left_out() -> None:
-    """With a note."""
+def test_actions_that_only_affect_speed_are_ignored() -> None:
+    """With a warning."""
     text = job(steps="- uses: Swatinem/rust-cache@v2\n- run: make")
 
     assert only_job(text).steps == (model.Step(run="make"),)
-    assert told(text, notes=True) == [
+    assert messages(text, notes=True) == [
         "6:15: the action 'Swatinem/rust-cache' has no effect here; it only caches build results"
     ]
 
 
-# -- actions of the repository
+# -- composite actions
 
 
-def steps_of(action: str, uses: str = "- uses: ./.github/actions/go", keys: str = "") -> tuple[model.Step, ...]:
-    """The steps of a job that uses an action."""
+def job_steps(action: str, uses: str = "- uses: ./.github/actions/go", keys: str = "") -> tuple[model.Step, ...]:
+    """Return the steps of a job that uses an action."""
     steps = only_job(job(keys, uses), {PATH: action}).steps
     assert steps is not None
     return steps
 
 
 def composite(steps: str, more: str = "") -> str:
-    """An action that is made of steps."""
+    """Return a composite action."""
     return f"name: x\n{more}runs:\n  using: composite\n  steps: {steps}\n"
 
 
-def test_the_steps_of_an_action_take_its_place() -> None:
-    """Its inputs are what was given, or their defaults; all are texts, as on GitHub."""
+def test_the_steps_of_an_action_replace_the_using_step() -> None:
+    """Its inputs are given values or defaults; all are texts, as on GitHub."""
     action = composite(
         "[{run: 'echo ${{ inputs.a }} ${{ inputs.B }}', shell: bash, env: {T: '${{ inputs.c }}'}},"
         " {uses: actions/setup-node@v4, with: {node-version: '${{ inputs.c }}'}}]",
         "inputs: {a: {default: x}, b: {default: true}, c: {required: true}}\n",
     )
 
-    steps = steps_of(action, "- uses: ./.github/actions/go\n  with: {c: '${{ matrix.c }}', A: y}")
+    steps = job_steps(action, "- uses: ./.github/actions/go\n  with: {c: '${{ matrix.c }}', A: y}")
 
     assert steps == (
         model.Step(run="echo y true", shell="bash", id="_step0___0", env={"T": "${{ format('{0}', matrix.c) }}"}),
@@ -127,13 +127,13 @@ def test_the_steps_of_an_action_take_its_place() -> None:
 
 
 def test_outputs_of_an_action_are_set_under_its_id() -> None:
-    """By a last step; its own steps have other ids."""
+    """By a final step; the steps of the action have other ids."""
     action = composite(
         "[{id: v, run: a, shell: sh}, {run: 'b ${{ steps.v.outputs.x }}', shell: sh}]",
         "outputs: {version: {value: '${{ steps.v.outputs.x }}'}}\n",
     )
 
-    steps = steps_of(action, "- uses: ./.github/actions/go\n  id: go")
+    steps = job_steps(action, "- uses: ./.github/actions/go\n  id: go")
 
     assert [step.id for step in steps] == ["go__v", "go___1", "go"]
     assert steps[1].run == "b ${{ steps.go__v.outputs.x }}"
@@ -157,20 +157,22 @@ def test_outputs_of_an_action_are_set_under_its_id() -> None:
         ("always()", "", ["always()", "always() && steps._step0___0.conclusion != 'failure'"]),
     ],
 )
-def test_conditions_of_an_action_and_of_its_steps(outer: str, inner: str, conditions: list[str | None]) -> None:
-    """A step runs if the action does, and nothing in it failed, unless it says otherwise."""
+def test_conditions_of_the_using_step_and_of_inner_steps_are_combined(
+    outer: str, inner: str, conditions: list[str | None]
+) -> None:
+    """A step runs if the action does and no step of it failed, unless it uses a status function."""
     action = composite(f'[{{run: a, shell: sh}}, {{run: b, shell: sh, if: "{inner}"}}]', "inputs: {a: {default: 1}}\n")
 
-    steps = steps_of(action, f"- uses: ./.github/actions/go\n  if: {outer}")
+    steps = job_steps(action, f"- uses: ./.github/actions/go\n  if: {outer}")
 
     assert [step.if_ for step in steps] == conditions
 
 
-def test_an_action_that_may_fail_ends_where_it_fails() -> None:
-    """The job goes on; a step that fails ends the action, not the job. What is given is a text, as GitHub reads it."""
+def test_an_action_with_continue_on_error_stops_at_the_first_failure() -> None:
+    """The job continues. Inputs are texts, as GitHub reads them."""
     action = composite("[{run: '${{ inputs.v }}', shell: sh}, {run: b, shell: sh}]", "inputs: {v: {}}\n")
 
-    steps = steps_of(action, "- uses: ./.github/actions/go\n  id: go\n  continue-on-error: true\n  with: {v: 4.0}")
+    steps = job_steps(action, "- uses: ./.github/actions/go\n  id: go\n  continue-on-error: true\n  with: {v: 4.0}")
 
     assert [step.continue_on_error for step in steps] == [True, True, True]
     assert [step.if_ for step in steps] == [
@@ -182,20 +184,20 @@ def test_an_action_that_may_fail_ends_where_it_fails() -> None:
     assert steps[2].env["FAILED"] == "${{ steps.go___0.outcome == 'failure' || steps.go___1.outcome == 'failure' }}"
 
 
-def test_an_action_knows_where_it_is() -> None:
-    """By its variable and by its context; and its commands run at the root, wherever the job's do."""
+def test_the_action_path_is_available() -> None:
+    """As variable and in the context; its commands run in the workspace, whatever the job's working directory is."""
     action = composite("[{run: '$GITHUB_ACTION_PATH/a ${{ github.action_path }}', shell: sh}]")
-    where = "${{ format('{0}/.github/actions/go', github.workspace) }}"
+    path = "${{ format('{0}/.github/actions/go', github.workspace) }}"
 
-    [step] = steps_of(action, keys="defaults: {run: {working-directory: sub}}")
+    [step] = job_steps(action, keys="defaults: {run: {working-directory: sub}}")
 
-    assert step.env == {"GITHUB_ACTION_PATH": where}
-    assert step.run == f"$GITHUB_ACTION_PATH/a {where}"
+    assert step.env == {"GITHUB_ACTION_PATH": path}
+    assert step.run == f"$GITHUB_ACTION_PATH/a {path}"
     assert step.working_directory == "."
 
 
 @pytest.mark.parametrize(
-    ("action", "step", "why"),
+    ("action", "step", "reason"),
     [
         (
             "runs: {using: node20, main: a.js}",
@@ -230,10 +232,10 @@ def test_an_action_knows_where_it_is() -> None:
         ),
     ],
 )
-def test_actions_that_are_outside(action: str, step: str, why: str) -> None:
-    """It is told at the step that uses it, with the place in the action."""
-    workflow = found(job(steps=f"- uses: ./.github/actions/go\n  {step}"), {PATH: action})
+def test_unsupported_composite_actions(action: str, step: str, reason: str) -> None:
+    """The problem is reported at the using step, with the position in the action."""
+    workflow = parsed(job(steps=f"- uses: ./.github/actions/go\n  {step}"), {PATH: action})
 
     [first, *_] = [problem for problem in workflow.problems if not problem.is_warning]
     assert (first.line, first.column) == (6, 15)
-    assert str(first).endswith(why)
+    assert str(first).endswith(reason)

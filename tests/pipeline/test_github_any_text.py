@@ -1,4 +1,4 @@
-"""Whatever a file says, the reader of workflows answers; what it takes can be written and read again."""
+"""Any text is parsed without an exception, and supported workflows can be printed and parsed as pipeline files."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def dumped(value: Any) -> str:
-    """A value as flow YAML."""
+def flow_yaml(value: Any) -> str:
+    """Return a value as flow YAML."""
     match value:
         case dict():
-            return "{" + ", ".join(f"{dumped(key)}: {dumped(each)}" for key, each in value.items()) + "}"
+            return "{" + ", ".join(f"{flow_yaml(key)}: {flow_yaml(item)}" for key, item in value.items()) + "}"
         case list():
-            return f"[{', '.join(map(dumped, value))}]"
+            return f"[{', '.join(map(flow_yaml, value))}]"
         case str():
             return "'" + value.replace("'", "''") + "'"
         case bool() | None:
@@ -66,8 +66,8 @@ def dumped(value: Any) -> str:
             return repr(value)
 
 
-def looked_at(text: str) -> None:
-    """Nothing is raised; all places are in the file; what is inside can be written down and read again."""
+def check_parsed(text: str) -> None:
+    """Assert that positions are within the file, and that a supported pipeline can be printed and parsed again."""
     workflow = parse_workflow(text, FILE, {"act/action.yml": ACTION})
 
     lines = text.removeprefix("\ufeff").split("\n")
@@ -80,8 +80,8 @@ def looked_at(text: str) -> None:
     if workflow.supported_pipeline is not None:
         again = reader.read(printed(workflow.supported_pipeline))
         wrong = [str(problem) for problem in again.problems if not problem.is_warning]
-        # GitHub takes for nothing what is not there; the linter of our own files does not.
-        wrong = [each for each in wrong if "which there is not" not in each and "which this job does not" not in each]
+        # On GitHub a missing property is null; our linter reports it.
+        wrong = [text for text in wrong if "which there is not" not in text and "which this job does not" not in text]
         assert wrong == [] or workflow.supported_pipeline.on == model.On()
         assert again.pipeline in (workflow.supported_pipeline, None)
 
@@ -89,49 +89,49 @@ def looked_at(text: str) -> None:
 @settings(max_examples=budget(60, 120), deadline=None)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=40).map("".join))
 def test_any_text(text: str) -> None:
-    """As a file of its own."""
-    looked_at(text)
+    """As a whole file."""
+    check_parsed(text)
 
 
 @settings(max_examples=budget(75, 150), deadline=None)
 @given(st.integers(0, len(WORKFLOW)), st.integers(0, 12), st.lists(PIECES, max_size=3).map("".join))
-def test_any_change_of_a_good_workflow(at: int, removed: int, added: str) -> None:
-    """Something removed, something put in its place."""
-    looked_at(WORKFLOW[:at] + added + WORKFLOW[at + removed :])
+def test_any_change_of_a_valid_workflow(at: int, removed: int, added: str) -> None:
+    """Some text is replaced."""
+    check_parsed(WORKFLOW[:at] + added + WORKFLOW[at + removed :])
 
 
 @settings(max_examples=budget(75, 150), deadline=None)
 @given(st.sampled_from([*KEY_RULES["a job"]]), VALUES)
 def test_any_value_of_a_key_of_a_job(key: str, value: Any) -> None:
-    """Of every kind, where another was expected."""
-    looked_at(job(f"{key}: {dumped(value)}") if key != "steps" else job(steps=dumped(value)))
+    """Including values of unexpected types."""
+    check_parsed(job(f"{key}: {flow_yaml(value)}") if key != "steps" else job(steps=flow_yaml(value)))
 
 
 @settings(max_examples=budget(40, 80), deadline=None)
 @given(st.sampled_from([*KEY_RULES["the workflow"]]), VALUES)
 def test_any_value_of_a_key_of_a_workflow(key: str, value: Any) -> None:
-    """Of every kind, where another was expected."""
+    """Including values of unexpected types."""
     rest = re.sub(rf"(?ms)^{key}:.*?(?=^\w|\Z)", "", WORKFLOW)
-    looked_at(f"{key}: {dumped(value)}\n{rest}")
+    check_parsed(f"{key}: {flow_yaml(value)}\n{rest}")
 
 
 @settings(max_examples=budget(40, 80), deadline=None)
 @given(VALUES)
 def test_any_action_of_the_repository(value: Any) -> None:
-    """Whatever it is made of."""
+    """With any value for its keys."""
     for part in ("inputs", "outputs", "runs"):
-        action = re.sub(rf"(?ms)^{part}:.*?(?=^\w|\Z)", "", ACTION) + f"{part}: {dumped(value)}\n"
+        action = re.sub(rf"(?ms)^{part}:.*?(?=^\w|\Z)", "", ACTION) + f"{part}: {flow_yaml(value)}\n"
         parse_workflow(WORKFLOW, FILE, {"act/action.yml": action})
 
 
-def test_the_good_one_is_good() -> None:
-    """Or the tests above would show nothing."""
+def test_the_sample_workflow_is_supported() -> None:
+    """Otherwise the tests above would be void."""
     assert parse_workflow(WORKFLOW, FILE, {"act/action.yml": ACTION}).pipeline is not None
-    looked_at(WORKFLOW)
+    check_parsed(WORKFLOW)
 
 
-def test_a_large_workflow_is_read_quickly_enough() -> None:
-    """As many jobs as there may be; more are refused by their number of values, not by time."""
+def test_a_large_workflow_is_parsed_quickly() -> None:
+    """Larger ones are refused by their number of values, not by time."""
     steps = "".join(f"      - {{run: 'echo {number} ${{{{ matrix.a }}}}'}}\n" for number in range(8))
     text = "on: push\njobs:\n" + "".join(
         f"  j{number}:\n    runs-on: ubuntu-latest\n    needs: [j0]\n    strategy: {{matrix: {{a: [1, 2, 3]}}}}\n"
@@ -144,8 +144,8 @@ def test_a_large_workflow_is_read_quickly_enough() -> None:
     assert len(workflow.job_ids) == 200
 
 
-def test_actions_that_use_each_other_again_and_again_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten levels of a hundred uses each would be more steps than anybody has time for."""
+def test_nested_uses_of_actions_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten levels of a hundred uses each would expand without bound."""
     monkeypatch.setattr(composite_actions, "MAX_COST", 500)
     files = {}
     for level in range(9):

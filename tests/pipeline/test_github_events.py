@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from deltaci.pipeline import model
-from tests.pipeline.workflows import found, told
+from tests.pipeline.workflows import messages, parsed
 
 JOBS = "jobs: {a: {runs-on: x, steps: [{run: make}]}}\n"
 
 
 def on(text: str) -> model.On:
-    """The events of a workflow."""
-    pipeline = found(f"on: {text}\n{JOBS}").pipeline
-    assert pipeline is not None, told(f"on: {text}\n{JOBS}")
+    """Return the converted events of a workflow."""
+    pipeline = parsed(f"on: {text}\n{JOBS}").pipeline
+    assert pipeline is not None, messages(f"on: {text}\n{JOBS}")
     return pipeline.on
 
 
 @pytest.mark.parametrize(
-    ("text", "read_as"),
+    ("text", "expected"),
     [
         ("push", model.On(push=model.Push())),
         ("[push, pull_request]", model.On(push=model.Push(), pull_request=model.PullRequest())),
@@ -38,18 +38,18 @@ def on(text: str) -> model.On:
         ("{pull_request_target: {types: [opened]}, push: }", model.On(push=model.Push())),
     ],
 )
-def test_events(text: str, read_as: model.On) -> None:
-    """Those that can happen here."""
-    assert on(text) == read_as
+def test_events(text: str, expected: model.On) -> None:
+    """Supported events are converted, others dropped."""
+    assert on(text) == expected
 
 
-def test_on_in_quotes_is_the_same() -> None:
-    """Some write it so, for readers of YAML that take it for a truth."""
-    assert found(f'"on": push\n{JOBS}').pipeline is not None
+def test_on_may_be_quoted() -> None:
+    """Some quote it, because YAML 1.1 reads `on` as a boolean."""
+    assert parsed(f'"on": push\n{JOBS}').pipeline is not None
 
 
-def test_what_a_start_by_hand_asks_for() -> None:
-    """With names that have dashes; an environment is a text."""
+def test_inputs_of_a_manual_start() -> None:
+    """Names may have dashes; an environment is a text."""
     read = on(
         "{workflow_dispatch: {inputs: {dry-run: {type: boolean, default: 'true', required: true}, "
         "level: {type: choice, options: [low, 2], default: low, description: 'a\n\n  b'}, "
@@ -67,9 +67,9 @@ def test_what_a_start_by_hand_asks_for() -> None:
     )
 
 
-def test_what_starts_nothing_is_told() -> None:
-    """Nobody should wait for it."""
-    assert told(f"on: [release, pull_request_target]\n{JOBS}", notes=True) == [
+def test_ignored_events_are_reported() -> None:
+    """So that nobody waits for a run."""
+    assert messages(f"on: [release, pull_request_target]\n{JOBS}", notes=True) == [
         "1:1: no event starts this here; it can only be run by name",
         "1:6: 'release' never happens here; it starts nothing",
         "1:15: 'pull_request_target' does not start this workflow here; it would give "
@@ -97,9 +97,9 @@ def test_what_starts_nothing_is_told() -> None:
         ("4", "1:1: the number 4 as 'on'; expected events, e.g. push"),
     ],
 )
-def test_events_that_github_refuses(text: str, first: str) -> None:
-    """The whole workflow is wrong then, and none of its jobs can be run."""
-    workflow = found(f"on: {text}\n{JOBS}")
+def test_invalid_events(text: str, first: str) -> None:
+    """The whole workflow is invalid then, and none of its jobs can run."""
+    workflow = parsed(f"on: {text}\n{JOBS}")
 
-    assert told(f"on: {text}\n{JOBS}")[0] == first
+    assert messages(f"on: {text}\n{JOBS}")[0] == first
     assert (workflow.pipeline, workflow.supported_pipeline) == (None, None)

@@ -1,4 +1,4 @@
-"""What is inside of the subset: workflows as pipelines."""
+"""Conversion of supported workflows to pipelines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deltaci.pipeline.expressions import interpolate
 from deltaci.pipeline.github.converter import GITHUB_CONTEXT_KEYS
 from deltaci.pipeline.parse.problems import Place
 from deltaci.pipeline.planning.contexts import github
-from tests.pipeline.workflows import first_step, found, job, only_job, told
+from tests.pipeline.workflows import first_step, job, messages, only_job, parsed
 
 SERVICES = """
 services:
@@ -26,9 +26,9 @@ services:
 """
 
 
-def test_a_small_workflow_is_a_pipeline() -> None:
-    """The jobs check out for themselves, may use the network, and take as long as they may on GitHub."""
-    workflow = found(
+def test_a_small_workflow_converts_to_a_pipeline() -> None:
+    """Jobs do not check out implicitly, may use the network, and have GitHub's default timeout."""
+    workflow = parsed(
         "name: CI\non: [push, workflow_dispatch]\n" + job("name: All tests", "- run: make\n").split("\n", 1)[1]
     )
 
@@ -48,13 +48,13 @@ def test_a_small_workflow_is_a_pipeline() -> None:
     assert (workflow.problems, workflow.unsupported_jobs, workflow.job_ids) == ((), {}, ("test",))
 
 
-def test_places_are_those_of_the_workflow() -> None:
-    """So that whoever plans it can point into the file."""
-    workflow = found(job("if: github.ref == 'x'\nenv: {A: '${{ github.sha }}'}"))
+def test_positions_refer_to_the_workflow_file() -> None:
+    """So that planning can report positions in the file."""
+    workflow = parsed(job("if: github.ref == 'x'\nenv: {A: '${{ github.sha }}'}"))
 
     assert workflow.place("jobs", "test", "steps", 0, "run") == Place(8, 14)
     assert workflow.place("jobs", "test", "env", "A") == Place(6, 14)
-    assert [(each.path, each.is_condition) for each in workflow.expressions] == [
+    assert [(expression.path, expression.is_condition) for expression in workflow.expressions] == [
         (("jobs", "test", "if"), True),
         (("jobs", "test", "env", "A"), False),
     ]
@@ -74,8 +74,8 @@ def test_places_are_those_of_the_workflow() -> None:
         ("${{ 'ubuntu-22.04' }}", ("linux",)),
     ],
 )
-def test_machines_of_github_are_labels(runs_on: str, labels: tuple[str, ...]) -> None:
-    """What GitHub calls a machine says which system it has."""
+def test_runner_names_of_github_become_labels(runs_on: str, labels: tuple[str, ...]) -> None:
+    """The prefix of the name tells the operating system."""
     assert only_job(job(f"runs-on: {runs_on}")).runs_on == labels
 
 
@@ -89,8 +89,8 @@ def test_machines_of_github_are_labels(runs_on: str, labels: tuple[str, ...]) ->
         ("gpu", {"gpu"}),
     ],
 )
-def test_labels_of_a_matrix_are_worked_out(os: str, labels: set[str]) -> None:
-    """The matrix keeps its own words, as conditions compare them."""
+def test_labels_that_depend_on_the_matrix_become_expressions(os: str, labels: set[str]) -> None:
+    """The matrix keeps its values, because conditions compare them."""
     test = only_job(
         job(
             "runs-on: ${{ matrix.os }}\n"
@@ -108,15 +108,15 @@ def test_a_matrix_for_one_system_needs_no_expression() -> None:
     assert test.runs_on == ("linux",)
 
 
-def test_a_label_needs_only_the_axes_that_it_mentions() -> None:
-    """Whatever else of the matrix is not known yet."""
+def test_a_label_depends_only_on_the_axes_that_it_uses() -> None:
+    """Other axes may be unknown."""
     keys = "strategy: {matrix: {os: [ubuntu-22.04], v: '${{ fromJSON(github.event.v) }}'}}"
 
     assert only_job(job("runs-on: ${{ matrix.os }}\n" + keys)).runs_on == ("linux",)
     assert len(only_job(job("runs-on: ${{ matrix.v }}\n" + keys)).runs_on) == 2
 
 
-def test_the_default_shell_is_githubs() -> None:
+def test_the_default_shell_is_that_of_github() -> None:
     """bash -e; in containers sh -e; on Windows pwsh; where it depends on the matrix, an expression."""
 
     def shell(keys: str) -> str:
@@ -134,14 +134,14 @@ def test_the_default_shell_is_githubs() -> None:
 
 
 def test_defaults_of_a_job_win_over_those_of_the_workflow() -> None:
-    """Key by key."""
+    """Each key on its own."""
     text = "defaults: {run: {shell: bash, working-directory: a}}\n" + job("defaults: {run: {working-directory: b}}")
 
     assert only_job(text).defaults.run == model.RunDefaults(shell="bash", working_directory="b")
 
 
 def test_a_matrix_is_read_as_on_github() -> None:
-    """Numbers lose their zeros, with a warning; lists and objects are values; what is there twice is there once."""
+    """Numbers lose trailing zeros, with a warning; lists and objects are values; duplicates are removed."""
     text = job(
         "strategy:\n  fail-fast: false\n  max-parallel: 2\n  matrix:\n    v: [3.10, '3.10', 3.10, 2]\n    o: [{a: 1}]"
     )
@@ -151,15 +151,15 @@ def test_a_matrix_is_read_as_on_github() -> None:
     assert strategy == model.Strategy(
         matrix=model.Matrix(axes={"v": (3.1, "3.10", 2), "o": ({"a": 1},)}), fail_fast=False, max_parallel=2
     )
-    assert told(text, notes=True) == [
+    assert messages(text, notes=True) == [
         "9:13: the number 3.10, which is read as 3.1, as on GitHub; put it in quotes if it is a text: '3.10'",
         "9:27: the number 3.1 a second time; it adds no second job here",
         "9:27: the number 3.10, which is read as 3.1, as on GitHub; put it in quotes if it is a text: '3.10'",
     ]
 
 
-def test_expressions_inside_of_values_are_carried_along() -> None:
-    """A list of objects with expressions in it is one expression that gives the same list."""
+def test_a_list_with_nested_expressions_becomes_one_expression() -> None:
+    """The expression evaluates to the same list."""
     text = job(
         'strategy:\n  matrix:\n    c:\n      - {os: "it\'s {x}", skip: "${{ github.event_name == \'push\' }}"}\n'
         "      - {os: b, tag: 'v-${{ github.sha }}', n: }"
@@ -187,8 +187,8 @@ def test_a_matrix_may_be_an_expression() -> None:
     assert strategy.matrix == written
 
 
-def test_services_say_when_they_are_ready() -> None:
-    """Of their options, those about health are understood."""
+def test_health_options_of_services_are_converted() -> None:
+    """Only those options are supported."""
     assert only_job(job(SERVICES)).services == {
         "db": model.Service(
             image="postgres:17",
@@ -200,14 +200,14 @@ def test_services_say_when_they_are_ready() -> None:
     }
 
 
-def test_a_container_is_an_image_and_variables() -> None:
+def test_a_container_becomes_image_and_environment() -> None:
     """The job's own variables win."""
     test = only_job(job("container: {image: 'docker://alpine:3', env: {A: 1, B: 2}}\nenv: {B: 3, C: }"))
 
     assert (test.image, test.env) == ("alpine:3", {"A": 1, "B": 3, "C": ""})
 
 
-def test_what_else_a_job_may_say() -> None:
+def test_other_keys_of_a_job() -> None:
     """Needs, conditions, groups, outputs, and that it may fail."""
     test = only_job(
         job(
@@ -224,51 +224,51 @@ def test_what_else_a_job_may_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "read_as"),
+    ("condition", "expected"),
     [("true", "true"), ("github.ref == 'a'", "github.ref == 'a'"), ("", None)],
 )
-def test_conditions_stay_as_they_are(condition: str, read_as: str | None) -> None:
-    """Also a bare truth; nothing at all is no condition."""
-    assert only_job(job(f"if: {condition}")).if_ == read_as
+def test_conditions_are_not_changed(condition: str, expected: str | None) -> None:
+    """Also a literal boolean; an empty value is no condition."""
+    assert only_job(job(f"if: {condition}")).if_ == expected
 
 
 @pytest.mark.parametrize(
-    ("condition", "read_as"),
+    ("condition", "expected"),
     [("${{ github.ref }} == 'a'", "true"), ("${{ failure() }} && github.ref", "always()")],
 )
-def test_a_condition_that_is_a_text_is_true_as_on_github(condition: str, read_as: str) -> None:
-    """With a warning, as nobody means it."""
+def test_a_condition_that_is_a_text_is_true_as_on_github(condition: str, expected: str) -> None:
+    """With a warning, because it is probably a mistake."""
     text = job(steps=f"- run: make\n  if: {condition}")
 
-    assert first_step(f"- run: make\n  if: {condition}").if_ == read_as
-    [note] = told(text, notes=True)
+    assert first_step(f"- run: make\n  if: {condition}").if_ == expected
+    [note] = messages(text, notes=True)
     assert note.startswith("7:13: ${{ }} around a part of a condition")
 
 
-def test_secrets_are_given_by_name() -> None:
-    """Those that are mentioned, also for the workflow as a whole; the forge's own token is empty."""
+def test_secrets_that_are_used_by_name_are_collected() -> None:
+    """Also those of the workflow's `env`; the token of the forge is empty."""
     text = "env: {A: '${{ secrets.all }}'}\n" + job(
         steps="- run: make\n  env: {T: '${{ secrets.Deploy_Key }}', G: '${{ secrets.GITHUB_TOKEN || github.token }}'}"
     )
 
     assert only_job(text).secrets == ("ALL", "DEPLOY_KEY")
-    assert [note.split(": ", 1)[1] for note in told(text, notes=True)] == [
+    assert [note.split(": ", 1)[1] for note in messages(text, notes=True)] == [
         "'secrets.GITHUB_TOKEN' is empty here; jobs get no token of the forge",
         "'github.token' is empty here; jobs get no token of the forge",
     ]
 
 
-def test_what_the_context_github_does_not_have_is_told() -> None:
-    """It would be nothing, without a word."""
+def test_an_unsupported_key_of_the_github_context_is_reported() -> None:
+    """Otherwise it would silently be empty."""
     text = job(steps="- run: curl ${{ github.api_url }}/${{ github.sha }}")
-    there = github(Change(event="push", commit="a"), workflow="x")
+    available = github(Change(event="push", commit="a"), workflow="x")
 
-    [note] = told(text, notes=True)
+    [note] = messages(text, notes=True)
     assert note.startswith("6:23: 'github.api_url' is empty here; there are: actor, ")
-    assert set(there) <= set(GITHUB_CONTEXT_KEYS)
+    assert set(available) <= set(GITHUB_CONTEXT_KEYS)
 
 
-def test_steps_keep_all_that_they_say() -> None:
+def test_all_keys_of_a_step_are_kept() -> None:
     """A name of several lines becomes one."""
     step = first_step(
         "- name: >\n    Run\n    it\n  id: a\n  if: always()\n  run: |\n    a\n    b\n"

@@ -26,13 +26,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("place", "expression"), ALLOWED)
-def test_a_place_knows_what_github_documents_for_it(place: str, expression: str) -> None:
-    assert check_expression(parse(expression), AVAILABILITY[place].contexts, AVAILABILITY[place].functions) == []
+@pytest.mark.parametrize(("key", "expression"), ALLOWED)
+def test_availability_follows_the_documentation_of_github(key: str, expression: str) -> None:
+    assert check_expression(parse(expression), AVAILABILITY[key].contexts, AVAILABILITY[key].functions) == []
 
 
-@pytest.mark.parametrize(("place", "expression", "found"), REFUSED)
-def test_what_is_not_there_in_a_place_is_found_when_the_file_is_read(place: str, expression: str, found: str) -> None:
-    mistakes = check_expression(parse(expression), AVAILABILITY[place].contexts, AVAILABILITY[place].functions)
+@pytest.mark.parametrize(("key", "expression", "found"), REFUSED)
+def test_an_unavailable_context_or_function_is_a_problem(key: str, expression: str, found: str) -> None:
+    problems = check_expression(parse(expression), AVAILABILITY[key].contexts, AVAILABILITY[key].functions)
 
-    assert [problem.found for problem in mistakes] == [found]
+    assert [problem.found for problem in problems] == [found]

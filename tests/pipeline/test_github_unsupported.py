@@ -1,10 +1,10 @@
-"""What is outside of the subset: where, and why; and what becomes of the other jobs."""
+"""Unsupported workflows: positions and reasons, and the effect on the other jobs."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.pipeline.workflows import found, job, told
+from tests.pipeline.workflows import job, messages, parsed
 
 # Keys of a job, which begin in line 5.
 JOBS = [
@@ -162,15 +162,15 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("keys", "first"), JOBS, ids=[keys[:40] for keys, _ in JOBS])
-def test_a_job_outside(keys: str, first: str) -> None:
-    """The exact place, what was found, and the reason."""
-    assert told(job(keys))[0] == first
+def test_an_unsupported_job(keys: str, first: str) -> None:
+    """The message has the position, what was found, and the reason."""
+    assert messages(job(keys))[0] == first
 
 
 @pytest.mark.parametrize(("steps", "first"), STEPS, ids=[steps[:40] for steps, _ in STEPS])
-def test_a_step_outside(steps: str, first: str) -> None:
-    """The exact place, what was found, and the reason."""
-    assert told(job(steps=steps))[0] == first
+def test_an_unsupported_step(steps: str, first: str) -> None:
+    """The message has the position, what was found, and the reason."""
+    assert messages(job(steps=steps))[0] == first
 
 
 @pytest.mark.parametrize(
@@ -209,14 +209,14 @@ def test_a_step_outside(steps: str, first: str) -> None:
         ("on: push\njobs: {a: {runs-on: x}}\n", "2:8: the job 'a' without 'steps'; expected steps"),
     ],
 )
-def test_a_workflow_that_is_none(text: str, first: str) -> None:
-    """GitHub would refuse it as well."""
-    assert told(text)[0] == first
-    assert found(text).pipeline is None
+def test_an_invalid_workflow(text: str, first: str) -> None:
+    """GitHub refuses it as well."""
+    assert messages(text)[0] == first
+    assert parsed(text).pipeline is None
 
 
-def test_one_job_outside_keeps_all_from_running() -> None:
-    """But it is told which could: whoever asks for one of these by name gets it, and all that it needs."""
+def test_one_unsupported_job_prevents_a_full_run() -> None:
+    """The supported jobs can still be requested by name."""
     text = (
         "on: push\njobs:\n"
         "  a: {runs-on: ubuntu-latest, steps: [{run: a}]}\n"
@@ -226,7 +226,7 @@ def test_one_job_outside_keeps_all_from_running() -> None:
         "  e: {runs-on: ubuntu-latest, needs: d, steps: [{run: e}]}\n"
     )
 
-    workflow = found(text)
+    workflow = parsed(text)
 
     assert workflow.pipeline is None
     assert workflow.supported_pipeline is not None
@@ -258,31 +258,31 @@ def test_one_job_outside_keeps_all_from_running() -> None:
         ("defaults: {run: {shell: pwsh}}", "5:29: the shell 'pwsh'; PowerShell must be installed where the job runs"),
     ],
 )
-def test_what_has_no_effect_is_told(keys: str, note: str) -> None:
-    """As a warning: the job is inside."""
-    assert told(job(keys)) == []
-    assert note in told(job(keys), notes=True)
+def test_keys_without_effect_are_reported(keys: str, note: str) -> None:
+    """As a warning: the job is supported."""
+    assert messages(job(keys)) == []
+    assert note in messages(job(keys), notes=True)
 
 
-def test_a_name_that_is_known_too_late_is_the_id() -> None:
-    """Nobody's job should fail for its name."""
+def test_a_name_that_is_not_known_when_planning_falls_back_to_the_id() -> None:
+    """A name must not make a job unsupported."""
     text = (
         "on: push\njobs:\n  a: {runs-on: ubuntu-latest, steps: [{run: a}]}\n"
         "  b: {name: 'B ${{ needs.a.outputs.x }}', needs: a, runs-on: ubuntu-latest, steps: [{run: b}]}\n"
     )
 
-    pipeline = found(text).pipeline
+    pipeline = parsed(text).pipeline
 
     assert pipeline is not None
     assert pipeline.jobs["b"].name == ""
-    assert told(text, notes=True) == [
+    assert messages(text, notes=True) == [
         "4:13: a name with 'needs', which is not known when a run is planned; the job is named by its id"
     ]
 
 
 def test_anchors_are_followed() -> None:
-    """GitHub has them since 2025; each use is what it stands for."""
-    workflow = found(
+    """GitHub supports them since 2025."""
+    workflow = parsed(
         "on: push\njobs:\n  a: &a {runs-on: ubuntu-latest, steps: &s [{run: a}]}\n  b: *a\n"
         "  c: {runs-on: ubuntu-latest, steps: *s}\n"
     )

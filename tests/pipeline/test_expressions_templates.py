@@ -1,4 +1,4 @@
-"""Texts with expressions in them, and conditions."""
+"""Templates and conditions."""
 
 import pytest
 
@@ -37,9 +37,7 @@ TEXTS: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("template", "expected"), TEXTS)
-def test_every_expression_of_a_text_is_replaced_by_its_value_and_that_is_never_read_again(
-    template: str, expected: Value
-) -> None:
+def test_expressions_are_replaced_by_values_that_are_not_parsed_again(template: str, expected: Value) -> None:
     assert interpolate(template, CONTEXTS) == expected
 
 
@@ -54,11 +52,11 @@ TYPED: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("template", "expected"), TYPED)
-def test_a_text_that_is_one_expression_keeps_the_type_of_its_value(template: str, expected: Value) -> None:
-    found = interpolate(template, CONTEXTS)
+def test_a_template_of_one_expression_keeps_the_type_of_its_value(template: str, expected: Value) -> None:
+    value = interpolate(template, CONTEXTS)
 
-    assert found == expected
-    assert type(found) is type(expected)
+    assert value == expected
+    assert type(value) is type(expected)
 
 
 BROKEN: list[tuple[str, int, str]] = [
@@ -73,19 +71,19 @@ BROKEN: list[tuple[str, int, str]] = [
 
 
 @pytest.mark.parametrize(("template", "column", "found"), BROKEN)
-def test_a_mistake_has_the_column_of_the_whole_text(template: str, column: int, found: str) -> None:
+def test_a_syntax_error_has_the_column_within_the_whole_text(template: str, column: int, found: str) -> None:
     with pytest.raises(ExpressionSyntaxError) as refused:
         parse_template(template)
 
     assert (refused.value.problem.column, refused.value.problem.found) == (column, found)
 
 
-def test_names_are_checked_with_the_column_of_the_whole_text() -> None:
+def test_unknown_names_have_the_column_within_the_whole_text() -> None:
     template = parse_template("echo ${{ matrx.os }} ${{ 1 }} ${{ frmat('x') }}")
 
-    mistakes = check_template(template, ["matrix"], ["format"])
+    problems = check_template(template, ["matrix"], ["format"])
 
-    assert [(problem.column, problem.nearest) for problem in mistakes] == [(10, "'matrix'"), (35, "'format'")]
+    assert [(problem.column, problem.nearest) for problem in problems] == [(10, "'matrix'"), (35, "'format'")]
 
 
 CONDITIONS: list[tuple[str, str]] = [
@@ -104,11 +102,11 @@ CONDITIONS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("written", "expected"), CONDITIONS)
-def test_a_condition_without_a_status_function_also_asks_for_success(written: str, expected: str) -> None:
+def test_a_condition_without_a_status_function_implies_success(written: str, expected: str) -> None:
     assert format_expression(parse_condition(written)) == expected
 
 
-def test_a_status_function_is_mentioned_wherever_it_stands() -> None:
+def test_a_status_function_is_found_anywhere_in_a_condition() -> None:
     assert uses_status_function(parse("a && !(b == success())"))
     assert not uses_status_function(parse("success.x && hashFiles('a')"))
 
@@ -117,14 +115,14 @@ def test_a_status_function_is_mentioned_wherever_it_stands() -> None:
     ("written", "column"), [(" a = b", 4), (" ${{ a = b }}", 8), ("${{ a }} && b", 1), ("${{ a", 1), ("  x${{ a }}", 3)]
 )
 def test_a_condition_that_would_always_be_true_is_refused(written: str, column: int) -> None:
-    """Brackets around a part make a text of the whole, and a text is true whatever is in it."""
+    """`${{ }}` around a part makes the whole a non-empty text, which is always true."""
     with pytest.raises(ExpressionSyntaxError) as refused:
         parse_condition(written)
 
     assert refused.value.problem.column == column
 
 
-def test_a_condition_holds_if_its_value_is_truthy() -> None:
+def test_a_condition_is_true_if_its_value_is_truthy() -> None:
     status = {"success": lambda _: True, "failure": lambda _: False}
 
     assert evaluate_condition(parse_condition("matrix.os"), CONTEXTS, status)
