@@ -1,8 +1,8 @@
-"""Mutants of legal logs, and an argument for each why it is illegal.
+"""Generate mutants of legal logs that are certainly illegal.
 
-A mutant that might be legal proves nothing, so each operator leaves out what it cannot argue: an event that
-was alone in its transaction and the last of its entity may be missing without a trace; two events of one
-transaction that do not depend on each other may stand in either order.
+A mutant that might be legal proves nothing, so each operator leaves out mutants without a reason why they are illegal.
+For example, an event that is alone in its transaction and the last of its entity may be missing without a trace, and
+two independent events of one transaction may have either order.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import msgspec
 
 Line = dict[str, Any]
 
-# These may come in a transaction of their own, any time later, whatever stands beside them here.
-_LATER = ("statuses_published", "registration_complete")
+# Triggers of events that may also have their own, later transaction.
+_DEFERRABLE = ("statuses_published", "registration_complete")
 
 
 class Mutant(NamedTuple):
-    """A log with one change, and what the change was."""
+    """A log with one change, and the description of the change."""
 
-    what: str
+    description: str
     lines: list[Line]
 
 
 class Log:
-    """A legal log with what is needed to argue about it."""
+    """A legal log with lookups for the mutation operators."""
 
     def __init__(self, raw: list[bytes]) -> None:
         self.lines: list[Line] = [msgspec.json.decode(line) for line in raw]
@@ -35,31 +35,31 @@ class Log:
         self.workers = sorted(line["entity_id"] for line in self.lines if line["trigger"] == "registered")
 
     def has_validation(self, job_id: str) -> bool:
-        """Whether somebody beside its runner validates this job."""
-        born = [line["metadata"] for line in self.lines if line["entity_id"] == job_id and line["from"] is None]
-        return bool(born and born[0].get("has_validation"))
+        """Return True if the job has a validation besides the runner's verdict."""
+        creations = [line["metadata"] for line in self.lines if line["entity_id"] == job_id and line["from"] is None]
+        return bool(creations and creations[0].get("has_validation"))
 
     def scope(self, index: int) -> str:
-        """What changes together: a run, a worker, or an attempt on its own."""
+        """Return the id of the run, the worker or the plain attempt that the line belongs to."""
         line = self.lines[index]
         return str(line["run_id"] or line["entity_id"].partition("#")[0])
 
     def is_alone(self, index: int) -> bool:
-        """The only event of its transaction."""
-        here, scope = self.lines[index]["at"], self.scope(index)
-        together = [i for i, line in enumerate(self.lines) if line["at"] == here and self.scope(i) == scope]
-        return together == [index]
+        """Return True if the line is the only event of its transaction."""
+        at, scope = self.lines[index]["at"], self.scope(index)
+        transaction = [i for i, line in enumerate(self.lines) if line["at"] == at and self.scope(i) == scope]
+        return transaction == [index]
 
     def is_first(self, index: int) -> bool:
-        """Nothing of its entity stands before it."""
+        """Return True if the line is the first of its entity."""
         return all(self.lines[i]["entity_id"] != self.lines[index]["entity_id"] for i in range(index))
 
     def is_last(self, index: int) -> bool:
-        """Nothing more is heard of its entity."""
+        """Return True if the line is the last of its entity."""
         return self.last[self.lines[index]["entity_id"]] == index
 
     def depends(self, first: int, second: int) -> bool:
-        """Whether the second of two neighbours is there because of the first, or belongs to the same record."""
+        """Return True if two neighbouring lines must have this order: the same record, or cause and effect."""
         a, b = self.lines[first], self.lines[second]
         if a["entity_id"] == b["entity_id"] or "lease" in (a["entity"], b["entity"]):
             return True
@@ -67,60 +67,60 @@ class Log:
             holder = a["metadata"].get("lease", {}).get("worker_id")
             return bool(holder == b["entity_id"] and b["metadata"].get("attempt_id") == a["entity_id"])
         if a["at"] != b["at"]:
-            return False  # Two transactions; which of their effects depend on each other cannot be argued here.
+            return False  # Two transactions may be independent.
         kinds = {a["entity"], b["entity"]}
         if kinds == {"job", "attempt"}:
-            of = a if a["entity"] == "attempt" else b
-            other = b if of is a else a
-            return bool(of["entity_id"].rpartition(".")[0] == other["entity_id"])
-        return kinds == {"run", "job"} and self._decides(a, b)
+            attempt = a if a["entity"] == "attempt" else b
+            job = b if attempt is a else a
+            return bool(attempt["entity_id"].rpartition(".")[0] == job["entity_id"])
+        return kinds == {"run", "job"} and self._is_run_caused_by_job(a, b)
 
     @staticmethod
-    def _decides(a: Line, b: Line) -> bool:
-        """The job's change is what the run's rests on, or the other way round."""
-        run_, job_ = (a, b) if a["entity"] == "run" else (b, a)
-        if run_["to"] == "FAILED":
-            return bool(run_ is b and run_["metadata"].get("job_id") == job_["entity_id"])
-        if run_["to"] in ("VALIDATING", "CANCELED", "QUEUED", "WAITING_APPROVAL"):
-            return bool(run_ is b)
-        return bool(run_["to"] == "CANCEL_REQUESTED" and job_["to"] == "CANCELED")
+    def _is_run_caused_by_job(a: Line, b: Line) -> bool:
+        """Return True if the change of one of a run and a job is the cause of the other's."""
+        run, job = (a, b) if a["entity"] == "run" else (b, a)
+        if run["to"] == "FAILED":
+            return bool(run is b and run["metadata"].get("job_id") == job["entity_id"])
+        if run["to"] in ("VALIDATING", "CANCELED", "QUEUED", "WAITING_APPROVAL"):
+            return bool(run is b)
+        return bool(run["to"] == "CANCEL_REQUESTED" and job["to"] == "CANCELED")
 
 
 def mutants(raw: list[bytes]) -> Iterator[Mutant]:
-    """Every mutant of the log that is surely illegal."""
+    """Yield the illegal mutants of the log."""
     log = Log(raw)
     for index in range(len(log.lines)):
-        yield from _drops(log, index)
-        yield from _doubles(log, index)
-        yield from _swaps(log, index)
-        yield from _alterations(log, index)
+        yield from _dropped(log, index)
+        yield from _doubled(log, index)
+        yield from _swapped(log, index)
+        yield from _changed_fields(log, index)
 
 
 def _renumbered(lines: list[Line]) -> list[Line]:
-    """The same lines with seqs that hide the change: a lease's line keeps its attempt's."""
-    seq, out = 0, []
+    """Return the lines with consecutive seqs, to hide the change. A lease's line keeps the seq of its attempt's."""
+    seq, renumbered = 0, []
     for line in lines:
         seq += line["entity"] != "lease"
-        out.append({**line, "seq": max(seq, 1)})
-    return out
+        renumbered.append({**line, "seq": max(seq, 1)})
+    return renumbered
 
 
-def _drops(log: Log, index: int) -> Iterator[Mutant]:
-    if log.is_last(index) and (log.is_alone(index) or log.lines[index]["trigger"] in _LATER):
-        return  # Gone without a trace, as if it had not happened yet.
+def _dropped(log: Log, index: int) -> Iterator[Mutant]:
+    if log.is_last(index) and (log.is_alone(index) or log.lines[index]["trigger"] in _DEFERRABLE):
+        return  # The log looks as if the event had not happened yet.
     rest = log.lines[:index] + log.lines[index + 1 :]
     yield Mutant(f"drop {index + 1}", rest)
     yield Mutant(f"drop {index + 1} and renumber", _renumbered(rest))
 
 
-def _doubles(log: Log, index: int) -> Iterator[Mutant]:
+def _doubled(log: Log, index: int) -> Iterator[Mutant]:
     twice = log.lines[: index + 1] + log.lines[index:]
     yield Mutant(f"double {index + 1}", twice)
     yield Mutant(f"double {index + 1} and renumber", _renumbered(twice))
     yield Mutant(f"repeat {index + 1} at the end", _renumbered([*log.lines, log.lines[index]]))
 
 
-def _swaps(log: Log, index: int) -> Iterator[Mutant]:
+def _swapped(log: Log, index: int) -> Iterator[Mutant]:
     if index + 1 < len(log.lines):
         swapped = [*log.lines[:index], log.lines[index + 1], log.lines[index], *log.lines[index + 2 :]]
         yield Mutant(f"swap {index + 1} with the next", swapped)
@@ -128,140 +128,144 @@ def _swaps(log: Log, index: int) -> Iterator[Mutant]:
             yield Mutant(f"swap {index + 1} with the next and renumber", _renumbered(swapped))
 
 
-_OTHER = {
+_REPLACEMENTS = {
     "entity": {"run": "job", "job": "attempt", "attempt": "job", "lease": "attempt", "worker": "run"},
     "severity": {"info": "error", "warning": "info", "error": "warning", "critical": "info"},
 }
-_NUMBERS = (
+_NUMBER_KEYS = (
     *("claims", "lost_leases", "index", "attempt_index", "retry_count", "max_retries", "jobs", "tasks"),
     *("approvals", "needed", "troubles"),
 )
-_LEASE = ("number", "worker_id", "from", "to", "expires_at")
+_LEASE_KEYS = ("number", "worker_id", "from", "to", "expires_at")
 _STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "CANCELED", "FAILED", "IDLE", "ACTIVE", "REPORTED", "STALE")
 _TRIGGERS = ("heartbeat", "claimed", "validation_passed", "task_completed", "cancel_requested", "created", "stalled")
 _ACTORS = ("orchestrator", "user:mallory", "worker:mallory", "reporter")
 
 
-def _alterations(log: Log, index: int) -> Iterator[Mutant]:
+def _changed_fields(log: Log, index: int) -> Iterator[Mutant]:
     line = log.lines[index]
     for field, values in (("from", (*_STATES, None)), ("to", _STATES), ("trigger", _TRIGGERS), ("actor", _ACTORS)):
         for value in values:
-            if line[field] != value and not _may_act(line, field, value):
-                yield _altered(log, index, field, value)
-    yield _altered(log, index, "entity", _OTHER["entity"][line["entity"]])
-    yield _altered(log, index, "severity", _OTHER["severity"][line["severity"]])
-    yield _altered(log, index, "rev", line["rev"] + 1)
-    yield _altered(log, index, "rev", line["rev"] - 1)
-    yield _altered(log, index, "entity_id", f"{line['entity_id']}x")
-    yield _altered(log, index, "seq", line["seq"] - 1)
+            if line[field] != value and not _is_legal_actor_change(line, field, value):
+                yield _with_field(log, index, field, value)
+    yield _with_field(log, index, "entity", _REPLACEMENTS["entity"][line["entity"]])
+    yield _with_field(log, index, "severity", _REPLACEMENTS["severity"][line["severity"]])
+    yield _with_field(log, index, "rev", line["rev"] + 1)
+    yield _with_field(log, index, "rev", line["rev"] - 1)
+    yield _with_field(log, index, "entity_id", f"{line['entity_id']}x")
+    yield _with_field(log, index, "seq", line["seq"] - 1)
     if not (line["rev"] == 1 and log.is_last(index)):
-        yield _altered(log, index, "tenant", "mallory")
+        yield _with_field(log, index, "tenant", "mallory")
     if line["run_id"]:
-        yield _altered(log, index, "run_id", "another")
-    if not log.is_alone(index) and line["trigger"] not in _LATER:
-        yield _altered(log, index, "at", "2031-01-01T00:00:00.000000Z")
+        yield _with_field(log, index, "run_id", "another")
+    if not log.is_alone(index) and line["trigger"] not in _DEFERRABLE:
+        yield _with_field(log, index, "at", "2031-01-01T00:00:00.000000Z")
     if not log.is_first(index):
-        yield _altered(log, index, "at", "2001-01-01T00:00:00.000000Z")
-    yield from _told(log, index)
+        yield _with_field(log, index, "at", "2001-01-01T00:00:00.000000Z")
+    yield from _changed_metadata(log, index)
     for field in line:
-        yield _altered(log, index, field, ["nonsense"])
+        yield _with_field(log, index, field, ["nonsense"])
 
 
-def _may_act(line: Line, field: str, value: Any) -> bool:
-    """People may do by hand some of what the orchestrator does by itself."""
+def _is_legal_actor_change(line: Line, field: str, value: Any) -> bool:
+    """Return True if another actor may cause the event, too: people may do some of what the orchestrator does."""
     return (
         field == "actor"
         and str(value).partition(":")[0] in ("user", "orchestrator", "worker")
-        and _by_hand(line, str(value))
+        and _may_cause(line, str(value))
     )
 
 
-def _by_hand(line: Line, actor: str) -> bool:
+def _may_cause(line: Line, actor: str) -> bool:
     kind = actor.partition(":")[0]
     if line["entity"] == "lease":
         return False
-    either = {"orchestrator", "user"}
+    orchestrator_or_user = {"orchestrator", "user"}
     if line["trigger"] in ("registered", "registration_complete", "capabilities_registered", "health_check_recovered"):
         return kind in ("orchestrator", "worker")
     if line["trigger"] in ("approved", "rejected"):
-        # Another person may decide as well, unless the event names them all.
-        is_named = line["trigger"] == "approved" and "approvers" in line["metadata"]
-        return kind == "user" and line["actor"].startswith("user:") and not is_named
+        # Another person may decide as well, unless the event lists all approvers.
+        has_approvers = line["trigger"] == "approved" and "approvers" in line["metadata"]
+        return kind == "user" and line["actor"].startswith("user:") and not has_approvers
     if line["trigger"] in ("drained", "resumed"):
-        return kind in either
+        return kind in orchestrator_or_user
     if line["trigger"] == "shutdown_requested":
         return bool(line["to"] != "SHUTDOWN" or line["from"] == "IDLE")
     if line["from"] == "STALE" and line["trigger"] == "failed":
-        return kind in either  # Who requeues what was lost too often has it failed.
-    by_people = line["entity"] in ("run", "job", "attempt") and line["trigger"] in (
+        return kind in orchestrator_or_user  # Requeueing an attempt that was lost too often fails it.
+    is_user_trigger = line["entity"] in ("run", "job", "attempt") and line["trigger"] in (
         "created", "cancel_requested", "user_cancelled", "enqueued", "requeued", "stalled",
     )  # fmt: skip
-    return by_people and kind in either and not (line["entity"] == "job" and line["trigger"] == "created")
+    return (
+        is_user_trigger
+        and kind in orchestrator_or_user
+        and not (line["entity"] == "job" and line["trigger"] == "created")
+    )
 
 
-def _told(log: Log, index: int) -> Iterator[Mutant]:
-    told = log.lines[index]["metadata"]
-    for key in _NUMBERS:
-        if isinstance(told.get(key), int):
-            yield _retold(log, index, (key,), told[key] + 1)
-    for key in _LEASE if "lease" in told else ():
-        value = told["lease"].get(key)
+def _changed_metadata(log: Log, index: int) -> Iterator[Mutant]:
+    metadata = log.lines[index]["metadata"]
+    for key in _NUMBER_KEYS:
+        if isinstance(metadata.get(key), int):
+            yield _with_metadata(log, index, (key,), metadata[key] + 1)
+    for key in _LEASE_KEYS if "lease" in metadata else ():
+        value = metadata["lease"].get(key)
         if value is not None or key == "from":
-            yield _retold(log, index, ("lease", key), _wrong(value))
+            yield _with_metadata(log, index, ("lease", key), _wrong_value(value))
     for key in ("worker_id", "attempt_id", "conclusion", "failure_class", "kind", "hold", "was"):
-        if isinstance(told.get(key), str):
-            yield _retold(log, index, (key,), _wrong(told[key]))
+        if isinstance(metadata.get(key), str):
+            yield _with_metadata(log, index, (key,), _wrong_value(metadata[key]))
     for key in ("is_forced", "is_reclaim"):
-        if key in told:
-            yield _retold(log, index, (key,), not told[key])
-    if "next_run_at" in told:
-        yield _retold(log, index, ("next_run_at",), "2001-01-01T00:00:00.000000Z")
-    if "needs" in told:
-        yield _retold(log, index, ("needs",), [*told["needs"], "nobody"])
-    yield from _gated(log, index)
-    yield from _judged(log, index)
-    yield _retold(log, index, ("surprise",), 1)
+        if key in metadata:
+            yield _with_metadata(log, index, (key,), not metadata[key])
+    if "next_run_at" in metadata:
+        yield _with_metadata(log, index, ("next_run_at",), "2001-01-01T00:00:00.000000Z")
+    if "needs" in metadata:
+        yield _with_metadata(log, index, ("needs",), [*metadata["needs"], "nobody"])
+    yield from _changed_decision(log, index)
+    yield from _changed_verdict(log, index)
+    yield _with_metadata(log, index, ("surprise",), 1)
 
 
-def _judged(log: Log, index: int) -> Iterator[Mutant]:
-    """Another verdict than the one that its job followed, another reason for it, or one where there can be none."""
+def _changed_verdict(log: Log, index: int) -> Iterator[Mutant]:
+    """Yield mutants with another verdict, with other details, or with a verdict of an attempt that did not succeed."""
     line = log.lines[index]
     if line["entity"] != "attempt":
         return
-    told = line["metadata"].get("verdict")
+    verdict = line["metadata"].get("verdict")
     if line["to"] != "SUCCEEDED":
-        yield _retold(log, index, ("verdict",), {"is_passed": True})
-    elif told is None or told["is_passed"]:
-        yield _retold(log, index, ("verdict",), {"is_passed": False, "details": "another"})
+        yield _with_metadata(log, index, ("verdict",), {"is_passed": True})
+    elif verdict is None or verdict["is_passed"]:
+        yield _with_metadata(log, index, ("verdict",), {"is_passed": False, "details": "another"})
     else:
-        yield _retold(log, index, ("verdict", "details"), "another")
-        # Where somebody else validates too, that one may have failed it at the same moment.
+        yield _with_metadata(log, index, ("verdict", "details"), "another")
+        # A further validation may have failed the job at the same time.
         if not log.has_validation(line["metadata"].get("job_id") or line["entity_id"].rpartition(".")[0]):
-            yield _retold(log, index, ("verdict",), {"is_passed": True})
-            yield _retold(log, index, ("verdict",), None)
+            yield _with_metadata(log, index, ("verdict",), {"is_passed": True})
+            yield _with_metadata(log, index, ("verdict",), None)
 
 
-def _gated(log: Log, index: int) -> Iterator[Mutant]:
-    """Decisions about another plan, or that name others; gates that ask for more than whom they were approved by."""
+def _changed_decision(log: Log, index: int) -> Iterator[Mutant]:
+    """Yield mutants with decisions about another plan or by other people, and gates with other settings."""
     line = log.lines[index]
-    told = line["metadata"]
+    metadata = line["metadata"]
     if line["entity"] == "job" and line["from"] == "WAITING_APPROVAL":
-        if "plan_hash" in told:
-            yield _retold(log, index, ("plan_hash",), "another")
-        if "approvers" in told:
-            yield _retold(log, index, ("approvers",), [*told["approvers"], "mallory"])
-            yield _retold(log, index, ("approvers",), None)
-    if told.get("kind") == "approval":
-        after = (other for other in log.lines[index:] if other["entity_id"] == line["entity_id"])
-        for other in after:
-            if other["trigger"] == "approved":
-                yield _retold(log, index, ("approvers",), told.get("approvers", 1) + 1)
-                yield _retold(log, index, ("approvers",), max(told.get("approvers", 1) - 1, 0))
-                starter = {"not_by_starter": True, "started_by": other["actor"].partition(":")[2]}
-                yield _altered(log, index, "metadata", {**told, **starter})
+        if "plan_hash" in metadata:
+            yield _with_metadata(log, index, ("plan_hash",), "another")
+        if "approvers" in metadata:
+            yield _with_metadata(log, index, ("approvers",), [*metadata["approvers"], "mallory"])
+            yield _with_metadata(log, index, ("approvers",), None)
+    if metadata.get("kind") == "approval":
+        events = (event for event in log.lines[index:] if event["entity_id"] == line["entity_id"])
+        for event in events:
+            if event["trigger"] == "approved":
+                yield _with_metadata(log, index, ("approvers",), metadata.get("approvers", 1) + 1)
+                yield _with_metadata(log, index, ("approvers",), max(metadata.get("approvers", 1) - 1, 0))
+                starter = {"not_by_starter": True, "started_by": event["actor"].partition(":")[2]}
+                yield _with_field(log, index, "metadata", {**metadata, **starter})
 
 
-def _wrong(value: Any) -> Any:
+def _wrong_value(value: Any) -> Any:
     if isinstance(value, int):
         return value + 1
     if isinstance(value, str) and value.startswith("20"):
@@ -269,24 +273,24 @@ def _wrong(value: Any) -> Any:
     return {"task": "approval", "approval": "task", "USER": "INFRA", "INFRA": "USER"}.get(str(value), "mallory")
 
 
-def _altered(log: Log, index: int, field: str, value: Any) -> Mutant:
+def _with_field(log: Log, index: int, field: str, value: Any) -> Mutant:
     lines = list(log.lines)
     lines[index] = {**lines[index], field: value}
     return Mutant(f"{field} of {index + 1} becomes {value!r}", lines)
 
 
-def _retold(log: Log, index: int, path: tuple[str, ...], value: Any) -> Mutant:
+def _with_metadata(log: Log, index: int, path: tuple[str, ...], value: Any) -> Mutant:
     lines = list(log.lines)
     lines[index] = deepcopy(lines[index])
-    inner = lines[index]["metadata"]
+    parent = lines[index]["metadata"]
     for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
+        parent = parent[key]
+    parent[path[-1]] = value
     return Mutant(f"metadata {'.'.join(path)} of {index + 1} becomes {value!r}", lines)
 
 
 def simple_mutants(raw: list[bytes], id_field: str, fields: dict[str, tuple[Any, ...]]) -> Iterator[Mutant]:
-    """Mutants of the exported formats, which have no seq: what is not the last of its entity leaves a trace."""
+    """Yield mutants of an export format, which has no seq. A missing line is illegal if its entity has a later one."""
     lines: list[Line] = [msgspec.json.decode(line) for line in raw]
     last = {line[id_field]: index for index, line in enumerate(lines)}
     for index, line in enumerate(lines):

@@ -45,7 +45,7 @@ def _reported_share(log: str, mutants: Iterable[tuple[Mutant, str]], record: Cal
     for mutant, format in mutants:
         total += 1
         if verify([msgspec.json.encode(line) for line in mutant.lines], format).is_legal:
-            survivors.append(mutant.what)
+            survivors.append(mutant.description)
     share = 1 - len(survivors) / total
     names = f"; survived: {'; '.join(survivors[:20])}" if survivors else ""
     record("figure", f"{log} log: {share:.2%} of {total} illegal mutants reported{names}")

@@ -363,7 +363,7 @@ def test_no_mutant_of_a_gates_log_is_legal() -> None:
     lab.verified()
 
     found = list(mutants(lab.canonical()))
-    legal = [each.what for each in found if verify([msgspec.json.encode(line) for line in each.lines]).is_legal]
+    legal = [each.description for each in found if verify([msgspec.json.encode(line) for line in each.lines]).is_legal]
 
     assert len(found) > 1000
     assert legal == []

@@ -1,4 +1,4 @@
-"""The event log and the validator of docs/spec/workstreams.md: what is exported, and what is not believed."""
+"""The export and the verifier of document 003 (docs/spec/workstreams.md): exported lines, and violations."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ WORKERS = {
 
 
 def retried() -> Lab:
-    """A worker makes a task at the second try, after it was told of a full disk."""
+    """Return a run whose first attempt of a task failed with a full disk and whose second attempt succeeded."""
     lab = Lab()
     lab.register("w1", labels=("linux",))
     lab.plan(task("a", max_attempts=2), task("b", "a"))
-    full = Facts(log_tail=("No space left on device",))
-    lab.after(1).complete(lab.claim(lab.attempt("a")), ok=False, facts=full)
+    disk_full = Facts(log_tail=("No space left on device",))
+    lab.after(1).complete(lab.claim(lab.attempt("a")), ok=False, facts=disk_full)
     lab.after(20).do(job.RetryDue(id="r1/a"))
     lab.after(1).work("a")
     lab.after(1).work("b")
@@ -65,7 +65,7 @@ def retried() -> Lab:
 
 
 def eventful() -> Lab:
-    """A log with nearly every transition of the three machines in it, and with a gate, which is no task."""
+    """Return a log with nearly every transition of the three machines, and with an approval, which is not a task."""
     lab = retried()
     lab.plan(task("a", has_validation=True), task("b"), gate("ask"), id="r2", has_validation=True)
     lab.work("a", run_id="r2")
@@ -92,8 +92,8 @@ def eventful() -> Lab:
 
 
 @pytest.mark.proves("WST-E1")
-def test_an_event_has_document_003s_fields_and_no_others() -> None:
-    """Tools that were written for document 003 read our log as it is."""
+def test_an_event_has_exactly_the_fields_of_document_003() -> None:
+    """Tools that were written for document 003 read our log unchanged."""
     lab = eventful()
 
     lines = decoded(lab.transitions())
@@ -106,8 +106,8 @@ def test_an_event_has_document_003s_fields_and_no_others() -> None:
 
 
 @pytest.mark.proves("WST-E1")
-def test_the_metadata_tells_how_long_it_took_and_how_often_it_was_retried() -> None:
-    """The two questions that everybody asks are answered by the event itself."""
+def test_the_metadata_has_the_duration_and_the_retry_count() -> None:
+    """The most frequent questions need no other event."""
     lines = [line for line in decoded(retried().transitions()) if line["entity_id"] == "r1/a"]
 
     assert [line["to_state"] for line in lines] == [
@@ -135,12 +135,12 @@ def test_the_metadata_tells_how_long_it_took_and_how_often_it_was_retried() -> N
 
 @pytest.mark.proves("WST-E2")
 def test_the_type_of_an_event_names_its_machine() -> None:
-    """An id belongs to one machine; a reader sorts by the type alone."""
+    """A reader can sort events by type alone, because an id belongs to one machine."""
     lab = eventful()
 
     kinds = {(line["event_type"], line["entity_id"]) for line in decoded(lab.transitions())}
 
-    ids = {kind: {id for found, id in kinds if found == kind} for kind in (TASK, STREAM, WORKER)}
+    ids = {kind: {id for event_type, id in kinds if event_type == kind} for kind in (TASK, STREAM, WORKER)}
     assert ids[STREAM] == {"r1", "r2", "r3", "r4", "r5", "r6"}
     assert ids[WORKER] == {"w1"}
     assert ids[TASK] == {f"r{run}/{name}" for run, name in ("1a", "1b", "2a", "2b", "3a", "5a", "5b", "6a")}
@@ -148,10 +148,10 @@ def test_the_type_of_an_event_names_its_machine() -> None:
 
 
 @pytest.mark.proves("WST-E3")
-def test_the_severity_of_every_transition_is_document_003s() -> None:
-    """Whoever is woken by an error must be able to rely on it."""
+def test_every_transition_has_the_severity_of_document_003() -> None:
+    """Alerts rely on it."""
     lines = decoded(eventful().transitions())
-    told = {
+    special = {
         (TASK, "running", "retrying"): "warning",
         (TASK, "running", "failed"): "error",
         (TASK, "validating", "failed"): "error",
@@ -161,10 +161,10 @@ def test_the_severity_of_every_transition_is_document_003s() -> None:
         (STREAM, "planned", "failed"): "critical",
     }
 
-    found = {(line["event_type"], line["from_state"], line["to_state"]): line["severity"] for line in lines}
+    severities = {(line["event_type"], line["from_state"], line["to_state"]): line["severity"] for line in lines}
 
-    assert found.keys() >= told.keys()
-    assert found == {step: told.get(step, "info") for step in found}
+    assert severities.keys() >= special.keys()
+    assert severities == {step: special.get(step, "info") for step in severities}
 
 
 @pytest.mark.proves("WST-E2", "WST-E3")
@@ -178,8 +178,8 @@ def test_the_severity_of_every_transition_is_document_003s() -> None:
         ("WST-V3", {"severity": "fatal"}),
     ],
 )
-def test_the_verifier_takes_no_other_severity_or_type(rule: str, change: Line) -> None:
-    """The words are few and each has one meaning."""
+def test_another_severity_or_type_is_reported(rule: str, change: Line) -> None:
+    """Only the values of document 003 are legal."""
     lines = decoded(retried().transitions())
     number = next(n for n, line in enumerate(lines, 1) if line["to_state"] == "retrying")
     lines[number - 1].update(change)
@@ -189,7 +189,7 @@ def test_the_verifier_takes_no_other_severity_or_type(rule: str, change: Line) -
 
 @pytest.mark.proves("WST-E4")
 def test_every_transition_of_the_three_machines_is_one_line() -> None:
-    """Nothing happens to a task, a workstream or a worker that the log does not tell, and a gate is none of them."""
+    """The export is complete for tasks, workstreams and workers; an approval is none of them."""
     lab = eventful()
     shown = {"SUCCEEDED": "completed", "CANCELED": "cancelled", "CANCEL_REQUESTED": "cancelled", "SUCCESS": "completed"}
     runs = {"CREATED": "planned", "PLANNING": "planned", "QUEUED": "ready", "RUNNING": "executing"}
@@ -207,21 +207,21 @@ def test_every_transition_of_the_three_machines_is_one_line() -> None:
     raw = lab.transitions()
 
     assert [(line["entity_id"], line["from_state"], line["to_state"]) for line in decoded(raw)] == expected
-    assert not any(b"\n" in each for each in raw)
+    assert not any(b"\n" in line for line in raw)
     lab.verified()
 
 
 # -- the validator: transitions
 
 
-def paths(first: str, table: dict[tuple[str, str], str]) -> dict[str, list[tuple[str, str, str]]]:
-    """For every state a legal way to it."""
-    found: dict[str, list[tuple[str, str, str]]] = {first: []}
+def legal_paths(first: str, table: dict[tuple[str, str], str]) -> dict[str, list[tuple[str, str, str]]]:
+    """Return a legal path from the first state to each state."""
+    paths: dict[str, list[tuple[str, str, str]]] = {first: []}
     for _ in table:
         for (source, target), trigger in table.items():
-            if source in found:
-                found.setdefault(target, [*found[source], (source, target, trigger)])
-    return found
+            if source in paths:
+                paths.setdefault(target, [*paths[source], (source, target, trigger)])
+    return paths
 
 
 def as_line(kind: str, source: str, target: str, trigger: str) -> bytes:
@@ -242,28 +242,28 @@ def as_line(kind: str, source: str, target: str, trigger: str) -> bytes:
     [(TASK, "pending", TASKS), (STREAM, "planned", STREAMS), (WORKER, "initializing", WORKERS)],
     ids=["task", "workstream", "worker"],
 )
-def test_the_verifier_takes_exactly_the_transitions_of_the_machines(
+def test_exactly_the_transitions_of_the_machines_are_legal(
     kind: str, first: str, table: dict[tuple[str, str], str]
 ) -> None:
-    """Every state, every target, every trigger: what the document does not name is not legal."""
-    ways, triggers = paths(first, table), {*table.values(), "made_up"}
-    left = {source for source, _ in table}
+    """Every combination of state, target and trigger is tried."""
+    state_paths, triggers = legal_paths(first, table), {*table.values(), "made_up"}
+    non_terminal = {source for source, _ in table}
 
-    for source, way in ways.items():
-        for target in ways:
+    for source, path in state_paths.items():
+        for target in state_paths:
             for trigger in triggers:
-                lines = [as_line(kind, *step) for step in (*way, (source, target, trigger))]
-                found = {(each.line, each.rule) for each in verify(lines).violations}
+                lines = [as_line(kind, *step) for step in (*path, (source, target, trigger))]
+                found = {(violation.line, violation.rule) for violation in verify(lines).violations}
                 is_legal = table.get((source, target)) == trigger
-                rules = {"WST-V1"} if source in left else {"WST-V1", "WST-TI2"}
+                rules = {"WST-V1"} if source in non_terminal else {"WST-V1", "WST-TI2"}
                 assert (not found) is is_legal, (source, target, trigger)
                 assert is_legal or found & {(len(lines), rule) for rule in rules}, (source, target, trigger)
 
 
 @pytest.mark.proves("WST-V1")
 @pytest.mark.parametrize(("entity", "to"), [("job", "VALIDATING"), ("worker", "BUSY")])
-def test_the_verifier_takes_no_other_transition_in_the_canonical_log_either(entity: str, to: str) -> None:
-    """The same machines stand behind all formats."""
+def test_another_transition_in_the_canonical_log_is_reported_by_the_same_rule(entity: str, to: str) -> None:
+    """All formats have the same machines."""
     lines = decoded(retried().canonical())
     number = next(n for n, line in enumerate(lines, 1) if (line["entity"], line["to"]) == (entity, to))
     lines[number - 1]["trigger"] = "made_up"
@@ -275,7 +275,7 @@ def test_the_verifier_takes_no_other_transition_in_the_canonical_log_either(enti
 
 
 def last_line(lines: list[Line], id: str, to: str) -> int:
-    """The number of the last line that takes this entity to this state."""
+    """Return the number of the last line in which the entity reaches the state."""
     return max(n for n, line in enumerate(lines, 1) if (line["entity_id"], line["to_state"]) == (id, to))
 
 
@@ -291,10 +291,10 @@ def last_line(lines: list[Line], id: str, to: str) -> int:
         ("WST-TI6", "r1/b", "queued", lambda line: line["metadata"].update(depends_on=["r1/a", "r1/nobody"])),
     ],
 )
-def test_the_verifier_finds_a_task_that_broke_an_invariant(
+def test_a_task_that_breaks_an_invariant_is_reported(
     rule: str, id: str, to: str, change: Callable[[Line], object]
 ) -> None:
-    """A log can be forged or written by a faulty program; one wrong word is enough to be seen."""
+    """A log may be forged or written by a faulty program."""
     lines = decoded(retried().transitions())
     assert violations(lines) == []
     number = last_line(lines, id, to)
@@ -304,8 +304,8 @@ def test_the_verifier_finds_a_task_that_broke_an_invariant(
 
 
 @pytest.mark.proves("WST-V2", "WST-TI2", "WST-TI4", "WST-TI6", "WST-WI1")
-def test_the_verifier_finds_a_line_that_was_added_moved_or_repeated() -> None:
-    """Every line may be right by itself and the log still wrong."""
+def test_an_added_moved_or_repeated_line_is_reported() -> None:
+    """Each line may be legal on its own."""
     lines = decoded(retried().transitions())
     ended, queued = last_line(lines, "r1/a", "completed"), last_line(lines, "r1/b", "queued")
     retry = [line for line in lines if line["entity_id"] == "r1/a"][2:5]
@@ -326,7 +326,7 @@ def test_the_verifier_finds_a_line_that_was_added_moved_or_repeated() -> None:
 
 
 @pytest.mark.proves("WST-V2", "WST-WG2", "WST-WI2", "WST-WG4", "WST-WD1", "WST-WD5")
-def test_the_verifier_finds_a_workstream_that_does_not_fit_its_tasks() -> None:
+def test_a_workstream_that_does_not_fit_its_tasks_is_reported() -> None:
     """It cannot start, end or fail without its tasks, nor stay behind them."""
     lab = Lab().plan(task("a"))
     lab.work("a", ok=False)
@@ -351,8 +351,8 @@ def test_the_verifier_finds_a_workstream_that_does_not_fit_its_tasks() -> None:
 
 @pytest.mark.proves("WST-V2", "WST-TG4", "WST-TG5")
 @pytest.mark.parametrize(("rule", "to", "is_retryable"), [("WST-TG4", "RETRYING", False), ("WST-TG5", "FAILED", True)])
-def test_the_verifier_knows_which_failures_are_retried(rule: str, to: str, is_retryable: bool) -> None:
-    """Another decision than the failure calls for is a broken guard, in either direction."""
+def test_a_wrong_retry_decision_is_reported(rule: str, to: str, is_retryable: bool) -> None:
+    """A retry of a failure that must not be retried, and a missing retry."""
     lab = Lab().plan(task("a", max_attempts=2))
     lab.fail(lab.claim(lab.attempt("a")), "RUNNER_STARTUP" if to == "RETRYING" else "BAD_SPEC")
     lines = decoded(lab.canonical())
@@ -368,8 +368,8 @@ def test_the_verifier_knows_which_failures_are_retried(rule: str, to: str, is_re
 
 @pytest.mark.proves("WST-V3")
 @pytest.mark.parametrize("field", FIELDS)
-def test_the_verifier_misses_every_field(field: str) -> None:
-    """A line without one of the fields is no event of document 003."""
+def test_a_missing_field_is_reported(field: str) -> None:
+    """All fields of document 003 are required."""
     lines = decoded(retried().transitions())
     del lines[1][field]
 
@@ -396,8 +396,8 @@ NO_STRINGS: tuple[object, ...] = (None, 17, [])
     ],
     ids=str,
 )
-def test_the_verifier_takes_no_value_of_the_wrong_kind(change: Line) -> None:
-    """A reader that trusts the schema must never be surprised by what stands in a field."""
+def test_a_value_of_the_wrong_type_is_reported(change: Line) -> None:
+    """A reader relies on the schema."""
     lines = decoded(retried().transitions())
     lines[1].update(change)
 
@@ -408,27 +408,27 @@ def test_the_verifier_takes_no_value_of_the_wrong_kind(change: Line) -> None:
 @pytest.mark.parametrize(
     "raw", [b"not json", b"{", b"[]", b"{}", b"null", b'"text"', b"\xff\xfe\x00", b"[" * 5000, b'{"a":1} {"b":2}']
 )
-def test_the_verifier_survives_a_line_that_is_no_event(raw: bytes) -> None:
-    """One broken line is reported with its number, and the rest of the log is still read."""
+def test_a_line_that_is_not_an_event_is_reported_and_the_rest_is_verified(raw: bytes) -> None:
+    """One broken line must not hide the rest of the log."""
     lines = retried().transitions()
 
     report = verify([*lines[:-1], raw, lines[-1]])
 
-    assert [(each.line, each.rule) for each in report.violations] == [(len(lines), "WST-V3")]
+    assert [(violation.line, violation.rule) for violation in report.violations] == [(len(lines), "WST-V3")]
     assert report.lines == len(lines) + 1
 
 
 @pytest.mark.proves("WST-V3")
 @pytest.mark.parametrize("lines", [[], [b"", b"  "], [b"not json"], [b"[1]"], [b'{"hello":"world"}']])
-def test_the_verifier_says_so_when_it_is_given_no_log_at_all(lines: list[bytes]) -> None:
-    """To call an empty or foreign file legal would be a false comfort."""
+def test_input_that_is_not_a_log_is_refused(lines: list[bytes]) -> None:
+    """To call an empty or foreign file legal would be misleading."""
     with pytest.raises(NotAnEventLogError):
         verify(lines)
 
 
 @pytest.mark.proves("WST-V4")
-def test_the_verifier_finds_a_time_that_goes_back() -> None:
-    """Whatever is concluded from a log rests on its order."""
+def test_a_time_that_goes_back_is_reported() -> None:
+    """Conclusions from a log depend on its order."""
     lab = retried()
     transitions, canonical = decoded(lab.transitions()), decoded(lab.canonical())
     transitions[-1]["timestamp"] = canonical[-1]["at"] = "2026-01-04T07:59:59.999999Z"
@@ -438,8 +438,8 @@ def test_the_verifier_finds_a_time_that_goes_back() -> None:
 
 
 @pytest.mark.proves("WST-V4")
-def test_a_clock_that_jumps_back_leaves_a_log_whose_times_do_not() -> None:
-    """The order of the log is a promise that no clock may break; the same time twice is fine."""
+def test_a_clock_that_jumps_back_does_not_make_exported_times_go_back() -> None:
+    """Equal times are legal."""
     lab = Lab()
     lab.register("w1")
     lab.plan(task("a"), task("b"))

@@ -28,7 +28,7 @@ def is_satisfied(job: TrackedJob) -> bool:
     return job.state == core_job.SUCCEEDED or (job.state == core_job.FAILED and not job.is_required)
 
 
-def is_lost(job: TrackedJob) -> bool:
+def is_unsatisfiable(job: TrackedJob) -> bool:
     """Return True if the jobs that need this one can never start."""
     return job.state in (core_job.FAILED, core_job.CANCELED) and not is_satisfied(job)
 
@@ -38,20 +38,20 @@ def ends_family(job: TrackedJob) -> bool:
     return job.is_family_fail_fast and job.is_required and job.state == core_job.FAILED
 
 
-def update_counters(job: TrackedJob, before: str | None) -> None:
-    """Update the run's counters and the dependent jobs' unmet counts after the state has changed from `before`."""
-    now, run = job.state or "", job.run
-    if now == before:
+def update_counters(job: TrackedJob, old_state: str | None) -> None:
+    """Update the run's counters and the dependent jobs' unmet counts after the state has changed from `old_state`."""
+    new_state, run = job.state or "", job.run
+    if new_state == old_state:
         return
-    run.open_jobs += (before is None) - (now in core_job.TERMINAL)
-    run.active_jobs += (now in core_job.ACTIVE) - (before in core_job.ACTIVE)
-    run.waiting_jobs += (now == core_job.WAITING_APPROVAL) - (before == core_job.WAITING_APPROVAL)
-    run.has_started_job = run.has_started_job or now == core_job.RUNNING
-    run.lost_required_jobs += job.is_required and now in (core_job.FAILED, core_job.CANCELED)
+    run.open_jobs += (old_state is None) - (new_state in core_job.TERMINAL)
+    run.active_jobs += (new_state in core_job.ACTIVE) - (old_state in core_job.ACTIVE)
+    run.waiting_jobs += (new_state == core_job.WAITING_APPROVAL) - (old_state == core_job.WAITING_APPROVAL)
+    run.has_started_job = run.has_started_job or new_state == core_job.RUNNING
+    run.lost_required_jobs += job.is_required and new_state in (core_job.FAILED, core_job.CANCELED)
     if is_satisfied(job):
         for dependent in run.dependents.get(job.id, ()):
             dependent.unmet_count -= 1
-    if now in core_job.TERMINAL:
+    if new_state in core_job.TERMINAL:
         for follower in run.followers.get(job.id, ()):
             follower.unmet_count -= 1
 
@@ -259,7 +259,7 @@ def check_canceled(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
     ):
         verifier.flag("ORC-J3", f"job {job.id} is cancelled for {metadata.reason}", current.cancel_reason)
     if metadata.reason == core_job.BLOCKED and not any(
-        is_lost(job.run.jobs[need]) for need in job.needs if need in job.run.jobs
+        is_unsatisfiable(job.run.jobs[need]) for need in job.needs if need in job.run.jobs
     ):
         verifier.flag(
             "MOD-6", f"job {job.id} is BLOCKED, but all its needs can still be satisfied", "a failed or cancelled need"
@@ -343,7 +343,7 @@ def _has_ended(job: TrackedJob) -> bool:
 def _check_pending(verifier: CanonicalVerifier, job: TrackedJob) -> None:
     if job.state != core_job.PENDING:
         return
-    if any(is_lost(job.run.jobs[need]) for need in job.needs if need in job.run.jobs):
+    if any(is_unsatisfiable(job.run.jobs[need]) for need in job.needs if need in job.run.jobs):
         verifier.flag(
             "MOD-6", f"job {job.id} stays PENDING although a need failed or was cancelled", "CANCELED as BLOCKED"
         )

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-MAX_KEPT: Final = 1000  # Violations beyond this number are counted without their text.
+MAX_VIOLATIONS: Final = 1000  # Violations beyond this number are counted without their text.
 
 _DOCUMENTS: Final = {"ORC": "000", "PRO": "001", "STP": "002", "WST": "003", "QUE": "004", "MOD": "model"}
 _PAGES: Final = {
@@ -58,7 +58,7 @@ class Report(msgspec.Struct):
     def add(self, line: int, rule: str, found: str, legal: str) -> None:
         """Count a violation, and keep it if there is room."""
         self.count += 1
-        if len(self.violations) < MAX_KEPT:
+        if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(Violation(line, rule, found, legal))
 
     def summary(self) -> str:

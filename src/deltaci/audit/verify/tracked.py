@@ -42,7 +42,7 @@ class TrackedEntity:
 
 @dataclass(slots=True, eq=False)
 class TrackedRun(TrackedEntity):
-    """A run with its jobs, and counters of jobs by state.
+    """A run: the jobs, and counters of their states.
 
     `dependents` maps a job's id to the jobs that need it, `followers` to those that only come `after` it.
     """

@@ -164,7 +164,7 @@ def check_unresponsive(
 def check_shutdown(
     verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
 ) -> None:
-    """A worker shuts down for a reason."""
+    """The event that shuts a worker down has a reason."""
     if not metadata.reason:
         verifier.flag("WST-K7", f"worker {worker.id} shuts down without a reason", "a reason")
 
