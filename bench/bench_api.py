@@ -25,13 +25,13 @@ from bench.figures import Figure
 from bench.places import KINDS, POSTGRES, Place, Yard, say
 from bench.processes import Process, address, started
 from deltaci.api.routes import ROOT
+from deltaci.app import KEY_FILE
 from deltaci.core.cascade import NewRecord
 from deltaci.core.worker import Worker
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Engine
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.rest.http.cursors import cursor
-from deltaci.server.service import KEY_FILE
 from deltaci.storage import port
 from tests.servers import PostgresServer, ServerFailed
 

@@ -21,8 +21,8 @@ from bench.figures import Figure
 from bench.load import Beat, Beaten, Wait
 from bench.places import say
 from bench.processes import Memory, Process, address, started
+from deltaci.app import KEY_FILE
 from deltaci.server.auth.credentials import server_key
-from deltaci.server.service import KEY_FILE
 
 RUNNERS = 10_000
 HELPERS: Final = 2

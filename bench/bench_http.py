@@ -23,10 +23,10 @@ from bench.load import Work, Worked
 from bench.places import POSTGRES, SQLITE, Place, Yard, say
 from bench.processes import Process, address, started
 from bench.serving import births
+from deltaci.app import KEY_FILE
 from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob
 from deltaci.server.auth.credentials import server_key
-from deltaci.server.service import KEY_FILE
 from tests.servers import PostgresServer, ServerFailed
 
 RUNNERS: Final = 32

@@ -21,9 +21,9 @@ from typing import Any, Final
 from bench.figures import Figure
 from bench.places import say
 from bench.processes import Process, address, started
+from deltaci.app import registration_token
 from deltaci.runner.log.masking import Mask
 from deltaci.runner.log.stream import CHUNK_BYTES
-from deltaci.server.service import registration_token
 
 MEGABYTES = 200
 LINES = 400

@@ -23,6 +23,7 @@ from bench.bench_workstreams import merge
 from bench.figures import Figure
 from bench.places import say
 from bench.sites import CORES, PROJECT
+from deltaci.app import HttpListener, Server, registration_token
 from deltaci.controllers.merge_queue.candidates import Candidates
 from deltaci.controllers.merge_queue.controller import MergeQueue
 from deltaci.controllers.merge_queue.landing import Pushing
@@ -32,7 +33,6 @@ from deltaci.controllers.projects import Project
 from deltaci.engine import event_loop, feed
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirror
-from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
 from tests.repositories.site import LOCAL
 from tests.repositories.upstream import Upstream, git
@@ -123,12 +123,12 @@ class Merged:
 
 
 @asynccontextmanager
-async def _served(folder: Path) -> AsyncIterator[Service]:
+async def _served(folder: Path) -> AsyncIterator[Server]:
     """A server here, and a runner in a process of its own."""
     folder.mkdir()
-    async with Service(SqliteStore(str(folder / "bench.db")), folder, url_policy=LOCAL) as service:
-        await service.workstreams.stop()  # Its own queue would look after the same line.
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(SqliteStore(str(folder / "bench.db")), folder, url_policy=LOCAL) as service:
+        await service.control_plane.workstreams.stop()  # Its own queue would look after the same line.
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         words = ("runner", "--server", listener.url, "--slots", str(SLOTS), "--work", str(folder / "work"))
         token = registration_token(folder, "bench", TENANT)
@@ -149,10 +149,10 @@ async def _served(folder: Path) -> AsyncIterator[Service]:
 
 async def _measure(folder: Path, large: Large, size: int) -> Merged:
     async with _served(folder) as service:
-        await service.workstreams.stop()  # These heads are nobody's workstreams; our own queue takes them.
+        await service.control_plane.workstreams.stop()  # The heads belong to no workstream.
         project = Project(name=PROJECT, tenant=TENANT, url=large.upstream.url, default_branch="main")
-        await service.repositories.projects.put(project)
-        mirror = service.repositories.mirrors.for_project(project)
+        await service.control_plane.repositories.projects.put(project)
+        mirror = service.control_plane.repositories.mirrors.for_project(project)
         base = (await mirror.fetch_refs(["refs/heads/main"]))["refs/heads/main"]
         say(f"{MERGES[size]} heads, merged in batches of {size}")
         warm = await _entries(mirror, large, size, base)
@@ -186,7 +186,7 @@ async def _entries(mirror: Mirror, large: Large, count: int, base: str) -> list[
     ]
 
 
-async def _merged(service: Service, landing: Timed, size: int, entries: Sequence[Entry]) -> float:
+async def _merged(service: Server, landing: Timed, size: int, entries: Sequence[Entry]) -> float:
     """Seconds until all of them are on the base."""
     left, is_over = {each.id for each in entries}, asyncio.Event()
 
@@ -196,7 +196,7 @@ async def _merged(service: Service, landing: Timed, size: int, entries: Sequence
         if not left:
             is_over.set()
 
-    parts = service.repositories
+    parts = service.control_plane.repositories
     queue = MergeQueue(
         service.store,
         service.engine,
@@ -222,7 +222,7 @@ async def _merged(service: Service, landing: Timed, size: int, entries: Sequence
         await queue.stop()
 
 
-async def _hear(service: Service, queue: MergeQueue, after: int) -> None:
+async def _hear(service: Server, queue: MergeQueue, after: int) -> None:
     async for event in feed.follow(service.store, after):
         queue.hear([event])
 

@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 
 from bench.figures import Figure
+from deltaci.app import HttpListener, Server, registration_token
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.engine import event_loop, feed
 from deltaci.protocol.nats_client import NatsAddress
-from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
 from tests.nats_server import NatsServer
 
@@ -42,8 +42,8 @@ def run() -> list[Figure]:
 async def _measure(folder: Path, url: str | None) -> list[float]:
     folder.mkdir()
     nats = NatsAddress(url) if url else None
-    async with Service(SqliteStore(str(folder / "bench.db")), folder, nats=nats) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(SqliteStore(str(folder / "bench.db")), folder, nats=nats) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         words = ["--nats", url] if url else []
         runner = await asyncio.create_subprocess_exec(
@@ -62,7 +62,7 @@ async def _measure(folder: Path, url: str | None) -> list[float]:
             await serving
 
 
-async def _claimed(service: Service, id: str) -> float:
+async def _claimed(service: Server, id: str) -> float:
     """Milliseconds until it was leased; returns when it is over and the runner waits again."""
     job = Attempt(id=id, tenant="default", spec={"steps": ["true"], "executor": "process"})
     await service.engine.do(NewRecord(id=id, record=job))

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import Figure
+from deltaci.app import HttpListener, Server, registration_token
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.core.events import Event
 from deltaci.engine import event_loop, feed
-from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
 
 SINGLE = 40
@@ -56,8 +56,8 @@ def _bare() -> float:
 
 
 async def _measure(folder: Path) -> tuple[list[float], float]:
-    async with Service(SqliteStore(str(folder / "bench.db")), folder) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(SqliteStore(str(folder / "bench.db")), folder) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         runner = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -87,7 +87,7 @@ async def _measure(folder: Path) -> tuple[list[float], float]:
     return singles, rate
 
 
-async def _finished(service: Service, count: int, name: str) -> float:
+async def _finished(service: Server, count: int, name: str) -> float:
     """Seconds from the call to the last end."""
     after = await service.store.last_seq()
     jobs = [

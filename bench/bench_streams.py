@@ -23,12 +23,12 @@ from bench.places import say
 from bench.processes import Memory, Process, address, started
 from bench.serving import TENANT
 from bench.watching import Watch
+from deltaci.app import KEY_FILE
 from deltaci.core.attempt import MACHINE as ATTEMPTS
 from deltaci.core.attempt import Attempt, Publish
 from deltaci.core.events import Event, with_seq
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.rest.event_streams import PIECE_BYTES, Frame
-from deltaci.server.service import KEY_FILE
 
 STREAMS = 1000
 SINGLES = 200

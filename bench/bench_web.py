@@ -30,7 +30,7 @@ from bench.figures import Figure
 from bench.frames import PLAIN, Frames, quantile, watched
 from bench.places import say
 from bench.processes import Process, address, started
-from deltaci.server.service import registration_token
+from deltaci.app import registration_token
 from tests.browser.browsing import browsers
 from tests.browser.house import House, task
 

@@ -18,12 +18,12 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from deltaci.app import HttpListener, Server, reduce_garbage_collection
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.engine import event_loop
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import ROOT
-from deltaci.server.service import Listener, Service, collect_seldom
 from deltaci.storage import open_store
 
 TENANT: Final = "default"
@@ -101,10 +101,10 @@ class Waiting(Constant):
 
 async def listen(service: Any, orders: asyncio.Task[None] | None = None) -> None:
     """Serve it on a port that the kernel gives, until SIGTERM."""
-    listener = Listener(cast(Service, service), "127.0.0.1", 0)
+    listener = HttpListener(cast(Server, service), "127.0.0.1", 0)
     for each in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(each, listener.stop)
-    collect_seldom()
+    reduce_garbage_collection()
     print(f"listening on {listener.url}", flush=True)
     await listener.serve()
     if orders is not None:
@@ -112,11 +112,11 @@ async def listen(service: Any, orders: asyncio.Task[None] | None = None) -> None
 
 
 async def _serve(store: str, folder: Path) -> None:
-    async with Service(open_store(store), folder, ttl_seconds=TTL_SECONDS) as service:
+    async with Server(open_store(store), folder, ttl_seconds=TTL_SECONDS) as service:
         await listen(service, asyncio.create_task(_enqueue(service)))
 
 
-async def _enqueue(service: Service) -> None:
+async def _enqueue(service: Server) -> None:
     """Enqueue what the lines of the input say, `[name, count, spec]`; say when that began and when it was durable."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bench.bench_api import Server
 from bench.processes import Process, started
-from deltaci.server.service import registration_token
+from deltaci.app import registration_token
 from tests.repositories.upstream import Upstream
 
 PROJECT: Final = "shop"

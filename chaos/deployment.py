@@ -24,10 +24,10 @@ from chaos.stage import Stage, TooLate, in_time, until
 from chaos.verdict import Verdict, unfinished, verdict
 from chaos.witness import Witness
 from chaos.workload import TENANT, Workload
+from deltaci.app import registration_token
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.runner.sandbox.process_tree import MARK
-from deltaci.server.service import registration_token
 from tests.support.ports import ReservedPort
 from tests.support.processes import command_line
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from deltaci.app import KEY_FILE, registration_token
 from deltaci.conformance.http_client import HttpClient, Reply
 from deltaci.conformance.scripted_runner import HeldLease, ScriptedRunner, decode
 from deltaci.protocol.messages import LeaseGranted, Registered
 from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, PREFIX, Signer, server_key
-from deltaci.server.service import KEY_FILE, registration_token
 
 GOOD_ANSWERS: Final = ("HeartbeatAck", "CompleteAck", "CancelAcked")
 ROUTES: Final = (

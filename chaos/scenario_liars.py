@@ -11,13 +11,13 @@ from chaos.deployment import Deployment, deployed
 from chaos.jobs import over
 from chaos.rows import Row, measured
 from chaos.stage import Stage
+from deltaci.app import BLOBS_FOLDER, KEY_FILE
 from deltaci.conformance.http_client import HttpClient, Reply
 from deltaci.conformance.scripted_runner import HeldLease, ScriptedRunner
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
 from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
-from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
 from deltaci.storage.blobs import open_blob_store
 from tests.e2e.proxy import Exchange, Proxy
 

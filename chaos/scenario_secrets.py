@@ -21,10 +21,10 @@ from chaos.deployment import Deployment, deployed
 from chaos.jobs import log_of, over
 from chaos.rows import NotRun, Row, measured
 from chaos.stage import Stage
+from deltaci.app import BLOBS_FOLDER, KEY_FILE
 from deltaci.core.errors import Refused
 from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
-from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
 from deltaci.storage.blobs import open_blob_store
 
 FAULT: Final = "secrets in logs, encoded, split, multi-line"

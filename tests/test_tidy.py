@@ -17,12 +17,9 @@ CODE = ("src", "tests", "bench", "chaos", "scripts")
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 60
 
-# Which packages of src/deltaci a package may import, besides itself. Every package may import `process`.
-ENGINE_SEES = {"core", "audit", "storage"}
-FORGES_SEES = {"core", "git", "pipeline", "storage", "controllers"}
-CONTROLLERS_SEES = ENGINE_SEES | {"api", "engine", "fleet", "forges", "git", "pipeline", "protocol"}
-SERVER_SEES = CONTROLLERS_SEES | {"controllers"}
-LOCAL_SEES = SERVER_SEES | {"server", "runner"}
+# Which packages of src/deltaci a package may import, besides itself and `process`.
+BELOW_CONTROLLERS = {"core", "audit", "protocol", "pipeline", "api", "storage", "engine", "git", "forges", "fleet"}
+BELOW_SERVER = BELOW_CONTROLLERS | {"controllers"}
 SEES: dict[str, set[str]] = {
     "core": set(),
     "process": set(),
@@ -32,18 +29,19 @@ SEES: dict[str, set[str]] = {
     "api": {"core", "audit", "protocol"},
     "storage": {"core"},
     "git": {"core", "protocol", "controllers"},
-    "engine": ENGINE_SEES,
-    "forges": FORGES_SEES,
+    "engine": {"core", "audit", "storage"},
+    "forges": {"core", "git", "pipeline", "storage", "controllers"},
     "fleet": {"core", "engine", "storage"},
-    "controllers": CONTROLLERS_SEES,
-    "server": SERVER_SEES,
-    "runner": {"core", "protocol", "pipeline", "engine", "storage"},
-    "conformance": {"protocol"},
+    "controllers": BELOW_CONTROLLERS,
+    "server": BELOW_SERVER,
+    "app": BELOW_SERVER | {"server"},
+    "runner": {"core", "protocol", "git", "pipeline", "engine", "storage"},
+    "conformance": {"protocol", "api"},
     "client": {"api", "core"},
-    "simulation": {"core", "engine", "protocol", "runner", "server", "storage"},
-    "local": LOCAL_SEES,
-    "cli": LOCAL_SEES | {"simulation", "local", "conformance", "client"},
+    "simulation": BELOW_SERVER | {"server", "runner"},
+    "local": {"core", "protocol", "engine", "storage", "pipeline", "git", "app", "server", "runner"},
     "library": {"engine", "storage"},
+    "cli": BELOW_SERVER | {"app", "server", "runner", "local", "client", "simulation", "conformance"},
     "__main__": {"cli"},
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from deltaci.app import Server
 from deltaci.controllers.merge_queue.records import QueueView
 from deltaci.controllers.workstreams.records import Joined, Workstream, Workstreams
 from deltaci.core.decide import StartRun
@@ -16,7 +17,6 @@ from deltaci.core.run import Origin, Run
 from deltaci.pipeline.workstream import model
 from deltaci.pipeline.workstream.compile import compile_jobs
 from deltaci.protocol import messages as wire
-from deltaci.server.service import Service
 
 BASE = "b" * 40
 SPEC: dict[str, Any] = {
@@ -36,11 +36,11 @@ SPEC: dict[str, Any] = {
 class StandIn:
     """Plans at once, and validates nothing by itself. Its runs are none that the server's own would take up."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Server) -> None:
         self.records = Workstreams(service.store)
         self.waiting: list[QueueView] = []
         self._service = service
-        service._api._parts = msgspec.structs.replace(service._api._parts, workstreams=self)
+        service.control_plane.api._parts = msgspec.structs.replace(service.control_plane.api._parts, workstreams=self)
 
     async def create(
         self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str, asked: str = ""

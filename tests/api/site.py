@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 import httpx
 
 from deltaci.api.routes import ROOT
+from deltaci.app import KEY_FILE, HttpListener, Server, registration_token
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
 from deltaci.storage.port import Store
 from tests.contract.places import Place, legal
 
@@ -159,7 +159,7 @@ class Player:
 class ApiSite:
     """One server that runs."""
 
-    def __init__(self, place: Place, service: Service, url: str, folder: Path, http: httpx.AsyncClient) -> None:
+    def __init__(self, place: Place, service: Server, url: str, folder: Path, http: httpx.AsyncClient) -> None:
         self.place = place
         self.service = service
         self.url = url
@@ -217,8 +217,8 @@ class ApiSite:
 async def opened(place: Place, folder: Path) -> AsyncIterator[ApiSite]:
     """The server, listening. When it closes its log must be legal."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Service(place.store(), folder) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(place.store(), folder) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         limits = httpx.Limits(max_connections=100)
         try:

@@ -305,12 +305,12 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(place: Place, tmp_pa
         id = await ada.start(task("build"))
         async with stream(here.url, f"/runs/{id}/events", ada.token) as answer:
             await told(answer, 1)
-            assert here.service.streams.count == 1
+            assert here.service.control_plane.streams.count == 1
 
         async with asyncio.timeout(30):
-            while here.service.streams.count:
+            while here.service.control_plane.streams.count:
                 await ada.get("/me")
-        assert not here.service.streams.channels
+        assert not here.service.control_plane.streams.channels
 
 
 @on_loop

@@ -296,7 +296,7 @@ async def test_who_follows_before_there_is_a_lease_waits_for_the_first(site: Ope
         paths = ("build/log", "build/attempts/1/log", "later/log")
         following = [asyncio.create_task(follow(path)) for path in paths]
         async with asyncio.timeout(30):
-            while here.service.streams.count < len(paths):
+            while here.service.control_plane.streams.count < len(paths):
                 await ada.get("/me")
         for name in (b"build", b"later"):
             lease = await player.take()
@@ -319,7 +319,7 @@ async def test_who_follows_what_never_begins_is_told_when_that_is_sure(site: Ope
 
         following = [asyncio.create_task(follow(name)) for name in ("build", "ask")]
         async with asyncio.timeout(30):
-            while here.service.streams.count < 2:
+            while here.service.control_plane.streams.count < 2:
                 await ada.get("/me")
         await ada.post(f"/runs/{id}/cancel")
 
@@ -350,10 +350,10 @@ async def test_who_hangs_up_is_no_longer_followed_for(place: Place, tmp_path: Pa
         id = await ada.start(task("build"))
         lease = await player.take()
         async with asked(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token):
-            assert here.service.streams.count == 1
+            assert here.service.control_plane.streams.count == 1
 
         async with asyncio.timeout(30):
-            while here.service.streams.count:
+            while here.service.control_plane.streams.count:
                 await ada.get("/me")
         await player.log(lease, b"nobody hears it")
         assert (await ada.get(f"/runs/{id}/jobs/build/log")).body == b"nobody hears it"

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.app import HttpListener, Server
 from deltaci.core.events import Event, with_seq
 from deltaci.server.rest import event_streams
 from deltaci.server.rest.event_streams import Frame, Streams, Subscription
-from deltaci.server.service import Listener, Service
 from deltaci.storage.sqlite import SqliteStore
 from tests.api.following import stream
 from tests.api.site import ApiSite
@@ -172,8 +172,8 @@ async def test_a_slow_reader_gets_everything_and_holds_up_nobody(
     """It takes nothing while far more is sent than any buffer holds; another one reads all of it meanwhile."""
     monkeypatch.setattr(event_streams, "MAX_REMEMBERED_BYTES", 100_000)
     place = Place("sqlite", lambda _: SqliteStore(str(tmp_path / "slow.db")))
-    async with Service(place.store(), tmp_path) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(place.store(), tmp_path) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         try:
             token = ApiSite(place, service, listener.url, tmp_path, None).operator().token  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 
 import httpx
 
+from deltaci.app import registration_token
 from deltaci.core import worker
-from deltaci.server.service import registration_token
 from tests.api.site import ApiSite, Caller, Player
 from tests.contract.places import on_loop
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import httpx
 
 from deltaci.api.routes import ROOT
+from deltaci.app import KEY_FILE, registration_token
 from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.server.service import KEY_FILE, registration_token
 from tests.support.fork_server import Deltaci
 from tests.support.ports import ReservedPort
 

@@ -19,13 +19,13 @@ from chaos import archives, clocks, jobs, liar, scenario_secrets
 from chaos.cable import QUEUED_SECONDS, Cable, Way, checksum
 from chaos.clocks import Clock
 from chaos.scenario_secrets import VARIANTS
+from deltaci.app import KEY_FILE
 from deltaci.conformance.http_client import HttpClient
 from deltaci.conformance.scripted_runner import ScriptedRunner
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
 from deltaci.runner.workspace.archive import Bounds, unpack
 from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.server.service import KEY_FILE
 
 SECONDS = 10.0
 ADDRESSES = 0x10 | 0x100  # What the kernel tells of them: IPv4, IPv6.

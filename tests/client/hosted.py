@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import httpx
 
+from deltaci.app import KEY_FILE, HttpListener, Server, registration_token, write_url_file
 from deltaci.client import Client, Patience
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.server.service import KEY_FILE, Listener, Service, announced, registration_token
 from deltaci.storage import open_store
 from tests.contract.places import legal
 
@@ -37,8 +37,8 @@ class Hosted:
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listener: Listener | None = None
-        self._service: Service | None = None
+        self._listener: HttpListener | None = None
+        self._service: Server | None = None
         self._trouble: list[BaseException] = []
 
     def start(self, port: int | None = None) -> Hosted:
@@ -59,13 +59,13 @@ class Hosted:
             self._ready.set()
 
     async def _serve(self, port: int) -> None:
-        async with Service(open_store(f"sqlite:{self.folder / 'deltaci.db'}"), self.folder) as service:
+        async with Server(open_store(f"sqlite:{self.folder / 'deltaci.db'}"), self.folder) as service:
             self._loop = asyncio.get_running_loop()
             self._service = service
-            self._listener = Listener(service, "127.0.0.1", port, self._tls)
+            self._listener = HttpListener(service, "127.0.0.1", port, self._tls)
             self.url = self._listener.url
             self.port = int(self.url.rpartition(":")[2])
-            announced(self.folder, self.url)
+            write_url_file(self.folder, self.url)
             self._ready.set()
             await self._listener.serve()
             legal(await _everything(service))
@@ -107,7 +107,7 @@ class Hosted:
         return Player(self.url, name, registration_token(self.folder, name, tenant), labels)
 
 
-async def _everything(service: Service) -> list[Event]:
+async def _everything(service: Server) -> list[Event]:
     return await feed.read(service.store, 0, 1_000_000)
 
 

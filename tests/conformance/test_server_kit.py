@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from deltaci.app import registration_token
 from deltaci.cli.app import app
 from deltaci.conformance.results import NOT_SHOWN, PASS, CheckResult
 from deltaci.conformance.scripted_runner import SPEC
 from deltaci.conformance.server_checks import SERVER_CHECKS
-from deltaci.server.service import registration_token
 from tests.conformance.stage import patiently
 from tests.e2e.deployment import Deployment, deployed
 

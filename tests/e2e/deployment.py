@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
+from deltaci.app import registration_token
 from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, run
@@ -27,7 +28,6 @@ from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue
 from deltaci.runner.sandbox import process_tree
 from deltaci.runner.sandbox.process_tree import Handle
-from deltaci.server.service import registration_token
 from deltaci.storage import open_store
 from deltaci.storage.blobs.logs import LogStore
 from tests.contract.places import within

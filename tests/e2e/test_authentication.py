@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 import pytest
 
+from deltaci.app import registration_token
 from deltaci.core.worker import Worker
-from deltaci.server.service import registration_token
 from tests.certificates import HERE, Authority, uri
 from tests.e2e.deployment import TTL_SECONDS, Deployment, deployed, on_loop
 from tests.oidc import AUDIENCE, tiny_issuer

@@ -15,10 +15,10 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from deltaci.app import BLOBS_FOLDER, KEY_FILE
 from deltaci.core import run
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.secrets import Secrets
-from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
 from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.forges.payloads import SECRET, Sent, gitea, gitea_push, github, github_push, gitlab, gitlab_push

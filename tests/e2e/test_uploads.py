@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from deltaci.app import registration_token
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
@@ -19,7 +20,6 @@ from deltaci.runner.client import RunnerClient
 from deltaci.runner.log.sections import sections
 from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
-from deltaci.server.service import registration_token
 from deltaci.storage.blobs import keys, open_blob_store
 from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from deltaci.app import KEY_FILE, HttpListener, Server
 from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
-from deltaci.server.service import KEY_FILE, Listener, Service
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.api.site import TENANT, WAIT_SECONDS
@@ -45,14 +45,14 @@ async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     place = Place("sqlite", lambda at: SqliteStore(str(folder / "ci.db"), clock=at.now), origin=wall_clock)
-    service = Service(
+    service = Server(
         place.store(), data, url_policy=LOCAL, allowed_forges=allowed, public_url="https://ci.example.org/"
     )
     async with service:
         secrets = Secrets(service.blobs, server_key(data / KEY_FILE))
         secrets.set(TENANT, "HOOK", SECRET)
         secrets.set(TENANT, "TOKEN", "a token of the project's own")
-        listener = Listener(service, "127.0.0.1", 0)
+        listener = HttpListener(service, "127.0.0.1", 0)
         task = asyncio.create_task(listener.serve())
         try:
             async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS, trust_env=False) as http:

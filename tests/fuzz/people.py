@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 
-from deltaci.server.service import registration_token
+from deltaci.app import registration_token
 from tests.api.site import Caller, Player, gate, task
 from tests.fuzz.prey import Prey
 

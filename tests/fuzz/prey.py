@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from deltaci.app import KEY_FILE, registration_token
 from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
@@ -19,7 +20,6 @@ from deltaci.engine import feed
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.runner.client import RunnerClient
 from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.server.service import KEY_FILE, registration_token
 from deltaci.storage import open_store
 from tests.support.fork_server import Deltaci
 

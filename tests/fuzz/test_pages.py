@@ -16,8 +16,8 @@ import pytest
 from hypothesis import strategies as st
 
 from deltaci.api.routes import ROOT
+from deltaci.app import Server
 from deltaci.core.instants import SECOND
-from deltaci.server.service import Service
 from deltaci.server.web import routes
 from deltaci.server.web.app import SAFE
 from deltaci.server.web.auth.sessions import Grant
@@ -53,7 +53,7 @@ FIELDS: Final = st.dictionaries(st.sampled_from(NAMES) | TEXTS, TEXTS | st.text(
 class Beholder:
     """The real application, and what it is asked."""
 
-    def __init__(self, loop: asyncio.Runner, service: Service) -> None:
+    def __init__(self, loop: asyncio.Runner, service: Server) -> None:
         self._loop = loop
         self.service = service
         self.known: dict[str, str] = {}
@@ -86,7 +86,7 @@ class Beholder:
 
     def session(self, *, may_all: bool) -> tuple[str, str]:
         """Somebody signed in anew: the cookie, and the token for forms."""
-        sessions = self.service._web._sessions
+        sessions = self.service.control_plane.web._sessions
         expires_at = int((sessions.now() + 3600) * SECOND)
         grant = Grant(tenant="default", person="root", is_operator=True, expires_at=expires_at)
         if not may_all:
@@ -123,7 +123,7 @@ class Beholder:
 def beholder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beholder]:
     """The application with something in it."""
     with asyncio.Runner() as loop:
-        service = Service(open_store("memory:"), tmp_path_factory.mktemp("pages"))
+        service = Server(open_store("memory:"), tmp_path_factory.mktemp("pages"))
         found = Beholder(loop, loop.run(service.__aenter__()))
         found.fill()
         yield found

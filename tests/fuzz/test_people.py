@@ -18,12 +18,12 @@ import pytest
 from hypothesis import strategies as st
 
 from deltaci.api.routes import REFUSALS, ROOT, ROUTES
+from deltaci.app import Server
 from deltaci.core.errors import Refused
 from deltaci.engine import feed
 from deltaci.server.rest.http import query_parameters, ranges
 from deltaci.server.rest.http.cursors import written
 from deltaci.server.rest.live import wants_stream
-from deltaci.server.service import Service
 from tests.contract.places import Place, legal
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
 from tests.fuzz.profile import fuzzed
@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 class Desk:
     """The real application, asked by an administrator unless somebody else is named."""
 
-    def __init__(self, loop: asyncio.Runner, service: Service) -> None:
+    def __init__(self, loop: asyncio.Runner, service: Server) -> None:
         self._loop = loop
         self.service = service
         self.token = service.signer.sign("operate", "root", "default", 3600)
@@ -111,8 +111,8 @@ def desk(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iter
     """The application over each of the stores; at the end its log is legal and it has nothing to complain about."""
 
     @asynccontextmanager
-    async def whole() -> AsyncIterator[Service]:
-        async with Service(place.store(), tmp_path) as service:
+    async def whole() -> AsyncIterator[Server]:
+        async with Server(place.store(), tmp_path) as service:
             yield service
             legal(await feed.read(service.store, 0, 1_000_000))
 

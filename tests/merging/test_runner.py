@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from deltaci.app import HttpListener, Server, registration_token
 from deltaci.controllers.merge_queue.controller import MergeQueue
 from deltaci.controllers.merge_queue.records import Entry, Outcome
 from deltaci.controllers.projects import Project
 from deltaci.engine import feed
-from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import within
 from tests.merging.site import LOCAL, PROJECT, Streams
@@ -26,11 +26,11 @@ RULES: Final = [{"name": "both", "run": "test ! -f one || test ! -f bad"}, {"fil
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Service]:
+async def served(folder: Path) -> AsyncIterator[Server]:
     """A server here, and a runner in a process of its own."""
     folder.mkdir()
-    async with Service(SqliteStore(str(folder / "ci.db")), folder, url_policy=LOCAL) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(SqliteStore(str(folder / "ci.db")), folder, url_policy=LOCAL) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         words = ("runner", "--server", listener.url, "--slots", "3", "--work", str(folder / "work"))
         token = registration_token(folder, "runner", TENANT)
@@ -82,8 +82,8 @@ async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) ->
         async def is_wanted(_entry: Entry) -> bool:
             return True
 
-        await service.workstreams.stop()  # Its own queue would look after the same line.
-        parts = service.repositories
+        await service.control_plane.workstreams.stop()  # Its own queue would look after the same line.
+        parts = service.control_plane.repositories
         project = Project(name=PROJECT, tenant=TENANT, url=upstream.url, default_branch="main")
         await parts.projects.put(project)
         mirror = parts.mirrors.for_project(project)

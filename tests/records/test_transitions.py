@@ -16,13 +16,13 @@ from random import Random
 
 import pytest
 
+from deltaci.app import Server
 from deltaci.controllers import transitions
 from deltaci.controllers.journal import FILE, SNAPSHOT
 from deltaci.controllers.transitions import LiveTransitions
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.follower import Follower
-from deltaci.server.service import Service
 from deltaci.storage import open_store
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Store
@@ -306,7 +306,7 @@ async def test_every_server_writes_it_unless_it_is_told_not_to(tmp_path: Path, *
     """In its data folder, complete when the server has ended."""
     store = MemoryStore()
 
-    async with Service(store, tmp_path, has_transitions=has_transitions) as service:
+    async with Server(store, tmp_path, has_transitions=has_transitions) as service:
         await busy.commit_runs(service.engine, 3)
 
     assert (tmp_path / FILE).exists() == has_transitions

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import httpx
 
+from deltaci.app import HttpListener, Server
 from deltaci.controllers.change_records import Accepted
 from deltaci.controllers.poller import push
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.pipeline.change import Change
-from deltaci.server.service import Listener, Service
 from tests.api.site import TENANT, WAIT_SECONDS, ApiSite, Caller
 from tests.contract.places import Place, legal
 
@@ -38,14 +38,14 @@ class RepositorySite(ApiSite):
 
     async def happened(self, change: Change, delivery: str) -> Accepted:
         """A change that somebody told of, handled and planned."""
-        accepted = await self.service.repositories.changes.accept(TENANT, PROJECT, change, delivery)
+        accepted = await self.service.control_plane.repositories.changes.accept(TENANT, PROJECT, change, delivery)
         await self.settled()
         return accepted
 
     async def settled(self) -> None:
         """Everything that can be done now is done."""
         async with asyncio.timeout(WAIT_SECONDS):
-            await self.service.repositories.settled()
+            await self.service.control_plane.repositories.settled()
 
     async def change(self, id: str, caller: Caller | None = None) -> Any:
         """What came of a change."""
@@ -62,8 +62,8 @@ class RepositorySite(ApiSite):
 async def opened(place: Place, folder: Path, url_policy: UrlPolicy = LOCAL) -> AsyncIterator[RepositorySite]:
     """The server, listening. When it closes its log must be legal."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Service(place.store(), folder, url_policy=url_policy) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(place.store(), folder, url_policy=url_policy) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         try:
             async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS) as http:

@@ -34,7 +34,7 @@ async def test_a_server_that_dies_while_it_handles_a_change(
         await here.project(upstream.url)
         older = await here.change((await here.pushed(upstream.first)).id)
         second = upstream.push({"a": "1"})
-        repositories = here.service.repositories
+        repositories = here.service.control_plane.repositories
         with monkeypatch.context() as broken:
             reached = asyncio.Event()
 
@@ -89,12 +89,12 @@ async def test_a_server_that_dies_while_it_plans(
                 reached.set()
                 return await asyncio.Event().wait()
 
-            broken.setattr(here.service.repositories.planner._engine, "do_all", begin_and_die)
+            broken.setattr(here.service.control_plane.repositories.planner._engine, "do_all", begin_and_die)
             told = push("refs/heads/main", "", upstream.first)
-            await here.service.repositories.changes.accept(TENANT, PROJECT, told, "d")
+            await here.service.control_plane.repositories.changes.accept(TENANT, PROJECT, told, "d")
             await reached.wait()
             [left] = await here.runs()
-            await here.service.repositories.stop()
+            await here.service.control_plane.repositories.stop()
 
     async with site() as again:
         await again.settled()
@@ -159,7 +159,9 @@ async def test_two_servers_handle_a_change_once(postgres_place: Place, tmp_path:
 
         told = await asyncio.gather(
             *(
-                site.service.repositories.changes.accept(TENANT, PROJECT, each, f"{number % 3} {each.commit}")
+                site.service.control_plane.repositories.changes.accept(
+                    TENANT, PROJECT, each, f"{number % 3} {each.commit}"
+                )
                 for each in pushes
                 for number, site in enumerate(sites * 3)
             )
@@ -186,7 +188,7 @@ async def test_two_servers_agree_who_is_newest(postgres_place: Place, tmp_path: 
         await sites[0].project(upstream.url, policies={"supersede_pushes": "all"})
         commits = [upstream.push({"a": str(number)}) for number in range(8)]
         for before, commit in zip([upstream.first, *commits], commits, strict=False):
-            changes = sites[int(commit, 16) % 2].service.repositories.changes
+            changes = sites[int(commit, 16) % 2].service.control_plane.repositories.changes
             await changes.accept(TENANT, PROJECT, push("refs/heads/main", before, commit), commit)
         for site in sites * 2:
             await site.settled()
@@ -212,6 +214,6 @@ async def test_a_server_that_stops_takes_its_git_along(place: Place, tmp_path: P
         async with opened(place, tmp_path / "data", UrlPolicy(frozenset({"http", "private"}))) as here:
             await here.project(f"http://127.0.0.1:{port}/acme/shop.git")
             told = push("refs/heads/main", "", "a" * 40)
-            await here.service.repositories.changes.accept(TENANT, PROJECT, told, "d")
+            await here.service.control_plane.repositories.changes.accept(TENANT, PROJECT, told, "d")
             await heard.wait()
         await gone.wait()

@@ -66,7 +66,7 @@ async def test_one_goes_on_at_a_time_in_the_order_of_their_creation(site: Opened
         await ended(again, player, people, runs[1])
         assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
         await ended(again, player, people, runs[2])
-        await again.service.repositories.planner.groups.prune()
+        await again.service.control_plane.repositories.planner.groups.prune()
         assert await again.store.list_documents("run-group", "") == []
 
 
@@ -117,7 +117,7 @@ async def test_servers_side_by_side_let_one_in(postgres_place: Place, tmp_path: 
         people = await here.project(upstream.url)
         await asyncio.gather(
             *(
-                site.service.repositories.changes.accept(
+                site.service.control_plane.repositories.changes.accept(
                     TENANT, PROJECT, push(f"refs/heads/{n}{name}", "", commit), f"{n}{name}"
                 )
                 for n, site in enumerate(sites)

@@ -25,7 +25,7 @@ Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 
 async def project(here: RepositorySite) -> Project:
     """The project as the server has it."""
-    found = await here.service.repositories.projects.find(TENANT, PROJECT)
+    found = await here.service.control_plane.repositories.projects.find(TENANT, PROJECT)
     assert found is not None
     return found
 
@@ -42,7 +42,7 @@ async def test_what_moved_between_two_looks_becomes_a_change(site: Opened, upstr
     """The first look only remembers; one interval, one look; a hook that was faster makes it no second one."""
     async with site() as here:
         await here.project(upstream.url, policies={"poll_seconds": 60, "schedules": False})
-        look, shop = here.service.repositories.polling.look, await project(here)
+        look, shop = here.service.control_plane.repositories.polling.look, await project(here)
 
         assert await look(shop) == 60
         second = upstream.push({"a": "1"})
@@ -77,7 +77,7 @@ async def test_a_project_is_looked_at_by_itself(
     monkeypatch.setattr("deltaci.controllers.repositories.WATCH_SECONDS", 0.05)
     async with site() as here:
         looked = asyncio.Event()
-        polling = here.service.repositories.polling
+        polling = here.service.control_plane.repositories.polling
         look = polling.look
 
         async def seen(shop: Project) -> float:

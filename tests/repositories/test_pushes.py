@@ -49,7 +49,7 @@ async def test_what_is_told_twice_makes_nothing_new(site: Opened, upstream: Upst
     async with site() as here:
         await here.project(upstream.url)
         second = upstream.push({"a": "1"})
-        changes = here.service.repositories.changes
+        changes = here.service.control_plane.repositories.changes
         told = push("refs/heads/main", upstream.first, second)
 
         first = await here.happened(told, "one")
@@ -267,7 +267,7 @@ async def test_old_changes_are_dropped(site: Opened, upstream: Upstream, place: 
         old = await here.pushed(upstream.first)
         place.after(KEEP_SECONDS + 60)
         new = await here.pushed(upstream.push({"a": "1"}), upstream.first)
-        changes = here.service.repositories.changes
+        changes = here.service.control_plane.repositories.changes
 
         assert await changes.prune() == 1
         assert await changes.prune() == 0

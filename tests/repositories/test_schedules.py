@@ -74,7 +74,7 @@ def test_times_that_make_no_sense_never_come(cron: str, zone: str) -> None:
 
 async def project(here: RepositorySite) -> Project:
     """The project as the server has it."""
-    found = await here.service.repositories.projects.find(TENANT, PROJECT)
+    found = await here.service.control_plane.repositories.projects.find(TENANT, PROJECT)
     assert found is not None
     return found
 
@@ -91,7 +91,7 @@ async def test_each_instant_starts_one_run(site: Opened, upstream: Upstream, pla
     head = upstream.push({".deltaci.yml": HOURLY, ".deltaci/other.yml": HOURLY.replace("0 *", "0 5")})
     async with site() as here:
         await here.project(upstream.url)
-        schedules, shop = here.service.repositories.schedules, await project(here)
+        schedules, shop = here.service.control_plane.repositories.schedules, await project(here)
 
         wait = await schedules.look(shop)
         assert await scheduled(here) == []
@@ -104,12 +104,12 @@ async def test_each_instant_starts_one_run(site: Opened, upstream: Upstream, pla
         place.after(10 * 3600)
 
     async with site() as again:
-        await again.service.repositories.schedules.look(await project(again))
-        await again.service.repositories.schedules.look(await project(again))
+        await again.service.control_plane.repositories.schedules.look(await project(again))
+        await again.service.control_plane.repositories.schedules.look(await project(again))
         caught_up = [each["commit"] for each in await scheduled(again) if each["file"] == ".deltaci.yml"]
         assert caught_up == [head, newer]
         place.after(3600)
-        await again.service.repositories.schedules.look(await project(again))
+        await again.service.control_plane.repositories.schedules.look(await project(again))
         assert len([each for each in await scheduled(again) if each["file"] == ".deltaci.yml"]) == 3
 
 
@@ -120,7 +120,7 @@ async def test_a_push_to_the_default_branch_changes_the_timetable(
     """What is new in it begins then; what is gone comes no more; and it can be switched off."""
     async with site() as here:
         people = await here.project(upstream.url)
-        schedules = here.service.repositories.schedules
+        schedules = here.service.control_plane.repositories.schedules
         await schedules.look(await project(here))
         head = upstream.push({".deltaci.yml": HOURLY})
         await here.pushed(head, upstream.first)
@@ -151,7 +151,7 @@ async def test_branches_that_a_schedule_names(site: Opened, upstream: Upstream, 
     upstream.push({"a": "2"}, branch="topic")
     async with site() as here:
         await here.project(upstream.url)
-        schedules = here.service.repositories.schedules
+        schedules = here.service.control_plane.repositories.schedules
         await schedules.look(await project(here))
         place.after(3600)
         await schedules.look(await project(here))
@@ -174,9 +174,9 @@ async def test_two_servers_start_it_once(postgres_place: Place, tmp_path: Path, 
         # Two servers look one after the other: far from the full hour, none of them sees it pass between.
         postgres_place.after(3900 - await sites[0].service.store.now() // SECOND % 3600)
         for _ in range(3):
-            await asyncio.gather(*(site.service.repositories.schedules.look(shop) for site in sites * 2))
+            await asyncio.gather(*(site.service.control_plane.repositories.schedules.look(shop) for site in sites * 2))
             postgres_place.after(3600)
-        await asyncio.gather(*(site.service.repositories.schedules.look(shop) for site in sites * 2))
+        await asyncio.gather(*(site.service.control_plane.repositories.schedules.look(shop) for site in sites * 2))
         for site in sites:
             await site.settled()
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from deltaci.app import HttpListener, Server, registration_token
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
@@ -19,7 +20,6 @@ from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.sections import new_nonce
 from deltaci.runner.log.stream import LogStream
 from deltaci.runner.transfers import Transfers
-from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from deltaci.storage.memory import MemoryStore
 
@@ -29,7 +29,7 @@ TENANT = "default"
 class Desk:
     """One job, as its runner holds it."""
 
-    def __init__(self, folder: Path, service: Service, client: RunnerClient, granted: wire.LeaseGranted) -> None:
+    def __init__(self, folder: Path, service: Server, client: RunnerClient, granted: wire.LeaseGranted) -> None:
         self.service = service
         self.client = client
         self.lease_id = granted.lease_id
@@ -57,7 +57,7 @@ class Desk:
 class Office:
     """The server, and whoever works for it."""
 
-    def __init__(self, folder: Path, service: Service, client: RunnerClient) -> None:
+    def __init__(self, folder: Path, service: Server, client: RunnerClient) -> None:
         self.folder = folder
         self.service = service
         self.client = client
@@ -84,8 +84,8 @@ async def opened(folder: Path) -> AsyncIterator[Office]:
     """A server with blobs in memory, and a runner that is registered."""
     # All calls are made by one thread, so that its one connection can be closed in the end.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    async with Service(MemoryStore(), folder / "data", blobs=MemoryBlobStore()) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(MemoryStore(), folder / "data", blobs=MemoryBlobStore()) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         client = RunnerClient(listener.url)
         try:

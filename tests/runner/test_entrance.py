@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.app import KEY_FILE
 from deltaci.core import worker
 from deltaci.core.errors import Refused
 from deltaci.core.worker import Worker
@@ -21,7 +22,6 @@ from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, Credentia
 from deltaci.runner.tls import TlsConfig
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.auth.oidc import OidcIssuer
-from deltaci.server.service import KEY_FILE
 from deltaci.server.tls import server_context
 from tests.certificates import HERE, Authority, uri
 from tests.contract.places import on_loop

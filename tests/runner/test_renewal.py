@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deltaci.app import KEY_FILE
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
@@ -17,7 +18,6 @@ from deltaci.runner.agent import Agent
 from deltaci.runner.registration import CREDENTIAL_FILE, CredentialProvider
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.auth.oidc import OidcIssuer
-from deltaci.server.service import KEY_FILE
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, tiny_issuer
 from tests.server.live import Live, served

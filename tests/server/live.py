@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from deltaci.app import HttpListener, Server, registration_token
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.engine import feed
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.tls import TlsConfig
 from deltaci.server.runner_api.registration import Issuer
-from deltaci.server.service import Listener, Service, registration_token
 from deltaci.storage import open_store
 
 PATIENCE_SECONDS: Final = 30.0
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Live:
     """A server that listens."""
 
-    def __init__(self, service: Service, url: str, folder: Path) -> None:
+    def __init__(self, service: Server, url: str, folder: Path) -> None:
         self.service = service
         self.url = url
         self.port = int(url.rpartition(":")[2])
@@ -73,8 +73,8 @@ class Caller:
 async def served(folder: Path, tls: ssl.SSLContext | None = None, issuer: Issuer | None = None) -> AsyncIterator[Live]:
     """Serve from here until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Service(open_store("memory:"), folder, issuer=issuer) as service:
-        listener = Listener(service, "127.0.0.1", 0, tls)
+    async with Server(open_store("memory:"), folder, issuer=issuer) as service:
+        listener = HttpListener(service, "127.0.0.1", 0, tls)
         serving = asyncio.create_task(listener.serve())
         try:
             yield Live(service, listener.url, folder)

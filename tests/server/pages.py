@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from deltaci.api.routes import ROOT
-from deltaci.server.service import Listener, Service
+from deltaci.app import HttpListener, Server
 from deltaci.server.web import routes
 from deltaci.server.web.markup import form
 from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
@@ -70,7 +70,7 @@ class Reader:
 class PagesSite:
     """One server that runs."""
 
-    def __init__(self, service: Service, url: str, folder: Path) -> None:
+    def __init__(self, service: Server, url: str, folder: Path) -> None:
         self.service = service
         self.url = url
         self.folder = folder
@@ -126,8 +126,8 @@ class PagesSite:
 async def pages(folder: Path, **options: Any) -> AsyncIterator[PagesSite]:
     """A server, listening, until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Service(open_store("memory:"), folder, **options) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(open_store("memory:"), folder, **options) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         site = PagesSite(service, listener.url, folder)
         try:

@@ -18,13 +18,13 @@ import uvicorn.protocols.http.auto as chosen
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from deltaci.app import KEY_FILE
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS
 from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.connection import MAX_HEAD_BYTES, Guard
-from deltaci.server.service import KEY_FILE
 from tests.contract.places import on_loop
 from tests.server.live import Live, served
 

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from urllib.parse import urlencode
 
-from deltaci.server.service import registration_token
+from deltaci.app import registration_token
 from tests.contract.places import on_loop
 from tests.server.pages import pages, probing, said
 

@@ -151,7 +151,7 @@ async def test_a_cookie_that_is_not_ours_is_no_session(tmp_path: Path) -> None:
         reader = await site.signed_in()
         good = reader.cookie()
         body, seal = good.split(".")
-        sessions = site.service._web._sessions
+        sessions = site.service.control_plane.web._sessions
         admin = urlsafe_b64encode(b'{"id":"x","grants":[{"t":"default","p":"root","o":true,"e":9e18}]}').decode()
         for value in (
             *(body, f"{body}.", f".{seal}", f"{body}.{seal[:-4]}", f"{body}.{seal}.{seal}", f"{body[:-4]}.{seal}"),

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from deltaci.app import registration_token
 from deltaci.core.attempt import Attempt
 from deltaci.protocol import messages as wire
 from deltaci.runner.client import RunnerClient
@@ -16,7 +17,6 @@ from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import Places
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
-from deltaci.server.service import registration_token
 from tests.api.site import TENANT
 from tests.repositories.site import RepositorySite
 from tests.runner.cells import needs

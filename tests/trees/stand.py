@@ -44,7 +44,7 @@ class Stand:
 
     async def builder(self) -> CommitBuilder:
         """The server's own."""
-        repositories = self.site.service.repositories
+        repositories = self.site.service.control_plane.repositories
         project = await repositories.projects.find(TENANT, PROJECT)
         assert project is not None
         return CommitBuilder(repositories.mirrors.for_project(project))

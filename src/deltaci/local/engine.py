@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from deltaci.app import KEY_FILE, HttpListener, Server, registration_token
 from deltaci.core import run, worker
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
@@ -28,7 +29,6 @@ from deltaci.runner.sandbox import Executors
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
 from deltaci.server.auth.credentials import server_key
 from deltaci.server.secrets import Secrets
-from deltaci.server.service import KEY_FILE, Listener, Service, registration_token
 from deltaci.storage.port import ListQuery, Store
 
 TENANT: Final = "default"
@@ -53,7 +53,7 @@ class Here(Runtime):
 class Engine:
     """What runs pipelines here. Its folder keeps the runs, so that a later one can go on where one failed."""
 
-    def __init__(self, service: Service, folder: Path) -> None:
+    def __init__(self, service: Server, folder: Path) -> None:
         self.service = service
         self.folder = folder
         self.secrets = Secrets(service.blobs, server_key(folder / KEY_FILE))
@@ -106,8 +106,8 @@ async def engine(folder: Path, store: Store, *, labels: Sequence[str], slots: in
                 "wrong_state", f"another run is under way here ({folder}); wait for its end, or stop it"
             ) from None
         _log_to(folder / "engine.log")
-        async with Service(store, folder, has_transitions=False) as service:
-            listener = Listener(service, "127.0.0.1", 0)
+        async with Server(store, folder, profile="local") as service:
+            listener = HttpListener(service, "127.0.0.1", 0)
             serving = asyncio.create_task(listener.serve())
             try:
                 made = Engine(service, folder)
@@ -123,7 +123,7 @@ async def engine(folder: Path, store: Store, *, labels: Sequence[str], slots: in
                 await serving
 
 
-async def _trust(service: Service, since: int) -> None:
+async def _trust(service: Server, since: int) -> None:
     """Whatever fails here, there is nobody who would do better: who is no longer trusted is let go on at once."""
     async for event in feed.follow(service.store, since):
         if event.entity == WORKER and event.trigger == "quarantined":

@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from deltaci.api.schemas import records as api
+from deltaci.app import BLOBS_FOLDER, KEY_FILE
 from deltaci.cli.commands.server import BlobsOption
 from deltaci.cli.session import (
     CaOption,
@@ -35,7 +36,6 @@ from deltaci.core.instants import SECOND
 from deltaci.server.auth.credentials import server_key
 from deltaci.server.rest.secrets import shown
 from deltaci.server.secrets import MAX_BYTES, Secrets, SecretScope
-from deltaci.server.service import BLOBS_FOLDER, KEY_FILE
 from deltaci.storage.blobs import open_blob_store
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 

@@ -11,6 +11,14 @@ from typing import Annotated
 
 import typer
 
+from deltaci.app import (
+    BLOBS_FOLDER,
+    HttpListener,
+    Server,
+    reduce_garbage_collection,
+    registration_token,
+    write_url_file,
+)
 from deltaci.cli.commands.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core import lease
@@ -19,7 +27,6 @@ from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
 from deltaci.git.url_policy import ALLOWABLE, UrlPolicy
 from deltaci.server.auth.credentials import is_runner_name, is_tenant_name
 from deltaci.server.runner_api.registration import Issuer
-from deltaci.server.service import BLOBS_FOLDER, Listener, Service, announced, collect_seldom, registration_token
 from deltaci.server.tls import server_context
 from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
 from deltaci.storage import open_store
@@ -121,7 +128,7 @@ def server_command(
         kept = open_blob_store(blobs or str(data / BLOBS_FOLDER))
         tls = _tls(tls_cert, tls_key, client_ca, require_client_cert=require_client_cert)
         issuer = _issuer(oidc_issuer, oidc_audience, oidc_tenant_claim, oidc_runner_claim, oidc_ca)
-        service = Service(
+        service = Server(
             open_store(store),
             data,
             ttl_seconds=lease_ttl,
@@ -166,13 +173,13 @@ def _issuer(url: str, audience: str, tenant_claim: str, runner_claim: str, ca: P
     return OidcIssuer(url, audience, tenant_claim=tenant_claim, runner_claim=runner_claim, ca=ca)
 
 
-async def _serve(service: Service, data: Path, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+async def _serve(service: Server, data: Path, host: str, port: int, tls: ssl.SSLContext | None) -> None:
     async with service:
-        listener = Listener(service, host, port, tls)
+        listener = HttpListener(service, host, port, tls)
         for each in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(each, listener.stop)
-        collect_seldom()
-        address = announced(data, listener.url)
+        reduce_garbage_collection()
+        address = write_url_file(data, listener.url)
         print(f"deltaci server: listening on {listener.url}", flush=True)
         try:
             await listener.serve()

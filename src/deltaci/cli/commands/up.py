@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from deltaci.app import HttpListener, Server, registration_token, write_url_file
 from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import Report, verify
 from deltaci.cli.commands.web import signed_link
@@ -28,7 +29,6 @@ from deltaci.core.status.steps import run_status
 from deltaci.engine import event_loop, feed
 from deltaci.git.url_policy import ALLOWABLE, UrlPolicy
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
-from deltaci.server.service import Listener, Service, announced, registration_token
 from deltaci.storage import open_store
 from deltaci.storage.port import Unavailable
 
@@ -56,7 +56,7 @@ PLAN: Final = (
 class FirstRun:
     """A small run, from its birth to its report."""
 
-    def __init__(self, service: Service, console: Console) -> None:
+    def __init__(self, service: Server, console: Console) -> None:
         self._service = service
         self._console = console
         self.id = ""
@@ -91,13 +91,13 @@ class FirstRun:
             self._console.print(f"{event.seq:>5}  {event.entity_id:<16} {change:<28} {event.trigger}")
 
 
-async def _save(service: Service, folder: Path) -> Report:
+async def _save(service: Server, folder: Path) -> Report:
     """Leave the log where the next command finds it, and verify it."""
     log = await feed.read(service.store, 0, MAX_EVENTS)
     (folder / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in canonical_lines(log)))
-    if service.transitions is not None and log:
+    if service.control_plane.transitions is not None and log:
         with suppress(TimeoutError):
-            await asyncio.wait_for(service.transitions.written(log[-1].seq), STOP_SECONDS)
+            await asyncio.wait_for(service.control_plane.transitions.written(log[-1].seq), STOP_SECONDS)
     return verify(canonical_lines(log))
 
 
@@ -124,14 +124,14 @@ async def _up(folder: Path, port: int, *, once: bool) -> int:
     console = Console(soft_wrap=True)
     stopped = asyncio.Event()
     url_policy = UrlPolicy(frozenset(ALLOWABLE))  # For one user, whose own folders are repositories, too.
-    async with Service(open_store(f"sqlite:{folder / 'deltaci.db'}"), folder, url_policy=url_policy) as service:
-        listener = Listener(service, "127.0.0.1", port)
+    async with Server(open_store(f"sqlite:{folder / 'deltaci.db'}"), folder, url_policy=url_policy) as service:
+        listener = HttpListener(service, "127.0.0.1", port)
         serving = asyncio.create_task(listener.serve())
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, stopped.set)
         console.print(f"server on {listener.url}, data in {folder}/, log of the runner in {folder}/runner.log")
-        address = announced(folder, listener.url)
+        address = write_url_file(folder, listener.url)
         runner = await _start_runner(listener.url, folder)
         try:
             code = await _first_run(service, console, folder, stopped)
@@ -154,7 +154,7 @@ async def _up(folder: Path, port: int, *, once: bool) -> int:
     return code
 
 
-async def _first_run(service: Service, console: Console, folder: Path, stopped: asyncio.Event) -> int:
+async def _first_run(service: Server, console: Console, folder: Path, stopped: asyncio.Event) -> int:
     first = FirstRun(service, console)
     await first.begin()
     watching = asyncio.create_task(first.watch())

@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from deltaci.server.service import BLOBS_FOLDER, UNFINISHED_SECONDS, Listener, Service
+from deltaci.app import BLOBS_FOLDER, UNFINISHED_SECONDS, HttpListener, Server
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import on_loop
 
@@ -23,15 +23,15 @@ async def test_what_a_killed_server_left_half_written_is_removed_in_the_end(tmp_
     long_ago = time.time() - UNFINISHED_SECONDS - 60
     os.utime(old, (long_ago, long_ago))
 
-    async with Service(MemoryStore(), tmp_path):
+    async with Server(MemoryStore(), tmp_path):
         assert (old.exists(), young.exists()) == (False, True)
 
 
 @on_loop
 async def test_answers_are_sent_at_once(tmp_path: Path) -> None:
     """With Nagle's algorithm head and body of every answer wait 40 ms for each other."""
-    async with Service(MemoryStore(), tmp_path) as service:
-        listener = Listener(service, "127.0.0.1", 0)
+    async with Server(MemoryStore(), tmp_path) as service:
+        listener = HttpListener(service, "127.0.0.1", 0)
         try:
             with socket.create_connection(("127.0.0.1", int(listener.url.rpartition(":")[2]))):
                 accepted, _ = listener.socket.accept()

@@ -1,0 +1,426 @@
+"""The composition root: `Server` creates all parts of a server and connects them.
+
+A server with the profile "local" is the engine with the runner protocol, as `deltaci run` needs it. The profile "full"
+adds a `ControlPlane`: REST API, web pages, webhooks, repositories, workstreams, forges and dispatch over NATS.
+`HttpListener` serves the ASGI application `Server.app` on a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import uvicorn
+
+from deltaci.api.routes import ROOT as API_ROOT
+from deltaci.controllers.flaky import FlakyTests
+from deltaci.controllers.merge_queue.landing import Landing, Pushing
+from deltaci.controllers.reporter import Reporter
+from deltaci.controllers.repositories import Repositories
+from deltaci.controllers.statuses import Forges
+from deltaci.controllers.transitions import LiveTransitions
+from deltaci.controllers.workstreams.context import Desk
+from deltaci.controllers.workstreams.controller import Streams
+from deltaci.controllers.workstreams.records import Workstreams
+from deltaci.core import lease
+from deltaci.core.errors import InvariantBroken
+from deltaci.core.failures import FailureRule
+from deltaci.engine.clock import steady_clock
+from deltaci.engine.engine import Engine
+from deltaci.engine.event_loop import cancel_and_wait
+from deltaci.engine.timers import Timers
+from deltaci.fleet.health import Limits
+from deltaci.fleet.incarnations import Lives
+from deltaci.fleet.liveness import Fleet
+from deltaci.forges.credentials import OpenedProjects
+from deltaci.forges.http import Outlet
+from deltaci.forges.landing import ForgeLanding
+from deltaci.forges.reports import Reports
+from deltaci.git.mirrors import ReadSecret
+from deltaci.git.url_policy import UrlPolicy
+from deltaci.protocol.nats_client import NatsAddress
+from deltaci.protocol.routes import OPENAPI_PATH
+from deltaci.protocol.routes import ROOT as RUNNER_ROOT
+from deltaci.server.auth.callers import Keys
+from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.connection import connection_class
+from deltaci.server.disk import Disk
+from deltaci.server.failure_rules import FailureRules
+from deltaci.server.follower import Follower
+from deltaci.server.rest.event_streams import Streams as EventStreams
+from deltaci.server.rest.http.app import ApiApp
+from deltaci.server.rest.http.request import Parts
+from deltaci.server.runner_api.app import RunnerApp
+from deltaci.server.runner_api.control_channel import ControlHub
+from deltaci.server.runner_api.lease_ids import LeaseIds
+from deltaci.server.runner_api.message_handlers import Protocol
+from deltaci.server.runner_api.nats_dispatch import Dispatcher
+from deltaci.server.runner_api.registration import Issuer, Registry
+from deltaci.server.runner_api.uploads import Uploads
+from deltaci.server.runner_api.worktrees import Trees
+from deltaci.server.secrets import Secrets, Where
+from deltaci.server.tenants import Tenants
+from deltaci.server.test_reports import TestReports
+from deltaci.server.web.app import WebApp
+from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
+from deltaci.server.web.auth.revoked_sessions import Endings
+from deltaci.server.web.auth.sessions import Sessions
+from deltaci.server.webhooks import ROOT as HOOKS_ROOT
+from deltaci.server.webhooks import Hooks
+from deltaci.storage.blobs.logs import LogStore
+from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
+from deltaci.storage.port import Store
+
+KEY_FILE: Final = "server.key"
+URL_FILE: Final = "server.url"
+BLOBS_FOLDER: Final = "blobs"
+KEEP_ALIVE_SECONDS: Final = 75
+UNFINISHED_SECONDS: Final = 24 * 3600  # A partly written blob of this age was left by a server that was killed.
+COLLECT_AFTER: Final = (50_000, 20, 100)
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def reduce_garbage_collection() -> None:
+    """Collect garbage rarely, for a process that does nothing but serve.
+
+    Each full collection stops the process, for a quarter of a second when ten thousand runners are connected.
+    """
+    gc.freeze()  # Objects that exist now stay until the end.
+    gc.set_threshold(*COLLECT_AFTER)
+
+
+def registration_token(
+    folder: Path, runner_id: str, tenant: str, seconds: float = REGISTRATION_SECONDS, *, again: bool = False
+) -> str:
+    """Return a token with which this runner can register once.
+
+    With `again`, the runner may be registered already: it has lost its credential.
+    """
+    signer = Signer(server_key(folder / KEY_FILE), time.time)
+    return signer.sign("register", runner_id, tenant, seconds, again=again)
+
+
+def write_url_file(folder: Path, url: str) -> Path:
+    """Write the server's URL where the command line on this machine reads it, and return the path."""
+    path = folder / URL_FILE
+    path.write_text(f"{url}\n", encoding="utf-8")
+    return path
+
+
+class Server:
+    """A server, as an async context manager: entering it starts all parts, leaving it stops them.
+
+    `folder` holds the server's key, logs and, without `blobs`, artifacts and caches.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        *,
+        profile: Literal["full", "local"] = "full",
+        ttl_seconds: int = lease.TTL_SECONDS,
+        blobs: BlobStore | None = None,
+        nats: NatsAddress | None = None,
+        issuer: Issuer | None = None,
+        url_policy: UrlPolicy | None = None,
+        allowed_forges: Collection[str] = (),
+        public_url: str = "",
+        failure_rules: Sequence[FailureRule] = (),
+        has_transitions: bool = True,
+        health: Limits | None = None,
+        sign_in: OidcSignIn | None = None,
+    ) -> None:
+        self.store = store
+        self.folder = folder
+        self.key = server_key(folder / KEY_FILE)
+        lease_ids = LeaseIds(self.key)
+        self.engine = Engine(store, lease_ids.mint)
+        self.logs = LogStore(folder / "logs")
+        self.blobs = blobs if blobs is not None else FolderBlobStore(folder / BLOBS_FOLDER)
+        self.signer = Signer(self.key, steady_clock())
+        self.secrets = Secrets(self.blobs, self.key)
+        self.tenants = Tenants(store, self.blobs, time.monotonic)
+        self.failure_rules = FailureRules(store, time.monotonic, failure_rules)
+        self.flaky = FlakyTests(store)
+        self.fleet = Fleet(store, self.engine, health)
+        self.lives = Lives(store)
+        self.protocol = Protocol(
+            store,
+            self.engine,
+            ttl_seconds,
+            self.tenants.running_limit,
+            self.failure_rules.of,
+            self.flaky.of_attempt,
+            self.fleet,
+        )
+        self.control = ControlHub(store, lease_ids)
+        self._control_plane: ControlPlane | None = None
+        if profile == "full":
+            self._control_plane = ControlPlane(
+                self, nats, url_policy, allowed_forges, public_url, sign_in, has_transitions=has_transitions
+            )
+        plane = self._control_plane
+        self.reporter = Reporter(store, self.engine, plane.forges if plane is not None else None)
+        self._uploads = Uploads(self.protocol, self.blobs, self.secrets, folder / "incoming", storage=self.tenants)
+        self._runner_app = self._create_runner_app(issuer)
+        self._follower = Follower(store)
+        for listener in (self.control, self.fleet, self.reporter, self.flaky):
+            self._follower.tell(listener.hear)
+        if plane is not None:
+            plane.subscribe(self._follower)
+        self._timers: asyncio.Task[None] | None = None
+
+    def _create_runner_app(self, issuer: Issuer | None) -> RunnerApp:
+        return RunnerApp(
+            self.protocol,
+            Registry(self.engine, self.signer, issuer=issuer, lives=self.lives),
+            self.logs,
+            self.control,
+            self._uploads,
+            self._control_plane.worktrees if self._control_plane is not None else None,
+            self.fleet.hearing,
+        )
+
+    @property
+    def control_plane(self) -> ControlPlane:
+        """The parts that only a server with the profile "full" has."""
+        if self._control_plane is None:
+            raise InvariantBroken("a server with the profile 'local' has no control plane")
+        return self._control_plane
+
+    async def __aenter__(self) -> Self:
+        await self.store.open()
+        if isinstance(self.blobs, FolderBlobStore):
+            await asyncio.to_thread(self.blobs.sweep, time.time() - UNFINISHED_SECONDS)
+        await self.engine.start()
+        await self._follower.start()
+        await self.fleet.start()
+        self.control.start()
+        self.reporter.start()
+        self.flaky.start()
+        if self._control_plane is not None:
+            self._control_plane.start()
+        self._timers = asyncio.create_task(Timers(self.engine).run(), name="timers")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timers is not None:
+            await cancel_and_wait(self._timers)
+        if self._control_plane is not None:
+            await self._control_plane.stop()
+        await self.reporter.stop()
+        await self.flaky.stop()
+        await self._follower.stop()
+        await self.fleet.stop()
+        await self.control.stop()
+        await asyncio.to_thread(self._uploads.close)
+        await self.engine.stop()
+        if self._control_plane is not None:
+            await self._control_plane.stop_transitions()
+        await self.store.close()
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request. The routes of runners come first: claims and heartbeats are most of the load."""
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        plane = self._control_plane
+        if plane is None or path.startswith(RUNNER_ROOT) or path == OPENAPI_PATH:
+            await self._runner_app(scope, receive, send)
+        elif not await plane.serve(scope, receive, send):
+            await self._runner_app(scope, receive, send)  # It answers that there is no such route.
+
+    def stop_waiting(self) -> None:
+        """Answer every request that waits for something, because the server is about to stop."""
+        self.protocol.stop_waiting()
+        self.control.stop_waiting()
+        if self._control_plane is not None:
+            self._control_plane.streams.close()
+
+
+class ControlPlane:
+    """The parts of a full server besides engine and runner protocol: REST API, web pages, webhooks and controllers."""
+
+    def __init__(
+        self,
+        server: Server,
+        nats: NatsAddress | None,
+        url_policy: UrlPolicy | None,
+        allowed_forges: Collection[str],
+        public_url: str,
+        sign_in: OidcSignIn | None,
+        *,
+        has_transitions: bool,
+    ) -> None:
+        store, folder = server.store, server.folder
+        read_secret = _read_secret(server.secrets)
+        self._dispatcher = Dispatcher(store, nats) if nats is not None else None
+        if self._dispatcher is not None:
+            server.control.add_outlet(self._dispatcher.tell)
+        self._disk = Disk("api")
+        self.streams = EventStreams(store)
+        self.repositories = Repositories(store, server.engine, folder, read_secret, url_policy)
+        projects = OpenedProjects(self.repositories.projects.find, read_secret)
+        outlet = Outlet(allowed_forges)
+        self.forges = Forges(projects, outlet, Reports(store, server.logs, public_url))
+        self.transitions = LiveTransitions(store, folder) if has_transitions else None
+        self.workstreams = self._create_workstreams(server, ForgeLanding(projects, outlet, Pushing()))
+        self.worktrees = Trees(
+            server.protocol,
+            store,
+            self.repositories,
+            server.blobs,
+            folder,
+            self._disk,
+            self.workstreams.merging.bring,
+        )
+        parts = self._create_parts(server)
+        self.api = ApiApp(parts)
+        self.web = self._create_web(server, parts, public_url, sign_in)
+        self._hooks = Hooks(store, projects, self.repositories.changes)
+
+    def _create_workstreams(self, server: Server, landing: Landing) -> Streams:
+        context = Desk(
+            store=server.store,
+            engine=server.engine,
+            projects=self.repositories.projects,
+            mirrors=self.repositories.mirrors,
+            blobs=server.blobs,
+            logs=server.logs,
+            folder=server.folder,
+            records=Workstreams(server.store),
+        )
+        return Streams(context, self.repositories.owner, landing)
+
+    def _create_parts(self, server: Server) -> Parts:
+        return Parts(
+            store=server.store,
+            engine=server.engine,
+            logs=server.logs,
+            blobs=server.blobs,
+            disk=self._disk,
+            signer=server.signer,
+            keys=Keys(server.store, server.signer, time.monotonic),
+            tenants=server.tenants,
+            streams=self.streams,
+            secrets=server.secrets,
+            rules=server.failure_rules,
+            flaky=server.flaky,
+            reports=TestReports(),
+            repositories=self.repositories,
+            fleet=server.fleet,
+            lives=server.lives,
+            workstreams=self.workstreams,
+        )
+
+    def _create_web(self, server: Server, parts: Parts, public_url: str, sign_in: OidcSignIn | None) -> WebApp:
+        revoked = Endings(server.store, server.signer.now, time.monotonic)
+        grants = sign_in.grants if sign_in is not None else None
+        sessions = Sessions(server.key, parts.keys, server.signer.now, revoked, grants)
+        return WebApp(parts, self.api, sessions, public_url, sign_in)
+
+    def subscribe(self, follower: Follower) -> None:
+        """Subscribe all parts to the events of the log."""
+        for listener in (self._dispatcher, self.streams, self.repositories, self.transitions, self.workstreams):
+            if listener is not None:
+                follower.tell(listener.hear)
+
+    def start(self) -> None:
+        """Start after the engine and the follower."""
+        if self.transitions is not None:
+            self.transitions.start()
+        self.repositories.start()
+        self.workstreams.start()
+        if self._dispatcher is not None:
+            self._dispatcher.start()
+
+    async def stop(self) -> None:
+        """Stop everything but the file of transitions, before the engine."""
+        if self._dispatcher is not None:
+            await self._dispatcher.stop()
+        await self.workstreams.stop()
+        await self.repositories.stop()
+        await asyncio.to_thread(self._disk.close)
+
+    async def stop_transitions(self) -> None:
+        """Write the last transitions, after the engine has stopped."""
+        if self.transitions is not None:
+            await self.transitions.stop()
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer a request to the API, a page or a webhook. Return False if the path belongs to none of them."""
+        path: str = scope["path"]
+        if f"{path}/".startswith(f"{API_ROOT}/"):
+            await self.api(scope, receive, send)
+        elif path.startswith(HOOKS_ROOT):
+            await self._hooks(scope, receive, send)
+        elif self.web.serves(scope):
+            await self.web(scope, receive, send)
+        else:
+            return False
+        return True
+
+
+def _read_secret(secrets: Secrets) -> ReadSecret:
+    """Return a function that opens a project's secret for the server itself."""
+    return lambda tenant, project, name: secrets.opened(tenant, [name], Where(project))[name]
+
+
+class _UvicornServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the caller of `HttpListener` installs its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do not install uvicorn's signal handlers."""
+        yield
+
+
+class HttpListener:
+    """A listening socket for a server.
+
+    The socket is bound at once, so that `url` is known and connections wait until `serve` accepts them.
+    """
+
+    def __init__(self, server: Server, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.socket = socket.create_server((host, port))
+        # Accepted connections inherit it. Without it, head and body of a response wait for each other for 40 ms.
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.url = f"{'http' if tls is None else 'https'}://{host}:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            server.app,
+            http=connection_class(),
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            interface="asgi3",
+            lifespan="off",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=3,
+        )
+        config.load()
+        config.ssl = tls
+        self._uvicorn = _UvicornServer(config)
+        self._server = server
+
+    async def serve(self) -> None:
+        """Serve until `stop` is called."""
+        await self._uvicorn.serve(sockets=[self.socket])
+
+    def stop(self) -> None:
+        """Stop accepting connections, and let `serve` return when the current requests are answered."""
+        self._server.stop_waiting()
+        self._uvicorn.should_exit = True
