@@ -1,6 +1,6 @@
-"""How fast a log is verified: a million events of random histories, on one core.
+"""Measure how fast a log is verified: a million events of random histories, on one core.
 
-The physical limit is to read and decode the same lines and check nothing; the peer is `json.loads`.
+The upper bound is to read and decode the same lines without checks; for comparison, `json.loads` decodes them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _SEQ = re.compile(rb'^\{"seq":\d+')
 
 
 def run() -> list[Figure]:
-    """Write the log, verify it, and compare."""
+    """Write the log and return the figures."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "events.jsonl"
         lines = write_log(path)
-        checked = timed(path, verify)
-        decoded = timed(path, decode_all)
-        loaded = timed(path, load_all)
+        verify_seconds = timed(path, verify)
+        decode_seconds = timed(path, decode_all)
+        json_seconds = timed(path, load_all)
         small, large = peak_memory(path, lines // 10), peak_memory(path, lines // 2)
-    rate = lines / checked
+    rate = lines / verify_seconds
     return [
         Figure(
             "events verified per second",
@@ -46,18 +46,18 @@ def run() -> list[Figure]:
             "events/s",
             {
                 "the goal of 100,000/s": rate / GOAL,
-                "decoding alone (msgspec)": decoded / checked,
-                "decoding alone (json.loads)": loaded / checked,
+                "decoding alone (msgspec)": decode_seconds / verify_seconds,
+                "decoding alone (json.loads)": json_seconds / verify_seconds,
             },
         ),
         Figure("events in the log", lines, "events"),
-        Figure("time", checked, "s"),
+        Figure("time", verify_seconds, "s"),
         Figure("peak memory, half of the log", large / 1e6, "MB", {"a tenth of the log": large / small}),
     ]
 
 
 def write_log(path: Path) -> int:
-    """A legal log of a million events: random histories, copied under new names until it is long enough."""
+    """Write a legal log of a million events: random histories, copied with new ids. Return the number of lines."""
     histories = [History(Random(seed)).go(150).calm().leave().lab.canonical() for seed in SEEDS]
     written = seq = copy = 0
     with path.open("wb") as out:
@@ -73,36 +73,36 @@ def write_log(path: Path) -> int:
 
 
 def renamed(lines: list[bytes], prefix: bytes) -> Iterator[bytes]:
-    """The same history of other runs and workers."""
-    return (_IDS.sub(lambda found: b'"' + found[1] + prefix + found[2], line) for line in lines)
+    """Return the lines with a prefix added to the ids of runs and workers."""
+    return (_IDS.sub(lambda match: b'"' + match[1] + prefix + match[2], line) for line in lines)
 
 
 def timed(path: Path, use: Callable[[Iterator[bytes]], object]) -> float:
-    """CPU seconds to read the file and use every line: the best of three, since other work disturbs."""
-    spent = []
+    """Return the CPU seconds to read the file and process every line: the best of three measurements."""
+    measured_seconds = []
     for _ in range(3):
         with path.open("rb") as lines:
             started = time.process_time()
             use(iter(lines))
-            spent.append(time.process_time() - started)
-    return min(spent)
+            measured_seconds.append(time.process_time() - started)
+    return min(measured_seconds)
 
 
 def decode_all(lines: Iterator[bytes]) -> None:
-    """What nobody can be faster than: decode into the same types, check nothing."""
+    """Decode every line into the verifier's types without checks."""
     decode = msgspec.json.Decoder(AnyEventLine).decode
     for line in lines:
         decode(line)
 
 
 def load_all(lines: Iterator[bytes]) -> None:
-    """The standard library's way to decode."""
+    """Decode every line with the standard library."""
     for line in lines:
         json.loads(line)
 
 
 def peak_memory(path: Path, count: int) -> int:
-    """The most memory that verifying so many lines takes."""
+    """Return the peak memory in bytes of verifying the first `count` lines."""
     with path.open("rb") as lines:
         tracemalloc.start()
         verify(line for _, line in zip(range(count), lines, strict=False))
