@@ -36,13 +36,13 @@ from deltaci.engine.clock import steady_clock
 from deltaci.engine.engine import Engine
 from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.timers import Timers
-from deltaci.fleet.health import Limits
-from deltaci.fleet.incarnations import Lives
+from deltaci.fleet.health import HealthLimits
+from deltaci.fleet.incarnations import Incarnations
 from deltaci.fleet.liveness import Fleet
-from deltaci.forges.credentials import OpenedProjects
-from deltaci.forges.http import Outlet
+from deltaci.forges.credentials import CachedForgeProjects
+from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.landing import ForgeLanding
-from deltaci.forges.reports import Reports
+from deltaci.forges.reports import ReportBuilder
 from deltaci.git.mirrors import ReadSecret
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.protocol.nats_client import NatsAddress
@@ -138,7 +138,7 @@ class Server:
         public_url: str = "",
         failure_rules: Sequence[FailureRule] = (),
         has_transitions: bool = True,
-        health: Limits | None = None,
+        health: HealthLimits | None = None,
         sign_in: OidcSignIn | None = None,
     ) -> None:
         self.store = store
@@ -154,7 +154,7 @@ class Server:
         self.failure_rules = FailureRules(store, time.monotonic, failure_rules)
         self.flaky = FlakyTests(store)
         self.fleet = Fleet(store, self.engine, health)
-        self.lives = Lives(store)
+        self.lives = Incarnations(store)
         self.protocol = Protocol(
             store,
             self.engine,
@@ -175,8 +175,8 @@ class Server:
         self._uploads = Uploads(self.protocol, self.blobs, self.secrets, folder / "incoming", storage=self.tenants)
         self._runner_app = self._create_runner_app(issuer)
         self._follower = Follower(store)
-        for listener in (self.control, self.fleet, self.reporter, self.flaky):
-            self._follower.tell(listener.hear)
+        for on_events in (self.control.hear, self.fleet.on_events, self.reporter.hear, self.flaky.hear):
+            self._follower.tell(on_events)
         if plane is not None:
             plane.subscribe(self._follower)
         self._timers: asyncio.Task[None] | None = None
@@ -271,9 +271,9 @@ class ControlPlane:
         self._disk = Disk("api")
         self.streams = EventStreams(store)
         self.repositories = Repositories(store, server.engine, folder, read_secret, url_policy)
-        projects = OpenedProjects(self.repositories.projects.find, read_secret)
-        outlet = Outlet(allowed_forges)
-        self.forges = Forges(projects, outlet, Reports(store, server.logs, public_url))
+        projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
+        outlet = ForgeHttpClient(allowed_forges)
+        self.forges = Forges(projects, outlet, ReportBuilder(store, server.logs, public_url))
         self.transitions = LiveTransitions(store, folder) if has_transitions else None
         self.workstreams = self._create_workstreams(server, ForgeLanding(projects, outlet, Pushing()))
         self.worktrees = Trees(

@@ -156,7 +156,7 @@ class _Program:
                     raise ProcessTimeoutError
                 for key, _ in ready:
                     if key.fileobj is process.stdin:
-                        unwritten = _write_some(key.fd, unwritten)
+                        unwritten = _write_chunk(key.fd, unwritten)
                         if not unwritten:
                             pipes.unregister(process.stdin)
                             process.stdin.close()
@@ -172,7 +172,7 @@ class _Program:
         return False
 
 
-def _write_some(fd: int, data: memoryview) -> memoryview:
+def _write_chunk(fd: int, data: memoryview) -> memoryview:
     """Write as much as the pipe takes now and return the rest; return nothing if the reader has closed the pipe."""
     try:
         return data[os.write(fd, data[:READ_BYTES]) :]

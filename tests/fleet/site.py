@@ -37,14 +37,14 @@ class FleetSite(Site):
         events = await self.server.store.events(self._heard, EVERYTHING)
         if events:
             self._heard = events[-1].seq
-            self.fleet.hear(events)
-        await self.fleet.catch_up()
+            self.fleet.on_events(events)
+        await self.fleet.refresh()
 
     async def check(self, *beside: FleetSite) -> None:
         """One health check, here and on the servers beside this one."""
         for each in (self, *beside):
             await each.hear()
-            await each.fleet.check()
+            await each.fleet.check_health()
             await each.hear()
 
     async def quiet(self, seconds: float, *beside: FleetSite) -> None:

@@ -9,13 +9,13 @@ import pytest
 from deltaci.core import attempt
 from deltaci.core.listing import ALL_TENANTS, PRESENT_WORKERS, WORKERS
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE
-from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, MISSED
+from deltaci.fleet.health import HEALTH_SECONDS, MAX_MISSED_CHECKS, MAX_SILENT_SECONDS
 from deltaci.storage.port import ListQuery
 from tests.contract.places import Place, on_loop
 from tests.fleet.site import FleetSite, OpenFleet
 from tests.lab import TENANT
 
-SILENT_SECONDS = MISSED * HEALTH_SECONDS
+SILENT_SECONDS = MAX_MISSED_CHECKS * HEALTH_SECONDS
 
 
 @pytest.mark.proves("WST-KA1")
@@ -30,9 +30,9 @@ async def test_who_registers_is_in_the_pool_and_its_health_is_watched(fleet: Ope
             page = await here.server.store.page(ListQuery(tenant=tenant, lists=[list], limit=9))
             assert [each.id for each in page.records] == ["w1"]
         assert await here.steps() == [("registered", "info"), ("registration_complete", "info")]
-        assert here.fleet.rivals(TENANT)[1] == ("w1",)
+        assert here.fleet.eligible_workers(TENANT)[1] == ("w1",)
         await here.quiet(SILENT_SECONDS)
-        assert here.fleet.rivals(TENANT)[1] == ()
+        assert here.fleet.eligible_workers(TENANT)[1] == ()
 
 
 @pytest.mark.proves("WST-KG4", "WST-KA4", "WST-K4")
@@ -166,7 +166,7 @@ async def test_a_connection_that_stands_is_being_heard(fleet: OpenFleet) -> None
         asked = asyncio.create_task(
             here.ask("POST", "lease", body, headers=[("Authorization", f"Bearer {runner.credential}")], gone=gone)
         )
-        while not here.fleet.hearing._present:
+        while not here.fleet.heartbeats._open_requests:
             await asyncio.wait({asked}, timeout=0.001)
 
         await here.quiet(MAX_SILENT_SECONDS + SILENT_SECONDS)
@@ -257,7 +257,7 @@ async def test_silence_is_written_by_nobody(fleet: OpenFleet) -> None:
 
 async def judged(here: FleetSite, *beside: FleetSite) -> None:
     """All of them judge at the same time."""
-    await asyncio.gather(*(each.fleet.check() for each in (here, *beside)))
+    await asyncio.gather(*(each.fleet.check_health() for each in (here, *beside)))
 
 
 @on_loop

@@ -49,7 +49,7 @@ async def test_an_idle_one_that_leaves_is_gone_at_once(fleet: OpenFleet) -> None
 
         [last] = [each for each in await here.events("w1") if each.to == SHUTDOWN]
         assert (last.actor, last.severity, last.metadata["reason"]) == ("worker:w1", "info", "LEFT")
-        assert here.fleet.rivals(TENANT)[1] == ()
+        assert here.fleet.eligible_workers(TENANT)[1] == ()
         assert (await runner.ask("POST", "renew")).body["runner_id"] == "w1/2"
 
 
@@ -115,7 +115,7 @@ async def test_a_drained_one_gets_nothing_and_is_given_work_at_once_when_it_is_r
 
         assert await runner.lease(slots=2) == []
         waiting = asyncio.create_task(runner.lease(slots=2, wait_seconds=60))
-        while not here.fleet._waiting:
+        while not here.fleet._change_waiters:
             await asyncio.wait({waiting}, timeout=0.001)
         await here.server.do(worker.Resume(id="w1", actor="user:ada"))
         assert not waiting.done()
@@ -158,7 +158,7 @@ async def test_a_server_that_ends_lets_nobody_wait(fleet: OpenFleet) -> None:
         await here.server.do(worker.Drain(id="w1", reason="", actor="user:ada"))
         await here.hear()
         waiting = asyncio.create_task(runner.lease(wait_seconds=600))
-        while not here.fleet._waiting:
+        while not here.fleet._change_waiters:
             await asyncio.wait({waiting}, timeout=0.001)
 
         here.fleet.stop_waiting()
@@ -180,7 +180,7 @@ async def test_what_a_worker_lost_is_anothers_while_there_is_one_and_else_its_ow
         await here.server.tick()
         await here.check()
         for each in ("w1", "w2", "w3"):
-            here.fleet.hearing.heard(TENANT, each)
+            here.fleet.heartbeats.record(TENANT, each)
         await here.check()
         assert await here.server.state("r1/a.2") == attempt.QUEUED
 

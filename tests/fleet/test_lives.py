@@ -12,7 +12,7 @@ from deltaci.core import worker
 from deltaci.core.ids import first_incarnation_id, incarnation_id, worker_name
 from deltaci.core.worker import DRAINED, IDLE, PRESUMED_GONE, QUARANTINED, SHUTDOWN
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS
-from deltaci.fleet.incarnations import Lives
+from deltaci.fleet.incarnations import Incarnations
 from deltaci.server.auth.credentials import REGISTRATION_SECONDS
 from tests.contract.places import on_loop
 from tests.fleet.site import FleetSite, OpenFleet
@@ -97,7 +97,7 @@ async def test_who_was_gone_already_can_be_removed_as_well(fleet: OpenFleet) -> 
         life = await here.lives.latest(TENANT, "w1")
         assert life.may_return
         for by in ("user:ada", "user:bob"):
-            await here.lives.removed(TENANT, life, by, here.place.now())
+            await here.lives.mark_removed(TENANT, life, by, here.place.now())
 
         assert (await here.refused(lambda: runner.ask("POST", "renew"))).code == "bad_credential"
         here.place.after(5)
@@ -156,7 +156,7 @@ async def test_a_life_that_was_not_counted_is_found_all_the_same(
         async def killed(*_: Any) -> None:
             return None
 
-        monkeypatch.setattr(Lives, "began", killed)
+        monkeypatch.setattr(Incarnations, "count_next", killed)
         assert (await renewed(runner)).id == "w1/2"
         assert (await renewed(runner)).id == "w1/2"
         await presumed_gone(here, "w1/2")

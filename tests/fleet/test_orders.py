@@ -7,16 +7,16 @@ import pytest
 from deltaci.core import worker
 from deltaci.core.instants import SECOND
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE, Worker
-from deltaci.fleet.health import Limits, order, silence
+from deltaci.fleet.health import HealthLimits, next_command, silence
 
 NOW = 1_000_000 * SECOND
-LIMITS = Limits(health_seconds=20, missed=3, max_silent_seconds=600)
+LIMITS = HealthLimits(health_seconds=20, max_missed_checks=3, max_silent_seconds=600)
 
 
 def said(state: str, seconds: float, *, updated: float = 10_000, since: int = 0) -> str:
     """Which order follows for a worker that was heard so long ago, and changed so long ago."""
     record = Worker(id="w", state=state, rev=7, updated_at=NOW - round(updated * SECOND))
-    found = order(record, NOW - round(seconds * SECOND), since, NOW, LIMITS)
+    found = next_command(record, NOW - round(seconds * SECOND), since, NOW, LIMITS)
     assert found is None or (found.id, found.expected_rev) == ("w", 7)
     return type(found).__name__ if found is not None else ""
 
@@ -70,5 +70,5 @@ def test_nobody_was_silent_before_somebody_could_hear() -> None:
 
 def test_the_maximum_is_never_less_than_what_makes_one_silent() -> None:
     """Whatever was set: nobody is presumed gone before it has missed its checks."""
-    odd = Limits(health_seconds=20, missed=3, max_silent_seconds=1)
-    assert odd.gone == odd.silent == 60 * SECOND
+    odd = HealthLimits(health_seconds=20, max_missed_checks=3, max_silent_seconds=1)
+    assert odd.shut_down_after == odd.unresponsive_after == 60 * SECOND

@@ -33,7 +33,7 @@ class Notebook:
         project = msgspec.convert(told, ForgeProject)
         await self.store.put_documents([Document(PROJECTS, tenant, name, 0, 0, msgspec.json.encode(project))])
 
-    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
+    async def find(self, tenant: str, project: str) -> ForgeProject | None:
         """As it was written."""
         found = await self.store.find_document(PROJECTS, project, tenant)
         return msgspec.json.decode(found.body, type=ForgeProject) if found is not None else None

@@ -22,10 +22,10 @@ from deltaci.core.machine import Command
 from deltaci.core.run import Origin, Run
 from deltaci.engine import feed
 from deltaci.forges import delivery_dedupe
-from deltaci.forges.http import Outlet
-from deltaci.forges.projects import ForgeProject, Projects
-from deltaci.forges.reports import Reports
-from deltaci.forges.status_state import Patience, Told
+from deltaci.forges.http import ForgeHttpClient
+from deltaci.forges.projects import ForgeProject, ForgeProjects
+from deltaci.forges.reports import ReportBuilder
+from deltaci.forges.status_state import StatusRetryPolicy, StatusState
 from deltaci.server.follower import Follower
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store
@@ -34,7 +34,7 @@ from tests.forges.notebook import Notebook
 from tests.lab import TENANT, Lease, task
 
 COMMIT: Final = "c0ffee1234" * 4
-QUICK: Final = Patience(first_seconds=0.01, most_seconds=0.05, hold_seconds=5.0)
+QUICK: Final = StatusRetryPolicy(initial_seconds=0.01, max_seconds=0.05, claim_seconds=5.0)
 
 
 async def turns(count: int) -> None:
@@ -67,12 +67,12 @@ class Jumping:
 class Directory:
     """Where projects are looked up, until a case puts something else there."""
 
-    def __init__(self, projects: Projects) -> None:
+    def __init__(self, projects: ForgeProjects) -> None:
         self.projects = projects
 
-    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
+    async def find(self, tenant: str, project: str) -> ForgeProject | None:
         """As it is there."""
-        return await self.projects.forge_of(tenant, project)
+        return await self.projects.find(tenant, project)
 
 
 class Desk:
@@ -94,7 +94,7 @@ class Desk:
         self.notebook = notebook
         self.logs = logs
 
-    def projects(self, instead: Projects) -> None:
+    def projects(self, instead: ForgeProjects) -> None:
         """Look projects up there."""
         self._directory.projects = instead
 
@@ -132,10 +132,10 @@ class Desk:
                     return event
         raise AssertionError("the log has no end")
 
-    async def told(self) -> list[Told]:
+    async def told(self) -> list[StatusState]:
         """What the documents say."""
-        found = await self.server.store.list_documents(delivery_dedupe.TOLD, ALL_TENANTS)
-        return [msgspec.json.decode(each.body, type=Told) for each in found]
+        found = await self.server.store.list_documents(delivery_dedupe.STATUS_KIND, ALL_TENANTS)
+        return [msgspec.json.decode(each.body, type=StatusState) for each in found]
 
     async def is_reported(self, id: str = "r1") -> bool:
         """Whether it is, by now."""
@@ -149,10 +149,10 @@ async def desk(
     *,
     allowed: tuple[str, ...] = (),
     clock: Jumping | None = None,
-    patience: Patience = QUICK,
+    patience: StatusRetryPolicy = QUICK,
     seconds: float = 5.0,
     wrap: Any = lambda store: store,
-    outlet: Outlet | None = None,
+    outlet: ForgeHttpClient | None = None,
     is_started: bool = True,
 ) -> AsyncIterator[Desk]:
     """A server over this place that reports to forges."""
@@ -162,8 +162,8 @@ async def desk(
         directory = Directory(notebook)
         forges = Forges(
             directory,
-            outlet or Outlet(allowed, seconds=seconds),
-            Reports(store, logs, "https://ci.example.org"),
+            outlet or ForgeHttpClient(allowed, timeout_seconds=seconds),
+            ReportBuilder(store, logs, "https://ci.example.org"),
             patience=patience,
         )
         if clock is not None:

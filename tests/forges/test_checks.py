@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from deltaci.forges import check_annotations
-from deltaci.forges.status_state import Note
+from deltaci.forges.status_state import Annotation
 from tests.contract.places import Place, on_loop
 from tests.forges.playing import Answered, PlayedForge
 from tests.forges.reporting import COMMIT, Jumping, desk
@@ -123,7 +123,7 @@ async def test_a_key_that_is_none_is_given_up_without_being_shown(memory: Place,
 
         told = (await at.reported()).metadata["told"]
 
-        assert told.startswith("exhausted: not allowed: the token of a project with an App is the App's private key")
+        assert told.startswith("exhausted: not allowed: the token of a project with an App must be the App's")
         assert not forge.heard
 
 
@@ -133,13 +133,13 @@ async def test_a_key_that_is_none_is_given_up_without_being_shown(memory: Place,
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("a/b.rs:7:3: warning: unused", Note(path="a/b.rs", line=7, column=3, message="unused", level="warning")),
-        ("main.c:7: fatal error: no", Note(path="main.c", line=7, message="no")),
-        ("src/a.ts(3,5): error TS2304: no", Note(path="src/a.ts", line=3, column=5, message="TS2304: no")),
-        ("./a.py:1: error: no", Note(path="a.py", line=1, message="no")),
-        ("::error file=a.py::no line", Note(path="a.py", line=1, message="no line")),
-        ("::notice file=a%2Cb.py,line=2::x", Note(path="a,b.py", line=2, message="x", level="notice")),
-        ("::error file=a.py,line=2,endLine=9::x::y", Note(path="a.py", line=2, message="x::y")),
+        ("a/b.rs:7:3: warning: unused", Annotation(path="a/b.rs", line=7, column=3, message="unused", level="warning")),
+        ("main.c:7: fatal error: no", Annotation(path="main.c", line=7, message="no")),
+        ("src/a.ts(3,5): error TS2304: no", Annotation(path="src/a.ts", line=3, column=5, message="TS2304: no")),
+        ("./a.py:1: error: no", Annotation(path="a.py", line=1, message="no")),
+        ("::error file=a.py::no line", Annotation(path="a.py", line=1, message="no line")),
+        ("::notice file=a%2Cb.py,line=2::x", Annotation(path="a,b.py", line=2, message="x", level="notice")),
+        ("::error file=a.py,line=2,endLine=9::x::y", Annotation(path="a.py", line=2, message="x::y")),
         ("::error::no file", None),
         ("::error file=/etc/passwd,line=1::x", None),
         ("/usr/include/a.h:1:1: error: x", None),
@@ -152,17 +152,17 @@ async def test_a_key_that_is_none_is_given_up_without_being_shown(memory: Place,
         ("::step 5f0c end index=0 exit=0", None),
     ],
 )
-def test_a_line_of_a_log_may_be_about_a_line_of_a_file(line: str, note: Note | None) -> None:
+def test_a_line_of_a_log_may_be_about_a_line_of_a_file(line: str, note: Annotation | None) -> None:
     assert list(check_annotations.from_log(line)) == ([note] if note is not None else [])
 
 
 def test_notes_are_few_each_once_and_failures_first() -> None:
-    many = [Note(path="a", line=n, message="w", level="warning") for n in range(1, 100)]
-    failures = [Note(path="b", line=n, message="f") for n in (1, 1, 2)]
+    many = [Annotation(path="a", line=n, message="w", level="warning") for n in range(1, 100)]
+    failures = [Annotation(path="b", line=n, message="f") for n in (1, 1, 2)]
 
-    found = check_annotations.few([*many, *failures])
+    found = check_annotations.most_severe([*many, *failures])
 
-    assert len(found) == check_annotations.MAX_NOTES
+    assert len(found) == check_annotations.MAX_ANNOTATIONS
     assert [each.path for each in found[:3]] == ["b", "b", "a"]
 
 
@@ -173,4 +173,4 @@ def test_a_log_may_be_anything() -> None:
     )
 
     assert list(check_annotations.from_log(hostile)) == []
-    assert list(check_annotations.from_tests([None, 3, {"name": 7, "message": "a." * 1000 + ":9"}, {}])) == []
+    assert list(check_annotations.from_test_failures([None, 3, {"name": 7, "message": "a." * 1000 + ":9"}, {}])) == []

@@ -141,13 +141,13 @@ async def test_a_server_that_dies_before_it_remembers_hears_it_again_and_makes_n
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
         _, first = await post.send(PUSHES["github"])
-        for each in await store.list_documents(delivery_dedupe.HEARD, ALL_TENANTS):
+        for each in await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS):
             await store.delete_document(each.kind, each.tenant, each.name, each.version)
 
         _, again = await post.send(PUSHES["github"])
 
         assert (again["result"], again["change"]) == ("duplicate", first["change"])
-        assert len(await store.list_documents(delivery_dedupe.HEARD, ALL_TENANTS)) == 2
+        assert len(await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS)) == 2
 
 
 @on_loop
@@ -158,11 +158,11 @@ async def test_what_was_heard_is_remembered_for_a_year_and_not_for_ever(place: P
         place.after(390 * 86400)
         other = github("push", github_push(before=TAG), delivery="2")
         await post.send(other)
-        assert not await delivery_dedupe.sweep(store)
+        assert not await delivery_dedupe.delete_expired(store)
         assert (await post.send(PUSHES["github"]))[1]["result"] == "duplicate"
         place.after(20 * 86400)
 
-        assert await delivery_dedupe.sweep(store) == 2
+        assert await delivery_dedupe.delete_expired(store) == 2
         assert (await post.send(other))[1]["result"] == "duplicate"
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.forges import LISTENERS
-from deltaci.forges.webhook_event import Delivery, Heard, Nothing
+from deltaci.forges import WEBHOOK_PARSERS
+from deltaci.forges.webhook_event import Delivery, IgnoredEvent, WebhookEvent
 from deltaci.pipeline.change import Change
 from tests.forges.payloads import (
     NOW,
@@ -69,12 +69,12 @@ def test_an_event_with_anything_in_it_is_read_or_refused(forge: str, event: str,
     delivery = delivered(forge, event, json.dumps(changed).encode())
 
     try:
-        said = LISTENERS[forge].read(delivery)
+        said = WEBHOOK_PARSERS[forge].parse(delivery)
     except msgspec.DecodeError:
         return
 
-    assert isinstance(said, Heard | Nothing)
-    if isinstance(said, Heard):
+    assert isinstance(said, WebhookEvent | IgnoredEvent)
+    if isinstance(said, WebhookEvent):
         again = msgspec.json.decode(msgspec.json.encode(said.change), type=Change)
         assert again == said.change
         assert len(again.commit) in (40, 64)
@@ -86,10 +86,10 @@ def test_an_event_with_anything_in_it_is_read_or_refused(forge: str, event: str,
 def test_an_event_that_is_cut_off_is_refused(forge: str, event: str, payload: Any, cut: int) -> None:
     body = json.dumps(payload).encode()
     with pytest.raises(msgspec.DecodeError):
-        LISTENERS[forge].read(delivered(forge, event, body[: cut % len(body)]))
+        WEBHOOK_PARSERS[forge].parse(delivered(forge, event, body[: cut % len(body)]))
 
 
-@pytest.mark.parametrize("forge", LISTENERS)
+@pytest.mark.parametrize("forge", WEBHOOK_PARSERS)
 @given(
     headers=st.dictionaries(st.sampled_from(["signature", "token", "time", "id"]), st.text(max_size=80)),
     body=st.binary(),
@@ -101,7 +101,7 @@ def test_nobody_is_believed_by_chance(forge: str, headers: dict[str, str], body:
                 return value
         return ""
 
-    assert not LISTENERS[forge].is_signed(Delivery(header, body, NOW), SECRET)
+    assert not WEBHOOK_PARSERS[forge].has_valid_signature(Delivery(header, body, NOW), SECRET)
 
 
 def test_a_fork_stays_one_whatever_its_payload_claims() -> None:
@@ -109,7 +109,7 @@ def test_a_fork_stays_one_whatever_its_payload_claims() -> None:
     claims = github_pull_request(head_repo="fork")
     claims["pull_request"]["head"]["repo"] |= {"full_name": "octo/hello", "fork": False, "owner": {"login": "octo"}}
 
-    said = LISTENERS["github"].read(delivered("github", "pull_request", json.dumps(claims).encode()))
+    said = WEBHOOK_PARSERS["github"].parse(delivered("github", "pull_request", json.dumps(claims).encode()))
 
-    assert isinstance(said, Heard)
+    assert isinstance(said, WebhookEvent)
     assert said.change.is_fork

@@ -12,11 +12,10 @@ import msgspec
 import pytest
 
 from deltaci.controllers.projects import Project
-from deltaci.forges.http import Outlet
-from deltaci.forges.landing import ForgeLanding, source_of
+from deltaci.forges.http import ForgeHttpClient
+from deltaci.forges.landing import ForgeLanding, temporary_branch
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.webhook_event import Asked as PullRequest
-from deltaci.forges.webhook_event import Nothing, Pushed, pull_request, push
+from deltaci.forges.webhook_event import IgnoredEvent, PullRequest, Push, pull_request_change, push_change
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BranchMoved, CommitBuilder, Signature
 from tests.contract.places import on_loop
@@ -46,7 +45,7 @@ class One:
     def __init__(self, forge: ForgeProject | None) -> None:
         self.forge = forge
 
-    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
+    async def find(self, tenant: str, project: str) -> ForgeProject | None:
         """That one."""
         return self.forge
 
@@ -66,7 +65,7 @@ class Site(NamedTuple):
     async def land(self, **changes: str) -> None:
         """As a server does that has just been started."""
         known = msgspec.structs.replace(self.known, **changes)
-        outlet = Outlet([self.forge.host], seconds=5.0)
+        outlet = ForgeHttpClient([self.forge.host], timeout_seconds=5.0)
         landing = ForgeLanding(One(known), outlet, self.pushing, sleep=no_rest)
         try:
             await landing.land(self.project, self.builder, "main", self.commit, self.base)
@@ -240,7 +239,7 @@ async def test_a_forge_that_looks_for_too_long_is_asked_another_time(tmp_path: P
     async with site(tmp_path, kind) as here:
         here.forge.looking = 25
 
-        with pytest.raises(GitFailed, match="still looks at") as failed:
+        with pytest.raises(GitFailed, match="still checking") as failed:
             await here.land()
         assert failed.value.is_transient
         assert here.main == here.base
@@ -299,7 +298,7 @@ async def test_a_forge_that_nobody_allowed_is_not_spoken_to(tmp_path: Path) -> N
 async def test_a_forge_that_is_away_passes(tmp_path: Path) -> None:
     """Nobody listens there now."""
     async with site(tmp_path, "github") as here:
-        outlet = Outlet(["127.0.0.1"], seconds=2.0)
+        outlet = ForgeHttpClient(["127.0.0.1"], timeout_seconds=2.0)
         gone = ForgeProject(
             tenant="t", name="shop", forge="github", repository=NAME, api_url="http://127.0.0.1:1", api_token=TOKEN
         )
@@ -315,18 +314,18 @@ async def test_a_forge_that_is_away_passes(tmp_path: Path) -> None:
 
 def test_what_the_merge_queue_pushes_is_nobodys_change() -> None:
     """Its branches are pushed and proposed for a moment: no pipeline runs for that. A fork's are not ours."""
-    name = source_of("main", "a" * 40)
-    pushed = Pushed(ref=f"refs/heads/{name}", before=ZEROS, after="a" * 40, commit="a" * 40)
+    name = temporary_branch("main", "a" * 40)
+    pushed = Push(ref=f"refs/heads/{name}", before=ZEROS, after="a" * 40, commit="a" * 40)
     asked = PullRequest(
         action="opened",
         number=1,
         ref="refs/pull/1/head",
         commit="a" * 40,
-        branch="main",
-        head=name,
+        base_branch="main",
+        head_branch=name,
         is_fork=False,
     )
 
-    assert isinstance(push(pushed), Nothing)
-    assert isinstance(pull_request(asked), Nothing)
-    assert not isinstance(pull_request(msgspec.structs.replace(asked, is_fork=True)), Nothing)
+    assert isinstance(push_change(pushed), IgnoredEvent)
+    assert isinstance(pull_request_change(asked), IgnoredEvent)
+    assert not isinstance(pull_request_change(msgspec.structs.replace(asked, is_fork=True)), IgnoredEvent)

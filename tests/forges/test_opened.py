@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from deltaci.core.errors import Refused
 from deltaci.core.run import Origin, Run
-from deltaci.forges.credentials import KEPT_SECONDS, OpenedProjects, api_of, repository_of
-from deltaci.forges.projects import Origins, pipeline_of
+from deltaci.forges.credentials import CACHE_SECONDS, CachedForgeProjects, default_api_url, repository_path
+from deltaci.forges.projects import OriginTargets, pipeline_name
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from tests.contract.places import on_loop
 
@@ -43,20 +43,20 @@ class Shelf:
             raise Refused("no_secret", f"there is no secret {name!r}")
         return self.secrets[name]
 
-    def looked_up(self) -> OpenedProjects:
-        return OpenedProjects(self.find, self.secret_of, lambda: self.now)
+    def looked_up(self) -> CachedForgeProjects:
+        return CachedForgeProjects(self.find, self.secret_of, lambda: self.now)
 
 
 @on_loop
 async def test_secrets_are_opened_by_their_names() -> None:
     """Without the newline that files end with."""
-    found = await Shelf(Written(), HOOK="hook\n", TOKEN="token\n").looked_up().forge_of("t", "p")
+    found = await Shelf(Written(), HOOK="hook\n", TOKEN="token\n").looked_up().find("t", "p")
 
     assert found is not None
     assert (found.tenant, found.name, found.forge) == ("t", "p", "github")
     assert (found.webhook_secret, found.api_token, found.problem) == ("hook", "token", "")
     assert (found.repository, found.api_url) == ("octo/hello", "https://api.github.com")
-    assert await Shelf().looked_up().forge_of("t", "p") is None
+    assert await Shelf().looked_up().find("t", "p") is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ async def test_secrets_are_opened_by_their_names() -> None:
 @on_loop
 async def test_a_token_may_be_an_app(token: str, app: str, installation: str, key: str) -> None:
     """One secret says who it is, where it is installed, and its private key."""
-    found = await Shelf(Written(), HOOK="hook", TOKEN=token).looked_up().forge_of("t", "p")
+    found = await Shelf(Written(), HOOK="hook", TOKEN=token).looked_up().find("t", "p")
 
     assert found is not None
     assert (found.app_id, found.installation_id, found.api_token) == (app, installation, key)
@@ -79,8 +79,8 @@ async def test_a_token_may_be_an_app(token: str, app: str, installation: str, ke
 
 @on_loop
 async def test_a_secret_that_does_not_open_leaves_the_other_one() -> None:
-    no_token = await Shelf(Written(), HOOK="hook").looked_up().forge_of("t", "p")
-    no_hook = await Shelf(Written(), TOKEN="token").looked_up().forge_of("t", "p")
+    no_token = await Shelf(Written(), HOOK="hook").looked_up().find("t", "p")
+    no_hook = await Shelf(Written(), TOKEN="token").looked_up().find("t", "p")
 
     assert no_token is not None
     assert no_hook is not None
@@ -94,18 +94,18 @@ async def test_what_is_opened_is_kept_for_a_moment() -> None:
     projects = shelf.looked_up()
 
     for _ in range(3):
-        await projects.forge_of("t", "p")
+        await projects.find("t", "p")
     assert len(shelf.opened) == 2
 
     shelf.projects["p"] = Written(url="https://github.com/octo/other")
-    changed = await projects.forge_of("t", "p")
+    changed = await projects.find("t", "p")
     assert changed is not None
     assert changed.repository == "octo/other"
 
-    shelf.now += KEPT_SECONDS
-    await projects.forge_of("t", "p")
+    shelf.now += CACHE_SECONDS
+    await projects.find("t", "p")
     assert len(shelf.opened) == 6
-    assert await projects.forge_of("others", "p") is not None
+    assert await projects.find("others", "p") is not None
     assert len(shelf.opened) == 8  # What is opened for one tenant is not another's.
 
 
@@ -117,7 +117,7 @@ async def test_a_disk_that_fails_is_no_missing_secret() -> None:
         raise OSError(5, "Input/output error")
 
     with pytest.raises(BlobStoreUnavailable, match="Input/output error"):
-        await OpenedProjects(Shelf(Written()).find, broken).forge_of("t", "p")
+        await CachedForgeProjects(Shelf(Written()).find, broken).find("t", "p")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ async def test_a_disk_that_fails_is_no_missing_secret() -> None:
     ],
 )
 def test_a_repository_is_called_by_its_whole_path(url: str, repository: str) -> None:
-    assert repository_of(url) == repository
+    assert repository_path(url) == repository
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_repository_is_called_by_its_whole_path(url: str, repository: str) -> 
     ],
 )
 def test_the_api_is_where_it_usually_is(forge: str, url: str, api: str) -> None:
-    assert api_of(forge, url) == api
+    assert default_api_url(forge, url) == api
 
 
 @pytest.mark.parametrize(
@@ -159,16 +159,18 @@ def test_the_api_is_where_it_usually_is(forge: str, url: str, api: str) -> None:
     [("", ""), (".deltaci.yml", ""), (".deltaci/lint.yml", "lint"), (".github/workflows/ci.yaml", "ci")],
 )
 def test_a_pipeline_is_called_by_its_file(file: str, name: str) -> None:
-    assert pipeline_of(file) == name
+    assert pipeline_name(file) == name
 
 
 @on_loop
 async def test_a_run_is_about_what_it_comes_from() -> None:
     about = Run(id="r", origin=Origin(project="p", commit="c", template="build"))
 
-    subject = await Origins().subject_of(about)
+    subject = await OriginTargets().target_of(about)
 
     assert subject is not None
     assert (subject.project, subject.commit, subject.pipeline) == ("p", "c", "build")
-    assert await Origins().subject_of(Run(id="r")) is None
-    assert await Origins().subject_of(Run(id="merge-1", origin=about.origin)) is None, "nobody else has that commit"
+    assert await OriginTargets().target_of(Run(id="r")) is None
+    assert await OriginTargets().target_of(Run(id="merge-1", origin=about.origin)) is None, (
+        "nobody else has that commit"
+    )

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, and however two servers interleave: a forge never goes back, and ends up with the truth."""
+"""Statuses are sent in order: whatever fails and however two servers interleave, a forge ends with the newest one."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import asyncio
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core import run
-from deltaci.forges.http import Outlet, Unreachable
+from deltaci.forges.http import ForgeHttpClient, Unreachable
 from deltaci.forges.status_state import (
-    Answer,
-    Call,
-    Done,
-    Later,
-    Mark,
-    Patience,
-    Report,
-    Tell,
-    Told,
-    failed,
-    next_step,
-    pause,
-    succeeded,
+    CheckLater,
+    ForgeRequest,
+    ForgeResponse,
+    RunVersion,
+    SendStatus,
+    StatusDone,
+    StatusReport,
+    StatusRetryPolicy,
+    StatusState,
+    after_failure,
+    after_success,
+    next_action,
+    retry_delay_seconds,
 )
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import Place
@@ -35,39 +36,42 @@ from tests.lab import TENANT, Lease
 ORDER = ("waiting to start", "under way")
 
 
-class Mouth(Outlet):
-    """The way to a forge that takes a while, and loses questions and answers. `effects` is what the forge has heard."""
+class UnreliableClient(ForgeHttpClient):
+    """A client that is slow and loses requests and responses. `effects` are the statuses that the forge received."""
 
     def __init__(self, random: Random, effects: list[tuple[str, str]]) -> None:
         super().__init__()
         self._random = random
         self._effects = effects
 
-    async def say(self, call: Call) -> Answer:
-        """Perhaps it is heard, and perhaps it is answered."""
+    async def send(self, request: ForgeRequest) -> ForgeResponse:
+        """Deliver the request and the response, each only with some probability."""
         await turns(self._random.randrange(20))
-        luck = self._random.random()
-        if luck < 0.15:
-            raise Unreachable("the question is lost")
-        if luck < 0.25:
-            return Answer(503)
-        self._effects.append((call.body["target_url"].rpartition("/")[2], call.body["description"]))
+        chance = self._random.random()
+        if chance < 0.15:
+            raise Unreachable("the request is lost")
+        if chance < 0.25:
+            return ForgeResponse(503)
+        self._effects.append((request.body["target_url"].rpartition("/")[2], request.body["description"]))
         await turns(self._random.randrange(20))
-        if luck < 0.4:
-            raise Unreachable("the answer is lost")
-        return Answer(201)
+        if chance < 0.4:
+            raise Unreachable("the response is lost")
+        return ForgeResponse(201)
 
 
 async def history(random: Random, folder: Path) -> tuple[list[tuple[str, str]], dict[str, str], list[str]]:
-    """Some runs of one commit, told by two servers: what the forge heard, how each was reported, and their ids."""
+    """Report some runs of one commit from two servers.
+
+    Returns the statuses that the forge received, how the reporting of each run ended, and the ids of the runs.
+    """
     place = Place("memory", lambda _: shared)
     shared = MemoryStore(clock=place.now)
     effects: list[tuple[str, str]] = []
-    quick = Patience(first_seconds=0.001, most_seconds=0.005, hold_seconds=30)
-    mouths = [Mouth(random, effects), Mouth(random, effects)]
+    quick = StatusRetryPolicy(initial_seconds=0.001, max_seconds=0.005, claim_seconds=30)
+    clients = [UnreliableClient(random, effects), UnreliableClient(random, effects)]
     async with (
-        desk(place, folder, patience=quick, outlet=mouths[0]) as one,
-        desk(place, folder, patience=quick, outlet=mouths[1]) as two,
+        desk(place, folder, patience=quick, outlet=clients[0]) as one,
+        desk(place, folder, patience=quick, outlet=clients[1]) as two,
     ):
         await one.notebook.write("p", "github", TENANT, repository="o/h", api_url="https://x", api_token="t")
         ids: list[str] = []
@@ -114,71 +118,78 @@ def test_a_forge_never_goes_back_and_ends_up_with_the_truth(seed: int, tmp_path:
         assert is_heard or told[id].startswith("superseded"), (id, told[id], effects)
 
 
-# -- the decision alone
+# -- the pure functions
 
-PATIENCE = Patience()
-REPORT = Report(run_id="r1", commit="c", context="deltaci", state="running", description="under way")
-NEWER = Mark(True, 2, "r2", 1)
+POLICY = StatusRetryPolicy()
+REPORT = StatusReport(run_id="r1", commit="c", context="deltaci", state="running", description="under way")
+NEWER_RUN = RunVersion(True, 2, "r2", 1)
+FORK_RUN = RunVersion(False, 3, "r3", 1)
+
+
+def rev(number: int) -> RunVersion:
+    """Return run r1 at a revision."""
+    return RunVersion(True, 1, "r1", number)
+
+
+def running(sent: RunVersion, attempted: RunVersion | None = None) -> StatusState:
+    """Return the state of a context whose sent status equals REPORT."""
+    state = StatusState(sent=sent, state="running", description="under way")
+    return msgspec.structs.replace(state, attempted=attempted) if attempted is not None else state
 
 
 @pytest.mark.parametrize(
-    ("told", "mark", "step"),
+    ("state", "version", "action"),
     [
-        (Told(), Mark(True, 1, "r1", 3), Tell),
-        (Told(mark=Mark(True, 1, "r1", 2), state="pending"), Mark(True, 1, "r1", 3), Tell),
-        (Told(mark=Mark(True, 1, "r1", 3), state="running"), Mark(True, 1, "r1", 3), Done),
-        (Told(mark=Mark(True, 1, "r1", 4), state="success"), Mark(True, 1, "r1", 3), Done),
-        (Told(mark=NEWER, state="pending"), Mark(True, 1, "r1", 3), Done),
-        (Told(mark=NEWER, state="pending", is_unsure=True), Mark(True, 1, "r1", 3), Done),
-        (Told(mark=Mark(True, 1, "r1", 2), tried=NEWER), Mark(True, 1, "r1", 3), Done),
-        (Told(mark=Mark(True, 1, "r1", 2), tried=NEWER), NEWER, Tell),
-        (Told(mark=NEWER), Mark(False, 3, "r3", 1), Done),
-        (Told(mark=Mark(False, 3, "r3", 1)), NEWER, Tell),
-        (Told(mark=Mark(True, 1, "r1", 3), state="running", is_unsure=True), Mark(True, 1, "r1", 3), Tell),
-        (Told(mark=Mark(True, 1, "r1", 2), state="running", description="under way"), Mark(True, 1, "r1", 3), Done),
-        (Told(mark=Mark(True, 1, "r0", 2), state="running", description="under way"), Mark(True, 1, "r1", 3), Tell),
-        (
-            Told(mark=Mark(True, 1, "r1", 1), tried=Mark(True, 1, "r1", 2), state="running", description="under way"),
-            Mark(True, 1, "r1", 3),
-            Tell,
-        ),
-        (Told(holder="other", held_until=101.0), Mark(True, 1, "r1", 3), Later),
-        (Told(holder="other", held_until=100.0), Mark(True, 1, "r1", 3), Tell),
-        (Told(holder="me", held_until=101.0), Mark(True, 1, "r1", 3), Tell),
-        (Told(failing=Mark(True, 1, "r1", 3), next_at=101.0), Mark(True, 1, "r1", 3), Later),
-        (Told(failing=Mark(True, 1, "r1", 2), next_at=101.0), Mark(True, 1, "r1", 3), Tell),
-        (Told(failing=Mark(True, 1, "r1", 3), is_given_up=True), Mark(True, 1, "r1", 3), Done),
+        (StatusState(), rev(3), SendStatus),
+        (StatusState(sent=rev(2), state="pending"), rev(3), SendStatus),
+        (StatusState(sent=rev(3), state="running"), rev(3), StatusDone),
+        (StatusState(sent=rev(4), state="success"), rev(3), StatusDone),
+        (StatusState(sent=NEWER_RUN, state="pending"), rev(3), StatusDone),
+        (StatusState(sent=NEWER_RUN, state="pending", is_unsure=True), rev(3), StatusDone),
+        (StatusState(sent=rev(2), attempted=NEWER_RUN), rev(3), StatusDone),
+        (StatusState(sent=rev(2), attempted=NEWER_RUN), NEWER_RUN, SendStatus),
+        (StatusState(sent=NEWER_RUN), FORK_RUN, StatusDone),
+        (StatusState(sent=FORK_RUN), NEWER_RUN, SendStatus),
+        (StatusState(sent=rev(3), state="running", is_unsure=True), rev(3), SendStatus),
+        (running(sent=rev(2)), rev(3), StatusDone),
+        (running(sent=RunVersion(True, 1, "r0", 2)), rev(3), SendStatus),
+        (running(sent=rev(1), attempted=rev(2)), rev(3), SendStatus),
+        (StatusState(claimed_by="other", claimed_until=101.0), rev(3), CheckLater),
+        (StatusState(claimed_by="other", claimed_until=100.0), rev(3), SendStatus),
+        (StatusState(claimed_by="me", claimed_until=101.0), rev(3), SendStatus),
+        (StatusState(failing=rev(3), retry_at=101.0), rev(3), CheckLater),
+        (StatusState(failing=rev(2), retry_at=101.0), rev(3), SendStatus),
+        (StatusState(failing=rev(3), is_abandoned=True), rev(3), StatusDone),
     ],
 )
-def test_what_is_told_next_follows_from_what_was_told(told: Told, mark: Mark, step: type) -> None:
-    assert isinstance(next_step(told, mark, REPORT, "me", 100.0, PATIENCE), step)
+def test_the_next_action_depends_on_what_was_sent_before(state: StatusState, version: RunVersion, action: type) -> None:
+    assert isinstance(next_action(state, version, REPORT, "me", 100.0, POLICY), action)
 
 
-def test_who_tells_has_a_turn_of_his_own() -> None:
-    """Longer than a request can take."""
-    step = next_step(Told(), Mark(True, 1, "r1", 1), REPORT, "me", 100.0, PATIENCE)
+def test_a_server_claims_the_context_before_it_sends() -> None:
+    """The claim lasts longer than a request can take, and ends with success."""
+    action = next_action(StatusState(), rev(1), REPORT, "me", 100.0, POLICY)
 
-    assert isinstance(step, Tell)
-    assert (step.held.holder, step.held.held_until) == ("me", 100.0 + PATIENCE.hold_seconds)
-    assert not succeeded(step.held, Mark(True, 1, "r1", 1), REPORT, "7").holder
-
-
-def test_another_step_is_tried_anew() -> None:
-    """What kept one state from being told need not keep the next one."""
-    first = Mark(True, 1, "r1", 1)
-    told = Told()
-    for at in range(PATIENCE.max_refusals):
-        told = failed(told, first, "no", is_refused=True, pause=1.0, now=float(at), patience=PATIENCE)
-    assert told.is_given_up
-
-    after = failed(told, Mark(True, 1, "r1", 2), "no", is_refused=True, pause=1.0, now=99.0, patience=PATIENCE)
-
-    assert (after.tries, after.refusals, after.since, after.is_given_up) == (1, 1, 99.0, False)
+    assert isinstance(action, SendStatus)
+    assert (action.claimed.claimed_by, action.claimed.claimed_until) == ("me", 100.0 + POLICY.claim_seconds)
+    assert not after_success(action.claimed, rev(1), REPORT, "7").claimed_by
 
 
-@given(tries=st.integers(0, 10_000), dice=st.floats(0, 1), asked=st.floats(0, 1e9))
-def test_waits_are_bounded(tries: int, dice: float, asked: float) -> None:
-    wait = pause(tries, Answer(503, wait_seconds=asked), dice, PATIENCE)
+def test_another_version_has_its_own_count_of_failures() -> None:
+    """What kept one status from being accepted need not keep the next one."""
+    state = StatusState()
+    for now in range(POLICY.max_refusals):
+        state = after_failure(state, rev(1), "no", is_refused=True, delay_seconds=1.0, now=float(now), policy=POLICY)
+    assert state.is_abandoned
 
-    assert PATIENCE.first_seconds / 2 <= wait <= max(PATIENCE.most_seconds, PATIENCE.max_wait_seconds)
-    assert wait >= min(asked, PATIENCE.max_wait_seconds)
+    state = after_failure(state, rev(2), "no", is_refused=True, delay_seconds=1.0, now=99.0, policy=POLICY)
+
+    assert (state.tries, state.refusals, state.failing_since, state.is_abandoned) == (1, 1, 99.0, False)
+
+
+@given(tries=st.integers(0, 10_000), random=st.floats(0, 1), requested=st.floats(0, 1e9))
+def test_retry_delays_are_bounded(tries: int, random: float, requested: float) -> None:
+    delay = retry_delay_seconds(tries, ForgeResponse(503, retry_after_seconds=requested), random, POLICY)
+
+    assert POLICY.initial_seconds / 2 <= delay <= max(POLICY.max_seconds, POLICY.max_retry_after_seconds)
+    assert delay >= min(requested, POLICY.max_retry_after_seconds)

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import trustme
 
-from deltaci.forges.http import NotAllowed, Outlet, Unreachable, is_public, wait_seconds
-from deltaci.forges.status_state import Answer, Call
+from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable, is_public, retry_after_seconds
+from deltaci.forges.status_state import ForgeRequest, ForgeResponse
 from tests.contract.places import on_loop
 from tests.forges.playing import Answered, PlayedForge
 
 
-def call(url: str) -> Call:
-    return Call("POST", f"{url}/x", {"Authorization": "Bearer hush"}, {"a": 1})
+def call(url: str) -> ForgeRequest:
+    return ForgeRequest("POST", f"{url}/x", {"Authorization": "Bearer hush"}, {"a": 1})
 
 
-async def say(outlet: Outlet, url: str) -> Answer:
+async def say(outlet: ForgeHttpClient, url: str) -> ForgeResponse:
     try:
-        return await outlet.say(call(url))
+        return await outlet.send(call(url))
     finally:
         await outlet.close()
 
@@ -73,7 +73,7 @@ def test_what_is_inside_is_known(address: str, is_so: bool) -> None:
 @on_loop
 async def test_nobody_is_led_inside_or_out_in_the_open(url: str) -> None:
     with pytest.raises((NotAllowed, Unreachable)) as caught:
-        await say(Outlet(), url)
+        await say(ForgeHttpClient(), url)
 
     assert isinstance(caught.value, NotAllowed) or "no address" in str(caught.value) or "URL" in str(caught.value)
     assert "hush" not in str(caught.value)
@@ -83,9 +83,9 @@ async def test_nobody_is_led_inside_or_out_in_the_open(url: str) -> None:
 @on_loop
 async def test_what_is_allowed_is_allowed_by_its_port() -> None:
     async with PlayedForge() as forge, PlayedForge() as other:
-        assert (await say(Outlet([forge.host]), forge.url)).status == 201
+        assert (await say(ForgeHttpClient([forge.host]), forge.url)).status == 201
         with pytest.raises(NotAllowed):
-            await say(Outlet([other.host]), forge.url)
+            await say(ForgeHttpClient([other.host]), forge.url)
 
 
 @on_loop
@@ -93,7 +93,7 @@ async def test_a_redirect_is_not_followed() -> None:
     async with PlayedForge() as inside, PlayedForge() as forge:
         forge.otherwise = Answered(302, {"Location": inside.url})
 
-        assert (await say(Outlet([forge.host, inside.host]), forge.url)).status == 302
+        assert (await say(ForgeHttpClient([forge.host, inside.host]), forge.url)).status == 302
         assert not inside.heard
 
 
@@ -111,7 +111,7 @@ async def test_the_connection_goes_to_what_was_looked_up(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", getaddrinfo)
 
-        answer = await say(Outlet([f"forge.example:{port}"]), f"http://forge.example:{port}")
+        answer = await say(ForgeHttpClient([f"forge.example:{port}"]), f"http://forge.example:{port}")
 
         assert answer.status == 201
         assert forge.heard[0].headers["host"] == f"forge.example:{port}"
@@ -149,9 +149,9 @@ async def test_the_certificate_must_be_the_names(authority: trustme.CA, name: st
     authority.issue_cert(name).configure_cert(theirs)
     server, port, heard = await _tls_forge(theirs)
     try:
-        outlet = Outlet([f"localhost:{port}"], verify=ours)
+        outlet = ForgeHttpClient([f"localhost:{port}"], verify=ours)
         if is_trusted:
-            assert await say(outlet, f"https://localhost:{port}") == Answer(201, '{"id":7}', 0.0, "7")
+            assert await say(outlet, f"https://localhost:{port}") == ForgeResponse(201, '{"id":7}', 0.0, "7")
         else:
             with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
                 await say(outlet, f"https://localhost:{port}")
@@ -168,7 +168,7 @@ async def test_a_certificate_of_nobody_we_know_is_not_trusted(authority: trustme
     server, port, heard = await _tls_forge(theirs)
     try:
         with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
-            await say(Outlet([f"localhost:{port}"]), f"https://localhost:{port}")
+            await say(ForgeHttpClient([f"localhost:{port}"]), f"https://localhost:{port}")
         assert not heard
     finally:
         server.close()
@@ -180,7 +180,7 @@ async def test_a_long_answer_is_read_only_at_its_beginning() -> None:
     async with PlayedForge() as forge:
         forge.otherwise = Answered(201, body={"id": 3, "filler": "x" * 1_000_000})
 
-        answer = await say(Outlet([forge.host]), forge.url)
+        answer = await say(ForgeHttpClient([forge.host]), forge.url)
 
         assert (answer.status, len(answer.text), answer.id) == (201, 200, "")
 
@@ -200,7 +200,7 @@ async def test_a_long_answer_is_read_only_at_its_beginning() -> None:
     ],
 )
 def test_how_long_a_forge_wants_to_be_left_alone(headers: dict[str, str], seconds: float) -> None:
-    assert wait_seconds(headers, 60.0) == seconds
+    assert retry_after_seconds(headers, 60.0) == seconds
 
 
 @pytest.mark.parametrize("token", ["hush\n", "hüsh", "hush\x00"])
@@ -208,9 +208,9 @@ def test_how_long_a_forge_wants_to_be_left_alone(headers: dict[str, str], second
 async def test_a_token_that_no_header_can_hold_is_not_shown(token: str) -> None:
     """Libraries quote what they cannot send."""
     async with PlayedForge() as forge:
-        outlet = Outlet([forge.host])
+        outlet = ForgeHttpClient([forge.host])
         with pytest.raises(NotAllowed) as caught:
-            await outlet.say(Call("POST", forge.url, {"Authorization": f"Bearer {token}"}, {}))
+            await outlet.send(ForgeRequest("POST", forge.url, {"Authorization": f"Bearer {token}"}, {}))
         await outlet.close()
 
         assert "sh" not in str(caught.value).replace("perhaps", "")

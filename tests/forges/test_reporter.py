@@ -11,7 +11,7 @@ import pytest
 
 from deltaci.core import run
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import Patience
+from deltaci.forges.status_state import StatusRetryPolicy
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Document
 from tests.contract.places import Place, Wrapped, on_loop
@@ -192,7 +192,7 @@ async def test_a_limit_that_is_used_up_is_no_refusal(memory: Place, tmp_path: Pa
         await at.begin()
         await forge.told(1)
 
-        assert max(clock.waited) == Patience().max_wait_seconds
+        assert max(clock.waited) == StatusRetryPolicy().max_retry_after_seconds
 
 
 @on_loop
@@ -201,7 +201,7 @@ async def test_waits_grow_and_have_an_end(memory: Place, tmp_path: Path) -> None
     clock = Jumping()
     async with (
         PlayedForge() as forge,
-        desk(memory, tmp_path, allowed=(forge.host,), clock=clock, patience=Patience()) as at,
+        desk(memory, tmp_path, allowed=(forge.host,), clock=clock, patience=StatusRetryPolicy()) as at,
     ):
         forge.otherwise = Answered(503, body={"message": "down"})
         await joined(at, forge)
@@ -232,7 +232,7 @@ async def test_what_a_forge_refuses_is_not_told_for_ever(memory: Place, tmp_path
         assert told == f'exhausted: the forge answered {status}: {{"message": "no"}}; 8 tries'
         assert sum(each.body["state"] == "success" for each in forge.heard) == 8
         [document] = await at.told()
-        assert document.is_given_up
+        assert document.is_abandoned
         assert document.problem in told
 
 
@@ -272,7 +272,7 @@ async def test_an_address_inside_is_spoken_to_only_if_the_server_allows_it(memor
         await at.begin()
         await at.end(await at.work())
 
-        assert (await at.reported()).metadata["told"].startswith("exhausted: not allowed: 127.0.0.1 would be told")
+        assert (await at.reported()).metadata["told"].startswith("exhausted: not allowed: requests to 127.0.0.1 would")
         assert not forge.heard
 
 
@@ -283,11 +283,11 @@ class Broken:
         self.inner = inner
         self.failures = [BlobStoreUnavailable("the disk is away"), RuntimeError("a bug")]
 
-    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
+    async def find(self, tenant: str, project: str) -> ForgeProject | None:
         """The first times there is trouble."""
         if project == "broken" and self.failures:
             raise self.failures.pop()
-        return await self.inner.forge_of(tenant, project)
+        return await self.inner.find(tenant, project)
 
 
 @on_loop
@@ -444,7 +444,7 @@ async def test_two_servers_tell_each_step_once_and_in_order(servers_place: Place
 async def test_who_took_too_long_has_the_newest_told_once_more(memory: Place, tmp_path: Path) -> None:
     """A server that was asleep may have said something old after something new: that is put right."""
     asleep = asyncio.Event()
-    slow = Patience(first_seconds=0.01, most_seconds=0.05, hold_seconds=0.0)  # Its turn is over at once.
+    slow = StatusRetryPolicy(initial_seconds=0.01, max_seconds=0.05, claim_seconds=0.0)  # Its turn is over at once.
     async with PlayedForge(asleep) as forge:
         allowed = (forge.host,)
         async with desk(memory, tmp_path, allowed=allowed, patience=slow, seconds=30.0) as one:

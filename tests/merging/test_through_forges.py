@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from deltaci.controllers.merge_queue.landing import Pushing
-from deltaci.forges.http import Outlet
+from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.landing import ForgeLanding
 from deltaci.forges.projects import ForgeProject
 from tests.contract.places import on_loop
@@ -23,7 +23,7 @@ async def test_a_batch_lands_through_the_forge_without_who_is_bad(site: Opened, 
     async with MergingForge(streams.upstream.bare) as forge:
         told = {"tenant": "acme", "name": "shop", "forge": kind, "repository": NAME, "api_url": forge.url}
         known = msgspec.convert({**told, "api_token": TOKEN}, ForgeProject)
-        outlet = Outlet([forge.host], seconds=5.0)
+        outlet = ForgeHttpClient([forge.host], timeout_seconds=5.0)
         try:
             async with site(landing=ForgeLanding(One(known), outlet, Pushing(), sleep=no_rest)) as here:
                 good = [streams.made(f"w{n}", {f"{n}.txt": "good\n"}) for n in range(2)]
@@ -47,7 +47,7 @@ async def test_a_forge_that_says_no_costs_nobody_their_place(site: Opened, strea
         known = ForgeProject(
             tenant="acme", name="shop", forge="github", repository=NAME, api_url=forge.url, api_token=TOKEN
         )
-        outlet = Outlet([forge.host], seconds=5.0)
+        outlet = ForgeHttpClient([forge.host], timeout_seconds=5.0)
         try:
             async with site(landing=ForgeLanding(One(known), outlet, Pushing(), sleep=no_rest)) as here:
                 await here.enter(streams.made("w", {"a.txt": "good\n"}))

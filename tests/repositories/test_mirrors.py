@@ -11,7 +11,7 @@ import pytest
 
 from deltaci.controllers.projects import Project, plain_url
 from deltaci.core.errors import Refused
-from deltaci.forges.credentials import repository_of
+from deltaci.forges.credentials import repository_path
 from deltaci.git.command import Git, GitFailed, GitRemote, environment
 from deltaci.git.mirrors import Mirror, Mirrors, is_commit, is_ref
 from deltaci.git.url_policy import UrlPolicy, parse_url
@@ -203,8 +203,12 @@ def test_names() -> None:
     assert is_commit("a" * 64)
     assert not any(map(is_commit, ("0" * 40, "a" * 39, "A" * 40, "", "g" * 40)))
     assert plain_url("git@GitHub.com:Acme/Shop.git") == plain_url("https://github.com/acme/shop/")
-    assert repository_of("git@github.com:Acme/Shop.git") == repository_of("https://github.com/Acme/Shop") == "Acme/Shop"
-    assert repository_of("https://gitlab.example/group/part/shop.git") == "group/part/shop"
+    assert (
+        repository_path("git@github.com:Acme/Shop.git")
+        == repository_path("https://github.com/Acme/Shop")
+        == "Acme/Shop"
+    )
+    assert repository_path("https://gitlab.example/group/part/shop.git") == "group/part/shop"
 
 
 class Forge:

@@ -18,7 +18,7 @@ import pytest
 
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
-from deltaci.fleet.incarnations import Lives
+from deltaci.fleet.incarnations import Incarnations
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS, ROOT
@@ -76,7 +76,7 @@ class Site:
         self.server = server
         self.logs = LogStore(folder, max_bytes=1000)
         self.signer = Signer(KEY, lambda: place.now() / SECOND)
-        self.lives = Lives(server.store)
+        self.lives = Incarnations(server.store)
         registry = Registry(server.engine, self.signer, lives=self.lives)
         self.control = ControlHub(server.store, LEASE_IDS)
         self.follower = Follower(server.store)
@@ -85,7 +85,7 @@ class Site:
         self.sealed = Secrets(self.blobs, KEY)
         self.protocol = protocol = Protocol(server.store, server.engine, fleet=fleet)
         self.uploads = Uploads(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
-        hearing = fleet.hearing if fleet is not None else None
+        hearing = fleet.heartbeats if fleet is not None else None
         self.app = RunnerApp(protocol, registry, self.logs, self.control, self.uploads, hearing=hearing)
         self.secrets: set[str] = set()
 

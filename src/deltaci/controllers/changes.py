@@ -27,7 +27,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.run import Origin, Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
-from deltaci.forges.credentials import repository_of
+from deltaci.forges.credentials import repository_path
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors, is_commit
 from deltaci.pipeline.pipeline_files import PipelineFile
@@ -175,7 +175,7 @@ class Handling:
         filled = replace(
             change,
             commit=commit,
-            repository=change.repository or repository_of(project.url),
+            repository=change.repository or repository_path(project.url),
             message=change.message or about.message[:10_000],
             title=change.title or about.title,
             actor=change.actor or about.author,

@@ -119,7 +119,7 @@ class Reporter:
         """Now and then: what forges said and were told long ago."""
         now = asyncio.get_running_loop().time()
         if self._teller is not None and now >= self._forgets_at:
-            await delivery_dedupe.sweep(self._store)
+            await delivery_dedupe.delete_expired(self._store)
             self._forgets_at = now + FORGET_SECONDS
 
     async def _catch_up(self) -> None:

@@ -21,28 +21,28 @@ import msgspec
 from deltaci.core import run
 from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
-from deltaci.forges import SPEAKERS, delivery_dedupe
-from deltaci.forges.github_app import Apps
-from deltaci.forges.http import NotAllowed, Outlet, Unreachable
-from deltaci.forges.projects import ForgeProject, Origins, Projects, Subject, Subjects
-from deltaci.forges.reports import Reports
+from deltaci.forges import STATUS_APIS, delivery_dedupe
+from deltaci.forges.github_app import AppTokens
+from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
+from deltaci.forges.projects import ForgeProject, ForgeProjects, OriginTargets, StatusTarget, StatusTargets
+from deltaci.forges.reports import ReportBuilder
 from deltaci.forges.status_state import (
     MAX_PROBLEM,
-    Answer,
-    Done,
-    Later,
-    Mark,
-    Patience,
-    Report,
-    Speaker,
-    Told,
-    check_of,
-    failed,
+    CheckLater,
+    ForgeResponse,
+    RunVersion,
+    StatusApi,
+    StatusDone,
+    StatusReport,
+    StatusRetryPolicy,
+    StatusState,
+    after_failure,
+    after_success,
+    document_name,
+    existing_check_id,
     is_refusal,
-    name_of,
-    next_step,
-    pause,
-    succeeded,
+    next_action,
+    retry_delay_seconds,
 )
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Conflict, Document, Store, Unavailable
@@ -62,11 +62,11 @@ _TROUBLES: Final = (Unavailable, Conflict, Overloaded, BlobStoreUnavailable)
 class Forges(msgspec.Struct, frozen=True):
     """All that is needed to tell forges something."""
 
-    projects: Projects
-    outlet: Outlet
-    reports: Reports
-    subjects: Subjects = Origins()
-    patience: Patience = Patience()
+    projects: ForgeProjects
+    outlet: ForgeHttpClient
+    reports: ReportBuilder
+    subjects: StatusTargets = OriginTargets()
+    patience: StatusRetryPolicy = StatusRetryPolicy()
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     dice: Callable[[], float] = random.random
@@ -93,7 +93,7 @@ class Teller:
         self._who = secrets.token_hex(8)
         self._lines: dict[tuple[str, str], _Line] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._apps = Apps(forges.outlet, forges.clock)
+        self._apps = AppTokens(forges.outlet, forges.clock)
 
     async def take(self, record: run.Run) -> bool:
         """Tell this one soon. False: there is no forge that waits for it."""
@@ -101,7 +101,7 @@ class Teller:
         if subject is None:
             return False
         try:
-            project = await self._forges.projects.forge_of(record.tenant, subject.project)
+            project = await self._forges.projects.find(record.tenant, subject.project)
             if project is None or (_speaker(project) is None and not project.problem):
                 return False
         except Unavailable:
@@ -165,7 +165,7 @@ class Teller:
             later = self._forges.clock() + RETRY_SECONDS
         except Exception:
             LOGGER.exception("run %s cannot be told to its forge: an error of ours; trying again later", run_id)
-            later = self._forges.clock() + self._forges.patience.most_seconds
+            later = self._forges.clock() + self._forges.patience.max_seconds
         if line.waiting.get(run_id) != asked:
             return  # It has changed meanwhile.
         if later is None:
@@ -179,50 +179,58 @@ class Teller:
         if not isinstance(record, run.Run):
             return None
         subject = await self._subject(record)
-        project = await self._forges.projects.forge_of(*key)
+        project = await self._forges.projects.find(*key)
         speaker = _speaker(project) if project is not None else None
         if subject is None or project is None or speaker is None:
             problem = project.problem if project is not None else ""
             await self._end(record, f"exhausted: {problem}"[:MAX_PROBLEM] if problem else "")
             return None
-        report = await self._forges.reports.of(record, subject, project)
-        mark = Mark(not record.origin.is_fork, record.created_at, record.id, record.rev)
-        name = name_of(project.name, subject.commit, report.context)
+        report = await self._forges.reports.build(record, subject, project)
+        mark = RunVersion(not record.origin.is_fork, record.created_at, record.id, record.rev)
+        name = document_name(project.name, subject.commit, report.context)
         for _ in range(MAX_CONFLICTS):
-            found = await delivery_dedupe.found(self._store, delivery_dedupe.TOLD, record.tenant, name)
+            found = await delivery_dedupe.find(self._store, delivery_dedupe.STATUS_KIND, record.tenant, name)
             told = _read(found)
-            step = next_step(told, mark, report, self._who, self._forges.clock(), self._forges.patience)
-            if isinstance(step, Done):
-                await self._end(record, step.how)
+            step = next_action(told, mark, report, self._who, self._forges.clock(), self._forges.patience)
+            if isinstance(step, StatusDone):
+                await self._end(record, step.outcome)
                 return None
-            if isinstance(step, Later):
+            if isinstance(step, CheckLater):
                 return step.at
             version = found.version if found is not None else 0
-            held = delivery_dedupe.kept(
-                delivery_dedupe.TOLD, record.tenant, name, msgspec.json.encode(step.held), version
+            held = delivery_dedupe.new_document(
+                delivery_dedupe.STATUS_KIND, record.tenant, name, msgspec.json.encode(step.claimed), version
             )
             try:
                 await self._store.put_documents([held])
             except Conflict:
                 continue
-            after = await self._say(line, project, speaker, report, mark, step.held)
+            after = await self._say(line, project, speaker, report, mark, step.claimed)
             await self._remember(key, held, after)
         return self._forges.clock() + RETRY_SECONDS
 
     async def _say(
-        self, line: _Line, project: ForgeProject, speaker: Speaker, report: Report, mark: Mark, told: Told
-    ) -> Told:
+        self,
+        line: _Line,
+        project: ForgeProject,
+        speaker: StatusApi,
+        report: StatusReport,
+        mark: RunVersion,
+        told: StatusState,
+    ) -> StatusState:
         """One request, and what is known after it."""
         forges = self._forges
-        answer: Answer | None = None
+        answer: ForgeResponse | None = None
         is_refused = False
         try:
             async with self._room:
-                opened = await self._apps.opened(project)
-                answer = await forges.outlet.say(speaker.call(opened, report, check_of(told, report)))
-            if (id := speaker.told(answer)) is not None:
+                opened = await self._apps.with_token(project)
+                answer = await forges.outlet.send(
+                    speaker.build_request(opened, report, existing_check_id(told, report))
+                )
+            if (id := speaker.accepted_id(answer)) is not None:
                 line.tries = 0
-                return succeeded(told, mark, report, id)
+                return after_success(told, mark, report, id)
             problem = f"the forge answered {answer.status}: {answer.text}"
             is_refused = is_refusal(answer)
             if answer.status == 401:
@@ -232,15 +240,17 @@ class Teller:
         except Unreachable as error:
             problem = f"the forge cannot be reached: {error}"
         tries = told.tries if told.failing == mark else 0
-        wait = pause(max(tries, line.tries), answer, forges.dice(), forges.patience)
+        wait = retry_delay_seconds(max(tries, line.tries), answer, forges.dice(), forges.patience)
         now = forges.clock()
         if not is_refused:  # What is wrong with one run need not be wrong with another.
             line.tries += 1
             line.rests_until = now + wait
         LOGGER.warning("project %s: %s of run %s is not told: %s", project.name, report.state, report.run_id, problem)
-        return failed(told, mark, problem, is_refused=is_refused, pause=wait, now=now, patience=forges.patience)
+        return after_failure(
+            told, mark, problem, is_refused=is_refused, delay_seconds=wait, now=now, policy=forges.patience
+        )
 
-    async def _remember(self, key: tuple[str, str], held: Document, after: Told) -> None:
+    async def _remember(self, key: tuple[str, str], held: Document, after: StatusState) -> None:
         """Write what is known now; the document is ours, unless we took too long."""
         try:
             await self._store.put_documents(
@@ -261,13 +271,13 @@ class Teller:
                 await self._store.put_documents([msgspec.structs.replace(found, body=body)])
             except Conflict:
                 continue
-            if told.mark.run_id:
-                self._put(*key, told.mark.run_id, 0.0)
+            if told.sent.run_id:
+                self._put(*key, told.sent.run_id, 0.0)
             return
 
-    async def _subject(self, record: run.Run) -> Subject | None:
+    async def _subject(self, record: run.Run) -> StatusTarget | None:
         """What it is about. A commit by any other name than its hash is not one that a forge is told of."""
-        subject = await self._forges.subjects.subject_of(record)
+        subject = await self._forges.subjects.target_of(record)
         return subject if subject is not None and COMMIT.fullmatch(subject.commit) else None
 
     async def _end(self, record: run.Run, how: str) -> None:
@@ -275,16 +285,16 @@ class Teller:
             await self._finish(record, how)
 
 
-def _speaker(project: ForgeProject) -> Speaker | None:
+def _speaker(project: ForgeProject) -> StatusApi | None:
     if not project.api_token or not project.repository or project.reports == "nothing":
         return None
-    return SPEAKERS.get(project.forge)
+    return STATUS_APIS.get(project.forge)
 
 
-def _read(found: Document | None) -> Told:
+def _read(found: Document | None) -> StatusState:
     if found is None:
-        return Told()
+        return StatusState()
     try:
-        return msgspec.json.decode(found.body, type=Told)
+        return msgspec.json.decode(found.body, type=StatusState)
     except msgspec.DecodeError:
-        return Told()  # Written by a version that we do not know: tell it anew.
+        return StatusState()  # Written by a version that we do not know: tell it anew.

@@ -1,7 +1,7 @@
-"""What follows from how long a worker was not heard. Pure: times come in, an order comes out, or none.
+"""Decide what follows from how long a worker has been silent. Pure: times in, at most one command out.
 
-A worker is heard whenever it speaks, to whichever server. Silence counts from the last time that it was heard, and not
-from before somebody could have heard it: a server that just started, or stood still, knows of no silence yet.
+Every message of a worker, to any server, counts as a sign of life. Silence is measured from the last one, but not from
+a time when no message could be received: a server that has just started or was suspended knows of no silence yet.
 """
 
 from __future__ import annotations
@@ -15,54 +15,59 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
 
-HEALTH_SECONDS: Final = 20  # Between two checks that a silent worker misses.
-MISSED: Final = 3  # So many in a row, and a busy one is unresponsive.
-MAX_SILENT_SECONDS: Final = 600  # And after so long it is gone.
-PROBATION_SECONDS: Final = 900  # After so long one that is quarantined is tried once more: it may be the only one.
+HEALTH_SECONDS: Final = 20  # Between two health checks.
+MAX_MISSED_CHECKS: Final = 3  # A busy worker that misses so many in a row becomes unresponsive.
+MAX_SILENT_SECONDS: Final = 600  # A worker that is silent for so long is shut down.
+PROBATION_SECONDS: Final = 900  # A quarantined worker is tried again after so long: it may be the only one.
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient the fleet is."""
+class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much silence is allowed before a worker is unresponsive, and before it is shut down."""
 
     health_seconds: float = HEALTH_SECONDS
-    missed: int = MISSED
+    max_missed_checks: int = MAX_MISSED_CHECKS
     max_silent_seconds: float = MAX_SILENT_SECONDS
     probation_seconds: float = PROBATION_SECONDS
 
     @property
-    def silent(self) -> int:
-        """The silence, in instants, by which a worker has missed too many checks."""
-        return round(self.missed * self.health_seconds * SECOND)
+    def unresponsive_after(self) -> int:
+        """The silence in microseconds after which a worker has missed too many health checks."""
+        return round(self.max_missed_checks * self.health_seconds * SECOND)
 
     @property
-    def gone(self) -> int:
-        """The silence after which it does not come back in this life; never less than the other."""
-        return max(self.silent, round(self.max_silent_seconds * SECOND))
+    def shut_down_after(self) -> int:
+        """The silence in microseconds after which a worker is shut down; at least `unresponsive_after`."""
+        return max(self.unresponsive_after, round(self.max_silent_seconds * SECOND))
 
 
-def silence(record: Worker, heard_at: int, since: int, now: int) -> int:
-    """For how long it was not heard, as far as anybody can tell. `since` is from when on we could have heard it."""
-    born = record.created_at if record.created_at <= now else 0  # A clock that went back knows of no later time.
-    return now - max(heard_at, since, born)
+def silence(record: Worker, last_seen_at: int, observed_since: int, now: int) -> int:
+    """Return for how many microseconds a worker has certainly been silent.
 
-
-def order(record: Worker, heard_at: int, since: int, now: int, limits: Limits) -> Command | None:
-    """What is to be said to this worker's record, if anything.
-
-    Each follows from a rule of the machine: who is busy may miss checks, who is unresponsive may be given up, or
-    recover, and who is idle may be presumed gone. Who was quarantined for long enough is tried once more.
+    `observed_since` is the time from which on the servers would have received its messages.
     """
-    quiet = silence(record, heard_at, since, now)
-    is_served = now - record.held_at >= round(limits.probation_seconds * SECOND)
-    named: dict[str, Any] = {"id": record.id, "expected_rev": record.rev}
-    if worker.is_unresponsive(record) and heard_at > record.updated_at and quiet < limits.silent:
-        return worker.Recover(**named)
-    if quiet >= limits.silent and worker.MACHINE.changes(record.state, worker.MissHealthChecks):
-        return worker.MissHealthChecks(**named)
-    if quiet < limits.silent and worker.is_quarantined(record) and is_served:
-        return worker.Resume(**named)
-    if quiet >= limits.gone and worker.MACHINE.changes(record.state, worker.GiveUp):
-        return worker.GiveUp(**named)
-    if quiet >= limits.gone and worker.MACHINE.changes(record.state, worker.Shutdown):
-        return worker.Shutdown(**named, reason=worker.PRESUMED_GONE)
+    created_at = record.created_at if record.created_at <= now else 0  # In the future only if the clock went back.
+    return now - max(last_seen_at, observed_since, created_at)
+
+
+def next_command(
+    record: Worker, last_seen_at: int, observed_since: int, now: int, limits: HealthLimits
+) -> Command | None:
+    """Return the command that the worker's silence, or the end of its silence or quarantine, demands.
+
+    A busy worker may miss health checks, an unresponsive one recover or be given up, and an idle one be presumed gone.
+    """
+    silent = silence(record, last_seen_at, observed_since, now)
+    is_probation_over = now - record.held_at >= round(limits.probation_seconds * SECOND)
+    target: dict[str, Any] = {"id": record.id, "expected_rev": record.rev}
+    is_responsive = silent < limits.unresponsive_after
+    if worker.is_unresponsive(record) and last_seen_at > record.updated_at and is_responsive:
+        return worker.Recover(**target)
+    if not is_responsive and worker.MACHINE.changes(record.state, worker.MissHealthChecks):
+        return worker.MissHealthChecks(**target)
+    if is_responsive and worker.is_quarantined(record) and is_probation_over:
+        return worker.Resume(**target)
+    if silent >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.GiveUp):
+        return worker.GiveUp(**target)
+    if silent >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.Shutdown):
+        return worker.Shutdown(**target, reason=worker.PRESUMED_GONE)
     return None

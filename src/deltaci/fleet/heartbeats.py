@@ -1,7 +1,7 @@
-"""Who was heard, and when, by the store's clock: here, and by the servers beside this one.
+"""When each worker was last seen, by this server and by the servers beside it, in the store's time.
 
-Each server keeps one document with whom it heard lately, written anew only when it heard somebody, and reads those of
-the others. What nobody says anything any more is dropped, so silence costs nothing, however much of it there is.
+Each server publishes one document with the workers that it has seen lately, and reads those of the others. It writes
+its document only when it has seen a worker since the last time, and drops old entries, so silent workers cost nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final
 import msgspec
 
 from deltaci.core.listing import ALL_TENANTS
-from deltaci.fleet.health import Limits
+from deltaci.fleet.health import HealthLimits
 from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "heard"
 MAX_SERVERS: Final = 200
 
-Key = tuple[str, str]  # A tenant, and the name of its worker.
+WorkerKey = tuple[str, str]  # A tenant, and the name of its worker.
 
 
-class Heard(msgspec.Struct, frozen=True, array_like=True):
-    """At this time, these workers of this tenant were heard last."""
+class SeenWorkers(msgspec.Struct, frozen=True, array_like=True):
+    """The workers of a tenant that were last seen at this time; a server's document is a list of these."""
 
     at: int
     tenant: str
@@ -33,98 +33,103 @@ class Heard(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(list[Heard]).decode
+_decode = msgspec.json.Decoder(list[SeenWorkers]).decode
 
 
-class Hearing:
-    """One server's ears. It learns what time it was only when it is asked to `tell`: never later than that."""
+class Heartbeats:
+    """The workers seen by this server and by the others.
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    Messages are recorded without a time. They count as received when `publish` is called next, with the store's time
+    of that moment, which is never too early.
+    """
+
+    def __init__(self, store: Store, limits: HealthLimits) -> None:
         self._store = store
         self._limits = limits
-        self._name = secrets.token_hex(8)
+        self._server = secrets.token_hex(8)
         self._version = 0
-        self._spoke: set[Key] = set()
-        self._present: Counter[Key] = Counter()
-        self._own: dict[Key, int] = {}
-        self._at: dict[Key, int] = {}
-        self._read: dict[str, int] = {}
+        self._unpublished: set[WorkerKey] = set()
+        self._open_requests: Counter[WorkerKey] = Counter()
+        self._published: dict[WorkerKey, int] = {}
+        self._last_seen: dict[WorkerKey, int] = {}
+        self._versions_read: dict[str, int] = {}
 
-    def heard(self, tenant: str, name: str) -> None:
-        """This worker just spoke."""
-        self._spoke.add((tenant, name))
+    def record(self, tenant: str, name: str) -> None:
+        """Record a message of this worker."""
+        self._unpublished.add((tenant, name))
 
     @contextmanager
-    def present(self, tenant: str, name: str) -> Iterator[None]:
-        """This worker waits for an answer: as long as its connection stands, it is heard."""
+    def connected(self, tenant: str, name: str) -> Iterator[None]:
+        """Count the worker as seen all the time while it waits for a response."""
         key = (tenant, name)
-        self._present[key] += 1
+        self._open_requests[key] += 1
         try:
             yield
         finally:
-            self._spoke.add(key)
-            self._present[key] -= 1
-            if not self._present[key]:
-                del self._present[key]
+            self._unpublished.add(key)
+            self._open_requests[key] -= 1
+            if not self._open_requests[key]:
+                del self._open_requests[key]
 
-    def at(self, key: Key) -> int:
-        """When it was heard last, as far as is known; 0: not since anybody remembers."""
-        return self._at.get(key, 0)
+    def last_seen_at(self, key: WorkerKey) -> int:
+        """Return when the worker was last seen by any server, or 0 if that is unknown or long ago."""
+        return self._last_seen.get(key, 0)
 
-    async def tell(self, now: int) -> None:
-        """Whoever spoke since the last time was heard now, or a little before; the others shall know."""
-        fresh = self._spoke | self._present.keys()
-        self._spoke = set()
-        for key in fresh:
-            self._at[key] = self._own[key] = now
-        self._forget(now)
-        if fresh:
+    async def publish(self, now: int) -> None:
+        """Set the time of all messages since the last call to `now`, and write this server's document if any came."""
+        seen = self._unpublished | self._open_requests.keys()
+        self._unpublished = set()
+        for key in seen:
+            self._last_seen[key] = self._published[key] = now
+        self._forget_old(now)
+        if seen:
             await self._write()
 
-    def _forget(self, now: int) -> None:
-        for known, limit in ((self._own, self._limits.silent), (self._at, self._limits.gone)):
-            for key in [key for key, at in known.items() if at <= now - limit]:
-                del known[key]
-            for key in [key for key, at in known.items() if at > now]:
-                known[key] = now  # The clock went back.
+    def _forget_old(self, now: int) -> None:
+        limits = self._limits
+        for times, limit in ((self._published, limits.unresponsive_after), (self._last_seen, limits.shut_down_after)):
+            for key in [key for key, at in times.items() if at <= now - limit]:
+                del times[key]
+            for key in [key for key, at in times.items() if at > now]:
+                times[key] = now  # The store's clock went back.
 
     async def _write(self) -> None:
-        together: dict[tuple[int, str], list[str]] = {}
-        for (tenant, name), at in self._own.items():
-            together.setdefault((at, tenant), []).append(name)
-        body = _encode([Heard(at, tenant, names) for (at, tenant), names in together.items()])
+        groups: dict[tuple[int, str], list[str]] = {}
+        for (tenant, name), at in self._published.items():
+            groups.setdefault((at, tenant), []).append(name)
+        body = _encode([SeenWorkers(at, tenant, names) for (at, tenant), names in groups.items()])
         try:
             await self._put(body)
         except Conflict:
-            # Our own last word was written, and its answer was lost.
-            known = await self._store.find_document(KIND, self._name, ALL_TENANTS)
-            self._version = known.version if known is not None else 0
+            # The last write of this server succeeded, but its response was lost.
+            document = await self._store.find_document(KIND, self._server, ALL_TENANTS)
+            self._version = document.version if document is not None else 0
             await self._put(body)
 
     async def _put(self, body: bytes) -> None:
-        await self._store.put_documents([Document(KIND, ALL_TENANTS, self._name, self._version, 0, body)])
+        await self._store.put_documents([Document(KIND, ALL_TENANTS, self._server, self._version, 0, body)])
         self._version += 1
 
-    async def listen(self, now: int) -> None:
-        """Learn whom the others heard. What a server left behind that is long gone is dropped."""
-        read: dict[str, int] = {}
-        for each in await self._store.list_documents(KIND, ALL_TENANTS, limit=MAX_SERVERS):
-            if each.name == self._name:
+    async def read_others(self, now: int) -> None:
+        """Read the changed documents of the other servers, and delete those of servers that ended long ago."""
+        versions: dict[str, int] = {}
+        for document in await self._store.list_documents(KIND, ALL_TENANTS, limit=MAX_SERVERS):
+            if document.name == self._server:
                 continue
-            if each.at <= now - 2 * self._limits.gone:
-                await self._store.delete_document(KIND, ALL_TENANTS, each.name, each.version)
+            if document.at <= now - 2 * self._limits.shut_down_after:
+                await self._store.delete_document(KIND, ALL_TENANTS, document.name, document.version)
                 continue
-            read[each.name] = each.version
-            if self._read.get(each.name) != each.version:
-                self._learn(each.body, now)
-        self._read = read
+            versions[document.name] = document.version
+            if self._versions_read.get(document.name) != document.version:
+                self._merge(document.body, now)
+        self._versions_read = versions
 
-    def _learn(self, body: bytes, now: int) -> None:
+    def _merge(self, body: bytes, now: int) -> None:
         try:
-            told = _decode(body)
+            groups = _decode(body)
         except msgspec.DecodeError:
-            return  # Another version's: it judges by its own.
-        for each in told:
-            for name in each.names:
-                key = (each.tenant, name)
-                self._at[key] = max(min(each.at, now), self._at.get(key, 0))
+            return  # Of a server of another version, which judges by what it has seen itself.
+        for group in groups:
+            for name in group.names:
+                key = (group.tenant, name)
+                self._last_seen[key] = max(min(group.at, now), self._last_seen.get(key, 0))

@@ -1,7 +1,8 @@
-"""The lives of workers: one that is gone stays gone, and its machine comes back as a new record under the same name.
+"""Incarnations of workers: a worker that was shut down never changes; its machine comes back as a new record.
 
-Which life is the latest is found by a number that is kept beside the records, and by a look behind it: so a crash
-between the two leaves nothing wrong. Who was removed by a person stays out until somebody makes a new token for it.
+The records of a name are numbered: `NAME`, `NAME/2`, `NAME/3`. A document beside the records has the number of the
+latest incarnation. It may be behind by a few after a crash between the two writes, so the search continues after it. A
+worker that a person removed may return only with a registration token that is newer than its removal.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from deltaci.storage.documents import TypedDocuments
 from deltaci.storage.port import Store
 
 KIND: Final = "life"
-MAX_BEHIND: Final = 100  # Lives that began and were not counted, because somebody was killed in between.
+MAX_UNCOUNTED: Final = 100  # Incarnations that were created but not counted because of a crash.
 
 
-class Count(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is kept of a name: its latest life, and when somebody removed it, if they did."""
+class IncarnationCounter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stored document about a name: the number of its latest incarnation, and its removal by a person."""
 
     number: int = 1
     removed_at: int = 0
     removed_by: str = ""
 
 
-class Life(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest life of a name. `worker` is None while there was none."""
+class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest incarnation of a name. `worker` is None if the name was never registered."""
 
     name: str
     number: int
@@ -38,77 +39,81 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Of its record."""
+        """The id of its record."""
         return incarnation_id(self.name, self.number)
 
     @property
     def next_id(self) -> str:
-        """Of the life after it."""
+        """The id of the next incarnation's record."""
         return incarnation_id(self.name, self.number + 1)
 
     @property
     def is_over(self) -> bool:
-        """Whether there was one, and it is over."""
+        """Whether the worker was shut down."""
         return self.worker is not None and is_over(self.worker)
 
     @property
     def may_return(self) -> bool:
-        """Whether its machine may come back without a new token."""
+        """Whether the worker's machine may come back without a new token."""
         return self.worker is not None and may_return(self.worker) and not self.removed_at
 
-    def is_newer(self, made_at: int, *, again: bool) -> bool:
-        """Whether a token that was made then lets it come back: made after it was gone, or at least after it came in.
+    def accepts_token(self, made_at: int, *, is_recovery: bool) -> bool:
+        """Return whether a registration token that was made at this time lets the worker come back.
 
-        Who went by itself may use one for those who lost their credential, whenever that was made.
+        It must be newer than the end of this incarnation. A recovery token, for machines that lost their credential,
+        need only be newer than the token of this incarnation if the worker may return.
         """
         if self.worker is None:
             return True
-        gone_at = self.removed_at or self.worker.updated_at
-        return made_at > (self.worker.token_at if again and self.may_return else gone_at)
+        ended_at = self.removed_at or self.worker.updated_at
+        return made_at > (self.worker.token_at if is_recovery and self.may_return else ended_at)
 
 
-class Lives:
-    """Finds the latest life of a name, and counts the next one."""
+class Incarnations:
+    """Finds and counts the incarnations of worker names."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._counts = TypedDocuments(store, KIND, Count)
+        self._counters = TypedDocuments(store, KIND, IncarnationCounter)
 
-    async def latest(self, tenant: str, name: str) -> Life:
-        """The latest life of this tenant's worker. Another tenant's of the same name is none."""
-        kept = await self._counts.find(tenant, name) or Count()
-        number, found = kept.number, await self._find(tenant, incarnation_id(name, kept.number))
-        for _ in range(MAX_BEHIND):
-            if found is None or not is_over(found):
+    async def latest(self, tenant: str, name: str) -> Incarnation:
+        """Return the latest incarnation of a tenant's worker. Raises `Refused` if its record cannot be decoded."""
+        counter = await self._counters.find(tenant, name) or IncarnationCounter()
+        number, worker = counter.number, await self._find_worker(tenant, incarnation_id(name, counter.number))
+        for _ in range(MAX_UNCOUNTED):
+            if worker is None or not is_over(worker):
                 break
-            behind = await self._find(tenant, incarnation_id(name, number + 1))
-            if behind is None:
+            next_worker = await self._find_worker(tenant, incarnation_id(name, number + 1))
+            if next_worker is None:
                 break
-            number, found = number + 1, behind
-        removed_at = kept.removed_at if number == kept.number else 0
-        return Life(name=name, number=number, worker=found, removed_at=removed_at)
+            number, worker = number + 1, next_worker
+        removed_at = counter.removed_at if number == counter.number else 0
+        return Incarnation(name=name, number=number, worker=worker, removed_at=removed_at)
 
-    async def _find(self, tenant: str, id: str) -> Worker | None:
+    async def _find_worker(self, tenant: str, id: str) -> Worker | None:
         record = await self._store.find(id)
-        if (unread := unreadable_refusal(record)) is not None:
-            raise unread
+        if (unreadable := unreadable_refusal(record)) is not None:
+            raise unreadable
         return record if isinstance(record, Worker) and record.tenant == tenant else None
 
-    async def began(self, tenant: str, life: Life) -> None:
-        """The life after this one has begun. Safe to repeat, by whoever."""
-        number = life.number + 1
+    async def count_next(self, tenant: str, incarnation: Incarnation) -> None:
+        """Record that the next incarnation was created. Repeating it has no effect."""
+        number = incarnation.number + 1
 
-        def counted(kept: Count | None) -> Count | None:
-            return Count(number=number) if kept is None or kept.number < number else None
+        def advance(counter: IncarnationCounter | None) -> IncarnationCounter | None:
+            is_behind = counter is None or counter.number < number
+            return IncarnationCounter(number=number) if is_behind else None
 
-        await self._counts.update(tenant, life.name, counted)
+        await self._counters.update(tenant, incarnation.name, advance)
 
-    async def removed(self, tenant: str, life: Life, by: str, at: int) -> None:
-        """Somebody removed it: it stays out until there is a new token."""
+    async def mark_removed(self, tenant: str, incarnation: Incarnation, by: str, at: int) -> None:
+        """Record that a person removed the worker, unless it has been removed or has come back already."""
 
-        def marked(kept: Count | None) -> Count | None:
-            if kept is not None and (kept.number > life.number or (kept.number == life.number and kept.removed_at)):
+        def mark(counter: IncarnationCounter | None) -> IncarnationCounter | None:
+            if counter is not None and counter.number > incarnation.number:
                 return None
-            return Count(number=life.number, removed_at=at, removed_by=by)
+            if counter is not None and counter.number == incarnation.number and counter.removed_at:
+                return None
+            return IncarnationCounter(number=incarnation.number, removed_at=at, removed_by=by)
 
-        await self._counts.update(tenant, life.name, marked)
+        await self._counters.update(tenant, incarnation.name, mark)

@@ -1,8 +1,8 @@
-"""The fleet as it lives: who is there, who is silent and what follows from that, who may be given work.
+"""Which workers exist, which are unresponsive, and which may be given work.
 
-It keeps a picture of all workers from the log, looks at their health again and again, and gives the orders that follow
-(`health.py`). Any number of servers may do so side by side: each reads what the others heard before it judges, and an
-order that two of them give is carried out once.
+`Fleet` keeps a copy of all worker records up to date from the event log. In every health check it reads which workers
+the other servers have seen, and submits the commands that `health.py` derives for each worker. Any number of servers
+may do this side by side: a command that two of them submit takes effect once.
 """
 
 from __future__ import annotations
@@ -28,301 +28,310 @@ from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
 from deltaci.engine.waiters import Disconnected, OtherWorkers
 from deltaci.fleet import health
-from deltaci.fleet.health import Limits
-from deltaci.fleet.heartbeats import Hearing, Key
+from deltaci.fleet.health import HealthLimits
+from deltaci.fleet.heartbeats import Heartbeats, WorkerKey
 from deltaci.storage.port import Conflict, ListPosition, ListQuery, Store, Unavailable
 
-PAGE: Final = 500
-MAX_REMEMBERED: Final = 20_000  # Of names that have no record, and of lives that are over.
-STILL: Final = 2  # Checks that did not happen: whoever missed so many stood still, and heard nobody.
+PAGE_SIZE: Final = 500
+MAX_CACHED: Final = 20_000  # Of ids without a record, and of ended workers.
+MAX_SKIPPED_CHECKS: Final = 2  # After a longer pause, this server cannot tell which workers were silent in it.
 RETRY_SECONDS: Final = 1.0
-# After these nothing else of a worker is new than what the event says of it.
-QUIET: Final = frozenset({"task_assigned", "task_completed"})
+# After these events, a worker's record differs only in what the event itself says.
+SELF_CONTAINED_TRIGGERS: Final = frozenset({"task_assigned", "task_completed"})
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
 class Fleet:
-    """One server's view of all workers, and its part in looking after them."""
+    """One server's copy of all worker records, and its part in the health checks."""
 
-    def __init__(self, store: Store, engine: Engine, limits: Limits | None = None) -> None:
+    def __init__(self, store: Store, engine: Engine, limits: HealthLimits | None = None) -> None:
         self._store = store
         self._engine = engine
-        self._limits = limits or Limits()
-        self.hearing = Hearing(store, self._limits)
-        self._known: dict[Key, Worker] = {}
-        self._over: dict[str, Worker] = {}
-        self._absent: set[str] = set()
-        self._missing: set[Key] = set()  # Those who missed too many checks, whatever their record says.
-        self._fit: dict[str, dict[str, tuple[str, ...]]] = {}  # By tenant: the labels of all who may be given work.
-        self._rivals: dict[str, OtherWorkers] = {}
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self._stale: dict[str, None] = {}
-        self._is_stale = asyncio.Event()
+        self._limits = limits or HealthLimits()
+        self.heartbeats = Heartbeats(store, self._limits)
+        self._workers: dict[WorkerKey, Worker] = {}
+        self._ended: dict[str, Worker] = {}
+        self._ids_without_record: set[str] = set()
+        self._silent: set[WorkerKey] = set()  # Workers that missed too many checks, whatever their state.
+        self._eligible: dict[str, dict[str, tuple[str, ...]]] = {}  # By tenant and id: labels of workers for new work.
+        self._eligible_cache: dict[str, OtherWorkers] = {}
+        self._change_waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._stale_ids: dict[str, None] = {}
+        self._has_stale = asyncio.Event()
         self._checked_at = 0
-        self._since = 0
+        self._observed_since = 0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
-    # -- what is known
+    # -- the copy of the records
 
     async def start(self) -> None:
-        """Learn who is there, and begin to look after them. Let it hear the log before."""
+        """Load all workers and start the health checks. `on_events` must already receive the event log."""
         await self.load()
         self._tasks = [
-            asyncio.create_task(self._read(), name="fleet"),
-            asyncio.create_task(self._run(), name="health"),
+            asyncio.create_task(self._refresh_forever(), name="fleet"),
+            asyncio.create_task(self._check_forever(), name="health"),
         ]
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop the health checks."""
         for task in self._tasks:
             await cancel_and_wait(task)
 
     def stop_waiting(self) -> None:
-        """The server is about to end: whoever waits to be given work again is answered now."""
+        """Make all current and future waits return at once, because the server is shutting down."""
         self._is_closing = True
-        for all_of_one in self._waiting.values():
-            _wake(all_of_one)
+        for waiters in self._change_waiters.values():
+            _wake(waiters)
 
     async def load(self) -> None:
-        """Everybody who is there. From now on, and not before, we could hear them."""
-        self._since = self._checked_at = await self._store.now()
+        """Load all workers that are not shut down. Silence is measured from this moment on."""
+        self._observed_since = self._checked_at = await self._store.now()
         before: ListPosition | None = None
         while True:
             page = await self._store.page(
-                ListQuery(tenant=ALL_TENANTS, lists=[PRESENT_WORKERS], before=before, limit=PAGE)
+                ListQuery(tenant=ALL_TENANTS, lists=[PRESENT_WORKERS], before=before, limit=PAGE_SIZE)
             )
             for record in page.records:
                 if isinstance(record, Worker):
-                    self._learn(record)
+                    self._update(record)
             before = page.next
             if before is None:
                 return
 
-    def hear(self, events: Sequence[Event]) -> None:
-        """What happened. What an event does not tell in full is read soon."""
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Apply events of the log. A record that an event does not describe completely is read again soon."""
         for event in events:
             if event.entity != WORKER:
                 continue
-            known = self._known.get((event.tenant, worker_name(event.entity_id)))
-            if event.trigger not in QUIET or known is None or known.id != event.entity_id:
-                self._stale[event.entity_id] = None
-                self._is_stale.set()
-            elif event.rev > known.rev:
-                told = msgspec.structs.replace(known, state=event.to, rev=event.rev, updated_at=event.at)
-                self._known[event.tenant, worker_name(event.entity_id)] = told
+            cached = self._workers.get((event.tenant, worker_name(event.entity_id)))
+            if event.trigger not in SELF_CONTAINED_TRIGGERS or cached is None or cached.id != event.entity_id:
+                self._stale_ids[event.entity_id] = None
+                self._has_stale.set()
+            elif event.rev > cached.rev:
+                updated = msgspec.structs.replace(cached, state=event.to, rev=event.rev, updated_at=event.at)
+                self._workers[event.tenant, worker_name(event.entity_id)] = updated
 
-    async def catch_up(self) -> None:
-        """Read what events did not tell in full."""
-        while self._stale:
-            some = list(self._stale)[:PAGE]
-            for record in await self._store.find_all(some):
+    async def refresh(self) -> None:
+        """Read the stale records again."""
+        while self._stale_ids:
+            ids = list(self._stale_ids)[:PAGE_SIZE]
+            for record in await self._store.find_all(ids):
                 if isinstance(record, Worker):
-                    self._learn(record)
-            for id in some:
-                self._stale.pop(id, None)
-        self._is_stale.clear()
+                    self._update(record)
+            for id in ids:
+                self._stale_ids.pop(id, None)
+        self._has_stale.clear()
 
-    async def _read(self) -> None:
+    async def _refresh_forever(self) -> None:
         while True:
-            await self._is_stale.wait()
+            await self._has_stale.wait()
             try:
-                await self.catch_up()
+                await self.refresh()
             except (Unavailable, Conflict) as error:
-                LOGGER.warning("the fleet cannot be read now: %s; trying again", error)
+                LOGGER.warning("cannot read changed workers: %s; retrying", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _learn(self, record: Worker) -> None:
-        """This is how it is now, unless we know better."""
+    def _update(self, record: Worker) -> None:
+        """Replace the cached record unless that is newer."""
         key = (record.tenant, worker_name(record.id))
-        known = self._known.get(key)
-        if known is not None and known.id == record.id and known.rev > record.rev:
+        cached = self._workers.get(key)
+        if cached is not None and cached.id == record.id and cached.rev > record.rev:
             return
-        self._absent.discard(record.id)
+        self._ids_without_record.discard(record.id)
         if not worker.is_over(record):
-            self._known[key] = record
+            self._workers[key] = record
         else:
-            if known is not None and known.id == record.id:
-                del self._known[key]
-            if len(self._over) >= MAX_REMEMBERED:
-                self._over.clear()
-            self._over[record.id] = record
-        self._count_in(key, record)
-        _wake(self._waiting.get(record.id, ()))
+            if cached is not None and cached.id == record.id:
+                del self._workers[key]
+            if len(self._ended) >= MAX_CACHED:
+                self._ended.clear()
+            self._ended[record.id] = record
+        self._update_eligible(key, record)
+        _wake(self._change_waiters.get(record.id, ()))
 
-    def _seen(self, tenant: str, id: str) -> Worker | None:
-        """The worker as far as it is known without a look."""
-        record = self._known.get((tenant, worker_name(id)))
+    def _cached(self, tenant: str, id: str) -> Worker | None:
+        """Return the cached record, or None without reading the store."""
+        record = self._workers.get((tenant, worker_name(id)))
         if record is None or record.id != id:
-            record = self._over.get(id)
+            record = self._ended.get(id)
         return record if record is not None and record.tenant == tenant else None
 
     async def find(self, tenant: str, id: str) -> Worker | None:
-        """The worker with this id; None for one that speaks without a record of its own."""
-        record = self._seen(tenant, id)
-        if record is None and id not in self._absent:
-            found = await self._store.find(id)
-            if isinstance(found, Worker):
-                self._learn(found)
-                return self._seen(tenant, id)  # Which may be newer by now.
-            if len(self._absent) >= MAX_REMEMBERED:
-                self._absent.clear()
-            self._absent.add(id)
+        """Return a worker, or None for a runner without a record."""
+        record = self._cached(tenant, id)
+        if record is None and id not in self._ids_without_record:
+            stored = await self._store.find(id)
+            if isinstance(stored, Worker):
+                self._update(stored)
+                return self._cached(tenant, id)  # A newer version may have been cached meanwhile.
+            if len(self._ids_without_record) >= MAX_CACHED:
+                self._ids_without_record.clear()
+            self._ids_without_record.add(id)
         return record
 
-    def seen_at(self, record: Worker) -> int:
-        """When it was heard last: at least when it came in."""
-        return max(self.hearing.at((record.tenant, worker_name(record.id))), record.created_at)
+    def last_seen_at(self, record: Worker) -> int:
+        """Return when a worker was last seen by any server; at least when it was registered."""
+        return max(self.heartbeats.last_seen_at((record.tenant, worker_name(record.id))), record.created_at)
 
-    def is_missed(self, record: Worker) -> bool:
-        """Whether it missed too many checks in a row; also an idle one, of which nothing else says so."""
-        return (record.tenant, worker_name(record.id)) in self._missing and not worker.is_over(record)
+    def has_missed_checks(self, record: Worker) -> bool:
+        """Return whether a worker missed too many health checks in a row. An idle worker's state does not show that."""
+        return (record.tenant, worker_name(record.id)) in self._silent and not worker.is_over(record)
 
-    # -- who may be given work
+    # -- eligibility for work
 
-    def rivals(self, tenant: str) -> OtherWorkers:
-        """Who else could take a job that somebody lost: all who are there, are not silent and may be given work.
+    def eligible_workers(self, tenant: str) -> OtherWorkers:
+        """Return labels and ids of the tenant's workers that are not silent and accept work, also of busy ones.
 
-        Also those who are full, because they have room again soon: a job goes back to the one that lost it only
-        when nobody else fits. Whoever asks may be among them: who lost a job is no rival of itself for it.
+        A job is given back to the worker that lost it only if no other eligible worker fits. The result may include
+        the worker that asks; the caller leaves it out.
         """
-        found = self._rivals.get(tenant)
-        if found is None:
-            fit = self._fit.get(tenant, {})
-            found = self._rivals[tenant] = tuple(fit.values()), tuple(fit)
-        return found
+        workers = self._eligible_cache.get(tenant)
+        if workers is None:
+            eligible = self._eligible.get(tenant, {})
+            workers = self._eligible_cache[tenant] = tuple(eligible.values()), tuple(eligible)
+        return workers
 
-    def _count_in(self, key: Key, record: Worker) -> None:
-        """Or out: whether it is one of those who could take a job."""
-        fit = self._fit.setdefault(record.tenant, {})
-        is_fit = key not in self._missing and worker.accepts_work(record)
-        if is_fit and fit.get(record.id) != record.labels:
-            fit[record.id] = record.labels
-        elif is_fit or fit.pop(record.id, None) is None:
+    def _update_eligible(self, key: WorkerKey, record: Worker) -> None:
+        """Add a worker to the eligible ones of its tenant, or remove it."""
+        eligible = self._eligible.setdefault(record.tenant, {})
+        is_eligible = key not in self._silent and worker.accepts_work(record)
+        if is_eligible and eligible.get(record.id) != record.labels:
+            eligible[record.id] = record.labels
+        elif is_eligible or eligible.pop(record.id, None) is None:
             return
-        self._rivals.pop(record.tenant, None)
+        self._eligible_cache.pop(record.tenant, None)
 
-    async def may_ask(self, tenant: str, id: str, seconds: float, gone: Disconnected | None = None) -> bool:
-        """Whether this worker may be given work. One that is held back waits here until it may; False: in vain."""
+    async def wait_until_eligible(
+        self, tenant: str, id: str, seconds: float, disconnected: Disconnected | None = None
+    ) -> bool:
+        """Wait until a worker may be given work. Return False on timeout, disconnection or server shutdown.
+
+        An unresponsive worker recovers first, because it has just sent a request. Raises `Refused` for a worker that
+        was shut down.
+        """
         clock = asyncio.get_running_loop().time
-        give_up = clock() + seconds
+        deadline = clock() + seconds
         while True:
-            with self._changing(id) as change:
+            with self._change_of(id) as change:
                 record = await self.find(tenant, id)
                 if record is not None and worker.is_unresponsive(record):
-                    await self.greet(tenant, [id])
+                    await self.mark_alive(tenant, [id])
                     record = await self.find(tenant, id)
                 if record is None or worker.accepts_work(record):
                     return True
                 if worker.is_over(record):
-                    raise shut_down(record)
-                left = give_up - clock()
-                if left <= 0 or self._is_closing or not await self._wait(change, left, gone):
+                    raise shut_down_refusal(record)
+                remaining = deadline - clock()
+                if remaining <= 0 or self._is_closing or not await self._wait(change, remaining, disconnected):
                     return False
 
-    def is_held(self, tenant: str, id: str) -> bool:
-        """Whether this worker may not be given work now, as far as is known without a look."""
-        record = self._seen(tenant, id)
+    def is_on_hold(self, tenant: str, id: str) -> bool:
+        """Return whether the cached record says that a worker may not be given work."""
+        record = self._cached(tenant, id)
         return record is not None and not worker.accepts_work(record)
 
-    async def until_held(self, tenant: str, id: str, gone: Disconnected | None = None) -> None:
-        """Wait until this worker may not be given work any more, or is gone."""
-        while not self.is_held(tenant, id):
-            with self._changing(id) as change:
-                if not await self._wait(change, None, gone):
+    async def wait_until_on_hold(self, tenant: str, id: str, disconnected: Disconnected | None = None) -> None:
+        """Wait until a worker may no longer be given work, or has disconnected."""
+        while not self.is_on_hold(tenant, id):
+            with self._change_of(id) as change:
+                if not await self._wait(change, None, disconnected):
                     return
 
     @contextmanager
-    def _changing(self, id: str) -> Iterator[asyncio.Future[None]]:
+    def _change_of(self, id: str) -> Iterator[asyncio.Future[None]]:
+        """Provide a future that is done at the next change of a worker."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(id, set()).add(change)
+        self._change_waiters.setdefault(id, set()).add(change)
         try:
             yield change
         finally:
-            self._waiting[id].discard(change)
-            if not self._waiting[id]:
-                del self._waiting[id]
+            self._change_waiters[id].discard(change)
+            if not self._change_waiters[id]:
+                del self._change_waiters[id]
 
     @staticmethod
-    async def _wait(change: asyncio.Future[None], seconds: float | None, gone: Disconnected | None) -> bool:
-        """Whether it changed, within this time and before whoever waits was gone."""
-        leaving = asyncio.create_task(gone()) if gone is not None else None
-        waits: set[asyncio.Future[Any]] = {change} if leaving is None else {change, leaving}
+    async def _wait(change: asyncio.Future[None], seconds: float | None, disconnected: Disconnected | None) -> bool:
+        """Wait for a change. Return False if time runs out or the worker disconnects first."""
+        disconnection = asyncio.create_task(disconnected()) if disconnected is not None else None
+        awaited: set[asyncio.Future[Any]] = {change} if disconnection is None else {change, disconnection}
         try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if leaving is not None:
-                leaving.cancel()
+            if disconnection is not None:
+                disconnection.cancel()
         return change.done()
 
-    # -- who is silent
+    # -- health checks
 
-    async def greet(self, tenant: str, ids: Collection[str]) -> None:
-        """Somebody speaks: whoever of them was found silent has recovered, before what it says is decided."""
+    async def mark_alive(self, tenant: str, ids: Collection[str]) -> None:
+        """Let unresponsive workers recover that have just sent a message, before the message is processed."""
         for id in ids:
-            record = self._seen(tenant, id)
+            record = self._cached(tenant, id)
             if record is not None and worker.is_unresponsive(record):
-                await self._order([worker.Recover(id=id, actor=worker_actor(id))])
+                await self._submit([worker.Recover(id=id, actor=worker_actor(id))])
 
-    async def check(self) -> None:
-        """One health check: tell and learn who was heard, then judge who was not."""
+    async def check_health(self) -> None:
+        """Exchange sightings with the other servers, then submit the commands that follow from silence."""
         now = await self._store.now()
-        if not self._checked_at <= now <= self._checked_at + STILL * self._limits.health_seconds * SECOND:
-            self._since = now  # We stood still, or the clock jumped: what we did not hear meanwhile proves nothing.
+        max_pause = MAX_SKIPPED_CHECKS * self._limits.health_seconds * SECOND
+        if not self._checked_at <= now <= self._checked_at + max_pause:
+            self._observed_since = now  # This server was suspended, or the clock jumped: it may have missed messages.
         self._checked_at = now
-        await self.hearing.tell(now)
-        await self.hearing.listen(now)
-        await self.catch_up()
-        missing = {key for key, each in self._known.items() if self._is_silent(key, each, now)}
-        changed, self._missing = missing ^ self._missing, missing
-        for key in changed & self._known.keys():
-            self._count_in(key, self._known[key])
-        due = [each.id for each in self._known.values() if self._judged(each, now) is not None]
-        for start in range(0, len(due), PAGE):
-            # The picture may be a little old: who is judged is looked at.
-            found = await self._store.find_all(due[start : start + PAGE])
-            orders = [self._judged(each, now) for each in found if isinstance(each, Worker)]
-            await self._order([each for each in orders if each is not None])
+        await self.heartbeats.publish(now)
+        await self.heartbeats.read_others(now)
+        await self.refresh()
+        silent = {key for key, record in self._workers.items() if self._is_silent(key, record, now)}
+        changed, self._silent = silent ^ self._silent, silent
+        for key in changed & self._workers.keys():
+            self._update_eligible(key, self._workers[key])
+        due_ids = [record.id for record in self._workers.values() if self._next_command(record, now) is not None]
+        for start in range(0, len(due_ids), PAGE_SIZE):
+            # The cached records may be stale, so the decision is made again with stored ones.
+            records = await self._store.find_all(due_ids[start : start + PAGE_SIZE])
+            commands = [self._next_command(record, now) for record in records if isinstance(record, Worker)]
+            await self._submit([command for command in commands if command is not None])
 
-    def _is_silent(self, key: Key, record: Worker, now: int) -> bool:
-        return health.silence(record, self.hearing.at(key), self._since, now) >= self._limits.silent
+    def _is_silent(self, key: WorkerKey, record: Worker, now: int) -> bool:
+        silent = health.silence(record, self.heartbeats.last_seen_at(key), self._observed_since, now)
+        return silent >= self._limits.unresponsive_after
 
-    def _judged(self, record: Worker, now: int) -> Command | None:
-        heard_at = self.hearing.at((record.tenant, worker_name(record.id)))
-        return health.order(record, heard_at, self._since, now, self._limits)
+    def _next_command(self, record: Worker, now: int) -> Command | None:
+        last_seen_at = self.heartbeats.last_seen_at((record.tenant, worker_name(record.id)))
+        return health.next_command(record, last_seen_at, self._observed_since, now, self._limits)
 
-    async def _order(self, orders: Sequence[Command]) -> None:
-        """Give orders. One that is refused was given by somebody else, or is not due any more, or not yet."""
-        for order, answer in zip(orders, await self._engine.do_all(orders), strict=True):
-            if isinstance(answer, Refused):
-                LOGGER.debug("worker %s: %s is refused: %s", order.id, type(order).__name__, answer.message)
-                self._stale[order.id] = None  # It is not as we thought.
-                self._is_stale.set()
+    async def _submit(self, commands: Sequence[Command]) -> None:
+        """Submit commands. A refused one was submitted by another server, or is no longer or not yet due."""
+        for command, result in zip(commands, await self._engine.do_all(commands), strict=True):
+            if isinstance(result, Refused):
+                LOGGER.debug("worker %s: %s is refused: %s", command.id, type(command).__name__, result.message)
+                self._stale_ids[command.id] = None
+                self._has_stale.set()
                 continue
-            if answer.events:
-                LOGGER.info("worker %s: %s", order.id, type(order).__name__)
-            if isinstance(answer.record, Worker):
-                self._learn(answer.record)
+            if result.events:
+                LOGGER.info("worker %s: %s", command.id, type(command).__name__)
+            if isinstance(result.record, Worker):
+                self._update(result.record)
 
-    async def _run(self) -> None:
+    async def _check_forever(self) -> None:
         while True:
             await asyncio.sleep(self._limits.health_seconds / 2)
             try:
-                await self.check()
+                await self.check_health()
             except (Unavailable, Conflict, Overloaded) as error:
-                LOGGER.warning("the health of the fleet cannot be looked at now: %s; trying again", error)
+                LOGGER.warning("cannot check the health of workers: %s; retrying", error)
             except Exception:
-                LOGGER.exception("the health of the fleet cannot be looked at: an error of ours; trying again")
+                LOGGER.exception("internal error while checking the health of workers; retrying")
 
 
-def _wake(waiting: Iterable[asyncio.Future[None]]) -> None:
-    for each in waiting:
-        if not each.done():
-            each.set_result(None)
+def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
 
 
-def shut_down(record: Worker) -> Refused:
-    """What one is told whose life is over."""
-    why = record.shutdown_reason or "it was silent for too long"
-    return Refused("shut_down", f"worker {record.id} was shut down ({why}); renew the credential to come back")
+def shut_down_refusal(record: Worker) -> Refused:
+    """Return the error for a request of a worker that was shut down."""
+    reason = record.shutdown_reason or "it was silent for too long"
+    return Refused("shut_down", f"worker {record.id} was shut down ({reason}); renew the credential to come back")

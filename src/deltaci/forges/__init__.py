@@ -14,18 +14,18 @@ from deltaci.forges.generic import PlainGit
 from deltaci.forges.gitea import Gitea
 from deltaci.forges.github import GitHub
 from deltaci.forges.gitlab import GitLab
-from deltaci.forges.status_state import Speaker
-from deltaci.forges.webhook_event import Listener
+from deltaci.forges.status_state import StatusApi
+from deltaci.forges.webhook_event import WebhookParser
 
-# By the name that a project gives its forge.
-LISTENERS: Final[Mapping[str, Listener]] = {
+# By the forge name of a project.
+WEBHOOK_PARSERS: Final[Mapping[str, WebhookParser]] = {
     "github": GitHub(),
     "gitlab": GitLab(),
     "gitea": Gitea(),
     "forgejo": Gitea(),
     "git": PlainGit(),
 }
-SPEAKERS: Final[Mapping[str, Speaker]] = {
+STATUS_APIS: Final[Mapping[str, StatusApi]] = {
     "github": GitHub(),
     "gitlab": GitLab(),
     "gitea": Gitea(),

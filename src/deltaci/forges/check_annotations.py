@@ -1,7 +1,7 @@
-"""Places in files that a job complained about, found in its log and in its test reports: for the forge to show there.
+"""Find messages about lines of files in a job's log and test report, which the forge shows as annotations.
 
-A job may write what it likes, so everything is bounded: how much of a log is read, how long a line may be, how many
-notes are taken. A path that leads out of the repository is none of its files.
+A job controls its log and its test report, so everything is bounded: the length of a line, of a message and of a path,
+and the number of annotations. A path that leads out of the repository is dropped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from deltaci.core.text import plain_line
-from deltaci.forges.status_state import Note
+from deltaci.forges.status_state import Annotation
 
-MAX_NOTES: Final = 50
+MAX_ANNOTATIONS: Final = 50
 MAX_LINE: Final = 2000
 MAX_MESSAGE: Final = 1000
 MAX_PATH: Final = 500
@@ -26,81 +26,81 @@ _COMMAND: Final = re.compile(r"^::(error|warning|notice)(?: ([^:]*(?::(?!:)[^:]*
 # `src/a.c:3:5: error: it is wrong`, `src/a.ts(3,5): error TS2304: …`; a test's `tests/test_a.py:12: AssertionError`
 _COMPILER: Final = re.compile(r"^([^\s:()][^:()]*):(\d{1,8})(?::(\d{1,8}))?: (?:fatal )?(error|warning)\b:?\s*(.*)$")
 _PARENTHESES: Final = re.compile(r"^([^\s:()][^:()]*)\((\d{1,8})(?:,(\d{1,8}))?\): (error|warning)\b:?\s*(.*)$")
-_PLACE: Final = re.compile(r"(?<![\w./-])([\w.-][\w./-]*\.\w{1,10}):(\d{1,8})\b")
+_FILE_AND_LINE: Final = re.compile(r"(?<![\w./-])([\w.-][\w./-]*\.\w{1,10}):(\d{1,8})\b")
 _ESCAPES: Final = (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%"))
 
 
-def from_log(text: str) -> Iterator[Note]:
-    """What is said in a log about lines of files."""
+def from_log(text: str) -> Iterator[Annotation]:
+    """Yield an annotation for each workflow command and compiler message of a log."""
     for line in text.splitlines():
-        found = _note(plain_line(line, MAX_LINE)) if ":" in line else None
-        if found is not None:
-            yield found
+        annotation = _parse_line(plain_line(line, MAX_LINE)) if ":" in line else None
+        if annotation is not None:
+            yield annotation
 
 
-def from_tests(failures: Iterable[Any]) -> Iterator[Note]:
-    """Tests that failed, where their message names a line of a file."""
-    for each in failures:
-        if not isinstance(each, dict):
+def from_test_failures(failures: Iterable[Any]) -> Iterator[Annotation]:
+    """Yield an annotation for each failed test whose message or name contains a file and a line."""
+    for failure in failures:
+        if not isinstance(failure, dict):
             continue
-        name, message = str(each.get("name", "")), str(each.get("message", ""))
-        found = _PLACE.search(message) or _PLACE.search(name)
-        if found is not None and (path := _path(found[1])) and (line := _number(found[2])):
-            yield Note(
+        name, message = str(failure.get("name", "")), str(failure.get("message", ""))
+        match = _FILE_AND_LINE.search(message) or _FILE_AND_LINE.search(name)
+        if match is not None and (path := _repository_path(match[1])) and (line := _number(match[2])):
+            yield Annotation(
                 path=path, line=line, message=plain_line(message or name, MAX_MESSAGE), title=plain_line(name, 200)
             )
 
 
-def few(notes: Iterable[Note], most: int = MAX_NOTES) -> tuple[Note, ...]:
-    """The first ones of them, each place and message once; failures come before anything else."""
-    found: dict[tuple[str, int, str], Note] = {}
-    for note in notes:
-        found.setdefault((note.path, note.line, note.message), note)
-        if len(found) >= 20 * most:
+def most_severe(annotations: Iterable[Annotation], limit: int = MAX_ANNOTATIONS) -> tuple[Annotation, ...]:
+    """Return up to `limit` annotations, failures first, without duplicates. Read only the first 20 × `limit`."""
+    unique: dict[tuple[str, int, str], Annotation] = {}
+    for annotation in annotations:
+        unique.setdefault((annotation.path, annotation.line, annotation.message), annotation)
+        if len(unique) >= 20 * limit:
             break
-    order = ("failure", "warning", "notice")
-    return tuple(sorted(found.values(), key=lambda each: order.index(each.level))[:most])
+    levels = ("failure", "warning", "notice")
+    return tuple(sorted(unique.values(), key=lambda annotation: levels.index(annotation.level))[:limit])
 
 
-def _note(line: str) -> Note | None:
+def _parse_line(line: str) -> Annotation | None:
     if line.startswith("::"):
-        return _command(line)
-    found = _COMPILER.match(line) or _PARENTHESES.match(line)
-    if found is None:
+        return _parse_command(line)
+    match = _COMPILER.match(line) or _PARENTHESES.match(line)
+    if match is None:
         return None
-    path, number = _path(found[1]), _number(found[2])
+    path, number = _repository_path(match[1]), _number(match[2])
     if not path or not number:
         return None
-    message = plain_line(found[5] or line, MAX_MESSAGE)
-    return Note(path=path, line=number, column=_number(found[3] or ""), message=message, level=_LEVELS[found[4]])
+    message = plain_line(match[5] or line, MAX_MESSAGE)
+    return Annotation(path=path, line=number, column=_number(match[3] or ""), message=message, level=_LEVELS[match[4]])
 
 
-def _command(line: str) -> Note | None:
-    found = _COMMAND.match(line)
-    if found is None:
+def _parse_command(line: str) -> Annotation | None:
+    match = _COMMAND.match(line)
+    if match is None:
         return None
-    said = dict(part.strip().split("=", 1) for part in (found[2] or "").split(",") if "=" in part)
-    path = _path(_unescaped(said.get("file", "")))
+    properties = dict(part.strip().split("=", 1) for part in (match[2] or "").split(",") if "=" in part)
+    path = _repository_path(_unescape(properties.get("file", "")))
     if not path:
         return None
-    return Note(
+    return Annotation(
         path=path,
-        line=_number(said.get("line", "1")) or 1,
-        column=_number(said.get("col", "")),
-        message=plain_line(_unescaped(found[3]), MAX_MESSAGE) or "no message",
-        title=plain_line(_unescaped(said.get("title", "")), 200),
-        level=_LEVELS[found[1]],
+        line=_number(properties.get("line", "1")) or 1,
+        column=_number(properties.get("col", "")),
+        message=plain_line(_unescape(match[3]), MAX_MESSAGE) or "no message",
+        title=plain_line(_unescape(properties.get("title", "")), 200),
+        level=_LEVELS[match[1]],
     )
 
 
-def _unescaped(text: str) -> str:
-    for written, meant in _ESCAPES:
-        text = text.replace(written, meant)
+def _unescape(text: str) -> str:
+    for escape, char in _ESCAPES:
+        text = text.replace(escape, char)
     return text
 
 
-def _path(text: str) -> str:
-    """A path inside of the repository; empty: it is none."""
+def _repository_path(text: str) -> str:
+    """Return the text as a path inside the repository, or an empty string if it is not one."""
     path = text.strip().replace("\\", "/").removeprefix("./")
     parts = path.split("/")
     is_outside = path.startswith("/") or "://" in path or ".." in parts or "" in parts

@@ -1,7 +1,7 @@
-"""Projects as their forges know them: what people wrote, with the secrets opened that it names.
+"""Look up a project with the values of its forge secrets: webhook secret and API token.
 
-What was opened is kept in memory for a few seconds, since every delivery and every step of a run asks for it. A secret
-that does not open is no reason to be silent about the other one.
+The values are cached in memory for a few seconds, because every webhook request and every status needs them. A secret
+that cannot be read does not keep the other one from being used; the API token's error is stored in `problem`.
 """
 
 from __future__ import annotations
@@ -20,110 +20,110 @@ from deltaci.core.errors import Refused
 from deltaci.forges.projects import ForgeProject
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 
-KEPT_SECONDS: Final = 10.0
-MAX_KEPT: Final = 1000
-_SCP: Final = re.compile(r"(?:[^@/:]+@)?([^:/@]+):(?!//)(.+)")  # git@example.org:owner/name.git
-# A GitHub App instead of a token: who it is, where it is installed, and its private key.
+CACHE_SECONDS: Final = 10.0
+MAX_CACHED: Final = 1000
+_SCP_URL: Final = re.compile(r"(?:[^@/:]+@)?([^:/@]+):(?!//)(.+)")  # git@example.org:owner/name.git
+# A GitHub App in place of a token: its id, its installation, and its private key.
 _APP: Final = re.compile(r"app:([\w.-]{1,100}):(\d{1,20})\s+(-----BEGIN .+)", re.DOTALL)
 
 LOGGER: Final = logging.getLogger(__name__)
 
-SecretOf = Callable[[str, str, str], str]  # The value of a secret, by tenant, project and name; it may take a while.
+ReadSecret = Callable[[str, str, str], str]  # Returns a secret's value by tenant, project and name; may block.
 
 
-class Written(Protocol):
-    """A project as people wrote it: of secrets it has the names."""
+class StoredProject(Protocol):
+    """A project as stored, with the names of its secrets instead of their values."""
 
     @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def url(self) -> str:
-        """Where it is cloned from."""
+        """The clone URL."""
         ...
 
     @property
     def forge(self) -> str:
-        """What kind of forge it is on."""
+        """The kind of forge."""
         ...
 
     @property
     def webhook_secret(self) -> str:
-        """The name of a secret."""
+        """The name of the secret that signs webhook requests."""
         ...
 
     @property
     def api_url(self) -> str:
-        """The forge's API, if it is not where it usually is."""
+        """The URL of the forge's API; empty for the default one."""
         ...
 
     @property
     def api_token(self) -> str:
-        """The name of a secret."""
+        """The name of the secret with the API token."""
         ...
 
     @property
     def reports(self) -> str:
-        """How the forge is told what came of a commit."""
+        """How results are reported to the forge: as statuses, as checks or not at all."""
         ...
 
 
-Find = Callable[[str, str], Awaitable[Written | None]]
+FindProject = Callable[[str, str], Awaitable[StoredProject | None]]
 
 
-class OpenedProjects:
-    """Looks projects up, and opens their secrets."""
+class CachedForgeProjects:
+    """Looks up projects and reads their secrets; implements `ForgeProjects`."""
 
-    def __init__(self, find: Find, secret_of: SecretOf, clock: Callable[[], float] = time.monotonic) -> None:
-        self._find = find
-        self._secret_of = secret_of
+    def __init__(
+        self, find_project: FindProject, read_secret: ReadSecret, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._find_project = find_project
+        self._read_secret = read_secret
         self._clock = clock
-        self._kept: dict[tuple[str, str], tuple[float, Written, ForgeProject]] = {}
+        self._cache: dict[tuple[str, str], tuple[float, StoredProject, ForgeProject]] = {}
 
-    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
-        """The project with its secrets opened; None: there is no such project."""
-        written = await self._find(tenant, project)
-        if written is None:
+    async def find(self, tenant: str, project: str) -> ForgeProject | None:
+        """Return the project with the values of its secrets, or None if it does not exist."""
+        stored = await self._find_project(tenant, project)
+        if stored is None:
             return None
-        until, known, opened = self._kept.get((tenant, project), (0.0, None, None))
+        expires_at, cached_stored, cached = self._cache.get((tenant, project), (0.0, None, None))
         now = self._clock()
-        if opened is not None and known == written and now < until:
-            return opened
-        opened = await asyncio.to_thread(self._opened, tenant, written)
-        if len(self._kept) >= MAX_KEPT:
-            self._kept.clear()
-        self._kept[tenant, project] = (now + KEPT_SECONDS, written, opened)
-        return opened
+        if cached is not None and cached_stored == stored and now < expires_at:
+            return cached
+        loaded = await asyncio.to_thread(self._load, tenant, stored)
+        if len(self._cache) >= MAX_CACHED:
+            self._cache.clear()
+        self._cache[tenant, project] = (now + CACHE_SECONDS, stored, loaded)
+        return loaded
 
-    def _opened(self, tenant: str, written: Written) -> ForgeProject:
-        webhook_secret, _ = self._secret(tenant, written, written.webhook_secret)
-        api_token, problem = self._secret(tenant, written, written.api_token)
+    def _load(self, tenant: str, stored: StoredProject) -> ForgeProject:
+        webhook_secret, _ = self._secret_or_problem(tenant, stored, stored.webhook_secret)
+        api_token, problem = self._secret_or_problem(tenant, stored, stored.api_token)
         app_id, installation_id, api_token = app.groups() if (app := _APP.fullmatch(api_token)) else ("", "", api_token)
-        told = {
+        fields = {
             "tenant": tenant,
-            "name": written.name,
-            "forge": written.forge,
-            "repository": getattr(written, "repository", "") or repository_of(written.url),
+            "name": stored.name,
+            "forge": stored.forge,
+            "repository": getattr(stored, "repository", "") or repository_path(stored.url),
             "webhook_secret": webhook_secret,
-            "api_url": written.api_url or api_of(written.forge, written.url),
+            "api_url": stored.api_url or default_api_url(stored.forge, stored.url),
             "api_token": api_token,
             "problem": problem,
-            "reports": written.reports,
+            "reports": stored.reports,
             "app_id": app_id,
             "installation_id": installation_id,
         }
-        return msgspec.convert(told, ForgeProject)
+        return msgspec.convert(fields, ForgeProject)
 
-    def _secret(self, tenant: str, written: Written, name: str) -> tuple[str, str]:
-        """Its value without a newline at its end, or what is wrong with it."""
+    def _secret_or_problem(self, tenant: str, stored: StoredProject, name: str) -> tuple[str, str]:
+        """Return the value of a secret without surrounding white space, or else why it cannot be used."""
         if not name:
             return "", ""
         try:
-            return self._secret_of(tenant, written.name, name).strip(), ""
+            return self._read_secret(tenant, stored.name, name).strip(), ""
         except Refused as refused:
-            LOGGER.warning("project %s: %s", written.name, refused.message)
+            LOGGER.warning("project %s: %s", stored.name, refused.message)
             return "", refused.message
         except BlobStoreUnavailable:
             raise
@@ -131,10 +131,10 @@ class OpenedProjects:
             raise BlobStoreUnavailable(f"a secret cannot be read now: {error.strerror or error}") from error
 
 
-def _host_and_path(url: str) -> tuple[str, str, str]:
-    """Scheme, host and path of an address, also of one as ssh writes it."""
-    if (short := _SCP.fullmatch(url)) is not None and "://" not in url:
-        return "ssh", short[1], short[2]
+def _scheme_host_path(url: str) -> tuple[str, str, str]:
+    """Split a clone URL, also one in scp form. Return empty strings for an invalid one."""
+    if (scp_url := _SCP_URL.fullmatch(url)) is not None and "://" not in url:
+        return "ssh", scp_url[1], scp_url[2]
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -144,22 +144,22 @@ def _host_and_path(url: str) -> tuple[str, str, str]:
     return parts.scheme, f"{host}:{port}" if port and is_web else host, parts.path
 
 
-def repository_of(url: str) -> str:
-    """What a forge calls the repository: all of its path, e.g. `group/part/name`."""
-    return _host_and_path(url)[2].strip("/").removesuffix(".git")
+def repository_path(url: str) -> str:
+    """Return the path of a clone URL without `.git`, e.g. `owner/name` or `group/subgroup/name`."""
+    return _scheme_host_path(url)[2].strip("/").removesuffix(".git")
 
 
-def api_of(forge: str, url: str) -> str:
-    """Where the API of the forge usually is; empty: there is none."""
-    scheme, host, _ = _host_and_path(url)
+def default_api_url(forge: str, url: str) -> str:
+    """Return the usual URL of the forge's API for a clone URL, or an empty string for a forge without one."""
+    scheme, host, _ = _scheme_host_path(url)
     if not host:
         return ""
-    at = f"{'http' if scheme == 'http' else 'https'}://{host}"
+    root = f"{'http' if scheme == 'http' else 'https'}://{host}"
     match forge:
         case "github":
-            return "https://api.github.com" if host.lower() == "github.com" else f"{at}/api/v3"
+            return "https://api.github.com" if host.lower() == "github.com" else f"{root}/api/v3"
         case "gitlab":
-            return f"{at}/api/v4"
+            return f"{root}/api/v4"
         case "gitea" | "forgejo":
-            return f"{at}/api/v1"
+            return f"{root}/api/v1"
     return ""

@@ -1,6 +1,7 @@
-"""How long it is remembered what forges said and were told: documents of all tenants, dropped when they are old.
+"""Documents that recognize repeated webhook deliveries and record sent statuses, and their retention.
 
-Whoever sends an old delivery again after that is heard anew; nothing else depends on it.
+The documents of all tenants are stored under one tenant, so that one scan finds the expired ones. A delivery that is
+sent again after its document was deleted is processed like a new one; nothing else depends on these documents.
 """
 
 from __future__ import annotations
@@ -11,36 +12,36 @@ from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.storage.port import Document, Store
 
-HEARD: Final = "delivery"  # The kind of documents that remember what was heard.
-TOLD: Final = "told"  # And of those that remember what was told.
+DELIVERY_KIND: Final = "delivery"  # Documents that identify a webhook delivery.
+STATUS_KIND: Final = "told"  # Documents with the status of a commit that was sent to a forge.
 DAY: Final = 86400 * SECOND
-KEPT: Final = {HEARD: 400 * DAY, TOLD: 100 * DAY}
-BETWEEN: Final = "\n"  # No tenant has it in its name.
-PAGE: Final = 200
+RETENTION: Final = {DELIVERY_KIND: 400 * DAY, STATUS_KIND: 100 * DAY}
+SEPARATOR: Final = "\n"  # Not allowed in the name of a tenant.
+PAGE_SIZE: Final = 200
 
 
-def kept(kind: str, tenant: str, name: str, body: bytes, version: int = 0) -> Document:
-    """A document to write."""
-    return Document(kind=kind, tenant=ALL_TENANTS, name=_named(tenant, name), version=version, at=0, body=body)
+def new_document(kind: str, tenant: str, name: str, body: bytes, version: int = 0) -> Document:
+    """Return a document to be written over `version`; 0 creates a new document."""
+    return Document(kind=kind, tenant=ALL_TENANTS, name=_full_name(tenant, name), version=version, at=0, body=body)
 
 
-async def found(store: Store, kind: str, tenant: str, name: str) -> Document | None:
-    """The document, if there is one."""
-    return await store.find_document(kind, _named(tenant, name), ALL_TENANTS)
+async def find(store: Store, kind: str, tenant: str, name: str) -> Document | None:
+    """Return the document, or None if it does not exist."""
+    return await store.find_document(kind, _full_name(tenant, name), ALL_TENANTS)
 
 
-async def sweep(store: Store) -> int:
-    """Drop what is old; how much that was. Servers side by side may both try."""
-    dropped, now = 0, await store.now()
-    for kind, age in KEPT.items():
+async def delete_expired(store: Store) -> int:
+    """Delete all expired documents and return their number. Safe to run on several servers at once."""
+    deleted, now = 0, await store.now()
+    for kind, retention in RETENTION.items():
         after = ""
-        while page := await store.list_documents(kind, ALL_TENANTS, after=after, limit=PAGE):
+        while page := await store.list_documents(kind, ALL_TENANTS, after=after, limit=PAGE_SIZE):
             after = page[-1].name
-            for each in page:
-                if each.at < now - age:
-                    dropped += await store.delete_document(kind, ALL_TENANTS, each.name, each.version)
-    return dropped
+            for document in page:
+                if document.at < now - retention:
+                    deleted += await store.delete_document(kind, ALL_TENANTS, document.name, document.version)
+    return deleted
 
 
-def _named(tenant: str, name: str) -> str:
-    return f"{tenant}{BETWEEN}{name}"
+def _full_name(tenant: str, name: str) -> str:
+    return f"{tenant}{SEPARATOR}{name}"

@@ -1,8 +1,7 @@
-"""How each forge moves a branch to exactly one commit, by its API. The commit is there already, on a branch of ours.
+"""Move a branch to exactly one commit through a forge's API, always by a fast-forward.
 
-github.py gitlab.py gitea.py say how forges are heard and told; here is how they are asked to merge: always by a
-fast-forward, so that nothing is made that nobody tested. Each step may have been done before, by somebody who did not
-live to see it.
+A merge commit or a squash by the forge would be a commit that was never tested. The commit has already been pushed to
+a temporary branch. Every step may be repeated: a server may have done it before a crash.
 """
 
 from __future__ import annotations
@@ -14,284 +13,284 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.forges import github, gitlab
-from deltaci.forges.http import Outlet
+from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import Answer, Call
+from deltaci.forges.status_state import ForgeRequest, ForgeResponse
 
-TRIES: Final = 20  # So often a forge is asked that first looks at what it was given,
-PAUSE_SECONDS: Final = 0.5  # so long after each other.
+MAX_POLLS: Final = 20  # How often a forge is asked whether it has finished checking a new pull request.
+POLL_SECONDS: Final = 0.5
 TITLE: Final = "Merge tested commits"
-TEXT: Final = (
-    "Made by Delta CI to move the branch to exactly the commit that was tested. It is merged or closed at once."
+DESCRIPTION: Final = (
+    "Created by Delta CI to move the branch to exactly the commit that was tested. It is merged or closed at once."
 )
 
 T = TypeVar("T")
 
 
-class Refusal(Exception):
-    """The forge did not do it. `is_passing`: another time it may."""
+class FastForwardError(Exception):
+    """The forge did not move the branch. `is_transient`: it may do so later."""
 
-    def __init__(self, message: str, *, is_passing: bool) -> None:
+    def __init__(self, message: str, *, is_transient: bool) -> None:
         super().__init__(message)
-        self.is_passing = is_passing
+        self.is_transient = is_transient
 
 
-class Move(msgspec.Struct, frozen=True):
-    """What is to be done: `branch` is to be at `commit`, which `source`, a branch of ours, is at."""
+class BranchMove(msgspec.Struct, frozen=True):
+    """Move `branch` to `commit`, to which the temporary branch `source_branch` points."""
 
     branch: str
     commit: str
-    source: str
+    source_branch: str
 
 
-class Api:
-    """One project's forge, spoken to with its token."""
+class RepositoryApi:
+    """The forge API of one repository, with the project's token."""
 
     def __init__(
-        self, outlet: Outlet, project: ForgeProject, headers: dict[str, str], root: str, sleep: Callable[[float], Any]
+        self,
+        client: ForgeHttpClient,
+        project: ForgeProject,
+        headers: dict[str, str],
+        root: str,
+        sleep: Callable[[float], Any],
     ) -> None:
-        self._outlet = outlet
+        self._client = client
         self._headers = headers
         self._root = root
         self._sleep: Callable[[float], Awaitable[None]] = sleep
         self.project = project
 
-    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[Answer, bytes]:
-        """One request, below the repository's own address. Raises what the outlet raises."""
-        return await self._outlet.ask(Call(method, f"{self._root}{path}", self._headers, body or {}))
+    async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[ForgeResponse, bytes]:
+        """Send a request for a path below the repository's API root. Raises `NotAllowed` or `Unreachable`."""
+        return await self._client.send_and_read(ForgeRequest(method, f"{self._root}{path}", self._headers, body or {}))
 
-    async def rest(self) -> None:
-        """Leave it alone for a moment."""
-        await self._sleep(PAUSE_SECONDS)
+    async def pause(self) -> None:
+        """Wait between two polls."""
+        await self._sleep(POLL_SECONDS)
 
 
-class Mover(Protocol):
-    """One kind of forge."""
+class FastForwarder(Protocol):
+    """Moves branches on one kind of forge."""
 
-    def at(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
-        """Where the repository's API is, and what to show there."""
+    def root_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
+        """Return the root URL of the repository's API and the headers with the token."""
         ...
 
-    async def can(self, api: Api) -> bool:
-        """Whether it would move a branch by a fast-forward, as it is configured."""
+    async def is_supported(self, api: RepositoryApi) -> bool:
+        """Return whether the repository is configured to merge by fast-forward."""
         ...
 
-    async def move(self, api: Api, move: Move) -> None:
-        """Do it, or raise `Refusal`."""
+    async def move(self, api: RepositoryApi, move: BranchMove) -> None:
+        """Move the branch. Raises `FastForwardError`."""
         ...
 
-    async def tidy(self, api: Api, move: Move) -> None:
-        """Leave nothing of it behind; what is gone already is no error."""
+    async def clean_up(self, api: RepositoryApi, move: BranchMove) -> None:
+        """Close an open pull request and delete the temporary branch, if they exist."""
         ...
 
 
-def is_good(answer: Answer) -> bool:
-    """Whether it was done."""
-    return 200 <= answer.status < 300
+def is_success(response: ForgeResponse) -> bool:
+    """Return whether the status is 2xx."""
+    return 200 <= response.status < 300
 
 
-def refused(answer: Answer) -> Refusal:
-    """What an answer that is none of the usual ones means."""
-    is_passing = answer.status >= 500 or answer.status in (408, 425, 429) or bool(answer.wait_seconds)
-    return Refusal(f"it answered {answer.status}: {answer.text}", is_passing=is_passing)
+def unexpected_response(response: ForgeResponse) -> FastForwardError:
+    """Return the error for an unsuccessful response. Overload, rate limits and server errors are transient."""
+    is_transient = response.status >= 500 or response.status in (408, 425, 429) or bool(response.retry_after_seconds)
+    return FastForwardError(f"it answered {response.status}: {response.text}", is_transient=is_transient)
 
 
-def read(body: bytes, type: type[T]) -> T:
-    """An answer; one that makes no sense may make some another time."""
+def decode_response(body: bytes, type: type[T]) -> T:
+    """Decode a JSON response. Raises a transient `FastForwardError` if it is invalid."""
     try:
         return msgspec.json.decode(body, type=type)
     except msgspec.DecodeError as error:
-        raise Refusal(f"it answered something else than expected: {error}", is_passing=True) from None
+        raise FastForwardError(f"its answer is not as expected: {error}", is_transient=True) from None
 
 
-async def remove(api: Api, path: str, gone: int = 404) -> None:
-    """Remove a branch; one that is not there is no error."""
-    answer, _ = await api.ask("DELETE", path)
-    if not is_good(answer) and answer.status != gone:
-        raise refused(answer)
+async def delete_branch(api: RepositoryApi, path: str, missing_status: int = 404) -> None:
+    """Delete a branch. `missing_status` is how the forge answers if the branch does not exist, which is no error."""
+    response, _ = await api.request("DELETE", path)
+    if not is_success(response) and response.status != missing_status:
+        raise unexpected_response(response)
 
 
 # -- GitHub
 
 
-class GitHubMover:
-    """By its refs: a move that is not a fast-forward is refused there."""
+class GitHubFastForwarder:
+    """Updates the branch's ref without force; GitHub refuses any other move than a fast-forward."""
 
-    def at(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
-        """As for statuses."""
+    def root_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
         headers = {
             "Authorization": f"Bearer {project.api_token}",
             "Accept": "application/vnd.github+json",
-            "X-GitHub-Api-Version": github.VERSION,
+            "X-GitHub-Api-Version": github.API_VERSION,
         }
-        return f"{project.api(github.API)}/repos/{_owned(project)}", headers
+        return f"{project.api_root(github.API)}/repos/{_owner_and_name(project)}", headers
 
-    async def can(self, _api: Api) -> bool:
-        """Always."""
+    async def is_supported(self, _api: RepositoryApi) -> bool:
         return True
 
-    async def move(self, api: Api, move: Move) -> None:
-        """One request."""
+    async def move(self, api: RepositoryApi, move: BranchMove) -> None:
         path = f"/git/refs/heads/{quote(move.branch)}"
-        answer, _ = await api.ask("PATCH", path, {"sha": move.commit, "force": False})
-        if not is_good(answer):
-            raise refused(answer)
+        response, _ = await api.request("PATCH", path, {"sha": move.commit, "force": False})
+        if not is_success(response):
+            raise unexpected_response(response)
 
-    async def tidy(self, api: Api, move: Move) -> None:
-        """Our branch."""
-        await remove(api, f"/git/refs/heads/{quote(move.source)}", gone=422)
+    async def clean_up(self, api: RepositoryApi, move: BranchMove) -> None:
+        await delete_branch(api, f"/git/refs/heads/{quote(move.source_branch)}", missing_status=422)
 
 
 # -- Gitea and Forgejo
 
 
-class _Pull(msgspec.Struct, frozen=True):
+class _PullRequestResponse(msgspec.Struct, frozen=True):
     number: int
 
 
-class GiteaMover:
-    """By a pull request that is merged with a fast-forward, or not at all."""
+class GiteaFastForwarder:
+    """Opens a pull request and merges it by fast-forward only."""
 
-    def at(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
-        """As for statuses."""
-        return f"{project.api()}/repos/{_owned(project)}", {"Authorization": f"token {project.api_token}"}
+    def root_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
+        headers = {"Authorization": f"token {project.api_token}"}
+        return f"{project.api_root()}/repos/{_owner_and_name(project)}", headers
 
-    async def can(self, _api: Api) -> bool:
-        """Always; where the repository does not allow it, the forge says so."""
+    async def is_supported(self, _api: RepositoryApi) -> bool:
+        """Return True; a repository that does not allow fast-forwards refuses the merge."""
         return True
 
-    async def move(self, api: Api, move: Move) -> None:
-        """Open it, unless it is open, and merge it once the forge has looked at it."""
-        number = await self._opened(api, move)
-        for _ in range(TRIES):
+    async def move(self, api: RepositoryApi, move: BranchMove) -> None:
+        """Open the pull request unless it exists, and merge it as soon as the forge has checked it."""
+        number = await self._open_pull_request(api, move)
+        for _ in range(MAX_POLLS):
             body = {"Do": "fast-forward-only", "head_commit_id": move.commit}
-            answer, _text = await api.ask("POST", f"/pulls/{number}/merge", body)
-            if is_good(answer):
+            response, _body = await api.request("POST", f"/pulls/{number}/merge", body)
+            if is_success(response):
                 return
-            if answer.status != 405 or "try again later" not in answer.text.lower():
-                raise refused(answer)
-            await api.rest()
-        raise Refusal("it still looks at the pull request", is_passing=True)
+            if response.status != 405 or "try again later" not in response.text.lower():
+                raise unexpected_response(response)
+            await api.pause()
+        raise FastForwardError("it is still checking the pull request", is_transient=True)
 
-    async def _opened(self, api: Api, move: Move) -> int:
-        body = {"base": move.branch, "head": move.source, "title": TITLE, "body": TEXT}
-        answer, text = await api.ask("POST", "/pulls", body)
-        if is_good(answer):
-            return read(text, _Pull).number
-        known = await self._known(api, move) if answer.status == 409 else None
-        if known is None:
-            raise refused(answer)
-        return known
+    async def _open_pull_request(self, api: RepositoryApi, move: BranchMove) -> int:
+        request = {"base": move.branch, "head": move.source_branch, "title": TITLE, "body": DESCRIPTION}
+        response, body = await api.request("POST", "/pulls", request)
+        if is_success(response):
+            return decode_response(body, _PullRequestResponse).number
+        number = await self._find_pull_request(api, move) if response.status == 409 else None
+        if number is None:
+            raise unexpected_response(response)
+        return number
 
-    async def _known(self, api: Api, move: Move) -> int | None:
-        answer, text = await api.ask("GET", f"/pulls/{quote(move.branch, safe='')}/{quote(move.source, safe='')}")
-        return read(text, _Pull).number if is_good(answer) else None
+    async def _find_pull_request(self, api: RepositoryApi, move: BranchMove) -> int | None:
+        path = f"/pulls/{quote(move.branch, safe='')}/{quote(move.source_branch, safe='')}"
+        response, body = await api.request("GET", path)
+        return decode_response(body, _PullRequestResponse).number if is_success(response) else None
 
-    async def tidy(self, api: Api, move: Move) -> None:
-        """The pull request, if it is still open, and our branch."""
-        number = await self._known(api, move)
+    async def clean_up(self, api: RepositoryApi, move: BranchMove) -> None:
+        number = await self._find_pull_request(api, move)
         if number is not None:
-            await api.ask("PATCH", f"/pulls/{number}", {"state": "closed"})
-        await remove(api, f"/branches/{quote(move.source, safe='')}")
+            await api.request("PATCH", f"/pulls/{number}", {"state": "closed"})
+        await delete_branch(api, f"/branches/{quote(move.source_branch, safe='')}")
 
 
 # -- GitLab
 
 
-class _Project(msgspec.Struct, frozen=True):
+class _ProjectResponse(msgspec.Struct, frozen=True):
     merge_method: str = ""
     squash_option: str = ""
 
 
-class _MergeRequest(msgspec.Struct, frozen=True):
+class _MergeRequestResponse(msgspec.Struct, frozen=True):
     iid: int
     detailed_merge_status: str = ""
 
 
-_LOOKING: Final = ("unchecked", "checking", "preparing", "approvals_syncing", "ci_still_running")
+_CHECKING_STATUSES: Final = ("unchecked", "checking", "preparing", "approvals_syncing", "ci_still_running")
 
 
-class GitLabMover:
-    """By a merge request, where the project merges by fast-forward and squashes nothing."""
+class GitLabFastForwarder:
+    """Opens a merge request and accepts it, if the project merges by fast-forward and does not squash."""
 
-    def at(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
-        """As for statuses."""
-        root = f"{project.api(gitlab.API)}/projects/{quote(project.repository, safe='')}"
+    def root_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
+        root = f"{project.api_root(gitlab.API)}/projects/{quote(project.repository, safe='')}"
         return root, {"PRIVATE-TOKEN": project.api_token}
 
-    async def can(self, api: Api) -> bool:
-        """Only with the merge method `ff`: any other would make a commit that nobody tested."""
-        answer, text = await api.ask("GET", "")
-        if not is_good(answer):
-            raise refused(answer)
-        told = read(text, _Project)
-        return told.merge_method == "ff" and told.squash_option != "always"
+    async def is_supported(self, api: RepositoryApi) -> bool:
+        """Return whether the project's merge method is `ff`: any other would create an untested commit."""
+        response, body = await api.request("GET", "")
+        if not is_success(response):
+            raise unexpected_response(response)
+        project = decode_response(body, _ProjectResponse)
+        return project.merge_method == "ff" and project.squash_option != "always"
 
-    async def move(self, api: Api, move: Move) -> None:
-        """Open it, unless it is open, wait until the forge has looked at it, and accept it."""
-        iid = await self._opened(api, move)
-        for _ in range(TRIES):
-            answer, text = await api.ask("GET", f"/merge_requests/{iid}")
-            if not is_good(answer):
-                raise refused(answer)
-            status = read(text, _MergeRequest).detailed_merge_status
-            if status not in _LOOKING:
+    async def move(self, api: RepositoryApi, move: BranchMove) -> None:
+        """Open the merge request unless it exists, wait until the forge has checked it, and accept it."""
+        iid = await self._open_merge_request(api, move)
+        for _ in range(MAX_POLLS):
+            response, body = await api.request("GET", f"/merge_requests/{iid}")
+            if not is_success(response):
+                raise unexpected_response(response)
+            status = decode_response(body, _MergeRequestResponse).detailed_merge_status
+            if status not in _CHECKING_STATUSES:
                 break
-            await api.rest()
+            await api.pause()
         else:
-            raise Refusal(f"it still looks at the merge request: {status}", is_passing=True)
-        body = {"sha": move.commit, "squash": False, "should_remove_source_branch": True}
-        answer, _ = await api.ask("PUT", f"/merge_requests/{iid}/merge", body)
-        if not is_good(answer):
-            why = f" ({status})" if status not in ("", "mergeable") else ""
-            refusal = refused(answer)
-            raise Refusal(f"{refusal}{why}", is_passing=refusal.is_passing)
+            raise FastForwardError(f"it is still checking the merge request: {status}", is_transient=True)
+        request = {"sha": move.commit, "squash": False, "should_remove_source_branch": True}
+        response, _ = await api.request("PUT", f"/merge_requests/{iid}/merge", request)
+        if not is_success(response):
+            reason = f" ({status})" if status not in ("", "mergeable") else ""
+            error = unexpected_response(response)
+            raise FastForwardError(f"{error}{reason}", is_transient=error.is_transient)
 
-    async def _opened(self, api: Api, move: Move) -> int:
-        known = await self._known(api, move)
-        if known is not None:
-            return known
-        body = {
-            "source_branch": move.source,
+    async def _open_merge_request(self, api: RepositoryApi, move: BranchMove) -> int:
+        iid = await self._find_merge_request(api, move)
+        if iid is not None:
+            return iid
+        request = {
+            "source_branch": move.source_branch,
             "target_branch": move.branch,
             "title": TITLE,
-            "description": TEXT,
+            "description": DESCRIPTION,
             "remove_source_branch": True,
             "squash": False,
         }
-        answer, text = await api.ask("POST", "/merge_requests", body)
-        if is_good(answer):
-            return read(text, _MergeRequest).iid
-        known = await self._known(api, move) if answer.status == 409 else None
-        if known is None:
-            raise refused(answer)
-        return known
+        response, body = await api.request("POST", "/merge_requests", request)
+        if is_success(response):
+            return decode_response(body, _MergeRequestResponse).iid
+        iid = await self._find_merge_request(api, move) if response.status == 409 else None
+        if iid is None:
+            raise unexpected_response(response)
+        return iid
 
-    async def _known(self, api: Api, move: Move) -> int | None:
-        asked = f"state=opened&source_branch={quote(move.source, safe='')}&target_branch={quote(move.branch, safe='')}"
-        answer, text = await api.ask("GET", f"/merge_requests?{asked}")
-        if not is_good(answer):
-            raise refused(answer)
-        found = read(text, list[_MergeRequest])
-        return found[0].iid if found else None
+    async def _find_merge_request(self, api: RepositoryApi, move: BranchMove) -> int | None:
+        source, target = quote(move.source_branch, safe=""), quote(move.branch, safe="")
+        path = f"/merge_requests?state=opened&source_branch={source}&target_branch={target}"
+        response, body = await api.request("GET", path)
+        if not is_success(response):
+            raise unexpected_response(response)
+        merge_requests = decode_response(body, list[_MergeRequestResponse])
+        return merge_requests[0].iid if merge_requests else None
 
-    async def tidy(self, api: Api, move: Move) -> None:
-        """The merge request, if it is still open, and our branch."""
-        iid = await self._known(api, move)
+    async def clean_up(self, api: RepositoryApi, move: BranchMove) -> None:
+        iid = await self._find_merge_request(api, move)
         if iid is not None:
-            await api.ask("PUT", f"/merge_requests/{iid}", {"state_event": "close"})
-        await remove(api, f"/repository/branches/{quote(move.source, safe='')}")
+            await api.request("PUT", f"/merge_requests/{iid}", {"state_event": "close"})
+        await delete_branch(api, f"/repository/branches/{quote(move.source_branch, safe='')}")
 
 
-def _owned(project: ForgeProject) -> str:
+def _owner_and_name(project: ForgeProject) -> str:
     owner, _, name = project.repository.partition("/")
     return f"{quote(owner, safe='')}/{quote(name, safe='')}"
 
 
-# By the name that a project gives its forge.
-MOVERS: Final[dict[str, Mover]] = {
-    "github": GitHubMover(),
-    "gitlab": GitLabMover(),
-    "gitea": GiteaMover(),
-    "forgejo": GiteaMover(),
+# By the forge name of a project.
+FAST_FORWARDERS: Final[dict[str, FastForwarder]] = {
+    "github": GitHubFastForwarder(),
+    "gitlab": GitLabFastForwarder(),
+    "gitea": GiteaFastForwarder(),
+    "forgejo": GiteaFastForwarder(),
 }

@@ -1,4 +1,4 @@
-"""A bare repository without a forge: its post-receive hook says what was pushed.
+"""A bare repository without a forge: its post-receive hook reports each pushed ref.
 
     POST /hooks/TENANT/PROJECT
     X-Deltaci-Timestamp: 1767510000                     seconds since 1970
@@ -6,9 +6,9 @@
 
     {"delivery": "…", "ref": "refs/heads/main", "before": "40 hex", "after": "40 hex", "pusher": "ada"}
 
-One request for each ref. `delivery` is any text of 8 to 200 characters that is new for each push of each ref; a request
-that is sent again keeps it and may carry a new time. A ref that is new has zeros for `before`, one that is gone for
-`after`. The time may be off by five minutes. What is pushed here is trusted: who may push is decided by the repository.
+The hook sends one request for each ref. `delivery` is any text of 8 to 200 characters that is new for each push of each
+ref; a request that is sent again keeps it and may carry a new time. A new ref has zeros for `before`, a deleted one for
+`after`. The time may be off by five minutes. The pusher is not verified: the repository decides who may push.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from msgspec import Meta
 from deltaci.forges.webhook_event import (
     MAX_DELIVERY,
     Delivery,
-    Heard,
+    IgnoredEvent,
     Name,
-    Nothing,
-    Pushed,
+    Push,
     Ref,
     Sha,
-    decoded,
+    WebhookEvent,
+    decode_payload,
     hmac_hex,
-    is_fresh,
-    push,
-    same,
+    is_recent,
+    push_change,
+    signatures_equal,
 )
 
 TIMESTAMP_HEADER = "X-Deltaci-Timestamp"
 SIGNATURE_HEADER = "X-Deltaci-Signature-256"
 
 
-class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the hook says."""
+class PushPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request of the post-receive hook."""
 
     delivery: Annotated[str, Meta(min_length=8, max_length=MAX_DELIVERY)]
     ref: Ref
@@ -49,25 +49,29 @@ class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """What the hook puts into the header."""
+    """Return the value of the signature header."""
     return f"sha256={hmac_hex(secret, timestamp.encode('utf-8', 'replace'), b'.', body)}"
 
 
 class PlainGit:
-    """Our own hook."""
+    """Webhook requests of the post-receive hook."""
 
-    def is_signed(self, delivery: Delivery, secret: str) -> bool:
-        """By a signature over time and body."""
-        at = delivery.header(b"x-deltaci-timestamp")
-        fits = same(delivery.header(b"x-deltaci-signature-256"), signature(secret, at, delivery.body))
-        return fits and is_fresh(at, delivery.now)
+    def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
+        """Verify the signature of timestamp and body, and that the timestamp is recent."""
+        timestamp = delivery.header(b"x-deltaci-timestamp")
+        expected = signature(secret, timestamp, delivery.body)
+        is_valid = signatures_equal(delivery.header(b"x-deltaci-signature-256"), expected)
+        return is_valid and is_recent(timestamp, delivery.now)
 
     def delivery_id(self, delivery: Delivery) -> str:
-        """It is in the body, and so it is signed."""
-        return decoded(delivery.body, Received).delivery
+        """Return the id from the body, which is signed."""
+        return decode_payload(delivery.body, PushPayload).delivery
 
-    def read(self, delivery: Delivery) -> Heard | Nothing:
-        """A push. An annotated tag is followed by whoever fetches it."""
-        said = decoded(delivery.body, Received)
-        change = push(Pushed(ref=said.ref, before=said.before, after=said.after, commit=said.after, actor=said.pusher))
-        return change if isinstance(change, Nothing) else Heard(change, said.delivery)
+    def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
+        """Parse a push. For an annotated tag, the commit is resolved when the repository is fetched."""
+        payload = decode_payload(delivery.body, PushPayload)
+        push = Push(
+            ref=payload.ref, before=payload.before, after=payload.after, commit=payload.after, actor=payload.pusher
+        )
+        change = push_change(push)
+        return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, payload.delivery)

@@ -1,16 +1,16 @@
-"""Gitea and Forgejo: events much like GitHub's, with headers of their own; commit statuses out."""
+"""Gitea and Forgejo: webhook payloads in GitHub's form with their own headers; commit statuses."""
 
 from __future__ import annotations
 
 from typing import Final
 from urllib.parse import quote
 
-from deltaci.forges.github import read_pull_request, read_push, status_body
+from deltaci.forges.github import parse_pull_request, parse_push, status_body
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import Answer, Call, Report
-from deltaci.forges.webhook_event import Delivery, Heard, Nothing, hmac_hex, same
+from deltaci.forges.status_state import ForgeRequest, ForgeResponse, StatusReport
+from deltaci.forges.webhook_event import Delivery, IgnoredEvent, WebhookEvent, hmac_hex, signatures_equal
 
-# Their words for what GitHub calls otherwise.
+# Actions of a pull request that GitHub names differently.
 _ACTIONS: Final = {"synchronized": "synchronize", "label_updated": "labeled", "label_cleared": "unlabeled"}
 _STATES: Final = {
     "pending": "pending",
@@ -20,41 +20,43 @@ _STATES: Final = {
     "canceled": "error",
     "error": "error",
 }
-_SIGNATURES: Final = (b"x-forgejo-signature", b"x-gitea-signature")
+_SIGNATURE_HEADERS: Final = (b"x-forgejo-signature", b"x-gitea-signature")
 
 
 class Gitea:
-    """Both of them."""
+    """Webhooks and commit statuses of Gitea and Forgejo."""
 
-    def is_signed(self, delivery: Delivery, secret: str) -> bool:
-        """By the first signature that is there: a bad one is not made good by another."""
+    def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
+        """Verify the first signature header that is present; another valid one does not outweigh an invalid one."""
         expected = hmac_hex(secret, delivery.body)
-        for name in _SIGNATURES:
-            if told := delivery.header(name):
-                return same(told, expected)
-        return same(delivery.header(b"x-hub-signature-256"), f"sha256={expected}")
+        for name in _SIGNATURE_HEADERS:
+            if received := delivery.header(name):
+                return signatures_equal(received, expected)
+        return signatures_equal(delivery.header(b"x-hub-signature-256"), f"sha256={expected}")
 
     def delivery_id(self, delivery: Delivery) -> str:
-        """As it is called."""
+        """Return the value of the delivery header."""
         return delivery.header(b"x-forgejo-delivery") or delivery.header(b"x-gitea-delivery")
 
-    def read(self, delivery: Delivery) -> Heard | Nothing:
-        """Pushes and pull requests. A test of theirs is a push that moves nothing."""
+    def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
+        """Parse pushes and pull requests. A test delivery is a push with the same commit before and after."""
         event = delivery.header(b"x-forgejo-event") or delivery.header(b"x-gitea-event")
         match event:
             case "push":
-                return read_push(delivery.body)
+                return parse_push(delivery.body)
             case "pull_request" | "pull_request_sync" | "pull_request_label":
-                return read_pull_request(delivery.body, _ACTIONS)
+                return parse_pull_request(delivery.body, _ACTIONS)
             case other:
-                return Nothing(f"nothing follows from the event {other[:80]!r}")
+                return IgnoredEvent(f"the event {other[:80]!r} is not supported")
 
-    def call(self, project: ForgeProject, report: Report, _check: str) -> Call:
-        """A commit status."""
+    def build_request(self, project: ForgeProject, report: StatusReport, _check_id: str) -> ForgeRequest:
+        """Build the request that sets a commit status."""
         owner, _, name = project.repository.partition("/")
-        at = f"{project.api()}/repos/{quote(owner, safe='')}/{quote(name, safe='')}/statuses/{report.commit}"
-        return Call("POST", at, {"Authorization": f"token {project.api_token}"}, status_body(report, _STATES))
+        repository = f"{quote(owner, safe='')}/{quote(name, safe='')}"
+        url = f"{project.api_root()}/repos/{repository}/statuses/{report.commit}"
+        headers = {"Authorization": f"token {project.api_token}"}
+        return ForgeRequest("POST", url, headers, status_body(report, _STATES))
 
-    def told(self, answer: Answer) -> str | None:
-        """The id of the status; None: it was not taken."""
-        return answer.id if 200 <= answer.status < 300 else None
+    def accepted_id(self, response: ForgeResponse) -> str | None:
+        """Return the id of the created status, or None if the forge did not accept it."""
+        return response.id if 200 <= response.status < 300 else None

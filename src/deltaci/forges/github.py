@@ -1,4 +1,4 @@
-"""GitHub: `X-Hub-Signature-256` in; commit statuses or check runs out."""
+"""GitHub: webhooks signed with `X-Hub-Signature-256`; commit statuses or check runs."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import Answer, Call, Note, Report
+from deltaci.forges.status_state import Annotation, ForgeRequest, ForgeResponse, StatusReport
 from deltaci.forges.webhook_event import (
-    Asked,
     Delivery,
-    Heard,
+    IgnoredEvent,
     Name,
-    Nothing,
     Number,
-    Pushed,
+    PullRequest,
+    Push,
     Ref,
     Sha,
-    decoded,
+    WebhookEvent,
+    decode_payload,
     hmac_hex,
-    pull_request,
-    push,
-    same,
+    pull_request_change,
+    push_change,
+    signatures_equal,
 )
 
 API: Final = "https://api.github.com"
-VERSION: Final = "2022-11-28"
-MAX_ANNOTATIONS: Final = 50  # GitHub takes no more at once.
-MAX_TEXT: Final = 60_000  # GitHub takes 65,535 characters of a summary.
+API_VERSION: Final = "2022-11-28"
+MAX_ANNOTATIONS: Final = 50  # GitHub's limit for one request.
+MAX_SUMMARY: Final = 60_000  # GitHub accepts 65,535 characters.
 _STATES: Final = {
     "pending": "pending",
     "running": "pending",
@@ -41,13 +41,11 @@ _STATES: Final = {
 _CONCLUSIONS: Final = {"success": "success", "failure": "failure", "canceled": "cancelled", "error": "failure"}
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """Somebody, by their name there."""
-
+class _User(msgspec.Struct, frozen=True):
     login: Name = ""
 
 
-class Repo(msgspec.Struct, frozen=True):
+class _Repository(msgspec.Struct, frozen=True):
     """A repository; `pushed_at` is a number in some events and a text in others."""
 
     id: int
@@ -57,172 +55,168 @@ class Repo(msgspec.Struct, frozen=True):
     updated_at: int | str | None = None
 
 
-class Commit(msgspec.Struct, frozen=True):
-    """The last commit of a push."""
-
+class _Commit(msgspec.Struct, frozen=True):
     id: Sha
     message: str = ""
 
 
-class Push(msgspec.Struct, frozen=True):
+class _PushPayload(msgspec.Struct, frozen=True):
     """The event `push`."""
 
     ref: Ref
     before: Sha
     after: Sha
-    repository: Repo
-    head_commit: Commit | None = None
-    sender: Owner = Owner()
+    repository: _Repository
+    head_commit: _Commit | None = None
+    sender: _User = _User()
     deleted: bool = False
 
 
-class Side(msgspec.Struct, frozen=True):
-    """An end of a pull request. Its repository may be gone."""
+class _Branch(msgspec.Struct, frozen=True):
+    """The head or base of a pull request. `repo` is None if the repository was deleted."""
 
     ref: Ref
     sha: Sha
-    repo: Repo | None = None
+    repo: _Repository | None = None
 
 
-class Label(msgspec.Struct, frozen=True):
-    """A label."""
-
+class _Label(msgspec.Struct, frozen=True):
     name: Name = ""
 
 
-class PullRequest(msgspec.Struct, frozen=True):
-    """What it is about."""
-
-    head: Side
-    base: Side
+class _PullRequest(msgspec.Struct, frozen=True):
+    head: _Branch
+    base: _Branch
     title: str = ""
     draft: bool = False
     merged: bool | None = False
-    labels: list[Label] | None = None
+    labels: list[_Label] | None = None
     updated_at: str | None = ""
 
 
-class PullRequestEvent(msgspec.Struct, frozen=True):
+class _PullRequestPayload(msgspec.Struct, frozen=True):
     """The event `pull_request`."""
 
     action: Name
     number: Number
-    pull_request: PullRequest
-    repository: Repo
-    sender: Owner = Owner()
-    label: Label | None = None
+    pull_request: _PullRequest
+    repository: _Repository
+    sender: _User = _User()
+    label: _Label | None = None
 
 
-def read_push(body: bytes) -> Heard | Nothing:
-    """A push, in the words that Gitea has taken over."""
-    said = decoded(body, Push)
-    commit = said.head_commit.id if said.head_commit is not None else said.after  # Of an annotated tag: not the tag.
-    change = push(
-        Pushed(
-            ref=said.ref,
-            before=said.before,
-            after="0" * 40 if said.deleted else said.after,
+def parse_push(body: bytes) -> WebhookEvent | IgnoredEvent:
+    """Parse a push of GitHub or Gitea."""
+    payload = decode_payload(body, _PushPayload)
+    # For an annotated tag, `after` is the tag and the head commit is its commit.
+    commit = payload.head_commit.id if payload.head_commit is not None else payload.after
+    change = push_change(
+        Push(
+            ref=payload.ref,
+            before=payload.before,
+            after="0" * 40 if payload.deleted else payload.after,
             commit=commit,
-            repository=said.repository.full_name,
-            message=said.head_commit.message if said.head_commit is not None else "",
-            actor=said.sender.login,
-            default_branch=said.repository.default_branch,
+            repository=payload.repository.full_name,
+            message=payload.head_commit.message if payload.head_commit is not None else "",
+            actor=payload.sender.login,
+            default_branch=payload.repository.default_branch,
         )
     )
-    moment = said.repository.pushed_at or said.repository.updated_at
-    return change if isinstance(change, Nothing) else Heard(change, str(moment or ""))
+    pushed_at = payload.repository.pushed_at or payload.repository.updated_at
+    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, str(pushed_at or ""))
 
 
-def is_fork(head: Side, base: Side) -> bool:
-    """Whether somebody else's repository has the commit. One that is gone is nobody's we know."""
+def _is_fork(head: _Branch, base: _Branch) -> bool:
+    """Return whether the head is in another repository than the base. A deleted repository counts as another one."""
     return head.repo is None or base.repo is None or head.repo.id != base.repo.id
 
 
-def read_pull_request(body: bytes, actions: dict[str, str]) -> Heard | Nothing:
-    """A pull request, in the words that Gitea has taken over."""
-    said = decoded(body, PullRequestEvent)
-    about = said.pull_request
-    change = pull_request(
-        Asked(
-            action=actions.get(said.action, said.action),
-            number=said.number,
-            ref=f"refs/pull/{said.number}/head",
-            commit=about.head.sha,
-            branch=about.base.ref,
-            head=about.head.ref,
-            is_fork=is_fork(about.head, about.base),
-            repository=said.repository.full_name,
-            head_repository=about.head.repo.full_name if about.head.repo is not None else "",
-            base=about.base.sha,
-            title=about.title,
-            actor=said.sender.login,
-            default_branch=said.repository.default_branch,
-            is_draft=about.draft,
-            is_merged=bool(about.merged),
-            labels=tuple(each.name for each in about.labels or ()),
-            label=said.label.name if said.label is not None else "",
+def parse_pull_request(body: bytes, actions: dict[str, str]) -> WebhookEvent | IgnoredEvent:
+    """Parse a pull request event of GitHub or Gitea. `actions` maps the forge's action names to GitHub's."""
+    payload = decode_payload(body, _PullRequestPayload)
+    pull_request = payload.pull_request
+    change = pull_request_change(
+        PullRequest(
+            action=actions.get(payload.action, payload.action),
+            number=payload.number,
+            ref=f"refs/pull/{payload.number}/head",
+            commit=pull_request.head.sha,
+            base_branch=pull_request.base.ref,
+            head_branch=pull_request.head.ref,
+            is_fork=_is_fork(pull_request.head, pull_request.base),
+            repository=payload.repository.full_name,
+            head_repository=pull_request.head.repo.full_name if pull_request.head.repo is not None else "",
+            base_commit=pull_request.base.sha,
+            title=pull_request.title,
+            actor=payload.sender.login,
+            default_branch=payload.repository.default_branch,
+            is_draft=pull_request.draft,
+            is_merged=bool(pull_request.merged),
+            labels=tuple(label.name for label in pull_request.labels or ()),
+            label=payload.label.name if payload.label is not None else "",
         )
     )
-    return change if isinstance(change, Nothing) else Heard(change, about.updated_at or "")
+    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, pull_request.updated_at or "")
 
 
 class GitHub:
-    """github.com, and GitHub Enterprise Server."""
+    """Webhooks, commit statuses and check runs of github.com and GitHub Enterprise Server."""
 
-    def is_signed(self, delivery: Delivery, secret: str) -> bool:
-        """By `X-Hub-Signature-256`. Neither the event's name nor the delivery's id are signed."""
-        return same(delivery.header(b"x-hub-signature-256"), f"sha256={hmac_hex(secret, delivery.body)}")
+    def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
+        """Verify `X-Hub-Signature-256`, which covers neither the event's name nor the delivery's id."""
+        expected = f"sha256={hmac_hex(secret, delivery.body)}"
+        return signatures_equal(delivery.header(b"x-hub-signature-256"), expected)
 
     def delivery_id(self, delivery: Delivery) -> str:
-        """Stays the same when it is delivered again."""
+        """Return the id of the delivery, which a redelivery keeps."""
         return delivery.header(b"x-github-delivery")
 
-    def read(self, delivery: Delivery) -> Heard | Nothing:
-        """Pushes and pull requests."""
+    def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
+        """Parse pushes and pull requests."""
         match delivery.header(b"x-github-event"):
             case "push":
-                return read_push(delivery.body)
+                return parse_push(delivery.body)
             case "pull_request":
-                return read_pull_request(delivery.body, {})
+                return parse_pull_request(delivery.body, {})
             case "ping":
-                return Nothing("it is heard here", is_ping=True)
+                return IgnoredEvent("the webhook works", is_ping=True)
             case other:
-                return Nothing(f"nothing follows from the event {other[:80]!r}")
+                return IgnoredEvent(f"the event {other[:80]!r} is not supported")
 
-    def call(self, project: ForgeProject, report: Report, check: str) -> Call:
-        """A commit status; or a check run, which only a GitHub App may make."""
+    def build_request(self, project: ForgeProject, report: StatusReport, check_id: str) -> ForgeRequest:
+        """Build the request that sets a commit status, or a check run, which only a GitHub App may create."""
         owner, _, name = project.repository.partition("/")
-        at = f"{project.api(API)}/repos/{quote(owner, safe='')}/{quote(name, safe='')}"
+        root = f"{project.api_root(API)}/repos/{quote(owner, safe='')}/{quote(name, safe='')}"
         headers = {
             "Authorization": f"Bearer {project.api_token}",
             "Accept": "application/vnd.github+json",
-            "X-GitHub-Api-Version": VERSION,
+            "X-GitHub-Api-Version": API_VERSION,
         }
         if project.reports != "checks":
-            return Call("POST", f"{at}/statuses/{report.commit}", headers, status_body(report, _STATES))
-        if check:
-            return Call("PATCH", f"{at}/check-runs/{quote(check, safe='')}", headers, _check(report))
-        return Call("POST", f"{at}/check-runs", headers, {"head_sha": report.commit, **_check(report)})
+            return ForgeRequest("POST", f"{root}/statuses/{report.commit}", headers, status_body(report, _STATES))
+        if check_id:
+            return ForgeRequest("PATCH", f"{root}/check-runs/{quote(check_id, safe='')}", headers, _check_body(report))
+        return ForgeRequest("POST", f"{root}/check-runs", headers, {"head_sha": report.commit, **_check_body(report)})
 
-    def told(self, answer: Answer) -> str | None:
-        """The id of the check run, or of the status; None: it was not taken."""
-        return answer.id if 200 <= answer.status < 300 else None
+    def accepted_id(self, response: ForgeResponse) -> str | None:
+        """Return the id of the check run or status, or None if GitHub did not accept it."""
+        return response.id if 200 <= response.status < 300 else None
 
 
-def status_body(report: Report, states: dict[str, str]) -> dict[str, Any]:
-    """A commit status, in the words that Gitea has taken over."""
+def status_body(report: StatusReport, states: dict[str, str]) -> dict[str, Any]:
+    """Return the body of a commit status for GitHub or Gitea. `states` maps our states to the forge's."""
     body = {"state": states[report.state], "context": report.context, "description": report.description}
     return {**body, "target_url": report.url} if report.url else body
 
 
-def _check(report: Report) -> dict[str, Any]:
+def _check_body(report: StatusReport) -> dict[str, Any]:
     body: dict[str, Any] = {
         "name": report.context,
         "external_id": report.run_id,
         "output": {
             "title": report.description,
-            "summary": (report.summary or report.description)[:MAX_TEXT],
-            "annotations": [_annotation(each) for each in report.notes[:MAX_ANNOTATIONS]],
+            "summary": (report.summary or report.description)[:MAX_SUMMARY],
+            "annotations": [_annotation_body(annotation) for annotation in report.annotations[:MAX_ANNOTATIONS]],
         },
     }
     if report.url:
@@ -233,14 +227,14 @@ def _check(report: Report) -> dict[str, Any]:
     return {**body, "status": "completed", "conclusion": conclusion}
 
 
-def _annotation(note: Note) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "path": note.path,
-        "start_line": note.line,
-        "end_line": note.line,
-        "annotation_level": note.level,
-        "message": note.message,
+def _annotation_body(annotation: Annotation) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "path": annotation.path,
+        "start_line": annotation.line,
+        "end_line": annotation.line,
+        "annotation_level": annotation.level,
+        "message": annotation.message,
     }
-    if note.column:
-        told |= {"start_column": note.column, "end_column": note.column}
-    return {**told, "title": note.title} if note.title else told
+    if annotation.column:
+        body |= {"start_column": annotation.column, "end_column": annotation.column}
+    return {**body, "title": annotation.title} if annotation.title else body

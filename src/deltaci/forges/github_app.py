@@ -1,8 +1,8 @@
-"""GitHub Apps: a private key in, a token that is good for an hour out. Only an App may make check runs.
+"""GitHub Apps: exchange an App's private key for a token that is valid for an hour. Only an App may create check runs.
 
-The token of a project that names an App is the App's private key, in PEM. From it follows a word of a few minutes that
-proves who we are, and for that GitHub gives a token for one installation, which is kept in memory until it is almost
-over.
+The API token of such a project is `app:ID:INSTALLATION` with the App's private key in PEM. The key signs a JSON Web
+Token that is valid for a few minutes; GitHub exchanges it for a token of one installation, which is cached in memory
+until shortly before it expires.
 """
 
 from __future__ import annotations
@@ -17,88 +17,92 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from deltaci.forges.http import NotAllowed, Outlet, Unreachable
+from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import Call, is_refusal
+from deltaci.forges.status_state import ForgeRequest, is_refusal
 
 API: Final = "https://api.github.com"
-EARLIER_SECONDS: Final = 60.0  # Clocks differ: GitHub takes no word from its future.
-WORD_SECONDS: Final = 540.0  # GitHub takes none that is good for more than ten minutes.
-KEPT_SECONDS: Final = 50 * 60.0  # Of the hour that a token is good.
-MAX_KEPT: Final = 1000
-MISSING: Final = "GitHub Apps need a part that is not installed; run: pip install 'deltaci[secrets]'"
+CLOCK_SKEW_SECONDS: Final = 60.0  # GitHub refuses a JWT that was issued in the future by its own clock.
+JWT_SECONDS: Final = 540.0  # GitHub refuses a JWT that is valid for more than ten minutes.
+CACHE_SECONDS: Final = 50 * 60.0  # A token is valid for an hour.
+MAX_CACHED: Final = 1000
+MISSING_PACKAGE: Final = "GitHub Apps need a package that is not installed; run: pip install 'deltaci[secrets]'"
 
 
-class _Given(msgspec.Struct, frozen=True):
-    """What GitHub answers."""
-
+class _TokenResponse(msgspec.Struct, frozen=True):
     token: str
 
 
-class Apps:
-    """Tokens of installations."""
+class AppTokens:
+    """Tokens of App installations, cached by project and installation."""
 
-    def __init__(self, outlet: Outlet, clock: Callable[[], float] = time.time) -> None:
-        self._outlet = outlet
+    def __init__(self, client: ForgeHttpClient, clock: Callable[[], float] = time.time) -> None:
+        self._client = client
         self._clock = clock
-        self._kept: dict[tuple[str, str, str, str], tuple[str, float]] = {}
+        self._cache: dict[tuple[str, str, str, str], tuple[str, float]] = {}
 
-    async def opened(self, project: ForgeProject) -> ForgeProject:
-        """The project with a token that it can speak with. Raises `NotAllowed` or `Unreachable`."""
+    async def with_token(self, project: ForgeProject) -> ForgeProject:
+        """Return the project with a token for its App's installation; without an App, return it unchanged.
+
+        Raises `NotAllowed` or `Unreachable`.
+        """
         if not project.app_id:
             return project
         key = (project.tenant, project.api_url, project.app_id, project.installation_id)
-        token, until = self._kept.get(key, ("", 0.0))
+        token, expires_at = self._cache.get(key, ("", 0.0))
         now = self._clock()
-        if until <= now:
-            token = await self._asked(project, now)
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            self._kept[key] = (token, now + KEPT_SECONDS)
+        if expires_at <= now:
+            token = await self._request_token(project, now)
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            self._cache[key] = (token, now + CACHE_SECONDS)
         return replace(project, api_token=token)
 
     def forget(self, project: ForgeProject) -> None:
-        """The token was not taken: ask for another one next time."""
-        self._kept.pop((project.tenant, project.api_url, project.app_id, project.installation_id), None)
+        """Drop the cached token of a project's installation, because GitHub did not accept it."""
+        self._cache.pop((project.tenant, project.api_url, project.app_id, project.installation_id), None)
 
-    async def _asked(self, project: ForgeProject, now: float) -> str:
+    async def _request_token(self, project: ForgeProject, now: float) -> str:
         headers = {
-            "Authorization": f"Bearer {app_word(project.app_id, project.api_token, now)}",
+            "Authorization": f"Bearer {app_jwt(project.app_id, project.api_token, now)}",
             "Accept": "application/vnd.github+json",
         }
         installation = quote(project.installation_id, safe="")
-        url = f"{project.api(API)}/app/installations/{installation}/access_tokens"
-        answer, body = await self._outlet.ask(Call("POST", url, headers, {}))
+        url = f"{project.api_root(API)}/app/installations/{installation}/access_tokens"
+        response, body = await self._client.send_and_read(ForgeRequest("POST", url, headers, {}))
         try:
-            if 200 <= answer.status < 300:
-                return msgspec.json.decode(body, type=_Given).token
+            if 200 <= response.status < 300:
+                return msgspec.json.decode(body, type=_TokenResponse).token
         except msgspec.DecodeError:
-            raise Unreachable("the forge gave no token for the installation of the App") from None
-        problem = f"no token for the installation of the App: {answer.status}: {answer.text}"
-        raise NotAllowed(problem) if is_refusal(answer) else Unreachable(problem)
+            raise Unreachable("the response has no token for the installation of the App") from None
+        problem = f"no token for the installation of the App: {response.status}: {response.text}"
+        raise NotAllowed(problem) if is_refusal(response) else Unreachable(problem)
 
 
-def app_word(app_id: str, pem: str, now: float) -> str:
-    """A JSON Web Token by which an App proves who it is. A key that is none is not allowed."""
-    claims = {"iat": int(now - EARLIER_SECONDS), "exp": int(now + WORD_SECONDS), "iss": app_id}
-    text = f"{_packed({'alg': 'RS256', 'typ': 'JWT'})}.{_packed(claims)}"
+def app_jwt(app_id: str, pem: str, now: float) -> str:
+    """Return a JSON Web Token that authenticates as the App. Raise `NotAllowed` for an invalid private key."""
+    claims = {"iat": int(now - CLOCK_SKEW_SECONDS), "exp": int(now + JWT_SECONDS), "iss": app_id}
+    text = f"{_base64_json({'alg': 'RS256', 'typ': 'JWT'})}.{_base64_json(claims)}"
     try:
         serialization = import_module("cryptography.hazmat.primitives.serialization")
         padding = import_module("cryptography.hazmat.primitives.asymmetric.padding")
         hashes = import_module("cryptography.hazmat.primitives.hashes")
     except ModuleNotFoundError:
-        raise NotAllowed(MISSING) from None
+        raise NotAllowed(MISSING_PACKAGE) from None
     try:
         key: Any = serialization.load_pem_private_key(pem.encode(), password=None)
         signature: bytes = key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())
     except (ValueError, TypeError, AttributeError):
-        raise NotAllowed("the token of a project with an App is the App's private key, in PEM; this is none") from None
-    return f"{text}.{_unpadded(signature)}"
+        raise NotAllowed(
+            "the token of a project with an App must be the App's private key in PEM; the stored one is not"
+        ) from None
+    return f"{text}.{_base64(signature)}"
 
 
-def _packed(value: dict[str, Any]) -> str:
-    return _unpadded(msgspec.json.encode(value))
+def _base64_json(value: dict[str, Any]) -> str:
+    return _base64(msgspec.json.encode(value))
 
 
-def _unpadded(raw: bytes) -> str:
+def _base64(raw: bytes) -> str:
+    """Encode as URL-safe base64 without padding."""
     return urlsafe_b64encode(raw).rstrip(b"=").decode()

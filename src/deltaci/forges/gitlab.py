@@ -1,4 +1,4 @@
-"""GitLab: a token or a signature in; commit statuses out."""
+"""GitLab: webhooks with a secret token or a signature; commit statuses."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import Answer, Call, Report
+from deltaci.forges.status_state import ForgeRequest, ForgeResponse, StatusReport
 from deltaci.forges.webhook_event import (
-    Asked,
     Delivery,
-    Heard,
+    IgnoredEvent,
     Name,
-    Nothing,
     Number,
-    Pushed,
+    PullRequest,
+    Push,
     Ref,
     Sha,
-    decoded,
-    is_fresh,
+    WebhookEvent,
+    decode_payload,
+    is_recent,
     is_zero,
-    pull_request,
-    push,
-    same,
+    pull_request_change,
+    push_change,
+    signatures_equal,
 )
 
 API: Final = "https://gitlab.com/api/v4"
-SIGNING: Final = "whsec_"  # What a signing token begins with; the key follows, in base64.
+SIGNING_PREFIX: Final = "whsec_"  # Of a signing token; the key follows in base64.
 MAX_SIGNATURES: Final = 10
 MAX_COMMITS: Final = 100
 _ACTIONS: Final = {"open": "opened", "reopen": "reopened", "close": "closed", "merge": "closed"}
@@ -45,56 +45,48 @@ _STATES: Final = {
     "canceled": "canceled",
     "error": "failed",
 }
-_ALREADY: Final = "Cannot transition status"  # What versions before 18.3 say to a state that is told twice.
+_SAME_STATE_ERROR: Final = "Cannot transition status"  # Before 18.3, GitLab refuses a state that is set already.
 
 
-class Project(msgspec.Struct, frozen=True):
-    """A project there."""
-
+class _Project(msgspec.Struct, frozen=True):
     id: int
     path_with_namespace: Name = ""
     default_branch: Name | None = ""
 
 
-class Commit(msgspec.Struct, frozen=True):
-    """A commit of a push."""
-
+class _Commit(msgspec.Struct, frozen=True):
     id: Sha
     message: str = ""
 
 
-class Push(msgspec.Struct, frozen=True):
-    """`Push Hook` and `Tag Push Hook`. There is no `checkout_sha` after a deletion."""
+class _PushPayload(msgspec.Struct, frozen=True):
+    """`Push Hook` and `Tag Push Hook`. After a deletion, `checkout_sha` is missing."""
 
     ref: Ref
     before: Sha
     after: Sha
-    project: Project
+    project: _Project
     checkout_sha: Sha | None = None
     user_username: Name | None = ""
     message: str | None = ""
-    commits: list[Commit] = []
+    commits: list[_Commit] = []
 
 
-class User(msgspec.Struct, frozen=True):
-    """Somebody."""
-
+class _User(msgspec.Struct, frozen=True):
     username: Name = ""
 
 
-class Label(msgspec.Struct, frozen=True):
-    """A label."""
-
+class _Label(msgspec.Struct, frozen=True):
     title: Name = ""
 
 
-class MergeRequest(msgspec.Struct, frozen=True):
-    """`object_attributes` of a merge request. `oldrev` is there when new commits came."""
+class _MergeRequest(msgspec.Struct, frozen=True):
+    """`object_attributes` of a merge request. `oldrev` is present if new commits were pushed."""
 
     iid: Number
     source_branch: Ref
     target_branch: Ref
-    last_commit: Commit
+    last_commit: _Commit
     action: Name = ""
     source_project_id: int | None = None
     target_project_id: int | None = None
@@ -105,78 +97,69 @@ class MergeRequest(msgspec.Struct, frozen=True):
     updated_at: str | None = ""
 
 
-class Labels(msgspec.Struct, frozen=True):
-    """Which there were, and are."""
-
-    previous: list[Label] = []
-    current: list[Label] = []
+class _LabelsChange(msgspec.Struct, frozen=True):
+    previous: list[_Label] = []
+    current: list[_Label] = []
 
 
-class Draft(msgspec.Struct, frozen=True):
-    """Whether it was a draft, and is one."""
-
+class _DraftChange(msgspec.Struct, frozen=True):
     previous: bool = False
     current: bool = False
 
 
-class Changes(msgspec.Struct, frozen=True):
-    """What an update changed."""
+class _Changes(msgspec.Struct, frozen=True):
+    """What an update of a merge request changed."""
 
-    labels: Labels | None = None
-    draft: Draft | None = None
-
-
-class Source(msgspec.Struct, frozen=True):
-    """Where a merge request comes from."""
-
-    path_with_namespace: Name = ""
+    labels: _LabelsChange | None = None
+    draft: _DraftChange | None = None
 
 
-class MergeRequestHook(msgspec.Struct, frozen=True):
+class _MergeRequestPayload(msgspec.Struct, frozen=True):
     """`Merge Request Hook`."""
 
-    project: Project
-    object_attributes: MergeRequest
-    user: User = User()
-    labels: list[Label] = []
-    changes: Changes = Changes()
+    project: _Project
+    object_attributes: _MergeRequest
+    user: _User = _User()
+    labels: list[_Label] = []
+    changes: _Changes = _Changes()
 
 
 class GitLab:
-    """gitlab.com, and one's own."""
+    """Webhooks and commit statuses of gitlab.com and GitLab installations."""
 
-    def is_signed(self, delivery: Delivery, secret: str) -> bool:
-        """By `webhook-signature` where there is one, with its time; else by the token itself.
+    def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
+        """Verify `webhook-signature` and its time where present, else compare `X-Gitlab-Token` with the secret.
 
-        A signing token (`whsec_…`) is never shown by GitLab, so nobody who shows it is believed.
+        GitLab never sends a signing token (`whsec_…`) itself, so a request that does is not from GitLab.
         """
-        told = delivery.header(b"webhook-signature")
-        if not told and not secret.startswith(SIGNING):
-            return same(delivery.header(b"x-gitlab-token"), secret)
-        id, at = delivery.header(b"webhook-id"), delivery.header(b"webhook-timestamp")
-        signed = b".".join((id.encode("utf-8", "replace"), at.encode("utf-8", "replace"), delivery.body))
+        received = delivery.header(b"webhook-signature")
+        if not received and not secret.startswith(SIGNING_PREFIX):
+            return signatures_equal(delivery.header(b"x-gitlab-token"), secret)
+        id, timestamp = delivery.header(b"webhook-id"), delivery.header(b"webhook-timestamp")
+        signed = b".".join((id.encode("utf-8", "replace"), timestamp.encode("utf-8", "replace"), delivery.body))
         expected = [f"v1,{b64encode(hmac.new(key, signed, sha256).digest()).decode()}" for key in _keys(secret)]
-        fits = [same(each, one) for each in told.split(" ")[:MAX_SIGNATURES] for one in expected]
-        return any(fits) and is_fresh(at, delivery.now)
+        signatures = received.split(" ")[:MAX_SIGNATURES]
+        matches = [signatures_equal(signature, one) for signature in signatures for one in expected]
+        return any(matches) and is_recent(timestamp, delivery.now)
 
     def delivery_id(self, delivery: Delivery) -> str:
-        """The one that stays the same when it is tried again."""
+        """Return the id of the delivery that a redelivery keeps."""
         names = (b"webhook-id", b"idempotency-key", b"x-gitlab-event-uuid")
-        return next((told for name in names if (told := delivery.header(name))), "")
+        return next((id for name in names if (id := delivery.header(name))), "")
 
-    def read(self, delivery: Delivery) -> Heard | Nothing:
-        """Pushes, tags and merge requests."""
+    def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
+        """Parse pushes of branches and tags, and merge requests."""
         match delivery.header(b"x-gitlab-event"):
             case "Push Hook" | "Tag Push Hook":
-                return _push(delivery)
+                return _parse_push(delivery)
             case "Merge Request Hook":
-                return _merge_request(delivery.body)
+                return _parse_merge_request(delivery.body)
             case other:
-                return Nothing(f"nothing follows from the event {other[:80]!r}")
+                return IgnoredEvent(f"the event {other[:80]!r} is not supported")
 
-    def call(self, project: ForgeProject, report: Report, _check: str) -> Call:
-        """A commit status. Where it has no place yet, GitLab makes an external pipeline for it."""
-        at = f"{project.api(API)}/projects/{quote(project.repository, safe='')}/statuses/{report.commit}"
+    def build_request(self, project: ForgeProject, report: StatusReport, _check_id: str) -> ForgeRequest:
+        """Build the request that sets a commit status. GitLab creates an external pipeline for it if necessary."""
+        root = f"{project.api_root(API)}/projects/{quote(project.repository, safe='')}"
         body: dict[str, Any] = {
             "state": _STATES[report.state],
             "name": report.context,
@@ -186,81 +169,82 @@ class GitLab:
             body["target_url"] = report.url
         if report.ref:
             body["ref"] = report.ref
-        return Call("POST", at, {"PRIVATE-TOKEN": project.api_token}, body)
+        return ForgeRequest("POST", f"{root}/statuses/{report.commit}", {"PRIVATE-TOKEN": project.api_token}, body)
 
-    def told(self, answer: Answer) -> str | None:
-        """The id of the status; None: it was not taken. What was told before is taken, too."""
-        if answer.status == 400 and _ALREADY in answer.text:
+    def accepted_id(self, response: ForgeResponse) -> str | None:
+        """Return the id of the status, or None if GitLab did not accept it. An equal state counts as accepted."""
+        if response.status == 400 and _SAME_STATE_ERROR in response.text:
             return ""
-        return answer.id if 200 <= answer.status < 300 else None
+        return response.id if 200 <= response.status < 300 else None
 
 
 def _keys(secret: str) -> list[bytes]:
-    """The key of a signing token is written in base64; a plain text is taken as it is."""
+    """Return the possible keys of a secret: the text itself, and its decoded bytes if it is valid base64."""
     keys = [secret.encode()]
     with suppress(NotBase64):
-        keys.append(b64decode(secret.removeprefix(SIGNING), validate=True))
+        keys.append(b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True))
     return [key for key in keys if key]
 
 
-def _push(delivery: Delivery) -> Heard | Nothing:
-    said = decoded(delivery.body, Push)
-    commit = said.checkout_sha or ("0" * 40 if is_zero(said.after) else said.after)
-    messages = {each.id: each.message for each in said.commits[-MAX_COMMITS:]}
-    change = push(
-        Pushed(
-            ref=said.ref,
-            before=said.before,
-            after=said.after,
+def _parse_push(delivery: Delivery) -> WebhookEvent | IgnoredEvent:
+    payload = decode_payload(delivery.body, _PushPayload)
+    commit = payload.checkout_sha or ("0" * 40 if is_zero(payload.after) else payload.after)
+    messages = {pushed.id: pushed.message for pushed in payload.commits[-MAX_COMMITS:]}
+    change = push_change(
+        Push(
+            ref=payload.ref,
+            before=payload.before,
+            after=payload.after,
             commit=commit,
-            repository=said.project.path_with_namespace,
-            message=messages.get(commit, "") or said.message or "",
-            actor=said.user_username or "",
-            default_branch=said.project.default_branch or "",
+            repository=payload.project.path_with_namespace,
+            message=messages.get(commit, "") or payload.message or "",
+            actor=payload.user_username or "",
+            default_branch=payload.project.default_branch or "",
         )
     )
-    # A push says no time. Where its id is signed, it is as good.
+    # A push has no time. Where the delivery's id is signed, it distinguishes two events as well.
     is_signed = bool(delivery.header(b"webhook-signature"))
-    moment = delivery.header(b"webhook-id") if is_signed else ""
-    return change if isinstance(change, Nothing) else Heard(change, moment)
+    occurred_at = delivery.header(b"webhook-id") if is_signed else ""
+    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, occurred_at)
 
 
-def _action(said: MergeRequestHook) -> str:
-    """What happened, in the words of a pull request."""
-    about, changes = said.object_attributes, said.changes
-    if about.action != "update":
-        return _ACTIONS.get(about.action, about.action)
-    if about.oldrev:
+def _action(payload: _MergeRequestPayload) -> str:
+    """Return the action of a merge request event under GitHub's name for it."""
+    merge_request, changes = payload.object_attributes, payload.changes
+    if merge_request.action != "update":
+        return _ACTIONS.get(merge_request.action, merge_request.action)
+    if merge_request.oldrev:
         return "synchronize"
     if changes.draft is not None and changes.draft.previous and not changes.draft.current:
         return "ready_for_review"
     if changes.labels is not None:
-        before = {each.title for each in changes.labels.previous}
-        return "labeled" if {each.title for each in changes.labels.current} - before else "unlabeled"
+        before = {label.title for label in changes.labels.previous}
+        return "labeled" if {label.title for label in changes.labels.current} - before else "unlabeled"
     return "edited"
 
 
-def _merge_request(body: bytes) -> Heard | Nothing:
-    said = decoded(body, MergeRequestHook)
-    about = said.object_attributes
-    is_own = about.source_project_id is not None and about.source_project_id == about.target_project_id
-    change = pull_request(
-        Asked(
-            action=_action(said),
-            number=about.iid,
-            ref=f"refs/merge-requests/{about.iid}/head",
-            commit=about.last_commit.id,
-            branch=about.target_branch,
-            head=about.source_branch,
-            is_fork=not is_own,
-            repository=said.project.path_with_namespace,
-            head_repository=said.project.path_with_namespace if is_own else "",
-            title=about.title,
-            actor=said.user.username,
-            default_branch=said.project.default_branch or "",
-            is_draft=about.draft,
-            is_merged=about.state == "merged",
-            labels=tuple(each.title for each in said.labels),
+def _parse_merge_request(body: bytes) -> WebhookEvent | IgnoredEvent:
+    payload = decode_payload(body, _MergeRequestPayload)
+    merge_request = payload.object_attributes
+    source_id, target_id = merge_request.source_project_id, merge_request.target_project_id
+    is_fork = source_id is None or source_id != target_id
+    change = pull_request_change(
+        PullRequest(
+            action=_action(payload),
+            number=merge_request.iid,
+            ref=f"refs/merge-requests/{merge_request.iid}/head",
+            commit=merge_request.last_commit.id,
+            base_branch=merge_request.target_branch,
+            head_branch=merge_request.source_branch,
+            is_fork=is_fork,
+            repository=payload.project.path_with_namespace,
+            head_repository="" if is_fork else payload.project.path_with_namespace,
+            title=merge_request.title,
+            actor=payload.user.username,
+            default_branch=payload.project.default_branch or "",
+            is_draft=merge_request.draft,
+            is_merged=merge_request.state == "merged",
+            labels=tuple(label.title for label in payload.labels),
         )
     )
-    return change if isinstance(change, Nothing) else Heard(change, about.updated_at or "")
+    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, merge_request.updated_at or "")

@@ -1,8 +1,7 @@
-"""The only way out to forges: HTTP, without redirects, with TLS, and to no address inside that nobody allowed.
+"""HTTP client for forges: no redirects, TLS required, and no private addresses unless the operator allows the host.
 
-An address that a project names is looked up here, and the connection goes to exactly what was looked up: a name that
-means something else a moment later changes nothing. Private addresses, and connections without TLS, are only for hosts
-that the server's own configuration allows. What is logged or kept never has a header in it.
+The host of a URL is resolved here and the connection goes to exactly that IP address, so a DNS record that changes
+after the check has no effect. Log lines and stored problems never contain a header, because headers contain tokens.
 """
 
 from __future__ import annotations
@@ -19,131 +18,141 @@ import msgspec
 
 from deltaci import __version__
 from deltaci.core.text import plain_line
-from deltaci.forges.status_state import Answer, Call
+from deltaci.forges.status_state import ForgeRequest, ForgeResponse
 
-SECONDS: Final = 10.0  # For all of one request.
-MAX_ANSWER_BYTES: Final = 64 * 1024
-MAX_SHOWN: Final = 200
+REQUEST_SECONDS: Final = 10.0  # For a whole request, including the response.
+MAX_RESPONSE_BYTES: Final = 64 * 1024
+MAX_EXCERPT: Final = 200
 MAX_CONNECTIONS: Final = 64
 
 
 class NotAllowed(Exception):
-    """The address is not one that may be spoken to."""
+    """The request must not be sent: its address is not allowed, or its token is malformed."""
 
 
 class Unreachable(Exception):
-    """There was no answer, or none that makes sense. Whether it was heard is unknown."""
+    """There was no valid response. Whether the forge received the request is unknown."""
 
 
-class _Made(msgspec.Struct, frozen=True):
-    """What is read of an answer."""
+class _CreatedResource(msgspec.Struct, frozen=True):
+    """The decoded part of a response: the id of the created resource."""
 
     id: int | str = ""
 
 
-class Outlet:
-    """Speaks to forges. `allowed` are hosts, with `:port` where one is meant, that may be inside and without TLS."""
+class ForgeHttpClient:
+    """Sends requests to forges.
 
-    def __init__(self, allowed: Collection[str] = (), *, seconds: float = SECONDS, verify: Any = True) -> None:
-        self._allowed = frozenset(each.lower() for each in allowed)
-        self._seconds = seconds
+    `allowed_hosts`, each with an optional `:port`, may have private addresses and need no TLS.
+    """
+
+    def __init__(
+        self, allowed_hosts: Collection[str] = (), *, timeout_seconds: float = REQUEST_SECONDS, verify: Any = True
+    ) -> None:
+        self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._timeout_seconds = timeout_seconds
         self._http = httpx.AsyncClient(
             verify=verify,
             trust_env=False,
             follow_redirects=False,
-            timeout=httpx.Timeout(seconds),
-            # No connection is used twice: two names may share an address, and not a certificate.
+            timeout=httpx.Timeout(timeout_seconds),
+            # No connection is reused: two host names may share an IP address but not a certificate.
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0),
             headers={"User-Agent": f"deltaci/{__version__}"},
         )
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         await self._http.aclose()
 
-    async def say(self, call: Call) -> Answer:
-        """One request. Raises `NotAllowed` or `Unreachable`."""
-        return (await self.ask(call))[0]
+    async def send(self, request: ForgeRequest) -> ForgeResponse:
+        """Send a request and return the response. Raises `NotAllowed` or `Unreachable`."""
+        return (await self.send_and_read(request))[0]
 
-    async def ask(self, call: Call) -> tuple[Answer, bytes]:
-        """One request whose answer has something in it: the bytes, as many as anybody reads."""
+    async def send_and_read(self, request: ForgeRequest) -> tuple[ForgeResponse, bytes]:
+        """Send a request and return the response with the first `MAX_RESPONSE_BYTES` of its body.
+
+        Raises `NotAllowed` or `Unreachable`.
+        """
         try:
-            async with asyncio.timeout(self._seconds):
-                return await self._ask(call)
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._send(request)
         except TimeoutError:
-            raise Unreachable(f"no answer within {self._seconds:.0f} s") from None
+            raise Unreachable(f"no answer within {self._timeout_seconds:.0f} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise Unreachable(plain_line(f"{type(error).__name__}: {error}", MAX_SHOWN)) from None
+            raise Unreachable(plain_line(f"{type(error).__name__}: {error}", MAX_EXCERPT)) from None
 
-    async def _ask(self, call: Call) -> tuple[Answer, bytes]:
-        if not all(value.isascii() and value.isprintable() for value in call.headers.values()):
-            raise NotAllowed("the token has characters that no token has, perhaps a newline; set it again")
-        url = httpx.URL(call.url)
-        address = await self._address(url)
-        has_body = call.method not in ("GET", "DELETE")
-        headers = {**call.headers, "Host": url.netloc.decode("ascii")}
-        # The certificate must be the name's, wherever the connection goes.
-        told = {"sni_hostname": url.raw_host.decode("ascii")} if url.scheme == "https" else {}
-        request = self._http.build_request(
-            call.method,
-            url.copy_with(host=address),
-            content=msgspec.json.encode(call.body) if has_body else None,
+    async def _send(self, request: ForgeRequest) -> tuple[ForgeResponse, bytes]:
+        if not all(value.isascii() and value.isprintable() for value in request.headers.values()):
+            raise NotAllowed("the token contains invalid characters, perhaps a newline; set it again")
+        url = httpx.URL(request.url)
+        ip = await self._resolve(url)
+        has_body = request.method not in ("GET", "DELETE")
+        headers = {**request.headers, "Host": url.netloc.decode("ascii")}
+        # The certificate must be valid for the host name, though the connection goes to an IP address.
+        extensions = {"sni_hostname": url.raw_host.decode("ascii")} if url.scheme == "https" else {}
+        http_request = self._http.build_request(
+            request.method,
+            url.copy_with(host=ip),
+            content=msgspec.json.encode(request.body) if has_body else None,
             headers={**headers, "Content-Type": "application/json"} if has_body else headers,
-            extensions=told,
+            extensions=extensions,
         )
-        answer = await self._http.send(request, stream=True)
+        response = await self._http.send(http_request, stream=True)
         try:
-            text = await _beginning(answer)
+            body = await _read_limited(response)
         finally:
-            await answer.aclose()
-        wait = wait_seconds(answer.headers, time.time())
-        return Answer(answer.status_code, _shown(text), wait, _id(text)), text
+            await response.aclose()
+        retry_after = retry_after_seconds(response.headers, time.time())
+        return ForgeResponse(response.status_code, _excerpt(body), retry_after, _resource_id(body)), body
 
-    async def _address(self, url: httpx.URL) -> str:
-        """Where the name leads, if that is allowed."""
+    async def _resolve(self, url: httpx.URL) -> str:
+        """Resolve the host of a URL to an IP address that the request may be sent to."""
         host = url.raw_host.decode("ascii").lower()
         if url.scheme not in ("https", "http") or not host or url.userinfo:
-            raise NotAllowed(f"{plain_line(str(url.copy_with(userinfo=b'')), MAX_SHOWN)!r} is no address of a forge")
+            raise NotAllowed(f"{plain_line(str(url.copy_with(userinfo=b'')), MAX_EXCERPT)!r} is not a valid forge URL")
         port = url.port or (443 if url.scheme == "https" else 80)
-        is_allowed = host in self._allowed or f"{host}:{port}" in self._allowed
+        is_allowed = host in self._allowed_hosts or f"{host}:{port}" in self._allowed_hosts
         if url.scheme != "https" and not is_allowed:
-            raise NotAllowed(f"{host} would be told without TLS; use https, or let the server allow {host}:{port}")
+            raise NotAllowed(
+                f"requests to {host} would be sent without TLS; use https, or let the server allow {host}:{port}"
+            )
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise Unreachable(
-                f"{plain_line(host, MAX_SHOWN)} has no address: {getattr(error, 'strerror', '') or error}"
+                f"{plain_line(host, MAX_EXCERPT)} has no address: {getattr(error, 'strerror', '') or error}"
             ) from None
-        addresses = [str(each[4][0]) for each in found]
-        if not addresses:
+        ips = [str(row[4][0]) for row in rows]
+        if not ips:
             raise Unreachable(f"{host} has no address")
-        if not is_allowed and not all(map(is_public, addresses)):
-            raise NotAllowed(f"{host} is inside; let the server allow {host}:{port} if that is meant")
-        return addresses[0]
+        if not is_allowed and not all(map(is_public, ips)):
+            raise NotAllowed(f"{host} is in a private network; let the server allow {host}:{port} if that is intended")
+        return ips[0]
 
 
-def is_public(address: str) -> bool:
-    """Whether it is somebody else's, out there. One that hides another in it is judged by that one."""
+def is_public(ip: str) -> bool:
+    """Return whether an IP address is globally routable; for an IPv6 address, whether its embedded IPv4 address is."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        address = ipaddress.ip_address(ip.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if inner is not None:
-            return is_public(str(inner))
-        if found in ipaddress.ip_network("64:ff9b::/96"):
-            return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
-    return found.is_global and not found.is_multicast
+    if isinstance(address, ipaddress.IPv6Address):
+        embedded = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+        if embedded is not None:
+            return is_public(str(embedded))
+        if address in ipaddress.ip_network("64:ff9b::/96"):
+            return is_public(str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)))
+    return address.is_global and not address.is_multicast
 
 
-def wait_seconds(headers: Mapping[str, str], now: float) -> float:
-    """How long the forge wants to be left alone; GitHub also says so when its limit is used up."""
-    told = headers.get("retry-after", "").strip()
-    if told.isascii() and told.isdecimal() and len(told) < 10:
-        return float(told)
-    if told:
-        return _until(told, now)
+def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
+    """Return how long the forge asks to send no request: `Retry-After`, or until GitHub's rate limit is reset."""
+    retry_after = headers.get("retry-after", "").strip()
+    if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 10:
+        return float(retry_after)
+    if retry_after:
+        return _seconds_until(retry_after, now)
     if headers.get("x-ratelimit-remaining") == "0":
         reset = headers.get("x-ratelimit-reset", "")
         if reset.isascii() and reset.isdecimal() and len(reset) < 12:
@@ -151,31 +160,31 @@ def wait_seconds(headers: Mapping[str, str], now: float) -> float:
     return 0.0
 
 
-def _until(told: str, now: float) -> float:
+def _seconds_until(http_date: str, now: float) -> float:
     from email.utils import parsedate_to_datetime
 
     try:
-        return max(0.0, parsedate_to_datetime(told).timestamp() - now)
+        return max(0.0, parsedate_to_datetime(http_date).timestamp() - now)
     except (ValueError, OverflowError):
         return 0.0
 
 
-async def _beginning(answer: httpx.Response) -> bytes:
-    """As much of the answer as anybody reads."""
-    text = b""
-    async for part in answer.aiter_bytes():
-        text += part
-        if len(text) >= MAX_ANSWER_BYTES:
+async def _read_limited(response: httpx.Response) -> bytes:
+    """Read at most `MAX_RESPONSE_BYTES` of the body."""
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) >= MAX_RESPONSE_BYTES:
             break
-    return text[:MAX_ANSWER_BYTES]
+    return body[:MAX_RESPONSE_BYTES]
 
 
-def _shown(text: bytes) -> str:
-    return plain_line(text[: 4 * MAX_SHOWN].decode("utf-8", "replace"), MAX_SHOWN)
+def _excerpt(body: bytes) -> str:
+    return plain_line(body[: 4 * MAX_EXCERPT].decode("utf-8", "replace"), MAX_EXCERPT)
 
 
-def _id(text: bytes) -> str:
+def _resource_id(body: bytes) -> str:
     try:
-        return str(msgspec.json.decode(text, type=_Made).id)[:MAX_SHOWN]
+        return str(msgspec.json.decode(body, type=_CreatedResource).id)[:MAX_EXCERPT]
     except msgspec.DecodeError:
         return ""

@@ -1,8 +1,8 @@
-"""Landing through a forge: a base is moved by the forge's API, so that its rules are asked and its people see it.
+"""Land commits through a forge's API, so that branch protection applies and the forge shows a merge.
 
-The commit is pushed to a branch of ours, the forge is asked to move the base there by a fast-forward, and our branch is
-removed. What the base is afterwards, the repository itself says: an answer that was lost, and a step that somebody did
-before a crash, change nothing. A base ends at exactly the commit that was tested, or where it was.
+The commit is pushed to a temporary branch, the forge is asked to fast-forward the base branch to it, and the temporary
+branch is deleted. Afterwards the position of the base branch is read from the repository itself, so a lost response or
+a step that was done before a crash has no effect. The base branch ends at exactly the tested commit, or stays.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 
 from deltaci.controllers.merge_queue.landing import Landing
 from deltaci.controllers.projects import Project
-from deltaci.forges.fast_forward import MOVERS, Api, Move, Mover, Refusal
-from deltaci.forges.github_app import Apps
-from deltaci.forges.http import NotAllowed, Outlet, Unreachable
-from deltaci.forges.projects import ForgeProject, Projects
+from deltaci.forges.fast_forward import FAST_FORWARDERS, BranchMove, FastForwarder, FastForwardError, RepositoryApi
+from deltaci.forges.github_app import AppTokens
+from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
+from deltaci.forges.projects import ForgeProject, ForgeProjects
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BRANCH_REFS, BranchMoved, CommitBuilder
 from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX
@@ -28,112 +28,117 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class ForgeLanding:
-    """Lands through the forge where a project has a token for it, and as `otherwise` does where it has none."""
+    """Lands through the forge if the project has a token and the forge supports it, else through `fallback`."""
 
     def __init__(
         self,
-        projects: Projects,
-        outlet: Outlet,
-        otherwise: Landing,
+        projects: ForgeProjects,
+        client: ForgeHttpClient,
+        fallback: Landing,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._projects = projects
-        self._outlet = outlet
-        self._otherwise = otherwise
+        self._client = client
+        self._fallback = fallback
         self._sleep = sleep
-        self._apps = Apps(outlet)
+        self._app_tokens = AppTokens(client)
 
     async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
-        """Move the branch from exactly `expected` to the commit, which stands on it; raises `Moved`.
+        """Move the branch from exactly `expected` to the commit, which descends from it.
 
-        `GitFailed` says whether it may go well another time. A repeat is no error, wherever the one before it ended.
+        Raises `BranchMoved` if the branch is elsewhere, and `GitFailed` otherwise. May be repeated after any failure.
         """
-        forge = await self._forge(project)
-        mover = MOVERS.get(forge.forge) if forge is not None and forge.api_token and forge.repository else None
-        if forge is None or mover is None:
-            await self._otherwise.land(project, builder, branch, commit, expected)
+        forge = await self._forge_project(project)
+        has_access = forge is not None and forge.api_token and forge.repository
+        forwarder = FAST_FORWARDERS.get(forge.forge) if forge is not None and has_access else None
+        if forge is None or forwarder is None:
+            await self._fallback.land(project, builder, branch, commit, expected)
             return
-        move = Move(branch, commit, source_of(branch, commit))
+        move = BranchMove(branch, commit, temporary_branch(branch, commit))
         try:
-            api = await self._api(forge, mover)
-            is_possible = await mover.can(api)
-        except (Refusal, NotAllowed, Unreachable) as error:
-            raise self._failed(forge, branch, error) from None
-        if is_possible:
-            await self._land(mover, api, builder, move, expected)
+            api = await self._repository_api(forge, forwarder)
+            is_supported = await forwarder.is_supported(api)
+        except (FastForwardError, NotAllowed, Unreachable) as error:
+            raise self._git_error(forge, branch, error) from None
+        if is_supported:
+            await self._land(forwarder, api, builder, move, expected)
         else:
-            await self._otherwise.land(project, builder, branch, commit, expected)
+            await self._fallback.land(project, builder, branch, commit, expected)
 
-    async def _land(self, mover: Mover, api: Api, builder: CommitBuilder, move: Move, expected: str) -> None:
-        found = await _where(builder, move.branch)
-        if found not in (move.commit, expected):
-            raise BranchMoved(found)
+    async def _land(
+        self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected: str
+    ) -> None:
+        tip = await _branch_tip(builder, move.branch)
+        if tip not in (move.commit, expected):
+            raise BranchMoved(tip)
         try:
-            if found != move.commit:
-                await builder.push(move.source, move.commit, "")
-                await self._move(mover, api, builder, move, expected)
+            if tip != move.commit:
+                await builder.push(move.source_branch, move.commit, "")
+                await self._move(forwarder, api, builder, move, expected)
         except GitFailed as error:
-            if not error.is_transient:  # Otherwise it is tried again, and what is there is of use.
-                await self._tidy(mover, api, move)
+            if not error.is_transient:  # The next try uses the branch and the pull request.
+                await self._clean_up(forwarder, api, move)
             raise
         except BranchMoved:
-            await self._tidy(mover, api, move)
+            await self._clean_up(forwarder, api, move)
             raise
-        await self._tidy(mover, api, move)
+        await self._clean_up(forwarder, api, move)
 
-    async def _move(self, mover: Mover, api: Api, builder: CommitBuilder, move: Move, expected: str) -> None:
+    async def _move(
+        self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected: str
+    ) -> None:
         problem: GitFailed | None = None
         try:
-            await mover.move(api, move)
-        except (Refusal, NotAllowed, Unreachable) as error:
-            problem = self._failed(api.project, move.branch, error)
-        # Whatever it said, and whether it was heard: the repository knows.
-        found = await _where(builder, move.branch)
-        if found == move.commit:
+            await forwarder.move(api, move)
+        except (FastForwardError, NotAllowed, Unreachable) as error:
+            problem = self._git_error(api.project, move.branch, error)
+        # The forge may have moved the branch although its response was an error or was lost.
+        tip = await _branch_tip(builder, move.branch)
+        if tip == move.commit:
             return
-        if found != expected:
-            raise BranchMoved(found)
+        if tip != expected:
+            raise BranchMoved(tip)
         raise problem or GitFailed(
-            f"{api.project.forge} said that {move.branch!r} was moved, but it was not", is_transient=True
+            f"{api.project.forge} reported that {move.branch!r} was moved, but it was not", is_transient=True
         )
 
-    async def _tidy(self, mover: Mover, api: Api, move: Move) -> None:
+    async def _clean_up(self, forwarder: FastForwarder, api: RepositoryApi, move: BranchMove) -> None:
         try:
-            await mover.tidy(api, move)
-        except (Refusal, NotAllowed, Unreachable) as error:
-            LOGGER.warning("project %s: the branch %s is left behind: %s", api.project.name, move.source, error)
+            await forwarder.clean_up(api, move)
+        except (FastForwardError, NotAllowed, Unreachable) as error:
+            LOGGER.warning("project %s: cannot delete the branch %s: %s", api.project.name, move.source_branch, error)
 
-    async def _forge(self, project: Project) -> ForgeProject | None:
+    async def _forge_project(self, project: Project) -> ForgeProject | None:
         try:
-            forge = await self._projects.forge_of(project.tenant, project.name)
+            forge = await self._projects.find(project.tenant, project.name)
         except BlobStoreUnavailable as error:
             raise GitFailed(f"the token for the forge cannot be read now: {error}", is_transient=True) from None
         if forge is not None and forge.problem:
-            raise GitFailed(f"the token for the forge cannot be had: {forge.problem}")
+            raise GitFailed(f"the token for the forge cannot be used: {forge.problem}")
         return forge
 
-    async def _api(self, forge: ForgeProject, mover: Mover) -> Api:
-        opened = await self._apps.opened(forge)
-        root, headers = mover.at(opened)
-        return Api(self._outlet, opened, headers, root, self._sleep)
+    async def _repository_api(self, forge: ForgeProject, forwarder: FastForwarder) -> RepositoryApi:
+        project = await self._app_tokens.with_token(forge)
+        root, headers = forwarder.root_and_headers(project)
+        return RepositoryApi(self._client, project, headers, root, self._sleep)
 
-    def _failed(self, forge: ForgeProject, branch: str, error: Exception) -> GitFailed:
+    def _git_error(self, forge: ForgeProject, branch: str, error: Exception) -> GitFailed:
         if isinstance(error, Unreachable):
             return GitFailed(f"{forge.forge} cannot be reached: {error}", is_transient=True)
-        if isinstance(error, Refusal) and error.is_passing:
+        if isinstance(error, FastForwardError) and error.is_transient:
             return GitFailed(f"{forge.forge} cannot move {branch!r} now: {error}", is_transient=True)
-        self._apps.forget(forge)  # If it was the token of an App that is not good any more, the next is a new one.
+        self._app_tokens.forget(forge)  # The cause may be an App's token that is no longer valid.
         return GitFailed(
             f"{forge.forge} does not move {branch!r}: {error}; "
             "let the owner of the project's token merge to this branch by fast-forward, past its protection"
         )
 
 
-def source_of(branch: str, commit: str) -> str:
-    """Our branch for this move: the same one for everybody who tries it, and for nothing else."""
-    asked = f"{branch}\n{commit}".encode()
-    return f"{TEMPORARY_BRANCH_PREFIX}{blake2b(asked, digest_size=10).hexdigest()}"
+def temporary_branch(branch: str, commit: str) -> str:
+    """Return the temporary branch for a move; every server that tries the same move uses the same one."""
+    digest = blake2b(f"{branch}\n{commit}".encode(), digest_size=10).hexdigest()
+    return f"{TEMPORARY_BRANCH_PREFIX}{digest}"
 
 
-async def _where(builder: CommitBuilder, branch: str) -> str:
+async def _branch_tip(builder: CommitBuilder, branch: str) -> str:
     return (await builder.mirror.ls_remote()).refs.get(f"{BRANCH_REFS}{branch}", "")

@@ -1,4 +1,4 @@
-"""The seam between forges and projects: what is known of a project, and who takes what happened in it."""
+"""Projects as forges see them, and the protocols by which forges look up projects and deliver changes."""
 
 from __future__ import annotations
 
@@ -12,84 +12,84 @@ from deltaci.core.run import Run
 from deltaci.pipeline.change import Change
 
 ForgeName = Literal["github", "gitlab", "gitea", "forgejo", "git"]
-Reports = Literal["statuses", "checks", "nothing"]
+ReportKind = Literal["statuses", "checks", "nothing"]
 
 
 class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
-    """A project as its forge knows it, with opened secrets: it is never stored, logged or shown.
+    """A project with the values of its secrets. It is never stored, logged or shown.
 
-    Without an `api_token`, its forge is told nothing.
+    Without an `api_token`, no status is sent to its forge.
     """
 
     tenant: str
     name: str
     forge: ForgeName
-    repository: str = ""  # as the forge calls it: `owner/name`
+    repository: str = ""  # The forge's name for it: `owner/name`.
     webhook_secret: str = ""
-    api_url: str = ""  # e.g. `https://api.github.com`, `https://gitlab.com/api/v4`, `https://codeberg.org/api/v1`
+    api_url: str = ""  # E.g. `https://api.github.com`, `https://gitlab.com/api/v4`, `https://codeberg.org/api/v1`.
     api_token: str = ""
-    reports: Reports = "statuses"
-    app_id: str = ""  # of a GitHub App: then the token is the App's private key
+    reports: ReportKind = "statuses"
+    app_id: str = ""  # Of a GitHub App; then the token is the App's private key.
     installation_id: str = ""
-    problem: str = ""  # why there is no token though one is named
+    problem: str = ""  # Why the token that the project names cannot be used.
 
-    def api(self, usual: str = "") -> str:
-        """Where its API is."""
-        return (self.api_url or usual).rstrip("/")
+    def api_root(self, default: str = "") -> str:
+        """Return the URL of the forge's API without a trailing slash."""
+        return (self.api_url or default).rstrip("/")
 
     def __repr__(self) -> str:
         return f"ForgeProject({self.tenant}/{self.name} at {self.forge})"
 
 
-class Projects(Protocol):
-    """Looks projects up."""
+class ForgeProjects(Protocol):
+    """Looks up projects with the values of their secrets."""
 
-    async def forge_of(self, tenant: str, project: str) -> ForgeProject | None:
-        """The project with its secrets opened; None: there is no such project."""
+    async def find(self, tenant: str, project: str) -> ForgeProject | None:
+        """Return the project, or None if it does not exist."""
         ...
 
 
-class Intake(Protocol):
-    """Takes what happened."""
+class ChangeIntake(Protocol):
+    """Accepts the changes that webhooks report."""
 
     async def accept(self, tenant: str, project: str, change: Change, delivery: str) -> Accepted:
-        """Keep the change. Safe to repeat: of all with the same `delivery`, also at once, one makes something new."""
+        """Store the change. Calls with the same `delivery`, even concurrent ones, create one change."""
         ...
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is about, as far as a forge is concerned."""
+class StatusTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """The commit whose status a run determines."""
 
     project: str
     commit: str
-    pipeline: str = ""  # what people call the pipeline; empty: the run as a whole
-    ref: str = ""  # the branch that has the commit, where the forge cannot find it by itself
+    pipeline: str = ""  # The pipeline's name; empty for the run as a whole.
+    ref: str = ""  # The branch that contains the commit, if the forge needs it to find the commit.
 
 
-class Subjects(Protocol):
-    """Says what runs are about."""
+class StatusTargets(Protocol):
+    """Determines for which commit a run's status is sent."""
 
-    async def subject_of(self, run: Run) -> Subject | None:
-        """None: no forge is told of this run."""
+    async def target_of(self, run: Run) -> StatusTarget | None:
+        """Return the target, or None if no status is sent for this run."""
         ...
 
 
-class Origins:
-    """Believes what runs say of where they come from."""
+class OriginTargets:
+    """Takes project and commit from the run's origin."""
 
-    async def subject_of(self, run: Run) -> Subject | None:
-        """Their project and commit; the pipeline is the template or the file that it was made from, if it was."""
+    async def target_of(self, run: Run) -> StatusTarget | None:
+        """Return the origin's commit; the pipeline is the template or the file that the run was created from."""
         origin = run.origin
-        # What the merge queue tests is nowhere but here, until it is merged.
+        # The forge does not have the commits that the merge queue tests until they are merged.
         if not origin.project or not origin.commit or run.id.startswith(RUN_PREFIX):
             return None
-        pipeline = origin.template or pipeline_of(origin.file)
-        return Subject(project=origin.project, commit=origin.commit, pipeline=pipeline)
+        pipeline = origin.template or pipeline_name(origin.file)
+        return StatusTarget(project=origin.project, commit=origin.commit, pipeline=pipeline)
 
 
-def pipeline_of(file: str) -> str:
-    """What people call the pipeline in a file; the only one of a repository has no name of its own."""
+def pipeline_name(file: str) -> str:
+    """Return a pipeline file's name without folder and suffix; empty for `.deltaci.yml`, which needs no name."""
     name = file.rpartition("/")[2]
-    for end in (".yml", ".yaml"):
-        name = name.removesuffix(end)
+    for suffix in (".yml", ".yaml"):
+        name = name.removesuffix(suffix)
     return "" if name == ".deltaci" else name

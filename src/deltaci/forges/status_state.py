@@ -1,8 +1,13 @@
-"""What a forge was told last about a commit, and what it may be told next. Pure: no clock, no network.
+"""Decide which commit status may be sent next. Pure: no clock, no network.
 
-For each context of a commit there is one small document. It says which step of which run the forge knows, who is about
-to tell it something, and what went wrong. Steps are ordered: a newer run comes after an older one, a trusted one after
-one for a fork, and within a run its `rev` counts. What comes before what was told is never told any more.
+The store has one document for each context of a commit. It records which version of which run the forge has, which
+server is about to send a status, and the failures so far. Versions are ordered: those of a trusted run are newer than
+those of a run for a fork, then those of the run created later, and within a run its `rev` counts. A version is never
+sent after a newer one.
+
+A server sends in three steps: `next_action` returns the state with its claim, which it writes to the store, so that no
+other server sends at the same time; it sends the request; and it writes the state that `after_success` or
+`after_failure` returns.
 """
 
 from __future__ import annotations
@@ -15,14 +20,14 @@ from msgspec.structs import replace
 from deltaci.forges.projects import ForgeProject
 from deltaci.forges.webhook_event import fingerprint
 
-MAX_DESCRIPTION: Final = 140  # GitHub takes no more.
+MAX_DESCRIPTION: Final = 140  # GitHub's limit.
 MAX_PROBLEM: Final = 500
 
 State = Literal["pending", "running", "success", "failure", "canceled", "error"]
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Something about one line of a file."""
+class Annotation(msgspec.Struct, frozen=True, kw_only=True):
+    """A message about one line of a file, shown by the forge beside the code."""
 
     path: str
     line: int
@@ -32,21 +37,21 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     level: Literal["failure", "warning", "notice"] = "failure"
 
 
-class Mark(msgspec.Struct, frozen=True, order=True):
-    """A step of a run, in the order in which steps count: when the run was made, which it is, and its `rev`.
+class RunVersion(msgspec.Struct, frozen=True, order=True):
+    """A run at one of its revisions, ordered by which one the forge shall show.
 
-    A run for a fork comes before all others: whoever proposes a commit that is here already does not change what is
-    shown of it.
+    A run for a fork is older than every other: a pull request with a commit that the repository already has must not
+    change the status of that commit.
     """
 
     is_trusted: bool = False
-    at: int = 0
+    created_at: int = msgspec.field(default=0, name="at")
     run_id: str = ""
     rev: int = 0
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a forge is to be told."""
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of a run, to be sent to a forge."""
 
     run_id: str
     commit: str
@@ -56,11 +61,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     ref: str = ""
     summary: str = ""
-    notes: tuple[Note, ...] = ()
+    annotations: tuple[Annotation, ...] = ()
 
 
-class Call(msgspec.Struct, frozen=True):
-    """One request to a forge. Its headers have the token in them."""
+class ForgeRequest(msgspec.Struct, frozen=True):
+    """A request to a forge's API. `headers` contains the token, so `repr` leaves it out."""
 
     method: str
     url: str
@@ -68,155 +73,170 @@ class Call(msgspec.Struct, frozen=True):
     body: dict[str, Any]
 
     def __repr__(self) -> str:
-        return f"Call({self.method} {self.url})"
+        return f"ForgeRequest({self.method} {self.url})"
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What a forge said. `wait_seconds` is how long it wants to be left alone, `id` what it calls what it was told."""
+class ForgeResponse(msgspec.Struct, frozen=True):
+    """A forge's response: the beginning of its body as text, and the `id` of the resource that it describes.
+
+    `retry_after_seconds` is how long the forge wants no further requests.
+    """
 
     status: int
     text: str = ""
-    wait_seconds: float = 0.0
+    retry_after_seconds: float = 0.0
     id: str = ""
 
 
-class Speaker(Protocol):
-    """One kind of forge, as far as it is told something."""
+class StatusApi(Protocol):
+    """Builds the requests that set commit statuses on one kind of forge."""
 
-    def call(self, project: ForgeProject, report: Report, check: str) -> Call:
-        """How to say it. `check` is what the forge called what it was told before, in the same place."""
+    def build_request(self, project: ForgeProject, report: StatusReport, check_id: str) -> ForgeRequest:
+        """Build the request for a report. `check_id` is the forge's id of the run's existing check, if it has one."""
         ...
 
-    def told(self, answer: Answer) -> str | None:
-        """What the forge calls it, if it has it now, or had it before; None: it has not."""
+    def accepted_id(self, response: ForgeResponse) -> str | None:
+        """Return the forge's id of the status if it has it now; None if it did not accept it."""
         ...
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The document. `mark` is what the forge has, unless it `is_unsure`: then that must be told again.
+class StatusState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stored document about one context of a commit.
 
-    `tried` is the newest that anybody began to tell it: without an answer, it may have that. `holder` is about to tell
-    it something until `held_until`. `since`, `tries` and `refusals` count what failed for the step `failing`; once it
-    `is_given_up`, that step is not tried any more.
+    `sent` is the version that the forge has; if it `is_unsure`, that version must be sent again. `attempted` is the
+    newest version of any request, even of one without a response. `claimed_by` is the server that is about to send,
+    until `claimed_until`. `failing_since`, `tries` and `refusals` count the failures of sending the version `failing`;
+    once it `is_abandoned`, it is not tried again.
     """
 
-    mark: Mark = Mark()
-    tried: Mark = Mark()
+    sent: RunVersion = msgspec.field(default=RunVersion(), name="mark")
+    attempted: RunVersion = msgspec.field(default=RunVersion(), name="tried")
     state: str = ""
     description: str = ""
-    check: str = ""
-    check_of: str = ""  # The run that the check belongs to.
+    check_id: str = msgspec.field(default="", name="check")
+    check_run_id: str = msgspec.field(default="", name="check_of")  # The run that the check belongs to.
     is_unsure: bool = False
-    holder: str = ""
-    held_until: float = 0.0
-    failing: Mark = Mark()
-    since: float = 0.0
+    claimed_by: str = msgspec.field(default="", name="holder")
+    claimed_until: float = msgspec.field(default=0.0, name="held_until")
+    failing: RunVersion = RunVersion()
+    failing_since: float = msgspec.field(default=0.0, name="since")
     tries: int = 0
     refusals: int = 0
-    next_at: float = 0.0
+    retry_at: float = msgspec.field(default=0.0, name="next_at")
     problem: str = ""
-    is_given_up: bool = False
+    is_abandoned: bool = msgspec.field(default=False, name="is_given_up")
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How often something is tried."""
+class StatusRetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How often and how long sending a status is tried."""
 
-    first_seconds: float = 1.0
-    most_seconds: float = 300.0
-    give_up_seconds: float = 6 * 3600.0
-    max_refusals: int = 8  # What a forge refuses may be put right by a person, but hardly by itself.
-    hold_seconds: float = 30.0  # Longer than a request can take.
-    max_wait_seconds: float = 3600.0  # No forge is believed that wants to be left alone for longer.
-
-
-class Tell(msgspec.Struct, frozen=True):
-    """Tell it now: write this first, so that nobody else does."""
-
-    held: Told
+    initial_seconds: float = 1.0
+    max_seconds: float = 300.0
+    abandon_after_seconds: float = 6 * 3600.0
+    max_refusals: int = 8  # A person may repair the cause of a refusal, but waiting rarely helps.
+    claim_seconds: float = 30.0  # Longer than a request can take.
+    max_retry_after_seconds: float = 3600.0  # A longer Retry-After of a forge is shortened to this.
 
 
-class Done(msgspec.Struct, frozen=True):
-    """Nothing is left to be told of this step, and why: for the run's last event."""
+class SendStatus(msgspec.Struct, frozen=True):
+    """Send now. Write `claimed` to the store first, so that no other server sends meanwhile."""
 
-    how: str
+    claimed: StatusState
 
 
-class Later(msgspec.Struct, frozen=True):
-    """Look again then."""
+class StatusDone(msgspec.Struct, frozen=True):
+    """Nothing more is to be sent for this version; `outcome` says why, for the run's last event."""
+
+    outcome: str
+
+
+class CheckLater(msgspec.Struct, frozen=True):
+    """Decide again at this time."""
 
     at: float
 
 
-def name_of(project: str, commit: str, context: str) -> str:
-    """Where the document is. Every part is told by its fingerprint, so that none can lead elsewhere."""
+def document_name(project: str, commit: str, context: str) -> str:
+    """Return the name of the document of a context. Hashes keep a `/` in a part from meaning another document."""
     return f"{fingerprint(project)[:16]}/{commit}/{fingerprint(context)[:16]}"
 
 
-def next_step(told: Told, mark: Mark, report: Report, who: str, now: float, patience: Patience) -> Tell | Done | Later:
-    """What to do about this step of a run."""
-    newest = max(told.mark, told.tried)
-    if newest > mark:
-        return Done(told.state if newest.run_id == mark.run_id else f"superseded by run {newest.run_id}")
-    # What it was told before is as good, unless it may have heard something else since then.
-    is_same = told.mark.run_id == mark.run_id and (told.state, told.description) == (report.state, report.description)
-    is_known = is_same and newest == told.mark
-    if not told.is_unsure and (told.mark == mark or is_known):
-        return Done(told.state)
-    if told.failing == mark and told.is_given_up:
-        return Done(f"exhausted: {told.problem}")
-    if told.holder and told.holder != who and told.held_until > now:
-        return Later(told.held_until)
-    if told.failing == mark and told.next_at > now:
-        return Later(told.next_at)
-    return Tell(replace(told, tried=mark, holder=who, held_until=now + patience.hold_seconds))
+def next_action(
+    state: StatusState, version: RunVersion, report: StatusReport, server: str, now: float, policy: StatusRetryPolicy
+) -> SendStatus | StatusDone | CheckLater:
+    """Decide what `server` does about this version of a run."""
+    newest = max(state.sent, state.attempted)
+    if newest > version:
+        is_same_run = newest.run_id == version.run_id
+        return StatusDone(state.state if is_same_run else f"superseded by run {newest.run_id}")
+    # An equal status of the same run need not be sent again, unless a later request may have arrived since.
+    is_equal = (state.state, state.description) == (report.state, report.description)
+    is_displayed = state.sent.run_id == version.run_id and is_equal and newest == state.sent
+    if not state.is_unsure and (state.sent == version or is_displayed):
+        return StatusDone(state.state)
+    if state.failing == version and state.is_abandoned:
+        return StatusDone(f"exhausted: {state.problem}")
+    if state.claimed_by and state.claimed_by != server and state.claimed_until > now:
+        return CheckLater(state.claimed_until)
+    if state.failing == version and state.retry_at > now:
+        return CheckLater(state.retry_at)
+    claimed = replace(state, attempted=version, claimed_by=server, claimed_until=now + policy.claim_seconds)
+    return SendStatus(claimed)
 
 
-def succeeded(told: Told, mark: Mark, report: Report, id: str) -> Told:
-    """The forge has it."""
-    check = id or check_of(told, report)
-    return Told(
-        mark=mark,
-        tried=mark,
+def after_success(state: StatusState, version: RunVersion, report: StatusReport, id: str) -> StatusState:
+    """Return the state after the forge accepted the report."""
+    return StatusState(
+        sent=version,
+        attempted=version,
         state=report.state,
         description=report.description,
-        check=check,
-        check_of=report.run_id,
+        check_id=id or existing_check_id(state, report),
+        check_run_id=report.run_id,
     )
 
 
-def check_of(told: Told, report: Report) -> str:
-    """What the forge calls what it was told before, if that was about the same run: another run has its own."""
-    return told.check if told.check_of == report.run_id else ""
+def existing_check_id(state: StatusState, report: StatusReport) -> str:
+    """Return the forge's id of the run's check, or an empty string if the check belongs to another run."""
+    return state.check_id if state.check_run_id == report.run_id else ""
 
 
-def failed(
-    told: Told, mark: Mark, problem: str, *, is_refused: bool, pause: float, now: float, patience: Patience
-) -> Told:
-    """The forge does not have it. It `is_refused` if the same words will hardly ever be taken."""
-    again = told if told.failing == mark else replace(told, failing=mark, since=now, tries=0, refusals=0)
-    tries, refusals = again.tries + 1, again.refusals + is_refused
-    is_over = refusals >= patience.max_refusals or now - again.since >= patience.give_up_seconds
+def after_failure(
+    state: StatusState,
+    version: RunVersion,
+    problem: str,
+    *,
+    is_refused: bool,
+    delay_seconds: float,
+    now: float,
+    policy: StatusRetryPolicy,
+) -> StatusState:
+    """Return the state after a failed request. `is_refused`: the same request will hardly be accepted later."""
+    if state.failing != version:
+        state = replace(state, failing=version, failing_since=now, tries=0, refusals=0)
+    tries, refusals = state.tries + 1, state.refusals + is_refused
+    is_abandoned = refusals >= policy.max_refusals or now - state.failing_since >= policy.abandon_after_seconds
     return replace(
-        again,
-        holder="",
-        held_until=0.0,
+        state,
+        claimed_by="",
+        claimed_until=0.0,
         tries=tries,
         refusals=refusals,
-        next_at=now + pause,
+        retry_at=now + delay_seconds,
         problem=f"{problem}; {tries} {'try' if tries == 1 else 'tries'}"[:MAX_PROBLEM],
-        is_given_up=is_over,
+        is_abandoned=is_abandoned,
     )
 
 
-def pause(tries: int, answer: Answer | None, dice: float, patience: Patience) -> float:
-    """How long to wait after so many tries: twice as long each time, by chance up to half of it less."""
-    asked = min(answer.wait_seconds, patience.max_wait_seconds) if answer is not None else 0.0
-    grown = min(patience.most_seconds, patience.first_seconds * 2.0 ** min(tries, 30))
-    return max(asked, grown * (0.5 + dice / 2))
+def retry_delay_seconds(tries: int, response: ForgeResponse | None, random: float, policy: StatusRetryPolicy) -> float:
+    """Return exponential backoff with up to half of it off at random, and at least what the forge asks for."""
+    requested = min(response.retry_after_seconds, policy.max_retry_after_seconds) if response is not None else 0.0
+    backoff = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(tries, 30))
+    return max(requested, backoff * (0.5 + random / 2))
 
 
-def is_refusal(answer: Answer) -> bool:
-    """Whether the same words will hardly be taken later: what we said is wrong, or we may not say it."""
-    if answer.status in (408, 425, 429) or answer.wait_seconds:
+def is_refusal(response: ForgeResponse) -> bool:
+    """Return whether the same request will hardly be accepted later: it is invalid, or the token may not make it."""
+    if response.status in (408, 425, 429) or response.retry_after_seconds:
         return False
-    return 300 <= answer.status < 500
+    return 300 <= response.status < 500

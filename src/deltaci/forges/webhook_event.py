@@ -1,7 +1,10 @@
-"""What a delivery means, in everybody's words, and what all forges have in common.
+"""Webhook deliveries of all forges: their signatures, and the change that a push or a pull request stands for.
 
-A delivery is believed only after its signature was checked over the bytes as they came; then only the fields that are
-needed are read, and each must be what it should be. Forges add fields as they like: nobody looks at what is not needed.
+Each forge's module parses its own payloads into a `Push` or a `PullRequest`; this module turns these into a `Change`
+with a payload in GitHub's form, which is what expressions of a pipeline see.
+
+A body is parsed only after its signature was verified over the bytes as received. Only the needed fields are decoded
+and validated; a forge may add others.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from deltaci.pipeline.model import PullRequestType
 MAX_MESSAGE: Final = 10_000
 MAX_TITLE: Final = 200
 MAX_DELIVERY: Final = 200
-TOLERANCE_SECONDS: Final = 300.0  # How far the time of a signature may be off.
-BRANCHES: Final = "refs/heads/"
-TAGS: Final = "refs/tags/"
+TOLERANCE_SECONDS: Final = 300.0  # How far the time of a signature may be from the server's.
+BRANCH_REFS: Final = "refs/heads/"
+TAG_REFS: Final = "refs/tags/"
 # What `on.pull_request.types` may name.
 ACTIONS: Final = frozenset(get_args(PullRequestType))
 
@@ -33,83 +36,87 @@ Ref = Annotated[str, Meta(min_length=1, max_length=1000, pattern=r"^[^\x00-\x20\
 Name = Annotated[str, Meta(max_length=500)]
 Number = Annotated[int, Meta(ge=1, le=2**53)]
 
-Headers = Callable[[bytes], str]  # What a header says, by its name in small letters; empty: there is none.
+GetHeader = Callable[[bytes], str]  # Returns a header by its lower-case name, or an empty string.
 T = TypeVar("T")
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """One request, as it came. `now` is when, in seconds."""
+    """One webhook request as received. `now` is the time of its arrival in Unix seconds."""
 
-    header: Headers
+    header: GetHeader
     body: bytes
     now: float
 
 
-class Nothing(msgspec.Struct, frozen=True):
-    """There is nothing to do, and why. A `is_ping` only wants to know whether somebody is there."""
+class IgnoredEvent(msgspec.Struct, frozen=True):
+    """A delivery that causes no change. `is_ping`: the forge only tests the webhook."""
 
-    why: str
+    reason: str
     is_ping: bool = False
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """Something happened. `moment` tells two events apart that say the same: when it was, as the forge puts it."""
+class WebhookEvent(msgspec.Struct, frozen=True):
+    """A delivery that causes a change.
+
+    `occurred_at`, in the forge's own format, distinguishes two events with the same content.
+    """
 
     change: Change
-    moment: str = ""
+    occurred_at: str = ""
 
 
-class Listener(Protocol):
-    """One kind of forge, as far as it tells us something."""
+class WebhookParser(Protocol):
+    """Verifies and parses the webhook requests of one kind of forge."""
 
-    def is_signed(self, delivery: Delivery, secret: str) -> bool:
-        """Whether it comes from somebody who knows the secret, and is not old, where that can be known."""
+    def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
+        """Return whether the sender knows the secret and, where the forge signs a time, that it is recent."""
         ...
 
     def delivery_id(self, delivery: Delivery) -> str:
-        """What the forge calls this delivery; empty: nothing."""
+        """Return the forge's id of the delivery, or an empty string if it sends none."""
         ...
 
-    def read(self, delivery: Delivery) -> Heard | Nothing:
-        """What it says. Raises `msgspec.DecodeError` when it makes no sense."""
+    def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
+        """Parse the body. Raise `msgspec.DecodeError` if it is invalid."""
         ...
 
 
 def hmac_hex(secret: str, *parts: bytes) -> str:
-    """The HMAC-SHA256 of these bytes, in hex."""
-    made = hmac.new(secret.encode(), digestmod=sha256)
+    """Return the HMAC-SHA256 of the concatenated parts as hexadecimal digits."""
+    mac = hmac.new(secret.encode(), digestmod=sha256)
     for part in parts:
-        made.update(part)
-    return made.hexdigest()
+        mac.update(part)
+    return mac.hexdigest()
 
 
-def same(told: str, expected: str) -> bool:
-    """Whether they are equal, in a time that does not tell how far they are."""
-    return hmac.compare_digest(told.encode("utf-8", "replace"), expected.encode())
+def signatures_equal(received: str, expected: str) -> bool:
+    """Compare in constant time, so that the duration reveals nothing about the expected signature."""
+    return hmac.compare_digest(received.encode("utf-8", "replace"), expected.encode())
 
 
-def is_fresh(told: str, now: float) -> bool:
-    """Whether a time in whole seconds is not far from now."""
-    return told.isascii() and told.isdecimal() and len(told) <= 12 and abs(int(told) - now) <= TOLERANCE_SECONDS
+def is_recent(timestamp: str, now: float) -> bool:
+    """Return whether a decimal Unix time differs from `now` by at most `TOLERANCE_SECONDS`."""
+    is_number = timestamp.isascii() and timestamp.isdecimal() and len(timestamp) <= 12
+    return is_number and abs(int(timestamp) - now) <= TOLERANCE_SECONDS
 
 
 def is_zero(sha: str) -> bool:
-    """Whether it stands for no commit."""
+    """Return whether the hash consists of zeros, which forges send in place of a missing commit."""
     return not sha.strip("0")
 
 
 def title_of(message: str) -> str:
-    """The first line for people."""
+    """Return the first line of a message, cleaned and shortened for display."""
     return plain_line(message.strip().partition("\n")[0], MAX_TITLE)
 
 
-def decoded(body: bytes, kind: type[T]) -> T:
-    """The fields that are needed."""
-    return msgspec.json.decode(body, type=kind)
+def decode_payload(body: bytes, payload_type: type[T]) -> T:
+    """Decode the fields of `payload_type` from a JSON body and ignore all others."""
+    return msgspec.json.decode(body, type=payload_type)
 
 
-class Pushed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a push is, whichever forge tells it."""
+class Push(msgspec.Struct, frozen=True, kw_only=True):
+    """A push event of any forge. `commit` is the commit of `after`, which may be an annotated tag."""
 
     ref: str
     before: str
@@ -121,126 +128,136 @@ class Pushed(msgspec.Struct, frozen=True, kw_only=True):
     default_branch: str = ""
 
 
-def push(said: Pushed) -> Change | Nothing:
-    """A change, if the branch or the tag is there afterwards."""
-    branch = said.ref.removeprefix(BRANCHES) if said.ref.startswith(BRANCHES) else ""
-    tag = said.ref.removeprefix(TAGS) if said.ref.startswith(TAGS) else ""
+def push_change(push: Push) -> Change | IgnoredEvent:
+    """Return the change of a push. A deletion and a branch of the merge queue are ignored."""
+    branch = push.ref.removeprefix(BRANCH_REFS) if push.ref.startswith(BRANCH_REFS) else ""
+    tag = push.ref.removeprefix(TAG_REFS) if push.ref.startswith(TAG_REFS) else ""
     if not branch and not tag:
-        return Nothing(f"{plain_line(said.ref, MAX_TITLE)!r} is neither a branch nor a tag")
+        return IgnoredEvent(f"{plain_line(push.ref, MAX_TITLE)!r} is neither a branch nor a tag")
     if branch.startswith(TEMPORARY_BRANCH_PREFIX):
-        return Nothing(f"{plain_line(branch, MAX_TITLE)!r} is a branch of the merge queue")
-    if is_zero(said.after) or is_zero(said.commit):
-        return Nothing(f"the {'branch' if branch else 'tag'} {plain_line(branch or tag, MAX_TITLE)!r} was deleted")
-    if said.before == said.after:
-        return Nothing("nothing was moved: before and after are the same commit")
-    before = "" if is_zero(said.before) else said.before
-    owner, _, name = said.repository.rpartition("/")
+        return IgnoredEvent(f"{plain_line(branch, MAX_TITLE)!r} is a branch of the merge queue")
+    if is_zero(push.after) or is_zero(push.commit):
+        return IgnoredEvent(f"the {'branch' if branch else 'tag'} {plain_line(branch or tag, MAX_TITLE)!r} was deleted")
+    if push.before == push.after:
+        return IgnoredEvent("the ref did not move: before and after are the same commit")
+    before = "" if is_zero(push.before) else push.before
+    owner, _, name = push.repository.rpartition("/")
     payload: dict[str, Any] = {
-        "ref": said.ref,
-        "before": said.before,
-        "after": said.after,
+        "ref": push.ref,
+        "before": push.before,
+        "after": push.after,
         "created": not before,
         "deleted": False,
-        "head_commit": {"id": said.commit, "message": said.message[:MAX_MESSAGE]},
+        "head_commit": {"id": push.commit, "message": push.message[:MAX_MESSAGE]},
         "repository": {
             "name": name,
-            "full_name": said.repository,
+            "full_name": push.repository,
             "owner": {"login": owner},
-            "default_branch": said.default_branch,
+            "default_branch": push.default_branch,
         },
-        "pusher": {"name": said.actor},
-        "sender": {"login": said.actor},
+        "pusher": {"name": push.actor},
+        "sender": {"login": push.actor},
     }
     return Change(
         event="push",
-        commit=said.commit,
-        repository=said.repository,
-        ref=said.ref,
+        commit=push.commit,
+        repository=push.repository,
+        ref=push.ref,
         branch=branch,
         tag=tag,
         before=before,
-        title=title_of(said.message),
-        message=said.message[:MAX_MESSAGE],
-        actor=said.actor,
-        default_branch=said.default_branch,
+        title=title_of(push.message),
+        message=push.message[:MAX_MESSAGE],
+        actor=push.actor,
+        default_branch=push.default_branch,
         payload=payload,
     )
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pull request is, whichever forge tells it."""
+class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A pull request event of any forge. `commit` is the head commit, in `head_repository`."""
 
     action: str
     number: int
     ref: str
     commit: str
-    branch: str
-    head: str
+    base_branch: str
+    head_branch: str
     is_fork: bool
     repository: str = ""
     head_repository: str = ""
-    base: str = ""
+    base_commit: str = ""
     title: str = ""
     actor: str = ""
     default_branch: str = ""
     is_draft: bool = False
     is_merged: bool = False
     labels: tuple[str, ...] = ()
-    label: str = ""  # that was added or removed, where that is said
+    label: str = ""  # The label that was added or removed, if the forge names it.
 
 
-def pull_request(said: Asked) -> Change | Nothing:
-    """A change, if a pipeline can ask for what happened."""
-    if said.action not in ACTIONS:
-        return Nothing(f"no pipeline asks for the action {plain_line(said.action, MAX_TITLE)!r} of a pull request")
-    if said.head.startswith(TEMPORARY_BRANCH_PREFIX) and not said.is_fork:
-        return Nothing(f"{plain_line(said.head, MAX_TITLE)!r} is a branch of the merge queue")
-    owner, _, name = said.repository.rpartition("/")
-    payload: dict[str, Any] = {
-        "action": said.action,
-        "number": said.number,
-        "pull_request": {
-            "number": said.number,
-            "title": said.title[:MAX_MESSAGE],
-            "draft": said.is_draft,
-            "merged": said.is_merged,
-            "labels": [{"name": each} for each in said.labels[:100]],
-            "user": {"login": said.actor},
-            "head": {
-                "ref": said.head,
-                "sha": said.commit,
-                "repo": {"full_name": said.head_repository, "fork": said.is_fork},
-            },
-            "base": {"ref": said.branch, "sha": said.base, "repo": {"full_name": said.repository}},
-        },
-        "repository": {
-            "name": name,
-            "full_name": said.repository,
-            "owner": {"login": owner},
-            "default_branch": said.default_branch,
-        },
-        "sender": {"login": said.actor},
-    }
-    if said.label:
-        payload["label"] = {"name": said.label}
+def pull_request_change(pull_request: PullRequest) -> Change | IgnoredEvent:
+    """Return the change of a pull request event. Ignored are actions that no pipeline can name in its triggers."""
+    if pull_request.action not in ACTIONS:
+        action = plain_line(pull_request.action, MAX_TITLE)
+        return IgnoredEvent(f"no pipeline can be triggered by the action {action!r} of a pull request")
+    if pull_request.head_branch.startswith(TEMPORARY_BRANCH_PREFIX) and not pull_request.is_fork:
+        return IgnoredEvent(f"{plain_line(pull_request.head_branch, MAX_TITLE)!r} is a branch of the merge queue")
     return Change(
         event="pull_request",
-        commit=said.commit,
-        repository=said.repository,
-        ref=said.ref,
-        branch=said.branch,
-        base=said.base,
-        head=said.head,
-        number=said.number,
-        action=said.action,
-        title=title_of(said.title),
-        actor=said.actor,
-        is_fork=said.is_fork,
-        default_branch=said.default_branch,
-        payload=payload,
+        commit=pull_request.commit,
+        repository=pull_request.repository,
+        ref=pull_request.ref,
+        branch=pull_request.base_branch,
+        base=pull_request.base_commit,
+        head=pull_request.head_branch,
+        number=pull_request.number,
+        action=pull_request.action,
+        title=title_of(pull_request.title),
+        actor=pull_request.actor,
+        is_fork=pull_request.is_fork,
+        default_branch=pull_request.default_branch,
+        payload=_pull_request_payload(pull_request),
     )
 
 
+def _pull_request_payload(pull_request: PullRequest) -> dict[str, Any]:
+    """Return the event in the form in which GitHub sends it."""
+    owner, _, name = pull_request.repository.rpartition("/")
+    payload: dict[str, Any] = {
+        "action": pull_request.action,
+        "number": pull_request.number,
+        "pull_request": {
+            "number": pull_request.number,
+            "title": pull_request.title[:MAX_MESSAGE],
+            "draft": pull_request.is_draft,
+            "merged": pull_request.is_merged,
+            "labels": [{"name": label} for label in pull_request.labels[:100]],
+            "user": {"login": pull_request.actor},
+            "head": {
+                "ref": pull_request.head_branch,
+                "sha": pull_request.commit,
+                "repo": {"full_name": pull_request.head_repository, "fork": pull_request.is_fork},
+            },
+            "base": {
+                "ref": pull_request.base_branch,
+                "sha": pull_request.base_commit,
+                "repo": {"full_name": pull_request.repository},
+            },
+        },
+        "repository": {
+            "name": name,
+            "full_name": pull_request.repository,
+            "owner": {"login": owner},
+            "default_branch": pull_request.default_branch,
+        },
+        "sender": {"login": pull_request.actor},
+    }
+    if pull_request.label:
+        payload["label"] = {"name": pull_request.label}
+    return payload
+
+
 def fingerprint(*parts: str) -> str:
-    """The same for the same texts, and for no others."""
+    """Return a hash of the parts. Other parts, or the same text split differently, have another hash."""
     return blake2b(msgspec.json.encode(parts), digest_size=20).hexdigest()

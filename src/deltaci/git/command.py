@@ -83,7 +83,7 @@ class Git:
         input: bytes | BinaryIO = b"",
         max_memory_bytes: int = 0,
     ) -> bytes:
-        """Return what git prints. Raise `GitFailed` if it fails, takes too long or prints too much.
+        """Return the output of git. Raise `GitFailed` if it fails, takes too long or prints too much.
 
         An `input` file is read from its current position. `max_memory_bytes` bounds git's address space; 0 does not.
         """
@@ -98,7 +98,7 @@ class Git:
     async def run_with_exit_code(
         self, args: Sequence[str], *, git_dir: Path, exit_codes: Sequence[int], input: bytes = b""
     ) -> tuple[int, bytes]:
-        """Return git's exit code and what it prints. Raise `GitFailed` for an exit code not in `exit_codes`."""
+        """Return git's exit code and its output. Raise `GitFailed` for an exit code not in `exit_codes`."""
         async with self._slots:
             code, stdout, stderr = await self._execute(args, git_dir, None, COMMAND_SECONDS, MAX_OUTPUT_BYTES, input)
         if code not in exit_codes:

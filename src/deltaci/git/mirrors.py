@@ -181,7 +181,7 @@ class Mirror:
         raise last_error
 
     async def fetch_refs(self, refs: Iterable[str]) -> dict[str, str]:
-        """Fetch the current state of these refs. Return the commit of each one that exists."""
+        """Fetch the current state of these refs. Return the commits of the existing ones."""
         valid_refs = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
         commits: dict[str, str] = {}
         async with self._lock:
@@ -270,9 +270,9 @@ class Mirror:
         return out.decode().strip()
 
     async def changed_paths(self, base: str, head: str) -> frozenset[str] | None:
-        """Return every path that differs between two commits, or None if one of them is not UTF-8.
+        """Return every path that differs between two commits, or None if a path is not UTF-8.
 
-        A renamed file counts as one that was removed and one that was added.
+        A renamed file counts as a removed and an added one.
         """
         args = ["diff-tree", "-r", "--raw", "-z", "--no-renames", "--no-commit-id", base, head, "--"]
         out = await self._git.run(args, git_dir=self.folder)

@@ -126,7 +126,7 @@ async def resolve_host(address: Address, policy: UrlPolicy) -> ResolvedHost | No
     """
     if not address.host:
         return None
-    ips = await _look_up(address)
+    ips = await _resolve_ips(address)
     if PRIVATE not in policy.allowed:
         for ip in ips:
             if not is_public(ip):
@@ -138,7 +138,7 @@ async def resolve_host(address: Address, policy: UrlPolicy) -> ResolvedHost | No
     return ResolvedHost(address.host, address.port, tuple(ips))
 
 
-async def _look_up(address: Address) -> list[str]:
+async def _resolve_ips(address: Address) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):

@@ -22,9 +22,9 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain_line
 from deltaci.engine.requests import Overloaded
-from deltaci.forges import LISTENERS, delivery_dedupe
-from deltaci.forges.projects import ForgeProject, Intake, Projects
-from deltaci.forges.webhook_event import MAX_DELIVERY, Delivery, Heard, Nothing, fingerprint
+from deltaci.forges import WEBHOOK_PARSERS, delivery_dedupe
+from deltaci.forges.projects import ChangeIntake, ForgeProject, ForgeProjects
+from deltaci.forges.webhook_event import MAX_DELIVERY, Delivery, IgnoredEvent, WebhookEvent, fingerprint
 from deltaci.pipeline.change import Change
 from deltaci.protocol.routes import status_of
 from deltaci.server.runner_api.app import MAX_SHOWN, Receive, Request, Scope, Send
@@ -67,7 +67,7 @@ class Hooks:
     """The addresses under /hooks/."""
 
     def __init__(
-        self, store: Store, projects: Projects, intake: Intake, clock: Callable[[], float] = time.time
+        self, store: Store, projects: ForgeProjects, intake: ChangeIntake, clock: Callable[[], float] = time.time
     ) -> None:
         self._store = store
         self._projects = projects
@@ -134,7 +134,7 @@ class Hooks:
         if not all(0 < len(each) <= MAX_NAME and is_storable_text(each) for each in (tenant, name)):
             return None
         try:
-            return await self._projects.forge_of(tenant, name)
+            return await self._projects.find(tenant, name)
         except Refused as refused:  # Nobody who is not known is told what is wrong with a project.
             LOGGER.warning("project %s cannot be looked up: %s", plain_line(name, MAX_SHOWN), refused.message)
             return None
@@ -142,17 +142,17 @@ class Hooks:
     def _is_believed(self, project: ForgeProject | None, delivery: Delivery) -> bool:
         """Whether it is signed. Who has no secret is looked at all the same, with one that nobody knows."""
         secret = project.webhook_secret if project is not None else ""
-        listener = LISTENERS[project.forge if project is not None else "github"]
-        return listener.is_signed(delivery, secret or self._decoy) and bool(secret)
+        listener = WEBHOOK_PARSERS[project.forge if project is not None else "github"]
+        return listener.has_valid_signature(delivery, secret or self._decoy) and bool(secret)
 
     async def _hear(self, project: ForgeProject, delivery: Delivery, request: Request) -> tuple[int, Said]:
         if not delivery.body:
             raise Refused("bad_request", "there is no body; deliver the event as JSON")
         request.check_is_json()
-        listener = LISTENERS[project.forge]
-        heard = listener.read(delivery)
-        if isinstance(heard, Nothing):
-            return (200, Said(result="pong", why=heard.why)) if heard.is_ping else (202, _ignored(heard.why))
+        listener = WEBHOOK_PARSERS[project.forge]
+        heard = listener.parse(delivery)
+        if isinstance(heard, IgnoredEvent):
+            return (200, Said(result="pong", why=heard.reason)) if heard.is_ping else (202, _ignored(heard.reason))
         change = heard.change
         if not _is_about(project, change):
             return 202, _ignored(
@@ -178,7 +178,9 @@ class Hooks:
 
     async def _known(self, tenant: str, names: Sequence[str]) -> Remembered | None:
         for name in names:
-            if (found := await delivery_dedupe.found(self._store, delivery_dedupe.HEARD, tenant, name)) is not None:
+            if (
+                found := await delivery_dedupe.find(self._store, delivery_dedupe.DELIVERY_KIND, tenant, name)
+            ) is not None:
                 return msgspec.json.decode(found.body, type=Remembered)
         return None
 
@@ -186,12 +188,14 @@ class Hooks:
         body = msgspec.json.encode(what)
         for name in names:
             with suppress(Conflict):  # The same was heard twice at once, and it was remembered there.
-                await self._store.put_documents([delivery_dedupe.kept(delivery_dedupe.HEARD, tenant, name, body)])
+                await self._store.put_documents(
+                    [delivery_dedupe.new_document(delivery_dedupe.DELIVERY_KIND, tenant, name, body)]
+                )
 
 
-def _content(project: ForgeProject, heard: Heard) -> str:
+def _content(project: ForgeProject, heard: WebhookEvent) -> str:
     """A fingerprint of what happened: the same for the same event, whatever its delivery is called."""
-    return fingerprint(project.forge, msgspec.json.encode(heard.change).decode(), heard.moment)
+    return fingerprint(project.forge, msgspec.json.encode(heard.change).decode(), heard.occurred_at)
 
 
 def _is_about(project: ForgeProject, change: Change) -> bool:

@@ -23,7 +23,7 @@ from deltaci.cli.commands.failures import rules_in
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
 from deltaci.core import lease
 from deltaci.engine import event_loop
-from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, Limits
+from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, HealthLimits
 from deltaci.git.url_policy import ALLOWABLE, UrlPolicy
 from deltaci.server.auth.credentials import is_runner_name, is_tenant_name
 from deltaci.server.runner_api.registration import Issuer
@@ -140,7 +140,7 @@ def server_command(
             failure_rules=rules_in(failure_rules) if failure_rules is not None else (),
             url_policy=_url_policy(allow_repositories or []),
             has_transitions=not no_transitions,
-            health=Limits(health_seconds=health_seconds, max_silent_seconds=max_silent_seconds),
+            health=HealthLimits(health_seconds=health_seconds, max_silent_seconds=max_silent_seconds),
             sign_in=OidcSignIn.of(web_oidc, public_url) if web_oidc is not None else None,
         )
         event_loop.run(_serve(service, data, host, port, tls))

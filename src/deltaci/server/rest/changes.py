@@ -14,7 +14,7 @@ from deltaci.controllers.poller import HEADS, TAGS
 from deltaci.controllers.projects import Project
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
-from deltaci.forges.credentials import repository_of
+from deltaci.forges.credentials import repository_path
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import is_commit
 from deltaci.pipeline.change import Change
@@ -124,7 +124,7 @@ async def _by_hand(call: Call, project: Project, asked: RunInput) -> Change:
     ref = f"{TAGS}{tag}" if tag else f"{HEADS}{branch}" if branch else ""
     return Change(
         event="manual",
-        repository=repository_of(project.url),
+        repository=repository_path(project.url),
         commit=commit,
         ref=ref,
         branch=branch,

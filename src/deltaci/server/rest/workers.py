@@ -14,7 +14,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.listing import GONE_WORKERS, WORKERS
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
-from deltaci.fleet.incarnations import Life
+from deltaci.fleet.incarnations import Incarnation
 from deltaci.server.rest import serializers
 from deltaci.server.rest.http.cursors import cursor, place
 from deltaci.server.rest.http.request import Call, Handler, missing
@@ -55,7 +55,7 @@ async def remove_worker(call: Call) -> api.Worker:
     found = _shown(call, record)
     if not life.is_over:
         found = await _done(call, _removal(call, record))
-    await call.parts.lives.removed(call.who.tenant, life, call.actor, await call.parts.store.now())
+    await call.parts.lives.mark_removed(call.who.tenant, life, call.actor, await call.parts.store.now())
     return found
 
 
@@ -66,7 +66,7 @@ def _removal(call: Call, record: Worker) -> Command:
     return worker.Shutdown(id=record.id, reason=worker.REMOVED, actor=call.actor)
 
 
-async def _life(call: Call) -> tuple[Life, Worker]:
+async def _life(call: Call) -> tuple[Incarnation, Worker]:
     name = str(call.params["worker"])
     life = await call.parts.lives.latest(call.who.tenant, name)
     if life.worker is None:
@@ -87,7 +87,7 @@ async def _done(call: Call, order: Command) -> api.Worker:
 
 def _shown(call: Call, record: Worker) -> api.Worker:
     fleet = call.parts.fleet
-    return serializers.worker(record, fleet.seen_at(record), is_missed=fleet.is_missed(record))
+    return serializers.worker(record, fleet.last_seen_at(record), is_missed=fleet.has_missed_checks(record))
 
 
 async def make_token(call: Call) -> api.WorkerToken:

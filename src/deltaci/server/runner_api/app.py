@@ -17,7 +17,7 @@ import msgspec
 from deltaci.core import ids
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.requests import Overloaded
-from deltaci.fleet.heartbeats import Hearing
+from deltaci.fleet.heartbeats import Heartbeats
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Problem
 from deltaci.protocol.responses import (
@@ -187,7 +187,7 @@ class RunnerApp:
         control: ControlHub,
         uploads: Uploads,
         trees: Trees | None = None,
-        hearing: Hearing | None = None,
+        hearing: Heartbeats | None = None,
     ) -> None:
         self._protocol = protocol
         self._control = control
@@ -302,11 +302,11 @@ class RunnerApp:
 
     def _heard(self, tenant: str, name: str) -> None:
         if self._hearing is not None:
-            self._hearing.heard(tenant, name)
+            self._hearing.record(tenant, name)
 
     def _present(self, who: Runner) -> AbstractContextManager[None]:
         """While it waits for its answer, it is there."""
-        return self._hearing.present(who.tenant, who.id) if self._hearing is not None else nullcontext()
+        return self._hearing.connected(who.tenant, who.id) if self._hearing is not None else nullcontext()
 
     async def _batch(self, who: Runner, request: Request) -> list[wire.ServerMessage | Problem]:
         """Each message is read, accepted or refused on its own: one bad one does not hold up the others."""

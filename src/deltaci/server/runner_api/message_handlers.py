@@ -95,7 +95,9 @@ class Protocol:
         self._rules = rules
         self._flaky = flaky
         self._fleet = fleet
-        self._line = ClaimWaiters(engine, store.commit_hints, limit, fleet.rivals if fleet is not None else None)
+        self._line = ClaimWaiters(
+            engine, store.commit_hints, limit, fleet.eligible_workers if fleet is not None else None
+        )
 
     def stop_waiting(self) -> None:
         """The server is about to end: whoever waits for work is answered now, with none."""
@@ -124,20 +126,22 @@ class Protocol:
         give_up = clock() + asked.wait_seconds
         fleet = self._fleet
         if fleet is not None:
-            await fleet.greet(who.tenant, [asked.runner_id])
+            await fleet.mark_alive(who.tenant, [asked.runner_id])
         while True:
-            if fleet is not None and not await fleet.may_ask(who.tenant, asked.runner_id, give_up - clock(), gone):
+            if fleet is not None and not await fleet.wait_until_eligible(
+                who.tenant, asked.runner_id, give_up - clock(), gone
+            ):
                 return []
             claimed = await self._line.claim(claim, give_up - clock(), self._until_held(who, asked.runner_id, gone))
             granted = await self._grant(who, claimed)
-            is_held = fleet is not None and fleet.is_held(who.tenant, asked.runner_id)
+            is_held = fleet is not None and fleet.is_on_hold(who.tenant, asked.runner_id)
             if granted or not (claimed or is_held):
                 return granted
 
     def _until_held(self, who: Runner, id: str, gone: Disconnected | None) -> Disconnected | None:
         """Whoever may not be given work any more stands in no line."""
         fleet = self._fleet
-        return gone if fleet is None else lambda: fleet.until_held(who.tenant, id, gone)
+        return gone if fleet is None else lambda: fleet.wait_until_on_hold(who.tenant, id, gone)
 
     async def leave(self, who: Runner, asked: wire.LeaveRequest) -> bool:
         """The runner leaves: it gets nothing new. Whether it is gone already; what has no record always is."""
@@ -146,7 +150,7 @@ class Protocol:
         if not isinstance(record, Worker) or record.tenant != who.tenant or is_over(record):
             return True
         if self._fleet is not None:
-            await self._fleet.greet(who.tenant, [record.id])
+            await self._fleet.mark_alive(who.tenant, [record.id])
         try:
             order = Shutdown(id=record.id, actor=worker_actor(record.id), reason=LEFT)
             record = (await self._engine.do(order)).record
@@ -238,7 +242,9 @@ class Protocol:
     async def say(self, who: Runner, said: Sequence[RunnerMessage]) -> list[Answer]:
         """Each message is accepted or refused on its own; all that stand are written together."""
         if self._fleet is not None:
-            await self._fleet.greet(who.tenant, {each.runner_id for each in said if who.may_speak_for(each.runner_id)})
+            await self._fleet.mark_alive(
+                who.tenant, {each.runner_id for each in said if who.may_speak_for(each.runner_id)}
+            )
         answers: list[Answer | None] = [None] * len(said)
         commands: list[Command] = []
         places: list[int] = []

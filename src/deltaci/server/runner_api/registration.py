@@ -15,7 +15,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.worker import UpdateCapabilities, Worker, carry_over_hold, is_quarantined
 from deltaci.engine.engine import Engine
-from deltaci.fleet.incarnations import Life, Lives
+from deltaci.fleet.incarnations import Incarnation, Incarnations
 from deltaci.protocol.messages import Registered, Registration, Renewal
 from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, PREFIX, Claims, Signer
 from deltaci.server.runner_api.message_handlers import Runner
@@ -40,7 +40,7 @@ class Registry:
         signer: Signer,
         seconds: int = CREDENTIAL_SECONDS,
         issuer: Issuer | None = None,
-        lives: Lives | None = None,
+        lives: Incarnations | None = None,
     ) -> None:
         self._engine = engine
         self._signer = signer
@@ -131,7 +131,7 @@ class Registry:
         request_id = f"register-{sha256(shown.encode()).hexdigest()[:32]}" if asked.request_id else ""
         made_at = int(claims.issued_at * SECOND)
         life = await self._life(who)
-        is_back = life.is_over and life.is_newer(made_at, again=claims.again)
+        is_back = life.is_over and life.accepts_token(made_at, is_recovery=claims.again)
         id = life.next_id if is_back else life.id
         try:
             if claims.again and not is_back:
@@ -156,15 +156,15 @@ class Registry:
             await self._offer(who, id, asked)  # A repeat is known without a look at the state: it may be gone since.
         return id
 
-    async def _life(self, who: Runner) -> Life:
+    async def _life(self, who: Runner) -> Incarnation:
         """The latest life of the runner; where nobody counts them, each has one."""
         if self._lives is not None:
             return await self._lives.latest(who.tenant, who.id)
-        return Life(name=who.id, number=1, worker=None)
+        return Incarnation(name=who.id, number=1, worker=None)
 
-    async def _began(self, who: Runner, life: Life) -> None:
+    async def _began(self, who: Runner, life: Incarnation) -> None:
         if self._lives is not None:
-            await self._lives.began(who.tenant, life)
+            await self._lives.count_next(who.tenant, life)
 
     async def _bear(
         self,

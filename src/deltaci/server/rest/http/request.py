@@ -17,7 +17,7 @@ from deltaci.core.events import USER
 from deltaci.core.machine import Record
 from deltaci.engine.engine import Engine
 from deltaci.engine.unreadable_records import unreadable_refusal
-from deltaci.fleet.incarnations import Lives
+from deltaci.fleet.incarnations import Incarnations
 from deltaci.fleet.liveness import Fleet
 from deltaci.pipeline.workstream.model import Workstream as WorkstreamFile
 from deltaci.server.auth.callers import Caller, Keys
@@ -69,7 +69,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     reports: TestReports
     repositories: Repositories
     fleet: Fleet
-    lives: Lives
+    lives: Incarnations
     log_indexes: LogIndexes = msgspec.field(default_factory=LogIndexes)
     workstreams: WorkstreamDesk | None = None
 
