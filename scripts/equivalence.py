@@ -33,12 +33,14 @@ from urllib.parse import quote
 
 import httpx
 
+from scripts.docgen.api_contract import contract
+
 ROOT: Final = Path(__file__).parent.parent
 FIRST_CHANGE: Final = "wire: make stored and sent names independent of Python names"
 SEEDS: Final = 200
 HOURS: Final = 6
-SCHEMAS: Final = ("openapi.json", "pipeline.schema.json", "workstream.schema.json")
-TEXTS: Final = (*SCHEMAS, "protocol.md", "machines.md", "cli.md")
+SCHEMAS: Final = ("pipeline.schema.json", "workstream.schema.json")
+TEXTS: Final = ("protocol.md", "machines.md", "cli.md")
 GENERATED_BY: Final = re.compile("make fix|is written by: python -m")  # How a page is made may change.
 TIMEOUT_SECONDS: Final = 300
 
@@ -87,6 +89,11 @@ class Source(NamedTuple):
         """Return the command line of `deltaci` in this checkout."""
         module = "deltaci.main" if (self.folder / "src" / "deltaci" / "main.py").exists() else "deltaci"
         return [sys.executable, "-m", module, *words]
+
+    def openapi(self) -> str:
+        """Return the OpenAPI document that this checkout serves."""
+        code = "from deltaci.api import openapi; print(openapi.openapi_text())"
+        return self.run([sys.executable, "-c", code])
 
     def run(self, command: list[str], cwd: Path | None = None, **environment: str) -> str:
         """Run a command with this checkout, which must succeed, and return its output."""
@@ -271,8 +278,23 @@ def compare_mixed(old: Source, new: Source) -> Iterator[str]:
 # -- texts
 
 
+def undescribed(schema: Any) -> Any:
+    """Return a JSON schema without descriptions, which may be reworded."""
+    if isinstance(schema, dict):
+        return {
+            key: undescribed(value)
+            for key, value in schema.items()
+            if not (key == "description" and isinstance(value, str))
+        }
+    return [undescribed(element) for element in schema] if isinstance(schema, list) else schema
+
+
 def compare_texts(old: Source, new: Source) -> Iterator[str]:
     """Return the differences of the generated documents, which `make check` compares with the code."""
+    yield from diff("API contract", *(contract(json.loads(each.openapi())) for each in (old, new)))
+    for name in SCHEMAS:
+        schemas = [json.loads((each.folder / "docs" / name).read_text("utf-8")) for each in (old, new)]
+        yield from diff(name, *(json.dumps(undescribed(schema), indent=1).splitlines() for schema in schemas))
     for name in TEXTS:
         pages = [
             next(path for path in sorted((each.folder / "docs").rglob(name)) if "adr" not in path.parts)

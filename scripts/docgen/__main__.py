@@ -2,6 +2,7 @@
 
 python -m scripts.docgen             write all pages (`make fix`)
 python -m scripts.docgen --check     change nothing; the exit status is 1 if a page differs (`make check`)
+python -m scripts.docgen --openapi FILE    write the OpenAPI document, which is not kept in the repository
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 from deltaci.api import openapi
 from deltaci.pipeline.parse import json_schema
 from scripts.docgen import (
+    api_contract,
     api_reference,
     cli,
     failures,
@@ -33,7 +35,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "docs/failures.md": failures.page,
     "docs/protocol.md": lambda _: protocol.page(),
     "docs/formats.txt": lambda _: formats.page(),
-    "docs/openapi.json": lambda _: openapi.openapi_text(),
+    "docs/reference/api-contract.txt": lambda _: api_contract.page(),
     "docs/api-reference.md": lambda _: api_reference.page(),
     "docs/cli.md": cli.page,
     "docs/pipelines.md": pipelines.page,
@@ -50,7 +52,12 @@ def main() -> int:
         prog="scripts.docgen", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="only compare")
-    is_check = parser.parse_args().check
+    parser.add_argument("--openapi", type=Path, metavar="FILE", help="only write the OpenAPI document to this file")
+    options = parser.parse_args()
+    if options.openapi is not None:
+        options.openapi.write_text(f"{openapi.openapi_text()}\n", encoding="utf-8")
+        return 0
+    is_check = options.check
     different = 0
     for name, make in PAGES.items():
         path = ROOT / name

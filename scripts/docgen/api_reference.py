@@ -16,7 +16,7 @@ def _lines() -> Iterator[str]:
     yield "# The addresses of the API"
     yield ""
     yield "Drawn from the table that the server routes by; [api.md](api.md) says what it means, and"
-    yield f"[openapi.json](openapi.json) has every field. All of it is below `{ROOT}`."
+    yield f"[api-contract.txt](reference/api-contract.txt) lists every field. All of it is below `{ROOT}`."
     yield ""
     yield "| | address | scope | what it does | besides the usual, refused with |"
     yield "|---|---|---|---|---|"

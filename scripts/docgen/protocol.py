@@ -68,7 +68,7 @@ it was found. A field that is not required may be left out, which means its defa
 `2026-01-04T08:00:00Z`, and need their zone. A whole number may be written `2` or `2.0`. Fields whose meaning begins
 with “extension” are additions to document 001. Word of work and of cancels may also come over NATS, see
 [`docs/nats.md`](nats.md); everything else is as here. For programs, all of it is in
-[`docs/openapi.json`](openapi.json), and a server has that at `GET /openapi.json`.
+[api-contract.txt](reference/api-contract.txt); a server returns the OpenAPI document at `GET /openapi.json`.
 
 `lease_id`, `cancel_token`, registration tokens and credentials are secrets: keep them out of logs and addresses.
 """

@@ -189,7 +189,7 @@ class Server:
             self.control,
             self._uploads,
             self._control_plane.worktrees if self._control_plane is not None else None,
-            self.fleet.hearing,
+            self.fleet.heartbeats,
         )
 
     @property

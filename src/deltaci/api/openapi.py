@@ -1,4 +1,4 @@
-"""The OpenAPI document of everything that the server serves over HTTP. `docs/openapi.json` is its output.
+"""The OpenAPI document of everything that the server serves over HTTP.
 
 Paths, error codes and bodies come from the route tables and types that the server itself uses.
 """
@@ -231,7 +231,7 @@ def openapi_document() -> Json:
 
 
 def openapi_text() -> str:
-    """Return the document in the format of `docs/openapi.json`."""
+    """Return the document as indented JSON."""
     return json.dumps(openapi_document(), indent=1, ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
 """Request bodies and queries of `/api/v1`.
 
 Decoding is strict: an unknown field or a value out of range is refused with the path of the value.
-`docs/openapi.json` is generated from these types.
+The OpenAPI document is generated from these types.
 """
 
 from __future__ import annotations

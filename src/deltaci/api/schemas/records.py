@@ -1,7 +1,7 @@
 """Response types of `/api/v1` for runs, jobs, attempts, templates, workers, keys, secrets and the tenant.
 
 Every record has both a fine-grained `state`, for debugging, and a coarse `status`, which answers "is it done?".
-`docs/openapi.json` is generated from these types.
+The OpenAPI document is generated from these types.
 """
 
 from __future__ import annotations
