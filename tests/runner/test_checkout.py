@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.git.command import GitFailed
 from deltaci.runner.actions.checkout import check_out
 from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.workspace.checkout import Wanted, _for_submodules, bring, remote_of
 from deltaci.runner.workspace.git import (
     KNOWN_PROTOCOLS,
     PROTOCOLS,
-    GitFailed,
     Remote,
     allowed_protocols,
     checked_commit,

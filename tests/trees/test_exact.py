@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Source, Worktree
 from deltaci.runner.workspace.checkout import remote_of
-from deltaci.runner.workspace.git import GitFailed
 from deltaci.runner.workspace.mirrors import path_of
 from deltaci.runner.workspace.worktrees.exact_checkout import identity, make_exact, make_git_dir
 from deltaci.runner.workspace.worktrees.repository import Repository

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import Refused
+from deltaci.git.command import GitFailed
 from deltaci.protocol.messages import Source
 from deltaci.runner.actions.context import JobContext, StepFailed, flag, known, number
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.workspace.checkout import Wanted, bring, disguised, remote_of, trust_owner
-from deltaci.runner.workspace.git import GitFailed, Remote, scheme_of
+from deltaci.runner.workspace.git import Remote, scheme_of
 
 INPUTS: Final = (
     *("repository", "ref", "token", "path", "clean", "fetch-depth", "fetch-tags", "submodules", "lfs"),

@@ -17,17 +17,9 @@ from typing import Final
 
 import msgspec
 
+from deltaci.git.command import GitFailed
 from deltaci.runner.workspace.folders import opened, parent
-from deltaci.runner.workspace.git import (
-    COMMIT,
-    GitFailed,
-    Remote,
-    checked_commit,
-    checked_ref,
-    checked_url,
-    git,
-    header,
-)
+from deltaci.runner.workspace.git import COMMIT, Remote, checked_commit, checked_ref, checked_url, git, header
 from deltaci.runner.workspace.mirrors import BROKEN, LOCAL_SECONDS, Mirror, mirror, path_of
 from deltaci.runner.workspace.safe_fs import settle
 

@@ -18,6 +18,7 @@ import msgspec
 
 from deltaci import process
 from deltaci.core.errors import Refused
+from deltaci.git.command import GitFailed
 
 PROTOCOLS: Final = ("http", "https", "ssh", "git")
 PROTOCOLS_VARIABLE: Final = "DELTACI_GIT_PROTOCOLS"  # Say `https,file` to allow only these; `file` is local use.
@@ -45,10 +46,6 @@ _ALWAYS: Final = {
 _NEEDS: Final = ("PATH", "SSH_AUTH_SOCK", "http_proxy", "https_proxy", "no_proxy", "HTTPS_PROXY", "NO_PROXY", "TMPDIR")
 _SSH: Final = "ssh -oBatchMode=yes -oStrictHostKeyChecking=accept-new -oConnectTimeout=30"
 _SCP: Final = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*:(?!:|//)[^\s-]\S*")
-
-
-class GitFailed(Exception):
-    """A call of git that did not end well, in one line."""
 
 
 class Remote(msgspec.Struct, frozen=True, kw_only=True):

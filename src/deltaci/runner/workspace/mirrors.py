@@ -17,8 +17,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from deltaci.git.command import GitFailed
 from deltaci.runner.pauses import Pauses
-from deltaci.runner.workspace.git import GitFailed, Remote, git
+from deltaci.runner.workspace.git import Remote, git
 
 LOCK_SECONDS: Final = 0.1
 MAX_AGE_SECONDS: Final = 30 * 86400.0

@@ -14,9 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Worktree
 from deltaci.runner.workspace.folders import opened, parent
-from deltaci.runner.workspace.git import GitFailed, checked_ref, git
+from deltaci.runner.workspace.git import checked_ref, git
 from deltaci.runner.workspace.mirrors import LOCAL_SECONDS
 from deltaci.runner.workspace.safe_fs import remove, write
 from deltaci.runner.workspace.worktrees.repository import Repository

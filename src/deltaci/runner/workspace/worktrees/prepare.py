@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import Refused
+from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Source, Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES
 from deltaci.protocol.responses import WorktreeStart
@@ -19,7 +20,7 @@ from deltaci.runner.actions.checkout import CODE, reaching
 from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.transfers import PATIENCE_SECONDS
-from deltaci.runner.workspace.git import GitFailed, checked_commit
+from deltaci.runner.workspace.git import checked_commit
 from deltaci.runner.workspace.worktrees.exact_checkout import make_exact, make_git_dir
 from deltaci.runner.workspace.worktrees.repository import Repository
 from deltaci.runner.workspace.worktrees.worktree_pool import Spot, Worktrees

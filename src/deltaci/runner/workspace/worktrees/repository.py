@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Source
-from deltaci.runner.workspace.git import GitFailed, Remote, checked_commit, git
+from deltaci.runner.workspace.git import Remote, checked_commit, git
 from deltaci.runner.workspace.mirrors import BROKEN, LOCAL_SECONDS, mirror, path_of
 
 HAD: Final = "refs/deltaci/had"
