@@ -14,11 +14,11 @@ from deltaci.audit.verify import Report, verify
 from deltaci.core import attempt, ids, job, run, worker
 from deltaci.core.attempt import Attempt, LeasedCommand
 from deltaci.core.cascade import NewRecord
-from deltaci.core.decide import Decision, Plan, decide, job_id
+from deltaci.core.decide import Decision, Plan, decide
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import Event, with_seq, worker_actor
 from deltaci.core.failures import Facts
-from deltaci.core.ids import LeaseRef
+from deltaci.core.ids import LeaseRef, job_id
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command

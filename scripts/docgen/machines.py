@@ -1,4 +1,4 @@
-"""Draws the machines and the views from the very tables that run. `docs/machines.md` is its output."""
+"""Write `docs/machines.md`: the machines, the cascade and the views, from the tables that the program executes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _VIEWS_HEAD: Final = """# The views
 What each document of the specification sees of the machines above. A step that a document does not know is
 legal only as one of the extensions listed with its view.
 """
-_REACTIONS_HEAD: Final = """# What follows from what
+_CASCADE_HEAD: Final = """# Cascade
 
-Carried out in the same decision as what they follow from, so that a reader sees all of it or nothing.
+The commands that follow from a transition are applied in the same decision: a reader sees all changes or none.
 """
 
 
 def page() -> str:
     """The whole page."""
-    parts = [_HEAD, *(_machine(machine) for machine in MACHINES), _REACTIONS_HEAD, _reactions()]
+    parts = [_HEAD, *(_machine(machine) for machine in MACHINES), _CASCADE_HEAD, _cascade()]
     parts += [_VIEWS_HEAD, *(_view(view) for view in VIEWS)]
     return "\n".join(parts)
 
@@ -85,7 +85,7 @@ def _diagram(edges: Iterable[tuple[str | None, str, str]]) -> list[str]:
     return [*lines, *(f"    {end} --> [*]" for end in ends), "```", ""]
 
 
-def _reactions() -> str:
+def _cascade() -> str:
     rows = ((row.entity, " or ".join(row.states), row.why) for row in CASCADE)
     return "\n".join(table(("when a", "becomes", "then"), rows))
 

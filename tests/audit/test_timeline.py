@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.audit.timeline import PHASES, Timeline, timeline
 from deltaci.core import attempt, job, run
-from deltaci.core.decide import job_id
+from deltaci.core.ids import job_id
 from deltaci.core.instants import SECOND
 from deltaci.core.run import Run
 from tests.audit.explanations import Archive

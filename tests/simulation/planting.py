@@ -45,27 +45,27 @@ def instead(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextmanager
 def rule(
-    machine: Machine[Any], states: tuple[str, ...], command: type[Command], do: Any, **targets: str
+    machine: Machine[Any], states: tuple[str, ...], command: type[Command], handler: Any, **targets: str
 ) -> Iterator[None]:
     """Carry out another function for this command in these states; `targets` are states that it may lead to besides."""
     with ExitStack() as stack:
         for state in states:
-            row = machine._row[state, command]
-            stack.callback(setattr, row, "do", row.do)
-            stack.callback(setattr, row, "targets", row.targets)
-            row.do = do
-            row.targets = row.targets | {to: (trigger, "info") for to, trigger in targets.items()}
+            entry = machine._entries[state, command]
+            stack.callback(setattr, entry, "handler", entry.handler)
+            stack.callback(setattr, entry, "targets", entry.targets)
+            entry.handler = handler
+            entry.targets = entry.targets | {to: (trigger, "info") for to, trigger in targets.items()}
         yield
 
 
 @contextmanager
 def new_rule(machine: Machine[Any], state: str, command: type[Command], like: str) -> Iterator[None]:
     """Take the command in a state that does not know it, as in another one that does."""
-    machine._row[state, command] = machine._row[like, command]
+    machine._entries[state, command] = machine._entries[like, command]
     try:
         yield
     finally:
-        del machine._row[state, command]
+        del machine._entries[state, command]
 
 
 @contextmanager

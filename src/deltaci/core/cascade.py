@@ -1,7 +1,7 @@
-"""What follows from what. One table: when this happens to this kind of record, these commands follow.
+"""Which commands follow from which transition, as one table.
 
-The commands of a table row are carried out in the same decision, so that whoever reads the store sees
-either none of it or all of it.
+`decide` looks up each new event in `CASCADE` and applies the follow-up commands in the same decision, so that a reader
+of the store sees either none or all of the changes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from deltaci.core.unit_of_work import UnitOfWork
 
 
 class NewRecord(Command, frozen=True, kw_only=True):
-    """Bring a record into being. With `or_existing`, one that has this id already is just as good.
+    """Create `record`. Refused if its id exists, unless `or_existing` accepts the existing record.
 
-    An id that was drawn by lot just now is nobody else's: there is no need to look for it first.
+    With `has_random_id` the id was just generated at random, so that the store need not be asked whether it exists.
     """
 
     stored_name: ClassVar[str] = "Birth"
@@ -33,7 +33,7 @@ class NewRecord(Command, frozen=True, kw_only=True):
 
 
 class CreateRecords(Command, frozen=True, kw_only=True):
-    """Bring many records into being: all of them, or none. `id` is the first one's."""
+    """Create all of `records` or, if one is refused, none. `id` is that of the first record."""
 
     stored_name: ClassVar[str] = "BearAll"
 
@@ -41,7 +41,10 @@ class CreateRecords(Command, frozen=True, kw_only=True):
 
 
 class CancelLiveJob(Command, frozen=True, kw_only=True):
-    """Cancel a job as it stands when its turn comes: what was stopped before may have opened it, or ended it."""
+    """Cancel a job according to its state when this command is applied; do nothing if it has ended.
+
+    When many jobs are cancelled at once, cancelling one may open or end another.
+    """
 
     stored_name: ClassVar[str] = "Stop"
 
@@ -52,30 +55,33 @@ FollowUp = Callable[[UnitOfWork, Event], Iterable[Command]]
 
 
 class CascadeRule(msgspec.Struct, frozen=True):
-    """When a record of this kind enters one of these states, this follows."""
+    """When a record of this entity enters one of `states`, apply the commands that `follow_up` returns.
+
+    A refused follow-up command breaks an invariant, unless `may_refuse`: then the whole decision is refused.
+    """
 
     entity: str
     states: tuple[str, ...]
-    follow: FollowUp
+    follow_up: FollowUp
     why: str
     may_refuse: bool = False
 
 
-def _begin_job(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    claimed = world.attempt(event.entity_id)
+def _begin_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    claimed = unit.attempt(event.entity_id)
     if claimed.job_id and claimed.lease:
         yield job.Begin(id=claimed.job_id, worker_id=claimed.lease.worker_id)
 
 
-def _assign_worker(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    claimed = world.attempt(event.entity_id)
-    if claimed.job_id and claimed.lease and world.worker(claimed.lease.worker_id):
+def _assign_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    claimed = unit.attempt(event.entity_id)
+    if claimed.job_id and claimed.lease and unit.worker(claimed.lease.worker_id):
         yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id, queue_key=claimed.queue_key)
 
 
-def _release_worker(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    told = event.metadata.get("lease")
-    holder = world.worker(told["worker_id"]) if told and event.run_id else None
+def _release_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    ended_lease = event.metadata.get("lease")
+    holder = unit.worker(ended_lease["worker_id"]) if ended_lease and event.run_id else None
     if holder is not None:
         release = worker.Release(id=holder.id, attempt_id=event.entity_id, is_infra_failure=_is_infra_failure(event))
         yield release
@@ -84,7 +90,7 @@ def _release_worker(world: UnitOfWork, event: Event) -> Iterable[Command]:
 
 
 def _is_infra_failure(event: Event) -> bool | None:
-    """Whether a lease ended by its worker's infrastructure; None: nobody can tell, or it was asked to stop."""
+    """Return whether the infrastructure of its worker ended a lease; None if unknown or if it was asked to stop."""
     if event.to == attempt.STALE:
         return True if event.metadata["reason"] in attempt.DETECTED_LOST else None
     if event.to == attempt.SUCCEEDED:
@@ -94,38 +100,38 @@ def _is_infra_failure(event: Event) -> bool | None:
     return None
 
 
-def _requeue_attempt(_world: UnitOfWork, event: Event) -> Iterable[Command]:
+def _requeue_attempt(_unit: UnitOfWork, event: Event) -> Iterable[Command]:
     if event.metadata["reason"] in attempt.REQUEUED_IMMEDIATELY:
         yield attempt.Requeue(id=event.entity_id)
 
 
-def _finish_unleased_cancel(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    if world.attempt(event.entity_id).lease is None:
+def _finish_unleased_cancel(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    if unit.attempt(event.entity_id).lease is None:
         yield attempt.ForceCancel(id=event.entity_id)
 
 
-def _attempt_succeeded(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    ended = world.attempt(event.entity_id)
+def _attempt_succeeded(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    ended = unit.attempt(event.entity_id)
     if ended.job_id:
         yield job.AttemptSucceeded(id=ended.job_id, exit_code=event.metadata.get("exit_code"))
 
 
-def _attempt_failed(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    ended = world.attempt(event.entity_id)
+def _attempt_failed(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    ended = unit.attempt(event.entity_id)
     if ended.job_id:
         if ended.error is None:
             raise InvariantBroken(f"attempt {ended.id} failed without an error")
         yield job.AttemptFailed(id=ended.job_id, failure=ended.error, not_before=ended.fence_until, avoid=ended.avoid)
 
 
-def _attempt_canceled(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    ended = world.attempt(event.entity_id)
+def _attempt_canceled(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    ended = unit.attempt(event.entity_id)
     if ended.job_id:
         yield job.Cancel(id=ended.job_id, reason=ended.cancel_reason)
 
 
-def _publish_attempt(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    queued = world.job(event.entity_id)
+def _publish_attempt(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    queued = unit.job(event.entity_id)
     spec = queued.spec
     yield NewRecord(
         id=queued.attempt_id,
@@ -146,161 +152,165 @@ def _publish_attempt(world: UnitOfWork, event: Event) -> Iterable[Command]:
     )
 
 
-def _activate_run(_world: UnitOfWork, event: Event) -> Iterable[Command]:
+def _activate_run(_unit: UnitOfWork, event: Event) -> Iterable[Command]:
     yield run.FirstActive(id=event.run_id, job_id=event.entity_id)
 
 
-def _validate_job(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    """What its runner found is enough to fail it, never to pass what somebody else looks at too."""
-    executed = world.job(event.entity_id)
-    verdict = world.attempt(executed.attempt_id).verdict
+def _validate_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    """Fail the job if its runner's validation rules failed; pass it only if no other validation follows."""
+    executed = unit.job(event.entity_id)
+    verdict = unit.attempt(executed.attempt_id).verdict
     if verdict is not None and not verdict.is_passed:
         yield job.Validate(id=executed.id, is_passed=False, details=verdict.details)
     elif not executed.spec.has_validation:
         yield job.Validate(id=executed.id, is_passed=True)
 
 
-def _release_dependents(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    """Count down for everyone who waits for this job, or tell them that it will never be met."""
-    ended = world.job(event.entity_id)
-    is_met = job.satisfies(ended)
-    blocked, waiting = ((), ended.dependents) if is_met else (ended.dependents, ())
+def _release_dependents(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    """Decrement the counter of each job that waits for the ended one and open those at zero.
+
+    If the ended job does not satisfy its dependents, cancel them as blocked instead; followers only need its end.
+    """
+    ended = unit.job(event.entity_id)
+    is_satisfied = job.satisfies(ended)
+    blocked_ids, waiting_ids = ((), ended.dependents) if is_satisfied else (ended.dependents, ())
     if ended.followers:
-        waiting += ended.followers
-    # Who will be opened gets an attempt, which must not exist yet; who is blocked gets none.
-    world.require((*blocked, *waiting, *(attempt_id(id, 1) for id in waiting)))
-    for id in blocked:
-        if world.job(id).state == job.PENDING:
+        waiting_ids += ended.followers
+    # Load the first attempts too: opening a job creates one, which must not exist yet. A blocked job gets none.
+    unit.require((*blocked_ids, *waiting_ids, *(attempt_id(id, 1) for id in waiting_ids)))
+    for id in blocked_ids:
+        if unit.job(id).state == job.PENDING:
             yield job.Cancel(id=id, reason=job.BLOCKED)
-    # A run that ends begins nothing more: whoever waits is cancelled with the rest, and so is the rest of a family.
-    opens = bool(waiting) and run.may_start_jobs(world.run(ended.run_id))
-    stopped = {each.id for each in _unfinished_family(world, ended)} if waiting else ()
-    for id in waiting:
-        each = world.job(id)
-        if each.state != job.PENDING or id in stopped:
+    # A run that ends opens no more jobs: those that wait are cancelled with the rest. The same holds for a family.
+    may_open = bool(waiting_ids) and run.may_start_jobs(unit.run(ended.run_id))
+    family_ids = {member.id for member in _unfinished_family(unit, ended)} if waiting_ids else ()
+    for id in waiting_ids:
+        waiting = unit.job(id)
+        if waiting.state != job.PENDING or id in family_ids:
             continue
-        each = msgspec.structs.replace(each, unmet=each.unmet - 1)
-        world.put(each)
-        if opens and not each.unmet:
-            yield open_job(each)
+        waiting = msgspec.structs.replace(waiting, unmet=waiting.unmet - 1)
+        unit.put(waiting)
+        if may_open and not waiting.unmet:
+            yield open_job(waiting)
 
 
-def _unfinished_family(world: UnitOfWork, ended: job.Job) -> list[job.Job]:
-    """Whoever is cancelled because this job failed, the last of the plan first: so hardly one is opened on the way."""
+def _unfinished_family(unit: UnitOfWork, ended: job.Job) -> list[job.Job]:
+    """Return the jobs that are cancelled because `ended` failed, last of the plan first.
+
+    In this order few of them are opened while the others are cancelled.
+    """
     if not job.fails_family(ended):
         return []
-    rest = [each for each in world.live_jobs(ended.run_id) if each.spec.family == ended.spec.family]
-    return sorted(rest, key=lambda each: -each.position)
+    family = [live for live in unit.live_jobs(ended.run_id) if live.spec.family == ended.spec.family]
+    return sorted(family, key=lambda member: -member.position)
 
 
-def _cancel_family(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    rest = _unfinished_family(world, world.job(event.entity_id))
-    world.require(each.attempt_id for each in rest if each.attempt_id)
-    for each in rest:
-        yield CancelLiveJob(id=each.id, reason=job.NOT_NEEDED)
+def _cancel_family(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    family = _unfinished_family(unit, unit.job(event.entity_id))
+    unit.require(member.attempt_id for member in family if member.attempt_id)
+    for member in family:
+        yield CancelLiveJob(id=member.id, reason=job.NOT_NEEDED)
 
 
 def open_job(ready: job.Job) -> Command:
-    """The command that sets a job going whose dependencies are met."""
+    """Return the command that starts a job whose dependencies are met."""
     return job.OpenApproval(id=ready.id) if ready.spec.kind == job.APPROVAL else job.Schedule(id=ready.id)
 
 
 def cancel_job(live: job.Job, reason: str, actor: str, request_id: str = "") -> Command:
-    """The command that cancels a job: through its attempt while that is alive, at once otherwise."""
+    """Return the command that cancels a job: through its attempt while one is live, directly otherwise."""
     if live.state in (job.QUEUED, job.RUNNING):
         return attempt.Cancel(id=live.attempt_id, reason=reason, actor=actor, request_id=request_id)
     return job.Cancel(id=live.id, reason=reason, actor=actor, request_id=request_id)
 
 
-def _cancel_open_jobs(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    ending = world.run(event.run_id)
+def _cancel_open_jobs(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    ending = unit.run(event.run_id)
     if ending.tally.open:
         reason = run.job_cancel_reason(ending)
-        live = world.live_jobs(ending.id)
-        world.require(each.attempt_id for each in live if each.attempt_id)
-        for each in live:
-            yield CancelLiveJob(id=each.id, reason=reason, actor=event.actor)
+        live_jobs = unit.live_jobs(ending.id)
+        unit.require(live.attempt_id for live in live_jobs if live.attempt_id)
+        for live in live_jobs:
+            yield CancelLiveJob(id=live.id, reason=reason, actor=event.actor)
 
 
-def _start_jobs(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    planned = world.run(event.run_id)
+def _start_jobs(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    planned = unit.run(event.run_id)
     if planned.cancel_reason:
         yield run.Cancel(id=planned.id, reason=planned.cancel_reason)
         return
-    ready = [each for each in world.live_jobs(planned.id) if not each.unmet]
-    world.require(attempt_id(each.id, 1) for each in ready)
-    for each in ready:
-        yield open_job(each)
+    ready_jobs = [live for live in unit.live_jobs(planned.id) if not live.unmet]
+    unit.require(attempt_id(ready.id, 1) for ready in ready_jobs)
+    for ready in ready_jobs:
+        yield open_job(ready)
 
 
-def _fail_run_without_plan(_world: UnitOfWork, event: Event) -> Iterable[Command]:
+def _fail_run_without_plan(_unit: UnitOfWork, event: Event) -> Iterable[Command]:
     yield run.Fail(id=event.run_id)
 
 
-def _pass_run_without_validation(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    if not world.run(event.run_id).has_validation:
+def _pass_run_without_validation(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    if not unit.run(event.run_id).has_validation:
         yield run.Validate(id=event.run_id, is_passed=True)
 
 
-def _stall_tasks(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    world.require(event.metadata["attempts"])
+def _stall_tasks(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    unit.require(event.metadata["attempts"])
     for id in event.metadata["attempts"]:
-        # An attempt that was asked to stop keeps its lease: its deadline, or its end, finishes it.
-        if world.attempt(id).state in attempt.ACTIVE_STATES:
+        # An attempt whose cancel was requested keeps its lease: the deadline or the end of the lease finishes it.
+        if unit.attempt(id).state in attempt.ACTIVE_STATES:
             yield attempt.Stall(id=id, reason=attempt.WORKER_LOST)
 
 
-def _settle_recovered_worker(world: UnitOfWork, event: Event) -> Iterable[Command]:
-    back = world.worker(event.entity_id)
-    if back is not None and back.tasks:
-        yield worker.ResumeTasks(id=back.id)
-    elif back is not None and back.shutdown_reason:
-        yield worker.Shutdown(id=back.id, reason=back.shutdown_reason)
+def _settle_recovered_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    recovered = unit.worker(event.entity_id)
+    if recovered is not None and recovered.tasks:
+        yield worker.ResumeTasks(id=recovered.id)
+    elif recovered is not None and recovered.shutdown_reason:
+        yield worker.Shutdown(id=recovered.id, reason=recovered.shutdown_reason)
 
 
 _LEASE_ENDS: Final = (attempt.STALE, attempt.SUCCEEDED, attempt.FAILED, attempt.TIMED_OUT, attempt.CANCELED)
 
+# fmt: off
 CASCADE: Final[tuple[CascadeRule, ...]] = (
-    CascadeRule(ATTEMPT, (attempt.LEASED,), _begin_job, "the claim of its attempt starts the job, or goes on with it"),
-    CascadeRule(
-        ATTEMPT, (attempt.LEASED,), _assign_worker, "a granted lease takes one of the worker's places", may_refuse=True
-    ),
-    CascadeRule(ATTEMPT, _LEASE_ENDS, _release_worker, "an ended lease frees the worker's place"),
-    CascadeRule(
-        ATTEMPT, (attempt.STALE,), _requeue_attempt, "what is found lost or handed back is queued again, or given up"
-    ),
-    CascadeRule(
-        ATTEMPT,
-        (attempt.CANCEL_REQUESTED,),
-        _finish_unleased_cancel,
-        "nobody has it: the cancellation is finished at once",
-    ),
-    CascadeRule(ATTEMPT, (attempt.SUCCEEDED,), _attempt_succeeded, "the job is validated"),
-    CascadeRule(ATTEMPT, (attempt.FAILED, attempt.TIMED_OUT), _attempt_failed, "the job is retried or fails"),
-    CascadeRule(ATTEMPT, (attempt.CANCELED,), _attempt_canceled, "the job is cancelled"),
-    CascadeRule(JOB, (job.QUEUED,), _publish_attempt, "a queued job has an attempt to claim"),
-    CascadeRule(JOB, (job.RUNNING,), _activate_run, "the first job under way starts the run"),
-    CascadeRule(
-        JOB, (job.VALIDATING,), _validate_job, "a failed rule fails it; one that nobody else looks at is valid"
-    ),
-    CascadeRule(JOB, (job.FAILED,), _cancel_family, "the rest of a family that fails fast is cancelled"),
-    CascadeRule(
-        JOB,
-        (job.SUCCEEDED, job.FAILED, job.CANCELED),
-        _release_dependents,
-        "who needs it is unblocked, or blocked for good; who only comes after it goes on",
-    ),
-    CascadeRule(RUN, (run.QUEUED,), _start_jobs, "a remembered cancel is applied; otherwise jobs without needs start"),
-    CascadeRule(RUN, (run.PLAN_FAILED,), _fail_run_without_plan, "a run without a plan fails"),
-    CascadeRule(RUN, (run.VALIDATING,), _pass_run_without_validation, "a run without a final validation is valid"),
-    CascadeRule(
-        RUN, (run.CANCEL_REQUESTED, run.FAILED, run.TIMEOUT), _cancel_open_jobs, "the rest of the jobs is cancelled"
-    ),
-    CascadeRule(WORKER, (worker.UNRESPONSIVE,), _stall_tasks, "a lost worker loses its leases"),
-    CascadeRule(
-        WORKER,
-        (worker.IDLE,),
-        _settle_recovered_worker,
-        "a worker that comes back goes on stopping, or goes as it was asked to",
-    ),
+    CascadeRule(ATTEMPT, (attempt.LEASED,), _begin_job,
+                "the job starts, or continues after a lost lease"),
+    CascadeRule(ATTEMPT, (attempt.LEASED,), _assign_worker,
+                "the lease takes one of the worker's slots", may_refuse=True),
+    CascadeRule(ATTEMPT, _LEASE_ENDS, _release_worker,
+                "the ended lease frees the worker's slot"),
+    CascadeRule(ATTEMPT, (attempt.STALE,), _requeue_attempt,
+                "a lost or handed-back attempt is queued again, or failed after too many lost leases"),
+    CascadeRule(ATTEMPT, (attempt.CANCEL_REQUESTED,), _finish_unleased_cancel,
+                "without a live lease the cancellation is finished at once"),
+    CascadeRule(ATTEMPT, (attempt.SUCCEEDED,), _attempt_succeeded,
+                "the job is validated"),
+    CascadeRule(ATTEMPT, (attempt.FAILED, attempt.TIMED_OUT), _attempt_failed,
+                "the job is retried or fails"),
+    CascadeRule(ATTEMPT, (attempt.CANCELED,), _attempt_canceled,
+                "the job is cancelled"),
+    CascadeRule(JOB, (job.QUEUED,), _publish_attempt,
+                "an attempt is created for workers to claim"),
+    CascadeRule(JOB, (job.RUNNING,), _activate_run,
+                "the first running job starts the run"),
+    CascadeRule(JOB, (job.VALIDATING,), _validate_job,
+                "a failed validation rule fails the job; without further validation it passes"),
+    CascadeRule(JOB, (job.FAILED,), _cancel_family,
+                "the rest of a fail-fast family is cancelled"),
+    CascadeRule(JOB, (job.SUCCEEDED, job.FAILED, job.CANCELED), _release_dependents,
+                "jobs that need it are released or cancelled as blocked; jobs that come after it are released"),
+    CascadeRule(RUN, (run.QUEUED,), _start_jobs,
+                "a remembered cancel is applied; otherwise jobs without needs start"),
+    CascadeRule(RUN, (run.PLAN_FAILED,), _fail_run_without_plan,
+                "a run without a plan fails"),
+    CascadeRule(RUN, (run.VALIDATING,), _pass_run_without_validation,
+                "a run without a final validation passes it"),
+    CascadeRule(RUN, (run.CANCEL_REQUESTED, run.FAILED, run.TIMEOUT), _cancel_open_jobs,
+                "the remaining jobs are cancelled"),
+    CascadeRule(WORKER, (worker.UNRESPONSIVE,), _stall_tasks,
+                "an unresponsive worker loses its leases"),
+    CascadeRule(WORKER, (worker.IDLE,), _settle_recovered_worker,
+                "a recovered worker resumes its tasks, or shuts down if that was requested"),
 )
+# fmt: on

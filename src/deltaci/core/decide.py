@@ -1,6 +1,9 @@
-"""One command in; the records that change and the events that say so out. The whole system's only logic of state.
+"""The decision function: one command in, changed records and events out.
 
-Pure, so it may be repeated: a caller that gets `NotLoaded` loads what is missing and decides again.
+All changes of state are made here. A command about several records is expanded into commands about one each. Each goes
+through the machine of its record, its events look up their follow-up commands in the cascade, and the tallies of the
+touched runs are updated; this repeats until nothing follows. The function is pure, so that a caller that gets
+`NotLoaded` loads the missing records and decides again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from deltaci.core import approvals, attempt, job, lease, plan, run, worker
 from deltaci.core.cascade import CASCADE, CancelLiveJob, CreateRecords, FollowUp, NewRecord, cancel_job
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event, actor_kind
-from deltaci.core.ids import attempt_id
+from deltaci.core.ids import attempt_id, job_id
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import (
     ABSENT,
@@ -33,19 +36,19 @@ MAX_FOLLOWUPS: Final = 100 * run.MAX_JOBS
 
 
 class Plan(Command, frozen=True, kw_only=True):
-    """The planner's answer: every job of the run. Refused as a whole when the dependencies make no sense."""
+    """Create all jobs of the run and make it ready. Refused as a whole if the plan is invalid."""
 
     jobs: tuple[JobSpec, ...]
     plan_hash: str = ""
-    is_fail_fast: bool | None = None  # None: as the run was born
+    is_fail_fast: bool | None = None  # None: as the run was created.
     timeout_seconds: int | None = None
 
 
 class StartRun(Command, frozen=True, kw_only=True):
-    """A run with its plan: born, planned and set going in one decision. `record` is the run as it is to be born.
+    """Create a run, create the jobs of its plan and start it, in one decision. `record` is the new run.
 
-    Refused as a whole when the plan makes no sense. With a request_id it may be repeated for ever. An id that was drawn
-    by lot just now is nobody else's: there is no need to look for it first.
+    Refused as a whole if the plan is invalid. With a `request_id` it may be repeated at any later time. With
+    `has_random_id` the id was just generated at random, so that the store need not be asked whether it exists.
     """
 
     by = frozenset({ORCHESTRATOR, USER})
@@ -58,7 +61,7 @@ class StartRun(Command, frozen=True, kw_only=True):
 
 
 class CancelJob(Command, frozen=True, kw_only=True):
-    """A person cancels one job."""
+    """Cancel one job at the request of a person."""
 
     by = frozenset({ORCHESTRATOR, USER})
 
@@ -66,7 +69,7 @@ class CancelJob(Command, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`record` is the one addressed, as it is now; `changed` and `events` are empty for a repeat."""
+    """`record` is the addressed record after the decision; `changed` and `events` are empty for a repeat."""
 
     record: Record
     changed: dict[str, Record]
@@ -74,7 +77,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class _LaterTime(Exception):
-    """A record was already written at a later time than this decision assumed."""
+    """A record was already written at a later time than the one that this decision uses."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -94,40 +97,40 @@ _CREATE_COMMANDS: Final[dict[type[Record], type[Command]]] = {
     worker.Worker: worker.Register,
 }
 _FOLLOW_UPS: Final[dict[tuple[str, str], list[tuple[FollowUp, bool]]]] = {}
-for _row in CASCADE:
-    for _state in _row.states:
-        _FOLLOW_UPS.setdefault((_row.entity, _state), []).append((_row.follow, _row.may_refuse))
+for _rule in CASCADE:
+    for _state in _rule.states:
+        _FOLLOW_UPS.setdefault((_rule.entity, _state), []).append((_rule.follow_up, _rule.may_refuse))
 
 
-def decide(world: UnitOfWork, command: Command, at: int) -> Decision:
-    """Apply a command and all that follows from it, or refuse it and change nothing."""
-    at = world.latest_at = at if at > world.latest_at else world.latest_at
-    known = world.records.get(command.id)
-    if type(known) is attempt.Attempt and not known.job_id and type(command) in _STANDALONE_COMMANDS:
-        return _decide_standalone_attempt(world, known, command, at)
-    if known is None and type(command) is NewRecord and command.id in world.records and not command.record.run_id:
-        return _create_standalone_attempt(world, command, at)
-    return _decide_fully(world, command, at)
+def decide(unit: UnitOfWork, command: Command, at: int) -> Decision:
+    """Apply a command and its follow-up commands, or refuse it and change nothing."""
+    at = unit.latest_at = at if at > unit.latest_at else unit.latest_at
+    loaded = unit.records.get(command.id)
+    if type(loaded) is attempt.Attempt and not loaded.job_id and type(command) in _STANDALONE_COMMANDS:
+        return _decide_standalone_attempt(unit, loaded, command, at)
+    if loaded is None and type(command) is NewRecord and command.id in unit.records and not command.record.run_id:
+        return _create_standalone_attempt(unit, command, at)
+    return _decide_fully(unit, command, at)
 
 
-def _decide_fully(world: UnitOfWork, command: Command, at: int) -> Decision:
-    """The command and all that follows from it, over as many records as it takes."""
+def _decide_fully(unit: UnitOfWork, command: Command, at: int) -> Decision:
+    """Apply the command and its follow-up commands to any number of records."""
     try:
         while True:
             try:
-                record = _apply(world, command, at)
+                record = _apply(unit, command, at)
             except _LaterTime as later:
-                # One decision, one time: start again at the latest time that any of its records has seen.
-                world.roll_back()
+                # All events of a decision have one time: start again at the latest `updated_at` of its records.
+                unit.roll_back()
                 at = later.at
                 continue
-            changed, events = world.commit()
+            changed, events = unit.commit()
             return Decision(record, changed, events)
     finally:
-        world.roll_back()
+        unit.roll_back()
 
 
-# Nothing follows from these on an attempt that belongs to no job: the queue's hot path takes the short way.
+# On an attempt without a job these commands have no follow-ups, so that the hot path of the queue can skip the loop.
 _STANDALONE_COMMANDS: Final = frozenset(
     {
         attempt.Grant,
@@ -143,267 +146,262 @@ _STANDALONE_COMMANDS: Final = frozenset(
 )
 
 
-def _decide_standalone_attempt(world: UnitOfWork, known: attempt.Attempt, command: Command, at: int) -> Decision:
+def _decide_standalone_attempt(unit: UnitOfWork, before: attempt.Attempt, command: Command, at: int) -> Decision:
     events: list[Event] = []
-    changed = attempt.decide(known, command, at if at > known.updated_at else known.updated_at, events)
-    if changed is known:
-        return Decision(known, {}, events)
-    world.records[known.id] = changed
-    world.latest_at = changed.updated_at
-    return Decision(changed, {known.id: changed}, events)
+    changed = attempt.decide(before, command, at if at > before.updated_at else before.updated_at, events)
+    if changed is before:
+        return Decision(before, {}, events)
+    unit.records[before.id] = changed
+    unit.latest_at = changed.updated_at
+    return Decision(changed, {before.id: changed}, events)
 
 
-def _create_standalone_attempt(world: UnitOfWork, birth: NewRecord, at: int) -> Decision:
-    """Nothing follows from the birth of an attempt without a run; other records take the long way."""
-    record = birth.record
+def _create_standalone_attempt(unit: UnitOfWork, command: NewRecord, at: int) -> Decision:
+    """Create an attempt without a run, which has no follow-up commands; create other records the general way."""
+    record = command.record
     if not isinstance(record, attempt.Attempt):
-        return _decide_fully(world, birth, at)
+        return _decide_fully(unit, command, at)
     events: list[Event] = []
-    first = attempt.Publish(id=record.id, actor=birth.actor, request_id=birth.request_id)
-    born = attempt.MACHINE.step(record, first, at, events)
-    if birth.request_id:
-        born = remember_request(born, birth)
-    world.records[born.id] = born
-    return Decision(born, {born.id: born}, events)
+    publish = attempt.Publish(id=record.id, actor=command.actor, request_id=command.request_id)
+    created = attempt.MACHINE.step(record, publish, at, events)
+    if command.request_id:
+        created = remember_request(created, command)
+    unit.records[created.id] = created
+    return Decision(created, {created.id: created}, events)
 
 
-def _apply(world: UnitOfWork, command: Command, at: int) -> Record:
-    # An order that was asked for may be refused; one that follows may not, unless its reaction says so.
-    # What a start is made of is not asked for one by one: the request is the whole, and is remembered once.
-    is_whole = type(command) is StartRun
-    orders: deque[tuple[Command, bool, bool]] = deque((each, not is_whole, True) for each in _expand(world, command))
-    touched: dict[str, None] = {}
+def _apply(unit: UnitOfWork, command: Command, at: int) -> Record:
+    # The submitted command may be refused; a follow-up command may not, unless its cascade rule allows it.
+    # The parts of a StartRun are not submitted themselves: the request is remembered once, for the whole.
+    is_start = type(command) is StartRun
+    pending: deque[tuple[Command, bool, bool]] = deque((part, not is_start, True) for part in _expand(unit, command))
+    touched_run_ids: dict[str, None] = {}
     for _ in range(MAX_FOLLOWUPS):
-        while orders:
-            order, is_asked, may_refuse = orders.popleft()
-            if command.request_id and not order.request_id:
-                order = msgspec.structs.replace(order, request_id=command.request_id)
-            if type(order) is CancelLiveJob:
-                live = world.job(order.id)
+        while pending:
+            part, is_submitted, may_refuse = pending.popleft()
+            if command.request_id and not part.request_id:
+                part = msgspec.structs.replace(part, request_id=command.request_id)
+            if type(part) is CancelLiveJob:
+                live = unit.job(part.id)
                 if live.state in job.TERMINAL:
                     continue
-                order = cancel_job(live, order.reason, order.actor, order.request_id)
-            seen = len(world.events)
-            _apply_one(world, order, at, is_asked=is_asked, may_refuse=may_refuse)
-            for event in world.events[seen:]:
-                _update_tally(world, event, touched)
-            # What follows comes first: a later order finds the world as this one leaves it.
-            orders.extendleft(reversed(_follow_ups(world, world.events[seen:])))
-        for id in list(touched):
-            del touched[id]
-            following = run.next_command(world.run(id))
-            if following is not None:
-                orders.append((following, False, False))
-        if not orders:
-            return _result_record(world, command)
+                part = cancel_job(live, part.reason, part.actor, part.request_id)
+            event_count = len(unit.events)
+            _apply_one(unit, part, at, is_submitted=is_submitted, may_refuse=may_refuse)
+            for event in unit.events[event_count:]:
+                _update_tally(unit, event, touched_run_ids)
+            # Follow-ups go first, so that the next command reads the records that they leave behind.
+            pending.extendleft(reversed(_follow_ups(unit, unit.events[event_count:])))
+        for id in list(touched_run_ids):
+            del touched_run_ids[id]
+            next_command = run.next_command(unit.run(id))
+            if next_command is not None:
+                pending.append((next_command, False, False))
+        if not pending:
+            return _result_record(unit, command)
     raise InvariantBroken(f"{type(command).__name__} on {command.id} never settles")
 
 
-def _follow_ups(world: UnitOfWork, events: list[Event]) -> list[tuple[Command, bool, bool]]:
-    found: list[tuple[Command, bool, bool]] = []
+def _follow_ups(unit: UnitOfWork, events: list[Event]) -> list[tuple[Command, bool, bool]]:
+    """Return the follow-up commands of these events, as entries of the pending commands of `_apply`."""
+    entries: list[tuple[Command, bool, bool]] = []
     for event in events:
         if event.from_ != event.to:
-            for follow, may_refuse in _FOLLOW_UPS.get((event.entity, event.to), ()):
-                found += [(each, False, may_refuse) for each in follow(world, event)]
-    return found
+            for follow_up, may_refuse in _FOLLOW_UPS.get((event.entity, event.to), ()):
+                entries += [(command, False, may_refuse) for command in follow_up(unit, event)]
+    return entries
 
 
-def _apply_one(world: UnitOfWork, order: Command, at: int, *, is_asked: bool, may_refuse: bool) -> None:
-    if isinstance(order, NewRecord):
-        _create(world, order, at)
+def _apply_one(unit: UnitOfWork, command: Command, at: int, *, is_submitted: bool, may_refuse: bool) -> None:
+    """Apply a command about one record. Only a submitted one is checked against earlier requests and revisions."""
+    if isinstance(command, NewRecord):
+        _create(unit, command, at)
         return
-    kind = _RECORD_TYPE.get(type(order))
-    if kind is None:
-        raise InvariantBroken(f"no machine takes {type(order).__name__}")
-    record = world.get(order.id, kind)
+    record_type = _RECORD_TYPE.get(type(command))
+    if record_type is None:
+        raise InvariantBroken(f"no machine takes {type(command).__name__}")
+    record = unit.get(command.id, record_type)
     if record.updated_at > at:
         raise _LaterTime(record.updated_at)
     try:
-        if not is_asked:
-            changed = MACHINES[kind].step(record, order, at, world.events)
+        if not is_submitted:
+            changed = MACHINES[record_type].step(record, command, at, unit.events)
         elif isinstance(record, attempt.Attempt):
-            changed = attempt.decide(record, order, at, world.events)
+            changed = attempt.decide(record, command, at, unit.events)
         else:
-            changed = MACHINES[kind].decide(record, order, at, world.events)
+            changed = MACHINES[record_type].decide(record, command, at, unit.events)
     except Refused as refused:
         if may_refuse:
             raise
-        raise InvariantBroken(f"{type(order).__name__} must follow, but: {refused}") from refused
+        raise InvariantBroken(f"the follow-up {type(command).__name__} was refused: {refused}") from refused
     if changed is not record:
-        world.put(changed)
+        unit.put(changed)
 
 
-def _create(world: UnitOfWork, birth: NewRecord, at: int) -> None:
-    record = birth.record
-    first = _CREATE_COMMANDS[type(record)](id=record.id, actor=birth.actor, request_id=birth.request_id)
-    born = MACHINES[type(record)].step(record, first, at, world.events)
-    world.add(born)
+def _create(unit: UnitOfWork, command: NewRecord, at: int) -> None:
+    record = command.record
+    create = _CREATE_COMMANDS[type(record)](id=record.id, actor=command.actor, request_id=command.request_id)
+    unit.add(MACHINES[type(record)].step(record, create, at, unit.events))
 
 
-def _update_tally(world: UnitOfWork, event: Event, touched: dict[str, None]) -> None:
-    """Keep the run's tally when one of its jobs moved, and remember to look at the run."""
+def _update_tally(unit: UnitOfWork, event: Event, touched_run_ids: dict[str, None]) -> None:
+    """Update the run's tally after a transition of one of its jobs; collect the runs whose next step may change."""
     if event.entity == RUN:
-        touched[event.run_id] = None
+        touched_run_ids[event.run_id] = None
     if event.entity != JOB or event.from_ == event.to:
         return
-    owner = world.run(event.run_id)
-    if run.is_over(owner):
+    record = unit.run(event.run_id)
+    if run.is_over(record):
         return
-    world.put(
-        msgspec.structs.replace(
-            owner, tally=run.updated_tally(owner.tally, event.from_ or "", world.job(event.entity_id))
-        )
-    )
-    touched[event.run_id] = None
+    tally = run.updated_tally(record.tally, event.from_ or "", unit.job(event.entity_id))
+    unit.put(msgspec.structs.replace(record, tally=tally))
+    touched_run_ids[event.run_id] = None
 
 
-def _result_record(world: UnitOfWork, command: Command) -> Record:
-    record = world.find(command.id)
+def _result_record(unit: UnitOfWork, command: Command) -> Record:
+    """Return the addressed record; remember the request on it if the command was expanded into others."""
+    record = unit.find(command.id)
     if record is None:
-        raise InvariantBroken(f"{command.id} vanished while it was decided")
-    if command.request_id and type(command) in _EXPANSIONS and world.events:
+        raise InvariantBroken(f"{command.id} vanished during the decision")
+    if command.request_id and type(command) in _EXPANSIONS and unit.events:
         record = remember_request(record, command)
-        world.put(record)
+        unit.put(record)
     return record
 
 
-def _expand(world: UnitOfWork, command: Command) -> Iterable[Command]:
-    """An order about many records, as orders about one each."""
+def _expand(unit: UnitOfWork, command: Command) -> Iterable[Command]:
+    """Return the commands about one record each that a submitted command stands for; none for a repeat."""
     expand = _EXPANSIONS.get(type(command))
     if expand is not None:
-        known = world.find(command.id) if command.request_id else None
-        return () if known is not None and is_repeat(known, command) else expand(world, command)
+        existing = unit.find(command.id) if command.request_id else None
+        return () if existing is not None and is_repeat(existing, command) else expand(unit, command)
     if isinstance(command, attempt.LeasedCommand):
-        return _expand_message(world, command)
+        return _expand_message(unit, command)
     return (command,)
 
 
-def _expand_message(world: UnitOfWork, command: attempt.LeasedCommand) -> Iterable[Command]:
-    """A runner that was given up for silent and still has to stop an attempt has, by speaking, recovered."""
-    known = world.find(command.id)
-    if not isinstance(known, attempt.Attempt):
+def _expand_message(unit: UnitOfWork, command: attempt.LeasedCommand) -> Iterable[Command]:
+    """Precede a message about an attempt to be cancelled by the recovery of its worker, if that was unresponsive."""
+    existing = unit.find(command.id)
+    if not isinstance(existing, attempt.Attempt):
         raise lease.unknown_attempt(command.id)
-    if known.state == attempt.CANCEL_REQUESTED and not is_repeat(known, command):
-        sender = world.worker(command.actor.partition(":")[2])
+    if existing.state == attempt.CANCEL_REQUESTED and not is_repeat(existing, command):
+        sender = unit.worker(command.actor.partition(":")[2])
         if sender is not None and worker.MACHINE.rule(sender.state, worker.Recover):
             return worker.Recover(id=sender.id), command
     return (command,)
 
 
-def _expand_new_record(world: UnitOfWork, birth: NewRecord) -> Iterable[Command]:
-    known = world.find(birth.id)
-    if known is not None:
-        if birth.or_existing:
+def _expand_new_record(unit: UnitOfWork, command: NewRecord) -> Iterable[Command]:
+    existing = unit.find(command.id)
+    if existing is not None:
+        if command.or_existing:
             return ()
-        if birth.request_id:
-            check_request_id_unused(known, birth)
-        raise Refused("bad_request", f"{birth.id!r} exists already; choose another id")
-    if isinstance(birth.record, worker.Worker):
-        return birth, worker.CompleteRegistration(id=birth.id, actor=birth.actor)
-    return (birth,)
+        if command.request_id:
+            check_request_id_unused(existing, command)
+        raise Refused("bad_request", f"{command.id!r} exists already; choose another id")
+    if isinstance(command.record, worker.Worker):
+        return command, worker.CompleteRegistration(id=command.id, actor=command.actor)
+    return (command,)
 
 
-def _expand_create_records(world: UnitOfWork, command: CreateRecords) -> Iterable[Command]:
-    """Each as it would be on its own; one that is refused keeps out all."""
-    world.require(birth.id for birth in command.records)
-    found: list[Command] = []
-    born: dict[str, Record] = {}
-    for birth in command.records:
-        known = born.get(birth.id) or world.find(birth.id)
-        if known is not None and is_repeat(known, birth):
+def _expand_create_records(unit: UnitOfWork, command: CreateRecords) -> Iterable[Command]:
+    """Treat each record as if it were created on its own; refuse all if one is refused."""
+    unit.require(new.id for new in command.records)
+    commands: list[Command] = []
+    created: dict[str, Record] = {}
+    for new in command.records:
+        existing = created.get(new.id) or unit.find(new.id)
+        if existing is not None and is_repeat(existing, new):
             continue
-        if birth.id in born and birth.or_existing:
+        if new.id in created and new.or_existing:
             continue
-        if birth.id in born:
-            check_request_id_unused(born[birth.id], birth)
-        # Each record remembers the request that it was made by, not the one for all of them.
-        record = remember_request(birth.record, birth) if birth.request_id else birth.record
-        born[birth.id] = record
-        found += _expand_new_record(world, msgspec.structs.replace(birth, record=record))
-    return found
+        if new.id in created:
+            check_request_id_unused(created[new.id], new)
+        # Each record remembers the request that created it, not the request of the whole command.
+        record = remember_request(new.record, new) if new.request_id else new.record
+        created[new.id] = record
+        commands += _expand_new_record(unit, msgspec.structs.replace(new, record=record))
+    return commands
 
 
-def _expand_plan(world: UnitOfWork, planned: Plan) -> Iterable[Command]:
-    check_actor(planned)
-    of = world.run(planned.id)
-    if run.MACHINE.rule(of.state, run.PlanReady) is None:
-        raise run.MACHINE.refusal(of, run.PlanReady)
-    births = _new_jobs(of, planned.jobs, planned.plan_hash, of.started_by)
-    world.require([birth.id for birth in births])
+def _expand_plan(unit: UnitOfWork, command: Plan) -> Iterable[Command]:
+    check_actor(command)
+    record = unit.run(command.id)
+    if run.MACHINE.rule(record.state, run.PlanReady) is None:
+        raise run.MACHINE.refusal(record, run.PlanReady)
+    new_jobs = _new_jobs(record, command.jobs, command.plan_hash, record.started_by)
+    unit.require([new.id for new in new_jobs])
     ready = run.PlanReady(
-        id=of.id,
-        jobs=len(births),
-        plan_hash=planned.plan_hash,
-        is_fail_fast=planned.is_fail_fast,
-        timeout_seconds=planned.timeout_seconds,
+        id=record.id,
+        jobs=len(new_jobs),
+        plan_hash=command.plan_hash,
+        is_fail_fast=command.is_fail_fast,
+        timeout_seconds=command.timeout_seconds,
     )
-    return [*births, ready]
+    return [*new_jobs, ready]
 
 
-def _expand_start(world: UnitOfWork, start: StartRun) -> Iterable[Command]:
-    check_actor(start)
-    known, record = world.find(start.id), start.record
-    if known is not None:
-        if start.request_id:
-            check_request_id_unused(known, start)
-        raise Refused("bad_request", f"{start.id!r} exists already; choose another id")
-    if (record.id, record.run_id, record.state) != (start.id, start.id, ABSENT):
+def _expand_start_run(unit: UnitOfWork, command: StartRun) -> Iterable[Command]:
+    check_actor(command)
+    existing, record = unit.find(command.id), command.record
+    if existing is not None:
+        if command.request_id:
+            check_request_id_unused(existing, command)
+        raise Refused("bad_request", f"{command.id!r} exists already; choose another id")
+    if (record.id, record.run_id, record.state) != (command.id, command.id, ABSENT):
         raise Refused(
             "bad_request",
             f"the record of the run to start is {record.id!r} of run {record.run_id!r}, {record.state or 'new'}; "
-            f"send a new one with the id {start.id!r}",
+            f"send a new one with the id {command.id!r}",
         )
-    births = _new_jobs(record, start.jobs, start.plan_hash, record.started_by or approvals.person_name(start.actor))
-    # Whatever is named after a run that is not there is not there either.
-    world.assume_absent(id for birth in births for id in (birth.id, attempt_id(birth.id, 1)))
+    started_by = record.started_by or approvals.person_name(command.actor)
+    new_jobs = _new_jobs(record, command.jobs, command.plan_hash, started_by)
+    # The run does not exist, so that no record with an id derived from its id exists either.
+    unit.assume_absent(id for new in new_jobs for id in (new.id, attempt_id(new.id, 1)))
     return [
-        NewRecord(id=start.id, record=record, actor=start.actor),
-        run.BeginPlanning(id=start.id),
-        *births,
-        run.PlanReady(id=start.id, jobs=len(births), plan_hash=start.plan_hash),
+        NewRecord(id=command.id, record=record, actor=command.actor),
+        run.BeginPlanning(id=command.id),
+        *new_jobs,
+        run.PlanReady(id=command.id, jobs=len(new_jobs), plan_hash=command.plan_hash),
     ]
 
 
-def _new_jobs(of: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by: str) -> list[NewRecord]:
-    """The jobs of a plan that makes sense."""
+def _new_jobs(record: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by: str) -> list[NewRecord]:
+    """Return the commands that create the jobs of a plan; refuse an invalid plan."""
     dependents, followers = plan.dependents(specs), plan.followers(specs)
-    found: list[NewRecord] = []
+    commands: list[NewRecord] = []
     for position, spec in enumerate(specs):
-        id, is_gate = job_id(of.id, spec.name), spec.kind == job.APPROVAL
-        record = Job(
+        id, is_gate = job_id(record.id, spec.name), spec.kind == job.APPROVAL
+        new_job = Job(
             id=id,
-            tenant=of.tenant,
-            run_id=of.id,
+            tenant=record.tenant,
+            run_id=record.id,
             spec=spec,
-            needs=tuple(job_id(of.id, name) for name in spec.needs),
-            after=tuple(job_id(of.id, name) for name in spec.after),
-            dependents=tuple(job_id(of.id, name) for name in dependents[spec.name]),
-            followers=tuple(job_id(of.id, name) for name in followers.get(spec.name, ())),
+            needs=tuple(job_id(record.id, name) for name in spec.needs),
+            after=tuple(job_id(record.id, name) for name in spec.after),
+            dependents=tuple(job_id(record.id, name) for name in dependents[spec.name]),
+            followers=tuple(job_id(record.id, name) for name in followers.get(spec.name, ())),
             unmet=len(plan.prerequisites(spec)),
             plan_hash=plan_hash if is_gate else "",
             started_by=started_by.removeprefix(f"{USER}:") if is_gate else "",
             position=position,
         )
-        found.append(NewRecord(id=id, record=record))
-    return found
+        commands.append(NewRecord(id=id, record=new_job))
+    return commands
 
 
-def _expand_cancel_job(world: UnitOfWork, command: CancelJob) -> Iterable[Command]:
+def _expand_cancel_job(unit: UnitOfWork, command: CancelJob) -> Iterable[Command]:
     reason = command.reason or job.JOB_CANCELED
     if reason in job.ORCHESTRATOR_REASONS and actor_kind(command.actor) == USER:
-        reason = f"“{reason}”"  # A person's words: what they name was not found.
-    return (cancel_job(world.job(command.id), reason, command.actor, command.request_id),)
-
-
-def job_id(run_id: str, name: str) -> str:
-    """A job's id says which run it belongs to and what the plan calls it."""
-    return f"{run_id}/{name}"
+        reason = f"“{reason}”"  # Quoted, so that it is not taken for a reason that the orchestrator found.
+    return (cancel_job(unit.job(command.id), reason, command.actor, command.request_id),)
 
 
 _EXPANSIONS: Final[dict[type[Command], Callable[[UnitOfWork, Any], Iterable[Command]]]] = {
     NewRecord: _expand_new_record,
     CreateRecords: _expand_create_records,
     Plan: _expand_plan,
-    StartRun: _expand_start,
+    StartRun: _expand_start_run,
     CancelJob: _expand_cancel_job,
 }

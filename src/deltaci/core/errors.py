@@ -1,12 +1,12 @@
-"""The two ways to say no, and the one way to say that we are wrong.
+"""Exceptions of the core.
 
-`Refused` is the caller's turn: nothing changed, the code is stable, the message says what was found,
-what was expected and what to do next. `InvariantBroken` is our own bug: raised, never caught.
+`Refused` and `StaleLease` are errors of the caller: nothing changed, the code is stable, and the message says what was
+found, what was expected and what to do next. `InvariantBroken` is a bug of this program: it is raised and never caught.
 """
 
 from __future__ import annotations
 
-# Every code that a refusal may carry. Callers and the API depend on these words.
+# The codes of `Refused`. Callers and the API depend on them.
 CODES = frozenset(
     {
         "bad_credential",
@@ -46,14 +46,14 @@ CODES = frozenset(
 )
 
 
-# Why a lease is stale. Runners are told these words.
+# The reasons of `StaleLease`, which are sent to runners.
 STALE_REASONS = frozenset(
     {"LEASE_EXPIRED", "LEASE_REVOKED", "LEASE_COMPLETED", "LEASE_CANCELED", "LEASE_REPLACED", "UNKNOWN_LEASE"}
 )
 
 
 class Refused(Exception):
-    """The command was understood and is not allowed now. Nothing changed."""
+    """The command is not allowed in the current state, or is invalid. Nothing changed."""
 
     def __init__(self, code: str, message: str) -> None:
         if code not in CODES:
@@ -64,7 +64,7 @@ class Refused(Exception):
 
 
 class StaleLease(Refused):
-    """The message comes from a lease that no longer counts; its runner must stop."""
+    """The message was sent under a lease that is no longer live; its runner must stop the attempt."""
 
     def __init__(self, reason: str, message: str) -> None:
         if reason not in STALE_REASONS:
@@ -74,11 +74,11 @@ class StaleLease(Refused):
 
 
 class InvariantBroken(Exception):
-    """A promise of this program does not hold. Our bug, never the caller's."""
+    """An invariant of this program does not hold: a bug in it, never an error of the caller."""
 
 
 class NotLoaded(Exception):
-    """A decision needs records that the caller has not loaded yet: load them and decide again."""
+    """A decision needs records that are not loaded: the caller loads them and decides again."""
 
     def __init__(self, *, ids: tuple[str, ...] = (), jobs_of: str = "") -> None:
         super().__init__(f"not loaded: {', '.join(ids) or 'the jobs of ' + jobs_of}")

@@ -1,4 +1,4 @@
-"""One accepted transition, as it is written to the log and never changed again."""
+"""Events: accepted transitions, appended to the log and never changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARNING: Final = "warning"
 ERROR: Final = "error"
 CRITICAL: Final = "critical"
 
-# Who may ask for a change. An actor is one of these kinds, with ":name" behind it where there are many.
+# The kinds of actors that send commands. An actor is a kind, followed by ":name" where there are many of the kind.
 ORCHESTRATOR: Final = "orchestrator"
 REPORTER: Final = "reporter"
 RUNNER: Final = "worker"
@@ -31,7 +31,7 @@ ACTOR_KINDS: Final = (ORCHESTRATOR, REPORTER, RUNNER, USER)
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A fact. `seq` is 0 until the store numbers it; `from_` is None for a birth."""
+    """One transition. `seq` is 0 until the store assigns it; `from_` is None for the creation of a record."""
 
     seq: int
     at: int
@@ -54,17 +54,17 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 @lru_cache(maxsize=4096)
 def actor_kind(actor: str) -> str:
-    """`worker:w1` is a `worker`."""
+    """Return the kind of an actor: `worker` for `worker:w1`."""
     return actor.partition(":")[0]
 
 
 def worker_actor(worker_id: str) -> str:
-    """The actor that a message of this worker carries."""
+    """Return the actor of messages from this worker."""
     return f"{RUNNER}:{worker_id}"
 
 
 def to_json_line(event: Event) -> bytes:
-    """The canonical form: one JSON object, the fields in their fixed order, `at` as UTC text."""
+    """Return the canonical form: one JSON object with its fields in a fixed order and `at` as UTC text."""
     return _ENCODER.encode(
         {
             "seq": event.seq,
@@ -86,7 +86,7 @@ def to_json_line(event: Event) -> bytes:
 
 
 def with_seq(event: Event, seq: int) -> Event:
-    """The event with its place in the log. A place is given once."""
+    """Return the event with its position in the log; a position is assigned only once."""
     if event.seq:
         raise InvariantBroken(f"event {event.entity_id} rev {event.rev} already has seq {event.seq}")
     return msgspec.structs.replace(event, seq=seq)

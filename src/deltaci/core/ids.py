@@ -1,7 +1,7 @@
-"""Identities. Random parts come in from outside; everything else is derived, so it can be replayed.
+"""Ids of records. Random parts are passed in; all other parts are derived, so that a decision can be repeated.
 
-A lease id is `<attempt id>.<number>.<secret>`: it names its attempt, so finding the attempt needs no
-second index. Only its hash is ever stored; events name a lease `<attempt id>#<number>`.
+A lease id is `<attempt id>.<number>.<secret>`. It contains its attempt's id, so that finding the attempt needs no
+second index. Only its hash is stored; events and logs name a lease `<attempt id>#<number>`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_NUMBER_CHARS = 9
 
 
 class LeaseRef(msgspec.Struct, frozen=True):
-    """What a message proves about the lease that it speaks for. Holds no secret."""
+    """The lease that a message was sent under, with the hash of its id instead of the secret."""
 
     attempt_id: str
     number: int
@@ -25,46 +25,51 @@ class LeaseRef(msgspec.Struct, frozen=True):
 
 
 def attempt_id(job_id: str, index: int) -> str:
-    """The id of a job's attempt. Derived, so that a retry decided twice is still one attempt."""
+    """Return the id of a job's attempt. It is derived, so that deciding a retry twice creates one attempt."""
     return f"{job_id}.{index}"
 
 
+def job_id(run_id: str, name: str) -> str:
+    """Return the id of a job: that of its run and the name in the plan."""
+    return f"{run_id}/{name}"
+
+
 def lease_id(attempt: str, number: int, secret: str) -> str:
-    """The fencing token that its runner is shown once."""
+    """Return the lease id, which is sent to its runner once and serves as fencing token."""
     return f"{attempt}.{number}.{secret}"
 
 
 def lease_name(attempt: str, number: int) -> str:
-    """How logs and exports name a lease: unique, and useless to an attacker."""
+    """Return the name of a lease in logs and exports: unique, without the secret."""
     return f"{attempt}#{number}"
 
 
 def lease_fingerprint(token: str) -> str:
-    """The only form of a lease id that is stored."""
+    """Return the hash of a lease id, the only form that is stored."""
     return blake2b(token.encode(), digest_size=16).hexdigest()
 
 
 def lease_ref(token: str) -> LeaseRef:
-    """Read a lease id that a runner sent. A text that cannot be one is an unknown lease."""
+    """Parse a lease id that a runner sent; raise `StaleLease` if it is malformed."""
     head, _, secret = token.rpartition(".")
     attempt, _, number = head.rpartition(".")
     if not attempt or not number.isdecimal() or len(number) > MAX_NUMBER_CHARS or len(secret) < MIN_SECRET_CHARS:
-        raise StaleLease("UNKNOWN_LEASE", "the lease id is not one of ours; stop this attempt")
+        raise StaleLease("UNKNOWN_LEASE", "the lease id is malformed; stop this attempt")
     return LeaseRef(attempt, int(number), lease_fingerprint(token))
 
 
 def incarnation_id(name: str, number: int) -> str:
-    """The record of a worker's life: the first has its name, a later one says which it is."""
+    """Return the record id of a worker's incarnation: its name for the first, `<name>/<number>` for later ones."""
     return name if number <= 1 else f"{name}/{number}"
 
 
 def worker_name(id: str) -> str:
-    """What people call the worker of whom this is a life, or a part."""
+    """Return the name of the worker that an incarnation id, or another id below it, belongs to."""
     return id.partition("/")[0]
 
 
 def first_incarnation_id(id: str) -> str:
-    """The id of the worker's first life. What is named otherwise behind the slash is no life, and stays as it is."""
+    """Return the id of the worker's first incarnation; an id that is no incarnation id is returned unchanged."""
     name, _, number = id.partition("/")
-    is_life = number.isdecimal() and number.isascii() and not number.startswith("0") and number != "1"
-    return name if is_life else id
+    is_incarnation = number.isdecimal() and number.isascii() and not number.startswith("0") and number != "1"
+    return name if is_incarnation else id

@@ -1,4 +1,4 @@
-"""Time as the core sees it: whole microseconds since the epoch, by the store's clock."""
+"""Instants: whole microseconds since the Unix epoch, by the clock of the store."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def rfc3339(at: int) -> str:
-    """The instant as text, always UTC and always with six decimals, so that texts sort like times."""
+    """Return the instant as RFC 3339 text, always in UTC with six decimals, so that texts sort like times."""
     return (_EPOCH + timedelta(microseconds=at)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def from_datetime(moment: datetime) -> int:
-    """The inverse of `rfc3339` for a parsed time, exact to the microsecond."""
+    """Return the instant of an aware datetime, exact to the microsecond."""
     return (moment - _EPOCH) // _MICROSECOND

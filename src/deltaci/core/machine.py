@@ -1,9 +1,10 @@
-"""The only engine for state machines. A machine is a table of rules; the same table is run, drawn and verified.
+"""State machines as tables of rules; the same table is executed, drawn in the documentation and verified.
 
-A rule says: in this state, this command, by these actors, leads to one of these targets. Its function
-decides which target and what else changes; it never touches the record itself. The engine owns the
-rest: one event per transition, `rev` by one, time that does not run backwards, repeats that change
-nothing. A command that implies earlier steps goes `Through` them, so no state is skipped.
+A `Rule` says that, in its source state, a command leads to one of its targets. Its handler chooses the target, the
+fields that change and the metadata of the event; it does not modify the record. `Machine` does the rest: it checks
+actor, request id and expected revision, appends one event per transition, increments `rev`, keeps time from running
+backwards and ignores repeats. A command that implies earlier steps has an `Implies` row for them, so that the log
+shows every state.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from msgspec.structs import replace
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import INFO, ORCHESTRATOR, Event, actor_kind
 
-ABSENT: Final = ""  # The state of a record that does not exist yet; events write it as null.
+ABSENT: Final = ""  # The state of a record that does not exist yet; null in events.
 REQUESTS_REMEMBERED: Final = 8
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An order addressed to one record, with who gives it.
+    """A command to the record `id`, sent by `actor`. `by` are the kinds of actors that may send it.
 
-    With `is_unordered`, whoever sends it again may write the keys of its dicts in another order.
+    A command with a `request_id` may be repeated. With `is_unordered`, the repeat may have the keys of its dicts in
+    another order.
     """
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR})
@@ -39,14 +41,14 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Stateful(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
-    """Anything with an identity and a state."""
+    """A struct with an id and a state."""
 
     id: str
     state: str = ABSENT
 
 
 class Record(Stateful, frozen=True, kw_only=True):
-    """What every record of the store has. `rev` counts its events; `requests` are the first and the last applied."""
+    """A stored record. `rev` counts its events; `requests` are the first and the latest requests applied to it."""
 
     tenant: str = ""
     run_id: str = ""
@@ -56,18 +58,18 @@ class Record(Stateful, frozen=True, kw_only=True):
     requests: tuple[str, ...] = ()
 
 
-copy: Final = Record.__copy__  # type: ignore[attr-defined]  # In C, and four times as fast as the copy module.
+copy: Final = Record.__copy__  # type: ignore[attr-defined]  # Written in C; four times as fast as copy.copy.
 
 S = TypeVar("S", bound=Stateful)
 R = TypeVar("R", bound=Record)
 
-# What a rule's function answers: the target, the fields that change, what the event tells. None: a repeat.
+# The result of a handler: target state, changed fields, event metadata. None means a repeat, which changes nothing.
 Transition = tuple[str, dict[str, Any], dict[str, Any]]
 Handler = Callable[[Any, Any, int], Transition | None]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """One possible target of a rule, with the word and the severity that its event carries."""
+    """A possible target state of a rule, with the trigger and the severity of its event."""
 
     state: str
     trigger: str
@@ -75,9 +77,10 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """In `source`, `command` leads to one of `targets`. `owner` is the component that carries it out.
+    """In state `source`, `command` leads to one of `targets`. `owner` is the component that makes the transition.
 
-    Without targets the rule accepts a repeat: nothing changes and no event is appended.
+    Without targets the rule accepts a repeat: nothing changes and no event is appended. `cites` are the rules of
+    `docs/spec` that demand it.
     """
 
     source: str
@@ -90,7 +93,10 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Implies(msgspec.Struct, frozen=True):
-    """In `source`, `command` implies `first`: take that step, then try the command again where it led."""
+    """In state `source`, `command` first applies `first`, then is looked up again in the resulting state.
+
+    `when`, if given, restricts this to records for which it returns True.
+    """
 
     source: str
     command: type[Command]
@@ -99,33 +105,35 @@ class Implies(msgspec.Struct, frozen=True):
     when: Callable[[Any], bool] | None = None
 
 
-class _Row:
-    """What applies to one state and one command: a step to take before, a rule, or both."""
+class _Entry:
+    """The implied step and the rule for one state and one command, in the form that `_follow` needs."""
 
-    __slots__ = ("do", "rule", "targets", "through")
+    __slots__ = ("handler", "implied", "rule", "targets")
 
-    def __init__(self, through: Implies | None, rule: Rule | None) -> None:
-        self.through = through
+    def __init__(self, implied: Implies | None, rule: Rule | None) -> None:
+        self.implied = implied
         self.rule = rule
-        self.do = rule.handler if rule is not None else no_change
-        self.targets = {to.state: (to.trigger, to.severity) for to in rule.targets} if rule is not None else {}
+        self.handler = rule.handler if rule is not None else no_change
+        self.targets = (
+            {target.state: (target.trigger, target.severity) for target in rule.targets} if rule is not None else {}
+        )
 
 
 def check_actor(command: Command) -> None:
-    """Refuse an order from somebody who may not give it."""
+    """Refuse a command from a kind of actor that may not send it."""
     if actor_kind(command.actor) not in command.by:
         expected = " or ".join(sorted(command.by))
         raise Refused("wrong_actor", f"{type(command).__name__} may come from {expected}, not from {command.actor}")
 
 
 def is_repeat(record: Record, command: Command) -> bool:
-    """Whether this very request was applied to the record before."""
+    """Return whether this request, with the same content, was applied to the record before."""
     return bool(command.request_id) and _request_fingerprint(command) in record.requests
 
 
 def check_request_id_unused(record: Record, command: Command) -> None:
-    """Refuse a request id that this record knows from something else."""
-    if any(known.rpartition(" ")[0] == command.request_id for known in record.requests):
+    """Refuse a request id that was used on this record with other content."""
+    if any(request.rpartition(" ")[0] == command.request_id for request in record.requests):
         raise Refused(
             "request_id_reused",
             f"request {command.request_id!r} was already used on {record.id} for something else; "
@@ -134,70 +142,69 @@ def check_request_id_unused(record: Record, command: Command) -> None:
 
 
 def remember_request(record: R, command: Command) -> R:
-    """The record, knowing that this request was applied to it.
+    """Return the record with this request added to its remembered ones.
 
-    The first one is never forgotten: it may be the one that the record was made by, and follow from its id.
+    The first request is never dropped: it may have created the record, whose id may be derived from it.
     """
-    known = record.requests
-    if len(known) >= REQUESTS_REMEMBERED:
-        known = (known[0], *known[2:])
-    return replace(record, requests=(*known, _request_fingerprint(command)))
+    requests = record.requests
+    if len(requests) >= REQUESTS_REMEMBERED:
+        requests = (requests[0], *requests[2:])
+    return replace(record, requests=(*requests, _request_fingerprint(command)))
 
 
 def no_change(_record: Any, _command: Any, _at: int) -> None:
-    """A repeat: the record already shows what was asked for."""
+    """Handle a repeat: the record already is in the requested state."""
 
 
 class Machine(Generic[S]):
-    """The rules of one kind of record. Refuses, when built, any table that is ambiguous or leads nowhere."""
+    """The rules of one kind of record. The constructor rejects ambiguous tables and implied steps without a rule."""
 
     def __init__(self, name: str, *rows: Rule | Implies, initial: str) -> None:
         self.name = name
         self.initial = initial
         self.rules = tuple(row for row in rows if isinstance(row, Rule))
         self.implied_steps = tuple(row for row in rows if isinstance(row, Implies))
-        self._rule = _unique(name, self.rules)
-        self._through = _unique(name, self.implied_steps)
-        # All that one step needs, found at once: the hot path of the whole system.
-        self._row = {
-            pair: _Row(self._through.get(pair), self._rule.get(pair)) for pair in (*self._rule, *self._through)
+        self._rules = _by_state_and_command(name, self.rules)
+        self._implied_steps = _by_state_and_command(name, self.implied_steps)
+        # One lookup per step: this is the hot path of the whole system.
+        self._entries = {
+            key: _Entry(self._implied_steps.get(key), self._rules.get(key))
+            for key in (*self._rules, *self._implied_steps)
         }
-        self.states = _ordered(
+        self.states = _distinct(
             state for rule in self.rules for state in (rule.source, *(to.state for to in rule.targets)) if state
         )
         leaves = {rule.source for rule in self.rules for to in rule.targets if to.state != rule.source}
         self.terminal = frozenset(state for state in self.states if state not in leaves)
-        self.commands = _ordered(row.command for row in rows)
-        for through in self.implied_steps:
-            implied = (through.source, through.first)
-            if implied not in self._rule and implied not in self._through:
+        self.commands = _distinct(row.command for row in rows)
+        for step in self.implied_steps:
+            implied = (step.source, step.first)
+            if implied not in self._rules and implied not in self._implied_steps:
+                raise InvariantBroken(f"{name}: {step.command.__name__} in {step.source} implies a step without a rule")
+            if not step.command.by <= step.first.by:
                 raise InvariantBroken(
-                    f"{name}: {through.command.__name__} in {through.source} goes through a step without a rule"
-                )
-            if not through.command.by <= through.first.by:
-                raise InvariantBroken(
-                    f"{name}: {through.command.__name__} implies {through.first.__name__}, which its actors may not do"
+                    f"{name}: {step.command.__name__} implies {step.first.__name__}, which its actors may not do"
                 )
 
     def rule(self, state: str, command: type[Command]) -> Rule | None:
-        """The rule for this pair, if there is one."""
-        return self._rule.get((state, command))
+        """Return the rule for a command in a state, or None."""
+        return self._rules.get((state, command))
 
     def changes(self, state: str, command: type[Command]) -> bool:
-        """Whether the command changes something in this state, rather than being a repeat or refused."""
-        rule = self._rule.get((state, command))
+        """Return whether the command makes a transition in this state, rather than being a repeat or refused."""
+        rule = self._rules.get((state, command))
         return rule is not None and bool(rule.targets)
 
     def implied_step(self, state: str, command: type[Command]) -> Implies | None:
-        """The implied first step for this pair, if there is one."""
-        return self._through.get((state, command))
+        """Return the step that a command implies in a state, or None."""
+        return self._implied_steps.get((state, command))
 
     def edges(self) -> list[tuple[Rule, Target]]:
-        """Every transition that leaves its state, in table order."""
+        """Return every transition that leads to another state, in the order of the table."""
         return [(rule, to) for rule in self.rules for to in rule.targets if to.state != rule.source]
 
     def decide(self, record: R, command: Command, at: int, events: list[Event]) -> R:
-        """Apply one order from outside: checked against earlier requests and `expected_rev`, then stepped."""
+        """Check a submitted command against earlier requests and `expected_rev`, then apply it with `step`."""
         request = ""
         if command.request_id:
             request = _request_fingerprint(command)
@@ -208,41 +215,41 @@ class Machine(Generic[S]):
             raise Refused(
                 "stale_rev",
                 f"{self.name} {record.id} is at rev {record.rev}, not {command.expected_rev}; "
-                "read it again and decide anew",
+                "read it again and decide again",
             )
         changed = self.step(record, command, at, events)
         return remember_request(changed, command) if request and changed is not record else changed
 
     def step(self, record: R, command: Command, at: int, events: list[Event]) -> R:
-        """Follow the table once, after the steps that the command implies, and append an event for each."""
+        """Apply the command after the steps that it implies; append an event for each transition."""
         if actor_kind(command.actor) not in command.by:
             check_actor(command)
-        # No clock that jumped back may order two events of one record wrongly.
+        # A clock that jumped back must not put two events of a record in the wrong order.
         at = at if at > record.updated_at else record.updated_at
         return self._follow(record, command.__class__, command, at, events)
 
-    def _follow(self, record: R, kind: type[Command], command: Command, at: int, events: list[Event]) -> R:
-        """The rule for this state and this kind of command, on the word of the command that is carried out."""
-        draft, orders = record, [kind]
-        while orders:
-            row = self._row.get((draft.state, orders[-1]))
-            if row is None:
-                raise self.refusal(draft, orders[-1])
-            through = row.through
-            if through is not None and (through.when is None or through.when(draft)):
-                orders.append(through.first)
+    def _follow(self, record: R, command_type: type[Command], command: Command, at: int, events: list[Event]) -> R:
+        """Apply the rules for this type of command and for the types that it implies, with the fields of `command`."""
+        draft, pending_types = record, [command_type]
+        while pending_types:
+            entry = self._entries.get((draft.state, pending_types[-1]))
+            if entry is None:
+                raise self.refusal(draft, pending_types[-1])
+            implied = entry.implied
+            if implied is not None and (implied.when is None or implied.when(draft)):
+                pending_types.append(implied.first)
                 continue
-            order = orders.pop()
-            if row.rule is None:
-                raise self.refusal(draft, order)
-            move = row.do(draft, command, at)
-            if move is None:
+            current_type = pending_types.pop()
+            if entry.rule is None:
+                raise self.refusal(draft, current_type)
+            transition = entry.handler(draft, command, at)
+            if transition is None:
                 continue
-            state, changes, metadata = move
-            told = row.targets.get(state)
-            if told is None:
+            state, changes, metadata = transition
+            target = entry.targets.get(state)
+            if target is None:
                 raise InvariantBroken(
-                    f"{self.name}: {order.__name__} in {draft.state} landed in {state}, outside its targets"
+                    f"{self.name}: {current_type.__name__} in {draft.state} led to {state}, outside its targets"
                 )
             rev = draft.rev + 1
             events.append(
@@ -255,15 +262,15 @@ class Machine(Generic[S]):
                     draft.run_id,
                     draft.state or None,
                     state,
-                    told[0],
+                    target[0],
                     command.actor,
-                    told[1],
+                    target[1],
                     command.request_id,
                     rev,
                     metadata,
                 )
             )
-            # A copy that nobody has seen yet may be written on: one copy for all steps of a command.
+            # Copy once per command: no caller has seen the copy yet, so that its fields may be overwritten.
             if draft is record:
                 draft = copy(record)
             put(draft, "state", state)
@@ -273,31 +280,32 @@ class Machine(Generic[S]):
                 put(draft, name, value)
         return draft
 
-    def refusal(self, record: Stateful, order: type[Command]) -> Refused:
-        """Say what was found, what was expected and what to do."""
+    def refusal(self, record: Stateful, command_type: type[Command]) -> Refused:
+        """Return the refusal of a command that no rule accepts in this state."""
         rows: tuple[Rule | Implies, ...] = (*self.rules, *self.implied_steps)
-        sources = [row.source for row in rows if row.command is order]
-        expected = ", ".join(_ordered(source or "no record" for source in sources))
-        found = record.state or "no record"
+        sources = [row.source for row in rows if row.command is command_type]
+        expected = ", ".join(_distinct(source or "no record" for source in sources))
+        actual = record.state or "no record"
         return Refused(
             "wrong_state",
-            f"{self.name} {record.id} is {found}; {order.__name__} applies in {expected or 'no state'}; "
+            f"{self.name} {record.id} is {actual}; {command_type.__name__} applies in {expected or 'no state'}; "
             "read it again to see what happened to it",
         )
 
 
-def _unique(name: str, rows: Iterable[Any]) -> dict[tuple[str, type[Command]], Any]:
+def _by_state_and_command(name: str, rows: Iterable[Any]) -> dict[tuple[str, type[Command]], Any]:
     table: dict[tuple[str, type[Command]], Any] = {}
     for row in rows:
-        pair = (row.source, row.command)
-        if pair in table:
+        key = (row.source, row.command)
+        if key in table:
             raise InvariantBroken(f"{name}: two rules for {row.command.__name__} in {row.source or 'no record'}")
-        table[pair] = row
+        table[key] = row
     return table
 
 
-def _ordered(items: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(items))
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the distinct values in order of first occurrence."""
+    return tuple(dict.fromkeys(values))
 
 
 def stored_name(command: type[Command]) -> str:
@@ -311,7 +319,7 @@ def stored_name(command: type[Command]) -> str:
 
 
 def _request_fingerprint(command: Command) -> str:
-    """The request id with a fingerprint of its content, so that a reuse for something else is seen."""
+    """Return the request id with a hash of the command, so that its reuse with other content is detected."""
     plain = replace(command, expected_rev=None)
     text = msgspec.json.encode(plain, order="deterministic" if command.is_unordered else None)
     content = blake2b(text, digest_size=8, person=stored_name(type(command))[:16].encode())

@@ -1,4 +1,4 @@
-"""The records that a decision reads and the changes that it makes, kept apart until the decision stands."""
+"""The records that a decision reads and its changes, which are discarded unless the decision is committed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ T = TypeVar("T", bound=Record)
 
 
 class UnitOfWork:
-    """Everything loaded so far. What is missing raises `NotLoaded`, unless the world is complete by itself."""
+    """The loaded records, and the draft of the decision in progress.
+
+    Reading a record that is not loaded raises `NotLoaded`, so that the caller loads it and decides again. With
+    `is_complete`, all records are loaded and a missing one does not exist.
+    """
 
     def __init__(self, records: Mapping[str, Record] | None = None, *, is_complete: bool = False) -> None:
         self.records: dict[str, Record | None] = dict(records or {})
-        self.job_ids: dict[str, tuple[str, ...]] = {}
+        self.job_ids: dict[str, tuple[str, ...]] = {}  # By run id.
         self.is_complete = is_complete
-        self.latest_at = 0  # The newest time seen: what one world decides never goes back, whatever the clock does.
+        self.latest_at = 0  # The latest decision's time; no later decision is made at an earlier one.
         self.draft: dict[str, Record] = {}
         self.draft_job_ids: dict[str, list[str]] = {}
         self.absent: set[str] = set()
         self.events: list[Event] = []
 
     def find(self, id: str) -> Record | None:
-        """The record as the decision under way sees it; None when there is no such record."""
+        """Return the record with the changes of the decision in progress, or None if it does not exist."""
         record = self.draft.get(id)
         if record is not None:
             return record
@@ -42,7 +46,7 @@ class UnitOfWork:
             raise NotLoaded(ids=(id,)) from None
 
     def get(self, id: str, kind: type[T]) -> T:
-        """The record, which must exist and be of this kind."""
+        """Return the record; refuse with `not_found` unless it exists and is of this kind."""
         record = self.find(id)
         if record is None:
             raise Refused("not_found", f"there is no {kind.__name__.lower()} {id!r}; check the id")
@@ -53,24 +57,21 @@ class UnitOfWork:
         return record
 
     def run(self, id: str) -> Run:
-        """The run."""
         return self.get(id, Run)
 
     def job(self, id: str) -> Job:
-        """The job."""
         return self.get(id, Job)
 
     def attempt(self, id: str) -> Attempt:
-        """The attempt."""
         return self.get(id, Attempt)
 
     def worker(self, id: str) -> Worker | None:
-        """The worker, if it is registered: the plain queue also serves owners that are not."""
+        """Return the worker, or None if it is not registered: clients of the plain queue need no registration."""
         record = self.find(id)
         return record if isinstance(record, Worker) else None
 
     def require(self, ids: Iterable[str]) -> None:
-        """Ask for many records at once, so that a store can load them in one go."""
+        """Raise one `NotLoaded` for all of these records that are not loaded, so that one query loads them."""
         if not self.is_complete:
             missing = tuple(
                 id for id in ids if id not in self.draft and id not in self.records and id not in self.absent
@@ -79,30 +80,30 @@ class UnitOfWork:
                 raise NotLoaded(ids=missing)
 
     def assume_absent(self, ids: Iterable[str]) -> None:
-        """There can be no such records, for the decision under way: nobody needs to look for them.
+        """Treat these records as not existing during the decision in progress, without loading them.
 
-        Should there be one all the same, its birth conflicts with it when it is written.
+        If one exists nevertheless, writing the new record conflicts with it.
         """
         self.absent.update(ids)
 
     def live_jobs(self, run_id: str) -> list[Job]:
-        """The jobs of the run that are not over."""
+        """Return the jobs of the run that are not in a terminal state."""
         ids: Sequence[str] | None = self.draft_job_ids.get(run_id) or self.job_ids.get(run_id)
         if ids is None:
             if not self.is_complete:
                 raise NotLoaded(jobs_of=run_id)
             ids = ()
         self.require(ids)
-        return [found for found in map(self.job, ids) if found.state not in TERMINAL]
+        return [job for job in map(self.job, ids) if job.state not in TERMINAL]
 
     def put(self, record: Record) -> None:
-        """Change a record in the draft."""
+        """Write a changed record to the draft."""
         self.draft[record.id] = record
 
     def add(self, record: Record) -> None:
-        """Add a record that did not exist."""
+        """Write a new record to the draft."""
         if self.find(record.id) is not None:
-            raise InvariantBroken(f"{record.id} is born twice")
+            raise InvariantBroken(f"{record.id} is created twice")
         self.put(record)
         if isinstance(record, Job):
             if record.run_id not in self.draft_job_ids:
@@ -110,7 +111,7 @@ class UnitOfWork:
             self.draft_job_ids[record.run_id].append(record.id)
 
     def commit(self) -> tuple[dict[str, Record], list[Event]]:
-        """The decision stands: make the draft the truth, and hand it out."""
+        """Apply the draft to the loaded records; return its changed records and its events."""
         draft, events = self.draft, self.events
         self.records.update(draft)
         if events:
@@ -120,5 +121,5 @@ class UnitOfWork:
         return draft, events
 
     def roll_back(self) -> None:
-        """The decision does not stand: forget the draft."""
+        """Discard the draft."""
         self.draft, self.draft_job_ids, self.absent, self.events = {}, {}, set(), []

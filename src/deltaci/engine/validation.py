@@ -66,7 +66,7 @@ def valid_id(id: object) -> str:
 def parse_lease_id(lease_id: object) -> ids.LeaseRef:
     """What a lease id says about itself. A thing that cannot be one is an unknown lease."""
     if not isinstance(lease_id, str) or not _is_printable_text(lease_id):
-        raise StaleLease("UNKNOWN_LEASE", "the lease id is not one of ours; stop this attempt")
+        raise StaleLease("UNKNOWN_LEASE", "the lease id is malformed; stop this attempt")
     return ids.lease_ref(lease_id)
 
 

@@ -21,9 +21,10 @@ from deltaci.controllers.merge_queue.state import (
 )
 from deltaci.controllers.projects import Project
 from deltaci.core import job
-from deltaci.core.decide import StartRun, job_id
+from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
 from deltaci.core.failures import FLAKY, RETRYABLE, USER, Failure
+from deltaci.core.ids import job_id
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run

@@ -23,10 +23,9 @@ from deltaci.api.schemas.tests import (
 )
 from deltaci.core import flaky, listing
 from deltaci.core.attempt import Attempt
-from deltaci.core.decide import job_id
 from deltaci.core.errors import Refused
 from deltaci.core.flaky import Flake
-from deltaci.core.ids import attempt_id
+from deltaci.core.ids import attempt_id, job_id
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status

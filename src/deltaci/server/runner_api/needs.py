@@ -12,8 +12,8 @@ from typing import Final
 
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
-from deltaci.core.decide import job_id
 from deltaci.core.errors import Refused
+from deltaci.core.ids import job_id
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.needs import SKIPPED, job_outputs, job_result

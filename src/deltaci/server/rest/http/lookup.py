@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.decide import job_id
-from deltaci.core.ids import attempt_id
+from deltaci.core.ids import attempt_id, job_id
 from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
