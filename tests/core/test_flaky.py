@@ -117,7 +117,7 @@ def test_a_history_stays_small_whatever_is_told() -> None:
         history = add_observation(history, f"c{number % 40}", seen(f"y{number}", at=number))
 
     assert len(history.commits) == flaky.MAX_COMMITS
-    assert max(len(each.observations) for each in history.commits) <= flaky.MAX_SIGHTINGS
+    assert max(len(each.observations) for each in history.commits) <= flaky.MAX_OBSERVATIONS
     assert len(history.tests) == flaky.MAX_TESTS
     assert "test299" in history.tests
     assert "test0" not in history.tests

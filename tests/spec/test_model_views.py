@@ -221,7 +221,7 @@ def test_a_rule_without_targets_accepts_a_repeat_and_can_lead_nowhere() -> None:
     """That it appends no event can be read from the table; a function that says otherwise is our bug."""
     repeat = Rule("B", Push, (), no_change, ORCHESTRATOR, "a repeat is no error")
     machine: Machine[Record] = Machine("m", PUSH, repeat, initial="A")
-    wrong: Machine[Record] = Machine("m", PUSH, msgspec.structs.replace(repeat, do=_to_b), initial="A")
+    wrong: Machine[Record] = Machine("m", PUSH, msgspec.structs.replace(repeat, handler=_to_b), initial="A")
     pushed, events = Record(id="x", state="B"), list[Event]()
 
     assert machine.step(pushed, Push(id="x"), 0, events) is pushed

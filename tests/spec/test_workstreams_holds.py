@@ -184,7 +184,7 @@ def test_a_runner_that_registers_anew_ends_a_quarantine_but_not_a_drain(is_drain
         lab.do(drain("for good"))
     came_in = UpdateCapabilities(id="w1", tenant=TENANT, token_at=lab.now)
 
-    lab.after(1).do(msgspec.structs.replace(came_in, token_at=0, places=2))
+    lab.after(1).do(msgspec.structs.replace(came_in, token_at=0, slots=2))
     assert hold(lab)[0] == (DRAINED if is_drained else QUARANTINED)
     lab.after(1).do(came_in)
 

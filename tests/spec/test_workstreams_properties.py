@@ -164,7 +164,7 @@ BROKEN: Final[tuple[tuple[str, Callable[[], Lab], str, dict[str, object]], ...]]
     ("worker 4", held, "w1", {"tasks": ()}),
     ("worker 4", held, "w1", {"state": "UNRESPONSIVE"}),
     ("worker 4", held, "r1/a.1", {"lease": None}),
-    ("trust", held, "w1", {"troubles": 3}),
+    ("trust", held, "w1", {"infra_failures": 3}),
     ("verdict", completed, "r1/a.1", {"verdict": attempt.Verdict(is_passed=False)}),
 )
 

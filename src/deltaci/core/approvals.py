@@ -1,4 +1,7 @@
-"""Who may decide an approval gate, and when enough people have. An approval is one person's, for one plan."""
+"""Approval gates: who may approve or reject one, and when enough people have approved.
+
+An approval is given by one person for one plan.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ MAX_APPROVERS: Final = 100
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who must approve: so many different people, with this role, and not the one who started the run."""
+    """Who must approve: `approvers` different people, with `role`, and, if `not_by_starter`, not the run's starter."""
 
     role: str = ""
     approvers: int = 1
@@ -25,7 +28,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether any one person will do."""
+        """Whether the approval of any one person is enough."""
         return self == PLAIN_GATE
 
 
@@ -33,7 +36,7 @@ PLAIN_GATE: Final = Gate()
 
 
 class Approval(msgspec.Struct, frozen=True, array_like=True):
-    """One person's word for a gate."""
+    """The approval of a gate by one person."""
 
     person: str
     at: int
@@ -41,13 +44,13 @@ class Approval(msgspec.Struct, frozen=True, array_like=True):
 
 
 def person_name(actor: str) -> str:
-    """The name of the person who acts: `user:ada` is `ada`. Empty for everybody else."""
+    """Return the name of a person who acts, such as `ada` for `user:ada`; empty for other actors."""
     kind, _, name = actor.partition(":")
     return name if kind == USER else ""
 
 
 def check_gate(name: str, gate: Gate) -> None:
-    """Refuse a gate that nobody could pass as it is written."""
+    """Refuse a gate with an impossible number of approvers."""
     if not 1 <= gate.approvers <= MAX_APPROVERS:
         raise Refused(
             "bad_request",
@@ -56,19 +59,19 @@ def check_gate(name: str, gate: Gate) -> None:
 
 
 def creation_metadata(gate: Gate, started_by: str) -> dict[str, Any]:
-    """What the birth of a gate tells beyond the ordinary, so that the log alone shows who may approve it."""
-    told: dict[str, Any] = {}
+    """Return the gate's settings for the metadata of its creation, so that the log alone shows who may approve it."""
+    metadata: dict[str, Any] = {}
     if gate.role:
-        told["role"] = gate.role
+        metadata["role"] = gate.role
     if gate.approvers != 1:
-        told["approvers"] = gate.approvers
+        metadata["approvers"] = gate.approvers
     if gate.not_by_starter:
-        told.update(not_by_starter=True, started_by=started_by)
-    return told
+        metadata.update(not_by_starter=True, started_by=started_by)
+    return metadata
 
 
 def refusal_reason(gate: Gate, person: str, roles: Collection[str], started_by: str, *, approves: bool) -> str:
-    """Why this person may not approve, or reject, at such a gate, in a few words; empty: they may."""
+    """Return in a few words why this person may not approve (or reject) at this gate; empty if they may."""
     if not gate.is_plain and not person:
         return "it is decided by people with a name"
     if gate.role and gate.role not in roles:
@@ -79,7 +82,7 @@ def refusal_reason(gate: Gate, person: str, roles: Collection[str], started_by: 
 
 
 def check_same_plan(job: Job, plan_hash: str) -> None:
-    """Refuse a decision about another plan than this gate's. Who names no plan means the one that is there."""
+    """Refuse a decision about another plan than the gate's. An empty hash means the current plan."""
     if plan_hash and plan_hash != job.plan_hash:
         raise Refused(
             "plan_changed",
@@ -89,31 +92,31 @@ def check_same_plan(job: Job, plan_hash: str) -> None:
 
 
 def check_decider(job: Job, command: Approve | Reject, *, approves: bool = False) -> None:
-    """Refuse whoever may not decide this gate, and who decides about another plan.
+    """Refuse the decision of a person who may not make it, or about another plan.
 
-    A starter who may not approve may still reject.
+    A person who may not approve because they started the run may still reject.
     """
     check_same_plan(job, command.plan_hash)
-    why = refusal_reason(job.spec.gate, person_name(command.actor), command.roles, job.started_by, approves=approves)
-    if why:
+    reason = refusal_reason(job.spec.gate, person_name(command.actor), command.roles, job.started_by, approves=approves)
+    if reason:
         roles = f"the role {', '.join(command.roles)}" if command.roles else "no role"
-        does = "approve" if approves else "reject"
+        verb = "approve" if approves else "reject"
         raise Refused(
             "not_allowed",
-            f"{command.actor}, with {roles}, may not {does} job {job.id}: {why}; "
+            f"{command.actor}, with {roles}, may not {verb} job {job.id}: {reason}; "
             f"ask one of them ({_approval_count(job)})",
         )
 
 
 def decision_metadata(job: Job, command: Approve | Reject, approvals: tuple[Approval, ...]) -> dict[str, Any]:
-    """What a decision tells: its comment, the plan that it is about, and for more than a plain gate who approved."""
-    about: dict[str, Any] = {"comment": command.comment}
+    """Return the metadata of a decision: its comment, its plan and, unless the gate is plain, the approvers."""
+    metadata: dict[str, Any] = {"comment": command.comment}
     is_plain = job.spec.gate.is_plain
     if job.plan_hash and (command.plan_hash or not is_plain):
-        about["plan_hash"] = job.plan_hash
+        metadata["plan_hash"] = job.plan_hash
     if not is_plain:
-        about["approvers"] = [each.person for each in approvals]
-    return about
+        metadata["approvers"] = [approval.person for approval in approvals]
+    return metadata
 
 
 def _approval_count(job: Job) -> str:

@@ -1,8 +1,8 @@
-"""The attempt: one execution of a job, and the record of the queue.
+"""The attempt: one execution of a job, and the record that the queue hands out.
 
-It is owned, changed and finished only under its live lease. Whatever arrives under another lease is
-stale and changes nothing. When the orchestrator itself must end an attempt it takes over: the runner's
-lease is revoked in the same step, so the runner's late result is stale too.
+Only the holder of its live lease owns, changes and finishes an attempt. A message under any other lease is stale and
+changes nothing. When the orchestrator itself has to end an attempt, it takes over: the same transition revokes the
+lease, so that a late result of the runner is stale as well.
 """
 
 from __future__ import annotations
@@ -35,34 +35,37 @@ TIMED_OUT: Final = "TIMED_OUT"
 CANCEL_REQUESTED: Final = "CANCEL_REQUESTED"
 CANCELED: Final = "CANCELED"
 
-ACTIVE_STATES: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # A runner has it and nobody asked it to stop.
+ACTIVE_STATES: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # Leased, and no cancel was requested.
 
 MAX_LOST_LEASES: Final = 3
 TIMEOUT_SECONDS: Final = 3600
-MAX_AVOIDED: Final = 8  # The last of them; what happened longer ago says little about a worker.
+MAX_AVOIDED: Final = 8  # Only the latest: an old failure says little about a worker.
 
-# Why an attempt went STALE. The first three are the orchestrator's own findings.
+# Why an attempt became STALE. The orchestrator detects the first three itself.
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
 NOT_ACCEPTED: Final = "NOT_ACCEPTED"
 WORKER_LOST: Final = "WORKER_LOST"
 STALLED: Final = "STALLED"
 HANDED_BACK: Final = "HANDED_BACK"
-# What a stall may be called, and whether it counts against the attempt: a worker that hands back lost nothing.
+# The reasons of `Stall`, and whether each counts as a lost lease.
 STALL_REASONS: Final = {STALLED: True, WORKER_LOST: True, HANDED_BACK: False}
 DETECTED_LOST: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
-# In the same decision: nothing else would ever look at it again, should whoever asked be gone after the first half.
+# Requeued in the same decision: if the caller died in between, nothing else would requeue the attempt.
 REQUEUED_IMMEDIATELY: Final = DETECTED_LOST | {HANDED_BACK}
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the rules that were looked at after the execution say together: all hold, or which do not, and why."""
+    """The result of the validation rules that the runner checks after the execution; `details` are the failures."""
 
     is_passed: bool
     details: str = ""
 
 
 class Attempt(Record, frozen=True, kw_only=True):
-    """One execution. `claims` counts how often it was claimed; `lease` is the live one, `ended_lease` the last."""
+    """One execution of a job, or one job of the plain queue, which has no `job_id`.
+
+    `claims` counts how often it was claimed. `lease` is the live lease, `ended_lease` the latest ended lease.
+    """
 
     state: str = CREATED
     job_id: str = ""
@@ -84,25 +87,25 @@ class Attempt(Record, frozen=True, kw_only=True):
     report: Any = None
     error: Failure | None = None
     spec: Any = None
-    group: str = ""  # Of all attempts of the tenant with the same one, one has a live lease.
-    verdict: Verdict | None = None  # Of a success: what its runner found when it looked at the rules.
-    progress: Any = None  # What the runner said last of how far it is, under the lease that it has or had.
-    avoid: tuple[str, ...] = ()  # Workers that lost it, or on which the job came to grief before: rather others.
+    group: str = ""  # Of a tenant's attempts in one group, at most one has a live lease.
+    verdict: Verdict | None = None  # The runner's validation result, of a success.
+    progress: Any = None  # The runner's latest report under the live or ended lease.
+    avoid: tuple[str, ...] = ()  # Workers on which the job failed or was lost: others are preferred.
 
     @property
     def times_out_at(self) -> int:
-        """When the job's time is over: it runs from RUNNING, not from the claim."""
+        """The job timeout, which counts from RUNNING, not from the claim; 0 before."""
         return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
 
 
 class Publish(Command, frozen=True, kw_only=True):
-    """Make the attempt claimable. This is its birth."""
+    """Create the attempt and make it claimable."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
 
 class Grant(Command, frozen=True, kw_only=True):
-    """Give the attempt to the worker that asks, under a new lease."""
+    """Lease the attempt to the worker that claims it."""
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
@@ -114,9 +117,9 @@ class Grant(Command, frozen=True, kw_only=True):
 
 
 class LeasedCommand(Command, frozen=True, kw_only=True):
-    """Whatever a runner says about its attempt: it must prove which lease it speaks for.
+    """A runner's message about its attempt, which names the lease that it is sent under.
 
-    With a `tenant`, another tenant's attempts do not exist for it.
+    With a `tenant`, an attempt of another tenant is treated as unknown.
     """
 
     stored_name: ClassVar[str] = "Leased"
@@ -127,33 +130,32 @@ class LeasedCommand(Command, frozen=True, kw_only=True):
 
 
 class Ack(LeasedCommand, frozen=True, kw_only=True):
-    """The runner took the job."""
+    """The runner accepted the job."""
 
 
 class Start(LeasedCommand, frozen=True, kw_only=True):
-    """The steps execute now."""
+    """The runner executes the steps now."""
 
 
 class Extend(LeasedCommand, frozen=True, kw_only=True):
-    """Document 004's heartbeat: keep the lease, whether or not execution began."""
+    """Renew the lease, whether or not execution has begun: the heartbeat of document 004."""
 
 
 class Heartbeat(LeasedCommand, frozen=True, kw_only=True):
-    """Document 001's heartbeat: alive and executing. Progress is the runner's best guess; nothing follows from it."""
+    """Renew the lease of a running attempt: the heartbeat of document 001. `progress` is only displayed."""
 
     progress: Any = None
 
 
 class BeginUpload(LeasedCommand, frozen=True, kw_only=True):
-    """The steps are over; logs and artifacts are on their way."""
+    """The steps ended and the runner uploads logs and artifacts."""
 
 
 class Outcome(LeasedCommand, frozen=True, kw_only=True):
-    """What the runner saw: its exit code, its result, its report of artifacts, timings and the like.
+    """The end of an execution as the runner reports it; `report` lists artifacts, timings and the like.
 
-    A `verdict` belongs to a success: the execution was one, whether or not its result is valid.
-    `facts` and `rules`, what is known of a failure and the project's own ways to classify it, come from the
-    orchestrator: the runner does not decide whether it is worth a retry.
+    Only a success has a `verdict`, which says whether the result is valid. The orchestrator adds `facts` about a
+    failure and the project's `rules` to classify it, because it decides about retries.
     """
 
     is_success: bool
@@ -165,26 +167,26 @@ class Outcome(LeasedCommand, frozen=True, kw_only=True):
     verdict: Verdict | None = None
 
     def succeeds(self, job_id: str) -> bool:
-        """A result that is not valid fails the job; without a job, the attempt: nobody else would hear of it."""
+        """Return whether the attempt succeeds. An invalid result fails its job or, without a job, the attempt."""
         return self.is_success and (bool(job_id) or self.verdict is None or self.verdict.is_passed)
 
 
 class Finish(Outcome, frozen=True, kw_only=True):
-    """Document 004's complete and fail: only a running attempt can be finished."""
+    """Finish a running attempt: complete and fail of document 004."""
 
 
 class Complete(Outcome, frozen=True, kw_only=True):
-    """Document 001's Complete: it implies every earlier step that the runner did not report."""
+    """Finish the attempt; implies the earlier steps that the runner did not report. Document 001."""
 
 
 class CancelAck(LeasedCommand, frozen=True, kw_only=True):
-    """The runner proves that it stopped."""
+    """The runner has stopped the cancelled attempt."""
 
     report: Any = None
 
 
 class Cancel(Command, frozen=True, kw_only=True):
-    """Ask for a stop. With a live lease the runner has until the deadline to acknowledge."""
+    """Request the cancellation. With a live lease the runner has until the deadline to acknowledge it."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -193,15 +195,15 @@ class Cancel(Command, frozen=True, kw_only=True):
 
 
 class Expire(Command, frozen=True, kw_only=True):
-    """The lease ran out."""
+    """The lease expired."""
 
 
 class RevokeUnaccepted(Command, frozen=True, kw_only=True):
-    """Nobody acknowledged the lease within the accept window."""
+    """Revoke a lease that the runner did not acknowledge within the accept window."""
 
 
 class Stall(Command, frozen=True, kw_only=True):
-    """Its worker is no longer trusted, or hands the work back."""
+    """End the lease because its worker is presumed lost, is no longer trusted, or hands the attempt back."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -209,34 +211,34 @@ class Stall(Command, frozen=True, kw_only=True):
 
 
 class Requeue(Command, frozen=True, kw_only=True):
-    """Make a stale attempt claimable again, or give it up when its lease was lost too often."""
+    """Make a stale attempt claimable again, or fail it if its lease was lost too often."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
 
 class TimeOut(Command, frozen=True, kw_only=True):
-    """The job's time is over."""
+    """The job timeout has passed."""
 
 
 class ForceCancel(Command, frozen=True, kw_only=True):
-    """Finish a cancellation that nobody will acknowledge any more."""
+    """Finish a cancellation that no runner will acknowledge."""
 
 
-def _with_lease(attempt: Attempt, order: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Change the live lease; what the record and the event then say about it."""
+def _with_lease(attempt: Attempt, command_type: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Apply a command to the live lease; return the changed fields of the attempt and the metadata of its event."""
     before = attempt.lease
     if before is None:
         raise Refused("wrong_state", f"attempt {attempt.id} has no live lease; there is nothing to change")
-    after = lease.change(before, order, at)
-    told = {"number": after.number, "worker_id": after.worker_id, "from": before.state, "to": after.state}
+    after = lease.change(before, command_type, at)
+    metadata = {"number": after.number, "worker_id": after.worker_id, "from": before.state, "to": after.state}
     if after.state in lease.LIVE:
-        told["expires_at"] = after.expires_at
-        return {"lease": after}, {"lease": told}
-    return {"lease": None, "ended_lease": after}, {"lease": told}
+        metadata["expires_at"] = after.expires_at
+        return {"lease": after}, {"lease": metadata}
+    return {"lease": None, "ended_lease": after}, {"lease": metadata}
 
 
 def _publish(attempt: Attempt, _command: Publish, at: int) -> Transition:
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "index": attempt.index,
         "job_id": attempt.job_id,
         "queue_key": attempt.queue_key,
@@ -244,7 +246,7 @@ def _publish(attempt: Attempt, _command: Publish, at: int) -> Transition:
         "timeout_seconds": attempt.timeout_seconds,
         "max_lost_leases": attempt.max_lost_leases,
     }
-    return QUEUED, {"created_at": at}, told
+    return QUEUED, {"created_at": at}, metadata
 
 
 def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
@@ -257,16 +259,17 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
             f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
         )
     if attempt.state == STALE and attempt.group:
-        # Whether somebody else has the group by now is looked at when its turn comes.
+        # Only a claim from the queue checks whether another attempt of the group is leased.
         raise Refused(
-            "not_eligible", f"attempt {attempt.id} is of the group {attempt.group}; requeue it, so that it has its turn"
+            "not_eligible",
+            f"attempt {attempt.id} is of the group {attempt.group}; requeue it, so that it waits for the group",
         )
     if attempt.queue_key and (missing := required_labels(attempt.queue_key) - set(command.labels)):
         raise Refused(
             "not_eligible", f"attempt {attempt.id} needs {', '.join(sorted(missing))}; give it to a worker that has it"
         )
     number, worker_id = attempt.claims + 1, command.actor.partition(":")[2]
-    given = lease.change(
+    granted = lease.change(
         Lease(
             id=ids.lease_name(attempt.id, number),
             number=number,
@@ -280,18 +283,18 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
         lease.Grant,
         at,
     )
-    told = {
+    metadata = {
         "claims": number,
         "lease": {
             "number": number,
             "worker_id": worker_id,
             "from": None,
-            "to": given.state,
-            "accept_by": given.accept_by,
-            "expires_at": given.expires_at,
+            "to": granted.state,
+            "accept_by": granted.accept_by,
+            "expires_at": granted.expires_at,
         },
     }
-    return LEASED, {"lease": given, "claims": number, "started_at": 0, "progress": None}, told
+    return LEASED, {"lease": granted, "claims": number, "started_at": 0, "progress": None}, metadata
 
 
 def _ack(attempt: Attempt, command: Ack, at: int) -> Transition:
@@ -299,14 +302,14 @@ def _ack(attempt: Attempt, command: Ack, at: int) -> Transition:
 
 
 def _ack_while_canceling(attempt: Attempt, command: Ack, at: int) -> Transition | None:
-    changes, told = _with_lease(attempt, lease.Ack, at)
-    return None if changes["lease"] is attempt.lease else (CANCEL_REQUESTED, changes, told)
+    changes, metadata = _with_lease(attempt, lease.Ack, at)
+    return None if changes["lease"] is attempt.lease else (CANCEL_REQUESTED, changes, metadata)
 
 
 def _start(attempt: Attempt, command: Start, at: int) -> Transition:
-    changes, told = _with_lease(attempt, lease.Renew, at)
+    changes, metadata = _with_lease(attempt, lease.Renew, at)
     changes["started_at"] = at
-    return RUNNING, changes, told
+    return RUNNING, changes, metadata
 
 
 def _renew(attempt: Attempt, command: LeasedCommand, at: int) -> Transition:
@@ -314,8 +317,8 @@ def _renew(attempt: Attempt, command: LeasedCommand, at: int) -> Transition:
 
 
 def _heartbeat(attempt: Attempt, command: Heartbeat, at: int) -> Transition:
-    state, changes, told = _renew(attempt, command, at)
-    return state, changes if command.progress is None else {**changes, "progress": command.progress}, told
+    state, changes, metadata = _renew(attempt, command, at)
+    return state, changes if command.progress is None else {**changes, "progress": command.progress}, metadata
 
 
 def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Transition:
@@ -323,28 +326,31 @@ def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Transition
 
 
 def _finish(attempt: Attempt, command: Outcome, at: int) -> Transition:
-    changes, told = _with_lease(attempt, lease.Finish, at)
-    told["exit_code"] = effective_exit_code(command)
+    changes, metadata = _with_lease(attempt, lease.Finish, at)
+    metadata["exit_code"] = effective_exit_code(command)
     if command.succeeds(attempt.job_id):
         result = {} if command.result is None else command.result
         changes.update(result=result, report=command.report, verdict=command.verdict)
         if command.verdict is not None:
-            told["verdict"] = msgspec.to_builtins(command.verdict)
-        return SUCCEEDED, changes, told
+            metadata["verdict"] = msgspec.to_builtins(command.verdict)
+        return SUCCEEDED, changes, metadata
     failure = failure_from(command)
     changes.update(error=failure, report=command.report, **_avoid_changes(attempt, changes, failure))
-    return FAILED, changes, {**told, "error": _failure_metadata(failure)}
+    return FAILED, changes, {**metadata, "error": _failure_metadata(failure)}
 
 
 def _finish_cancel(attempt: Attempt, command: Outcome | CancelAck, at: int) -> Transition:
-    changes, told = _with_lease(attempt, lease.Cancel, at)
-    # A late result does not count, but what it brings along is kept.
+    changes, metadata = _with_lease(attempt, lease.Cancel, at)
+    # A late result does not count, but its report is kept.
     changes.update(error=_CANCELED_FAILURE, report=command.report)
-    return CANCELED, changes, {**told, "reason": attempt.cancel_reason}
+    return CANCELED, changes, {**metadata, "reason": attempt.cancel_reason}
 
 
 def _avoid_changes(attempt: Attempt, changes: dict[str, Any], failure: Failure | None = None) -> dict[str, Any]:
-    """Whose lease ended by infrastructure is rather not given the job again. A plain queue knows no other worker."""
+    """Return the change that makes the job avoid the worker whose infrastructure ended the lease.
+
+    An attempt of the plain queue avoids no worker, because the fleet of such clients is unknown.
+    """
     if not attempt.job_id or (failure is not None and failure.failure_class != failures.INFRA):
         return {}
     return {"avoid": with_avoided(attempt.avoid, changes["ended_lease"].worker_id)}
@@ -354,20 +360,20 @@ _CANCELED_FAILURE: Final = Failure(code="CANCELED", failure_class=failures.USER,
 
 
 def _failure_metadata(failure: Failure) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(failure)
-    return told
+    metadata: dict[str, Any] = msgspec.to_builtins(failure)
+    return metadata
 
 
-def _stale(attempt: Attempt, order: type[Command], at: int, reason: str, *, is_lost: bool = True) -> Transition:
-    changes, told = _with_lease(attempt, order, at)
+def _stale(attempt: Attempt, command_type: type[Command], at: int, reason: str, *, is_lost: bool = True) -> Transition:
+    changes, metadata = _with_lease(attempt, command_type, at)
     ended: Lease = changes["ended_lease"]
     lost = attempt.lost_leases + (1 if is_lost else 0)
-    # A runner that took the job may still be at work until its own lease ends: nobody else may start before that.
+    # A runner that accepted the job may execute it until its lease would have ended: no other may start before.
     fence = ended.expires_at if is_lost and reason != NOT_ACCEPTED else at
     changes.update(lost_leases=lost, fence_until=fence, started_at=0)
     if reason in DETECTED_LOST:
         changes.update(_avoid_changes(attempt, changes))
-    return STALE, changes, {**told, "reason": reason, "lost_leases": lost}
+    return STALE, changes, {**metadata, "reason": reason, "lost_leases": lost}
 
 
 def _expire(attempt: Attempt, _command: Expire, at: int) -> Transition:
@@ -375,13 +381,13 @@ def _expire(attempt: Attempt, _command: Expire, at: int) -> Transition:
 
 
 def _check_unaccepted(attempt: Attempt, at: int) -> None:
-    held = attempt.lease
-    if held is None or held.state != lease.GRANTED:
+    live = attempt.lease
+    if live is None or live.state != lease.GRANTED:
         raise Refused("wrong_state", f"the lease of attempt {attempt.id} was acknowledged; let it run")
-    if at < held.accept_by:
+    if at < live.accept_by:
         raise Refused(
             "not_due",
-            f"the accept window of attempt {attempt.id} is open for another {(held.accept_by - at) / SECOND:.3f} s",
+            f"the accept window of attempt {attempt.id} is open for another {(live.accept_by - at) / SECOND:.3f} s",
         )
 
 
@@ -406,14 +412,14 @@ def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Transition:
     return FAILED, {"error": failure, "claims": claims}, {"error": _failure_metadata(failure), "claims": claims}
 
 
-def _take_over(attempt: Attempt, order: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The orchestrator claims what it must end itself: one claim more, the runner's lease gone."""
-    held = attempt.lease
-    if held is None:  # Taken over already, when the cancellation was requested.
+def _take_over(attempt: Attempt, command_type: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """End the live lease on behalf of the orchestrator, which counts as another claim."""
+    live = attempt.lease
+    if live is None:  # Taken over when the cancellation was requested.
         return {}, {}
-    changes, told = _with_lease(attempt, order, at)
+    changes, metadata = _with_lease(attempt, command_type, at)
     claims = attempt.claims + 1
-    return {**changes, "claims": claims, "fence_until": held.expires_at}, {**told, "claims": claims}
+    return {**changes, "claims": claims, "fence_until": live.expires_at}, {**metadata, "claims": claims}
 
 
 def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Transition:
@@ -421,27 +427,27 @@ def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Transition:
         raise Refused(
             "not_due", f"attempt {attempt.id} has another {(attempt.times_out_at - at) / SECOND:.3f} s; wait for it"
         )
-    changes, told = _take_over(attempt, lease.Revoke, at)
+    changes, metadata = _take_over(attempt, lease.Revoke, at)
     failure = failures.classify(Facts(error_code="TIMED_OUT"))
     changes.update(error=failure, **_avoid_changes(attempt, changes, failure))
-    return TIMED_OUT, changes, {**told, "error": _failure_metadata(failure)}
+    return TIMED_OUT, changes, {**metadata, "error": _failure_metadata(failure)}
 
 
 def _cancel(attempt: Attempt, command: Cancel, at: int) -> Transition:
     by = at + command.deadline_seconds * SECOND
     changes: dict[str, Any] = {"cancel_reason": command.reason, "cancel_by": by}
-    told: dict[str, Any] = {"reason": command.reason, "cancel_by": by}
+    metadata: dict[str, Any] = {"reason": command.reason, "cancel_by": by}
     if attempt.lease is None:
-        changes["claims"] = told["claims"] = attempt.claims + 1
-    return CANCEL_REQUESTED, changes, told
+        changes["claims"] = metadata["claims"] = attempt.claims + 1
+    return CANCEL_REQUESTED, changes, metadata
 
 
-def _force_canceled(attempt: Attempt, order: type[Command], at: int) -> Transition:
-    changes, told = _take_over(attempt, order, at)
+def _force_canceled(attempt: Attempt, command_type: type[Command], at: int) -> Transition:
+    changes, metadata = _take_over(attempt, command_type, at)
     return (
         CANCELED,
         {**changes, "error": _CANCELED_FAILURE},
-        {**told, "reason": attempt.cancel_reason, "is_forced": True},
+        {**metadata, "reason": attempt.cancel_reason, "is_forced": True},
     )
 
 
@@ -464,8 +470,8 @@ def _force_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> 
 
 
 def effective_exit_code(outcome: Outcome) -> int | None:
-    """The exit code that counts; a success that has another than 0 is refused."""
-    # Document 004 knows no exit codes: who completes a job through the queue says that it ended well.
+    """Return the exit code to record; refuse a success with an exit code other than 0."""
+    # Document 004 has no exit codes: completing a job through the queue means exit code 0.
     is_plain = outcome.is_success and outcome.exit_code is None and isinstance(outcome, Finish)
     exit_code = 0 if is_plain else outcome.exit_code
     if outcome.is_success and exit_code != 0:
@@ -474,7 +480,7 @@ def effective_exit_code(outcome: Outcome) -> int | None:
 
 
 def failure_from(outcome: Outcome) -> Failure:
-    """Why it counts as a failure: because of what its rules found, or as it is classified."""
+    """Return the failure of the validation, if the execution succeeded, or else classify the failure."""
     if outcome.is_success and outcome.verdict is not None:
         return failures.validation_failure(outcome.verdict.details)
     facts = outcome.facts
@@ -484,7 +490,9 @@ def failure_from(outcome: Outcome) -> Failure:
 
 
 def _not_requested(attempt: Attempt, _command: CancelAck, _at: int) -> None:
-    raise Refused("cancel_not_requested", f"nobody asked attempt {attempt.id} to stop; go on, or report a result")
+    raise Refused(
+        "cancel_not_requested", f"no cancel of attempt {attempt.id} was requested; continue, or report a result"
+    )
 
 
 def _is_unacknowledged(attempt: Attempt) -> bool:
@@ -501,31 +509,34 @@ MACHINE: Final[Machine[Attempt]] = Machine(
     Rule(STALE, Grant, (Target(LEASED, "claimed"),), _grant,
          ORCHESTRATOR, "reclaimed without going back to the queue", ("QUE-T3",)),
     Rule(LEASED, Ack, (Target(STARTING, "heartbeat"),), _ack,
-         ORCHESTRATOR, "AckLease: the runner took the job", ("ORC-A3", "PRO-Q3")),
+         ORCHESTRATOR, "AckLease: the runner accepted the job", ("ORC-A3", "PRO-Q3")),
     *(Rule(s, Ack, (), no_change,
-           ORCHESTRATOR, "our first answer was lost; a repeat is no error", ("ORC-I2",)) for s in ACTIVE_STATES[1:]),
+           ORCHESTRATOR, "a repeat after a lost answer is no error", ("ORC-I2",)) for s in ACTIVE_STATES[1:]),
     Rule(CANCEL_REQUESTED, Ack, (Target(CANCEL_REQUESTED, "heartbeat"),), _ack_while_canceling, ORCHESTRATOR,
-         "the runner took the job and will hear of the cancel", ("MOD-3",)),
+         "the runner accepted the job before it learns of the cancel", ("MOD-3",)),
     Rule(STARTING, Start, (Target(RUNNING, "started"),), _start,
          ORCHESTRATOR, "the first heartbeat, or a report that it runs", ("ORC-A4", "QUE-T4")),
     *(Rule(s, Start, (), no_change,
-           ORCHESTRATOR, "it runs already; a repeat is no error", ("ORC-I2",)) for s in ACTIVE_STATES[2:]),
-    Implies(LEASED, Start, Ack, "who runs the job has taken it"),
+           ORCHESTRATOR, "running already; a repeat is no error", ("ORC-I2",)) for s in ACTIVE_STATES[2:]),
+    Implies(LEASED, Start, Ack, "a runner that runs the job has accepted it"),
     *(Rule(s, Extend, (Target(s, "heartbeat"),), _renew,
            ORCHESTRATOR, "a heartbeat; the lease is renewed", ("QUE-T5", "QUE-T6"))
       for s in (*ACTIVE_STATES[1:], CANCEL_REQUESTED)),
-    Implies(LEASED, Extend, Ack, "who keeps the lease has taken the job"),
-    Implies(CANCEL_REQUESTED, Extend, Ack, "who keeps the lease has taken the job", when=_is_unacknowledged),
-    *(Rule(s, Heartbeat, (Target(s, "heartbeat"),), _heartbeat, ORCHESTRATOR, "alive; the lease runs anew", ("PRO-Q5",))
+    Implies(LEASED, Extend, Ack, "a runner that renews the lease has accepted the job"),
+    Implies(CANCEL_REQUESTED, Extend, Ack, "a runner that renews the lease has accepted the job",
+            when=_is_unacknowledged),
+    *(Rule(s, Heartbeat, (Target(s, "heartbeat"),), _heartbeat,
+           ORCHESTRATOR, "a heartbeat; the lease is renewed", ("PRO-Q5",))
       for s in (*ACTIVE_STATES[2:], CANCEL_REQUESTED)),
-    Implies(LEASED, Heartbeat, Ack, "who reports progress has taken the job"),
+    Implies(LEASED, Heartbeat, Ack, "a runner that reports progress has accepted the job"),
     Implies(STARTING, Heartbeat, Start, "the first heartbeat means that it runs"),
-    Implies(CANCEL_REQUESTED, Heartbeat, Ack, "who reports progress has taken the job", when=_is_unacknowledged),
+    Implies(CANCEL_REQUESTED, Heartbeat, Ack, "a runner that reports progress has accepted the job",
+            when=_is_unacknowledged),
     Rule(RUNNING, BeginUpload, (Target(UPLOADING, "heartbeat"),), _begin_upload,
          RUNNER, "the steps are over, uploads began", ("ORC-A5",)),
     Rule(UPLOADING, BeginUpload, (), no_change, RUNNER, "a repeat is no error", ("ORC-I2",)),
-    Implies(LEASED, BeginUpload, Ack, "who uploads has taken the job"),
-    Implies(STARTING, BeginUpload, Start, "who uploads has run the job"),
+    Implies(LEASED, BeginUpload, Ack, "a runner that uploads has accepted the job"),
+    Implies(STARTING, BeginUpload, Start, "a runner that uploads has run the job"),
     Rule(UPLOADING, Finish, (Target(SUCCEEDED, "succeeded"), Target(FAILED, "failed", WARNING)), _finish, ORCHESTRATOR,
          "the owner finished it", ("QUE-T7", "QUE-T8")),
     Implies(RUNNING, Finish, BeginUpload, "no state is skipped"),
@@ -536,29 +547,29 @@ MACHINE: Final[Machine[Attempt]] = Machine(
     Implies(RUNNING, Complete, BeginUpload, "no state is skipped"),
     *(Rule(CANCEL_REQUESTED, command, (Target(CANCELED, "failed", INFO),), _finish_cancel, ORCHESTRATOR, why, cites)
       for command, why, cites in (
-          (CancelAck, "the runner proved that it stopped", ("ORC-A10", "PRO-Q11")),
+          (CancelAck, "the runner reported that it stopped", ("ORC-A10", "PRO-Q11")),
           (Complete, "cancel wins: the late result counts as the acknowledgement", ("MOD-3",)),
           (Finish, "cancel wins: the late result counts as the acknowledgement", ("MOD-3",)))),
     *(Rule(s, CancelAck, (), _not_requested, ORCHESTRATOR, "refused: a cancel must be requested first", ("PRO-Q11",))
       for s in ACTIVE_STATES),
-    *(Implies(CANCEL_REQUESTED, command, Ack, "who stopped the job had taken it", when=_is_unacknowledged)
+    *(Implies(CANCEL_REQUESTED, command, Ack, "a runner that stopped the job had accepted it", when=_is_unacknowledged)
       for command in (CancelAck, Complete, Finish)),
     *(Rule(s, Expire, (Target(STALE, "stalled", WARNING),), _expire,
            ORCHESTRATOR, "no heartbeat within the TTL", ("ORC-A7", "QUE-T9", "QUE-T10"))
       for s in ACTIVE_STATES),
     Rule(CANCEL_REQUESTED, Expire, (Target(CANCELED, "failed", WARNING),), _force_expired, ORCHESTRATOR,
-         "the runner that should stop is gone", ("ORC-A10", "MOD-3")),
+         "the runner that was to stop lost its lease", ("ORC-A10", "MOD-3")),
     Rule(LEASED, RevokeUnaccepted, (Target(STALE, "stalled", WARNING),), _revoke_unaccepted, ORCHESTRATOR,
-         "nobody acknowledged it within the accept window", ("PRO-Q4", "MOD-L4")),
+         "not acknowledged within the accept window", ("PRO-Q4", "MOD-L4")),
     Rule(CANCEL_REQUESTED, RevokeUnaccepted, (Target(CANCELED, "failed", WARNING),), _force_unaccepted, ORCHESTRATOR,
-         "the runner that should stop never took it", ("MOD-3",)),
+         "the runner that was to stop never accepted the job", ("MOD-3",)),
     *(Rule(s, Stall, (Target(STALE, "stalled", WARNING),), _stall,
-           ORCHESTRATOR, "its worker is no longer trusted", ("QUE-T9", "QUE-T10", "WST-KA4"))
+           ORCHESTRATOR, "its worker is lost or not trusted, or handed it back", ("QUE-T9", "QUE-T10", "WST-KA4"))
       for s in ACTIVE_STATES),
     Rule(STALE, Requeue, (Target(QUEUED, "requeued"), Target(FAILED, "failed", WARNING)), _requeue, ORCHESTRATOR,
-         "claimable again, or given up after too many lost leases", ("ORC-A7", "QUE-T11", "MOD-5")),
+         "claimable again, or failed after too many lost leases", ("ORC-A7", "QUE-T11", "MOD-5")),
     *(Rule(s, TimeOut, (Target(TIMED_OUT, "failed", WARNING),), _time_out,
-           ORCHESTRATOR, "the job's time is over", ("ORC-A8", "MOD-2"))
+           ORCHESTRATOR, "the job timeout has passed", ("ORC-A8", "MOD-2"))
       for s in ACTIVE_STATES[2:]),
     *(Rule(s, Cancel, (Target(CANCEL_REQUESTED, "cancel_requested"),), _cancel,
            ORCHESTRATOR, "its run or its job is cancelled", ("ORC-A9",))
@@ -566,14 +577,14 @@ MACHINE: Final[Machine[Attempt]] = Machine(
     Rule(CANCEL_REQUESTED, Cancel, (), no_change,
          ORCHESTRATOR, "requested already; a repeat is no error", ("ORC-I2",)),
     Rule(CANCEL_REQUESTED, ForceCancel, (Target(CANCELED, "failed", WARNING),), _force_cancel, ORCHESTRATOR,
-         "no runner has it, or it did not stop in time", ("ORC-A10", "ORC-C2", "ORC-C3")),
+         "no runner holds it, or its runner did not stop in time", ("ORC-A10", "ORC-C2", "ORC-C3")),
     initial=CREATED,
 )
 # fmt: on
 
 TERMINAL: Final = MACHINE.terminal
 
-# Which ended lease shows that this very message was already applied: its answer was lost, the repeat is no error.
+# The states of the ended lease that show that a repeated message without request id was applied before.
 _APPLIED_LEASE_STATES: Final = {
     Complete: (lease.COMPLETED, lease.CANCELED),
     Finish: (lease.COMPLETED, lease.CANCELED),
@@ -582,7 +593,7 @@ _APPLIED_LEASE_STATES: Final = {
 
 
 def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> Attempt:
-    """Apply one command. A message under any lease but the live one is refused as stale, or recognised as a repeat."""
+    """Apply a submitted command. Refuse a message that is not under the live lease as stale, unless it is a repeat."""
     if isinstance(command, LeasedCommand):
         if command.tenant and command.tenant != attempt.tenant:
             raise lease.unknown_attempt(command.id)
@@ -610,41 +621,41 @@ def _was_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bo
 
 
 def complete_answer(attempt: Attempt) -> tuple[bool, str]:
-    """How a Complete that was not stale is answered: accepted, or the reason why its result does not count."""
+    """Return whether a Complete that was not stale is accepted, and the reason if not."""
     return (False, CANCEL_REQUESTED) if attempt.state == CANCELED else (True, "")
 
 
 def stop_request(attempt: Attempt, at: int) -> tuple[str, int] | None:
-    """Why the runner has to stop, and how many seconds it has left for that; None while it may go on."""
+    """Return why the runner has to stop and the seconds that it has left for it, or None if it need not."""
     if attempt.state != CANCEL_REQUESTED:
         return None
     return attempt.cancel_reason, max(0, -(-(attempt.cancel_by - at) // SECOND))
 
 
 def with_avoided(avoid: tuple[str, ...], worker_id: str) -> tuple[str, ...]:
-    """The same, with this worker as the last of them: in all of its lives, for it is the same machine."""
-    worker_id = first_incarnation_id(worker_id)
-    return (*(each for each in avoid if each != worker_id), worker_id)[-MAX_AVOIDED:]
+    """Return the avoided workers with this one last. Its incarnations count as one, because the machine is the same."""
+    avoided_id = first_incarnation_id(worker_id)
+    return (*(id for id in avoid if id != avoided_id), avoided_id)[-MAX_AVOIDED:]
 
 
 def avoids(attempt: Attempt, worker_id: str) -> bool:
-    """Whether this worker, in whatever life, is one that the attempt is rather not given to."""
+    """Return whether the attempt avoids this worker, in any of its incarnations."""
     return first_incarnation_id(worker_id) in attempt.avoid
 
 
 def should_yield(
-    attempt: Attempt, worker_id: str, rivals: Sequence[Sequence[str]], rival_ids: Sequence[str] = ()
+    attempt: Attempt, worker_id: str, eligible_labels: Sequence[Sequence[str]], eligible_ids: Sequence[str] = ()
 ) -> bool:
-    """Whether this worker should leave the attempt to a rival: it lost it before, and some rival that did not fits.
+    """Return whether an avoided worker should leave the attempt to another eligible worker.
 
-    `rivals` are the labels of other workers that could take work now, `rival_ids` who they are, in the same order.
-    Where that is not known, all the others that lost it are believed to be among them: nobody may wait for somebody
-    who waits for him.
+    `eligible_labels` are the labels of the other workers that could take work now, `eligible_ids` their ids in the same
+    order. If the ids are unknown, assume that all other avoided workers are among them: otherwise two avoided workers
+    could wait for each other.
     """
     if not avoids(attempt, worker_id):
         return False
     required = required_labels(attempt.queue_key)
-    fitting = [number for number, labels in enumerate(rivals) if required <= set(labels)]
-    if rival_ids:
-        return any(not avoids(attempt, rival_ids[number]) for number in fitting)
-    return len(fitting) >= len(attempt.avoid)
+    matching = [index for index, labels in enumerate(eligible_labels) if required <= set(labels)]
+    if eligible_ids:
+        return any(not avoids(attempt, eligible_ids[index]) for index in matching)
+    return len(matching) >= len(attempt.avoid)

@@ -1,8 +1,7 @@
-"""Why an attempt failed, whether that is worth another one, and when.
+"""Classification of failed attempts, and the decision to retry.
 
-A failure is classified by rules over what is known of it: error code, signal, exit code, test reports
-and the tail of its log, in that order of trust. The class, the rule and the line that matched go into
-the event, so that a person can see why a job was or was not retried.
+Rules classify a failure by its error code, signal, exit code, test reports and the tail of its log. The class, the rule
+and the line that matched are stored in the event, so that a person can see why a job was or was not retried.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ RETRYABLE: Final = (INFRA, TOOLING, FLAKY)
 
 MAX_LOG_LINES: Final = 200
 MAX_LINE_CHARS: Final = 300
-MAX_RULES: Final = 100  # Of people's own, beside the built-in ones.
+MAX_RULES: Final = 100  # Of a project, in addition to the built-in ones.
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a failed attempt."""
+    """The evidence about a failed attempt that rules are matched against."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -39,9 +38,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict: the class, whether it may be retried, and the evidence.
+    """A classified failure: its class, whether it may be retried, and the evidence.
 
-    `line` is what the rule matched; `message` is for people: what the failure said of itself, in one line.
+    `line` is the log line that the rule matched; `message` is the first line of the error message, for people.
     """
 
     code: str
@@ -53,7 +52,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table. Everything that it names must hold; what it does not name does not matter."""
+    """A rule that classifies failures. All of its conditions must hold; empty ones are ignored."""
 
     name: str
     failure_class: str
@@ -112,7 +111,7 @@ RULES: Final[tuple[FailureRule, ...]] = (
 
 
 def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
-    """The first rule that matches decides; the last rule of the table matches everything."""
+    """Classify a failure by the first rule that matches; the last built-in rule matches every failure."""
     code = facts.error_code or ("SIGNAL" if facts.signal else "EXIT" if facts.exit_code else "FAILED")
     message = facts.message.partition("\n")[0][:MAX_LINE_CHARS]
     for rule in rules:
@@ -130,7 +129,7 @@ def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
 
 
 def validation_failure(details: str) -> Failure:
-    """The execution went well, its result is not valid: the author's, and `details` say which rules do not hold."""
+    """Return the failure of an execution that succeeded with an invalid result; `details` names the failed rules."""
     return Failure(code="VALIDATION_FAILED", failure_class=USER, is_retryable=False, rule="validation", line=details)
 
 
@@ -152,7 +151,7 @@ def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:
 
 
 def matches_line(rule: FailureRule, line: str) -> bool:
-    """Whether the rule's pattern is in this line of a log."""
+    """Return whether the rule's pattern matches this line of a log."""
     return bool(rule.log_pattern) and bool(_matching_line(rule.log_pattern, [line]))
 
 
@@ -167,16 +166,16 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def may_retry(failure: Failure, attempts: int, max_attempts: int, retry_on: Sequence[str] = ()) -> bool:
-    """Another attempt is worth it: the failure is of a retryable kind, one that the job retries, and attempts remain.
+    """Return whether to retry: the failure is retryable, the job retries its class, and attempts remain.
 
-    A job may name fewer classes than the usual ones, never more.
+    `retry_on` restricts the retryable classes and never extends them.
     """
-    is_named = not retry_on or failure.failure_class in retry_on
-    return failure.is_retryable and is_named and attempts < max_attempts
+    is_retried_class = not retry_on or failure.failure_class in retry_on
+    return failure.is_retryable and is_retried_class and attempts < max_attempts
 
 
 def is_worker_fault(failure_class: str, code: str) -> bool | None:
-    """Whether a failure is one of the worker's infrastructure; None: a job that took too long may be its own fault."""
+    """Return whether the worker's infrastructure caused a failure; None for a timeout, whose cause is unknown."""
     if failure_class != INFRA:
         return False
     return None if code == "TIMED_OUT" else True

@@ -1,4 +1,4 @@
-"""The job: a unit of work in a run, carried by one attempt after another, or waiting for a person."""
+"""The job: a unit of work in a run, executed by one attempt after another, or an approval by people."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOT_NEEDED: Final = "NOT_NEEDED"
 RUN_CANCELED: Final = "RUN_CANCELED"
 RUN_TIMEOUT: Final = "RUN_TIMEOUT"
 JOB_CANCELED: Final = "JOB_CANCELED"
-# These say what happened to the run or to a need: only the orchestrator's own findings go by such a name.
+# Only the orchestrator sets these reasons, which say what happened to the run or to a needed job.
 ORCHESTRATOR_REASONS: Final = frozenset({BLOCKED, NOT_NEEDED, RUN_CANCELED, RUN_TIMEOUT})
 
 # Why an approval is FAILED.
@@ -45,7 +45,7 @@ APPROVAL_EXPIRED: Final = "APPROVAL_EXPIRED"
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan says about one job. It does not change once the job exists."""
+    """A job as the plan defines it. It does not change after the job is created."""
 
     name: str
     kind: str = TASK
@@ -63,18 +63,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     work: Any = None
     gate: Gate = PLAIN_GATE
-    after: tuple[str, ...] = ()  # Jobs that must be over before, however they ended.
-    family: str = ""  # Jobs of one matrix share it.
-    is_family_fail_fast: bool = False  # Whether its failure cancels the rest of its family.
-    retry_on: tuple[str, ...] = ()  # The classes of failures that are worth another attempt; none: the usual ones.
-    group: str = ""  # Of all jobs of the tenant with the same one, one is under way at a time.
+    after: tuple[str, ...] = ()  # Jobs that must have ended before, with any result.
+    family: str = ""  # Shared by the jobs of one matrix.
+    is_family_fail_fast: bool = False  # Its failure cancels the rest of its family.
+    retry_on: tuple[str, ...] = ()  # Failure classes to retry; empty means all retryable ones.
+    group: str = ""  # Of a tenant's jobs in one group, at most one runs at a time.
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """`unmet` counts the open dependencies, `attempts` the attempts made, `claimed` those that a worker took.
+    """A job of a run. `unmet` counts the open dependencies, `attempts` the attempts, `claimed` the claimed ones.
 
-    `dependents` need its success, `followers` only its end.
-    An approval knows its plan and who started its run: an approval is given for one plan, perhaps not by everybody.
+    `dependents` need its success, `followers` only its end. An approval also has the hash of its plan, because it is
+    given for one plan, and who started its run, because that person may be excluded.
     """
 
     spec: JobSpec
@@ -96,24 +96,24 @@ class Job(Record, frozen=True, kw_only=True):
     plan_hash: str = ""
     started_by: str = ""
     approvals: tuple[Approval, ...] = ()
-    position: int = 0  # In the plan, from 0 on.
-    avoid: tuple[str, ...] = ()  # The workers that its next attempt is rather not given to.
+    position: int = 0  # In the plan, from 0.
+    avoid: tuple[str, ...] = ()  # Workers that its next attempt avoids.
 
 
 class Create(Command, frozen=True, kw_only=True):
-    """The plan has this job."""
+    """Create a job of the plan."""
 
 
 class Schedule(Command, frozen=True, kw_only=True):
-    """Its dependencies are met: publish its first attempt."""
+    """Queue the first attempt of a job whose dependencies are met."""
 
 
 class OpenApproval(Command, frozen=True, kw_only=True):
-    """Its dependencies are met: ask the people."""
+    """Open an approval whose dependencies are met."""
 
 
 class Begin(Command, frozen=True, kw_only=True):
-    """A worker claimed its attempt."""
+    """A worker claimed the attempt of the job."""
 
     worker_id: str
 
@@ -125,7 +125,10 @@ class AttemptSucceeded(Command, frozen=True, kw_only=True):
 
 
 class AttemptFailed(Command, frozen=True, kw_only=True):
-    """The attempt ended otherwise; `not_before` is when its runner has surely stopped, `avoid` whom it avoided."""
+    """The attempt failed. A retry starts at `not_before` at the earliest, when the runner has certainly stopped.
+
+    `avoid` are the workers that the next attempt avoids.
+    """
 
     failure: Failure
     not_before: int = 0
@@ -137,14 +140,14 @@ class RetryDue(Command, frozen=True, kw_only=True):
 
 
 class Validate(Command, frozen=True, kw_only=True):
-    """The post-execution rules were run."""
+    """The validation of the execution ended."""
 
     is_passed: bool
     details: str = ""
 
 
 class Approve(Command, frozen=True, kw_only=True):
-    """A person with these roles lets the run go on, with the plan that they saw if they say which."""
+    """Approve a gate as a person with these roles. `plan_hash`, if given, is the plan that the person saw."""
 
     by: ClassVar[frozenset[str]] = frozenset({USER})
 
@@ -154,7 +157,7 @@ class Approve(Command, frozen=True, kw_only=True):
 
 
 class Reject(Command, frozen=True, kw_only=True):
-    """A person with these roles says no."""
+    """Reject a gate as a person with these roles."""
 
     by: ClassVar[frozenset[str]] = frozenset({USER})
 
@@ -164,11 +167,11 @@ class Reject(Command, frozen=True, kw_only=True):
 
 
 class ExpireApproval(Command, frozen=True, kw_only=True):
-    """Nobody decided in time."""
+    """Fail an approval that was not decided in time."""
 
 
 class Cancel(Command, frozen=True, kw_only=True):
-    """Finish the job as cancelled. Its attempt, if any, has ended before."""
+    """Cancel the job. Its attempt, if any, has ended before."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -177,22 +180,22 @@ class Cancel(Command, frozen=True, kw_only=True):
 
 def _create(job: Job, _command: Create, at: int) -> Transition:
     spec = job.spec
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "name": spec.name,
         "kind": spec.kind,
         "needs": list(job.needs),
         "is_required": spec.is_required,
     }
     if job.after:
-        told["after"] = list(job.after)
+        metadata["after"] = list(job.after)
     if spec.family:
-        told.update(family=spec.family, is_family_fail_fast=spec.is_family_fail_fast)
+        metadata.update(family=spec.family, is_family_fail_fast=spec.is_family_fail_fast)
     if spec.group:
-        told["group"] = spec.group
+        metadata["group"] = spec.group
     if spec.retry_on:
-        told["retry_on"] = list(spec.retry_on)
+        metadata["retry_on"] = list(spec.retry_on)
     if spec.kind == TASK:
-        told.update(
+        metadata.update(
             max_attempts=spec.max_attempts,
             base_delay_seconds=spec.base_delay_seconds,
             max_delay_seconds=spec.max_delay_seconds,
@@ -200,8 +203,8 @@ def _create(job: Job, _command: Create, at: int) -> Transition:
             has_validation=spec.has_validation,
         )
     else:
-        told.update(approvals.creation_metadata(spec.gate, job.started_by))
-    return PENDING, {"created_at": at}, told
+        metadata.update(approvals.creation_metadata(spec.gate, job.started_by))
+    return PENDING, {"created_at": at}, metadata
 
 
 def _check_ready(job: Job, kind: str) -> None:
@@ -248,7 +251,7 @@ def _attempt_succeeded(job: Job, command: AttemptSucceeded, _at: int) -> Transit
 
 def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Transition:
     failure, spec = command.failure, job.spec
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "attempt_index": job.attempts,
         "retry_count": job.attempts - 1,
         "max_retries": spec.max_attempts - 1,
@@ -258,15 +261,15 @@ def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Transition:
         "code": failure.code,
     }
     if not failures.may_retry(failure, job.attempts, spec.max_attempts, spec.retry_on):
-        return FAILED, {"worker_id": "", "last_error": failure, "reason": failure.code, "completed_at": at}, told
+        return FAILED, {"worker_id": "", "last_error": failure, "reason": failure.code, "completed_at": at}, metadata
     due = backoff.next_run_at(
         at, job.attempts, spec.base_delay_seconds, spec.max_delay_seconds, jitter=spec.jitter, salt=job.attempt_id
     )
-    # A runner that lost its lease may still be at work until the lease would have ended.
+    # A runner that lost its lease may execute the job until the lease would have ended.
     due = max(due, command.not_before)
-    told["retry_count"] = job.attempts
-    told["next_run_at"] = due
-    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due, "avoid": command.avoid}, told
+    metadata["retry_count"] = job.attempts
+    metadata["next_run_at"] = due
+    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due, "avoid": command.avoid}, metadata
 
 
 def _retry_due(job: Job, _command: RetryDue, at: int) -> Transition:
@@ -276,11 +279,11 @@ def _retry_due(job: Job, _command: RetryDue, at: int) -> Transition:
 
 
 def _validate(job: Job, command: Validate, at: int) -> Transition:
-    told = {"details": command.details} if command.details else {}
+    metadata = {"details": command.details} if command.details else {}
     if command.is_passed:
-        return SUCCEEDED, {"completed_at": at}, told
+        return SUCCEEDED, {"completed_at": at}, metadata
     error = failures.validation_failure(command.details)
-    return FAILED, {"completed_at": at, "reason": error.code, "last_error": error}, told
+    return FAILED, {"completed_at": at, "reason": error.code, "last_error": error}, metadata
 
 
 def _approve(job: Job, command: Approve, at: int) -> Transition | None:
@@ -288,12 +291,12 @@ def _approve(job: Job, command: Approve, at: int) -> Transition | None:
     gate, person = job.spec.gate, approvals.person_name(command.actor)
     if any(approval.person == person for approval in job.approvals):
         return None
-    given = (*job.approvals, Approval(person, at, command.comment))
-    told = approvals.decision_metadata(job, command, given)
-    if len(given) < gate.approvers:
-        told.update(approvals=len(given), needed=gate.approvers)
-        return WAITING_APPROVAL, {"approvals": given}, told
-    return SUCCEEDED, {"completed_at": at, "approvals": given}, told
+    all_approvals = (*job.approvals, Approval(person, at, command.comment))
+    metadata = approvals.decision_metadata(job, command, all_approvals)
+    if len(all_approvals) < gate.approvers:
+        metadata.update(approvals=len(all_approvals), needed=gate.approvers)
+        return WAITING_APPROVAL, {"approvals": all_approvals}, metadata
+    return SUCCEEDED, {"completed_at": at, "approvals": all_approvals}, metadata
 
 
 def _approve_again(job: Job, command: Approve, _at: int) -> None:
@@ -304,13 +307,13 @@ def _approve_again(job: Job, command: Approve, _at: int) -> None:
 
 def _reject(job: Job, command: Reject, at: int) -> Transition:
     approvals.check_decider(job, command)
-    told = {"reason": REJECTED, **approvals.decision_metadata(job, command, job.approvals)}
-    return FAILED, {"completed_at": at, "reason": REJECTED}, told
+    metadata = {"reason": REJECTED, **approvals.decision_metadata(job, command, job.approvals)}
+    return FAILED, {"completed_at": at, "reason": REJECTED}, metadata
 
 
 def _expire_approval(job: Job, _command: ExpireApproval, at: int) -> Transition:
     if not job.approve_by or at < job.approve_by:
-        raise Refused("not_due", f"the approval of job {job.id} is still open; let people decide")
+        raise Refused("not_due", f"the approval of job {job.id} is still open; wait for a decision")
     return FAILED, {"completed_at": at, "reason": APPROVAL_EXPIRED}, {"reason": APPROVAL_EXPIRED}
 
 
@@ -334,25 +337,26 @@ MACHINE: Final[Machine[Job]] = Machine(
          "an attempt ended with exit code 0", ("WST-T3", "WST-TG3")),
     Rule(RUNNING, AttemptFailed,
          (Target(RETRYING, "execution_failed", WARNING), Target(FAILED, "execution_failed", ERROR)),
-         _attempt_failed,
-         ORCHESTRATOR, "retried while it is worth it, failed otherwise", ("WST-T4", "WST-T5", "STP-S3", "STP-S4")),
+         _attempt_failed, ORCHESTRATOR, "retried if the failure is retryable and attempts remain, else failed",
+         ("WST-T4", "WST-T5", "STP-S3", "STP-S4")),
     Rule(RETRYING, RetryDue, (Target(QUEUED, "retry_delay_elapsed"),), _retry_due, ORCHESTRATOR,
          "the backoff is over", ("WST-T7", "ORC-A11")),
     Rule(VALIDATING, Validate, (Target(SUCCEEDED, "validation_passed"), Target(FAILED, "validation_failed", ERROR)),
-         _validate, ORCHESTRATOR, "the post-execution rules were run", ("WST-T8", "WST-T9", "STP-S2")),
+         _validate, ORCHESTRATOR, "the execution was validated", ("WST-T8", "WST-T9", "STP-S2")),
     Rule(WAITING_APPROVAL, Approve, (Target(SUCCEEDED, "approved"), Target(WAITING_APPROVAL, "approval_given")),
-         _approve, USER, "enough people approved, or one of those who must", ("STP-S6", "STP-P1", "MOD-G2")),
+         _approve, USER, "a person approved; enough approvals complete the gate", ("STP-S6", "STP-P1", "MOD-G2")),
     Rule(SUCCEEDED, Approve, (), _approve_again,
          USER, "approved already; a repeat is no error", ("STP-P2",)),
-    Rule(WAITING_APPROVAL, Reject, (Target(FAILED, "rejected", ERROR),), _reject, USER, "a person said no", ("MOD-8",)),
+    Rule(WAITING_APPROVAL, Reject, (Target(FAILED, "rejected", ERROR),), _reject,
+         USER, "a person rejected it", ("MOD-8",)),
     Rule(WAITING_APPROVAL, ExpireApproval, (Target(FAILED, "rejected", ERROR),), _expire_approval, ORCHESTRATOR,
-         "nobody decided in time", ("MOD-8",)),
+         "not decided in time", ("MOD-8",)),
     *(Rule(state, Cancel, (Target(CANCELED, "user_cancelled"),), _cancel,
-           ORCHESTRATOR, "cancelled, blocked or not needed any more",
+           ORCHESTRATOR, "cancelled, blocked or no longer needed",
            ("WST-T6", "STP-S7", "ORC-J3", "MOD-6"))
       for state in (PENDING, QUEUED, RUNNING, VALIDATING, RETRYING, WAITING_APPROVAL)),
     *(Rule(state, Cancel, (), no_change,
-           ORCHESTRATOR, "over already; there is nothing to cancel", ("MOD-9",))
+           ORCHESTRATOR, "already ended; there is nothing to cancel", ("MOD-9",))
       for state in (SUCCEEDED, FAILED, CANCELED)),
     initial=PENDING,
 )
@@ -360,40 +364,43 @@ MACHINE: Final[Machine[Job]] = Machine(
 
 TERMINAL: Final = MACHINE.terminal
 
-# Jobs that go on by themselves: a run with one of these is not waiting for a person.
+# States of jobs that progress without people: a run with such a job is not waiting for approval.
 ACTIVE: Final = frozenset({QUEUED, RUNNING, VALIDATING, RETRYING})
 
 
 def satisfies(job: Job) -> bool:
-    """Whether who waits for this job may go on: it succeeded, or its failure is allowed."""
+    """Return whether dependents of the job may start: it succeeded, or its failure is allowed."""
     return job.state == SUCCEEDED or (job.state == FAILED and not job.spec.is_required)
 
 
 def fails_family(job: Job) -> bool:
-    """Whether this end of the job is the end of the rest of its family."""
+    """Return whether the failure of this job cancels the rest of its family."""
     spec = job.spec
     return bool(spec.family) and spec.is_family_fail_fast and spec.is_required and job.state == FAILED
 
 
 def dooms_run(job: Job) -> bool:
-    """Whether this end of the job keeps its run from succeeding."""
+    """Return whether the job ended in a way that keeps its run from succeeding."""
     return job.spec.is_required and job.state in {FAILED, CANCELED}
 
 
 def select_gates(
-    jobs: Iterable[Job], order: type[Approve] | type[Reject], person: str, name: str | None = None
+    jobs: Iterable[Job], command: type[Approve] | type[Reject], person: str, name: str | None = None
 ) -> list[Job]:
-    """The gate that is named; or all that wait; or, for whoever approves again, those that this person approved."""
-    gates = [each for each in jobs if each.spec.kind == APPROVAL]
+    """Return the gates of a run that a decision is about: the named one, or else all that wait for approval.
+
+    If none waits and the command is a repeated `Approve`, return the gates that this person approved before.
+    """
+    gates = [job for job in jobs if job.spec.kind == APPROVAL]
     if name is not None:
-        named = [each for each in gates if each.spec.name == name]
+        named = [gate for gate in gates if gate.spec.name == name]
         if not named:
             raise Refused("not_found", f"there is no approval {name!r}")
         return named
-    waiting = [each for each in gates if MACHINE.changes(each.state, order)]
+    waiting = [gate for gate in gates if MACHINE.changes(gate.state, command)]
     if waiting:
         return waiting
-    approved = [each for each in gates if any(given.person == person for given in each.approvals)]
-    if order is Approve and approved:
+    approved = [gate for gate in gates if any(approval.person == person for approval in gate.approvals)]
+    if command is Approve and approved:
         return approved
     raise Refused("wrong_state", "nothing in this run waits for approval")

@@ -1,7 +1,7 @@
-"""The lease: the right to execute one attempt, and the fence that keeps everyone else out.
+"""The lease: the right to execute one attempt, and the fence that rejects messages from any other holder.
 
-A lease lives inside its attempt's record, so one attempt has at most one live lease by construction.
-Its changes ride on its attempt's events. Time here is always the store's.
+A lease is part of its attempt's record, so that an attempt has at most one live lease by construction. Its transitions
+are recorded in the events of the attempt. All times are those of the store's clock.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ TTL_SECONDS: Final = 120
 HEARTBEAT_SECONDS: Final = 20
 ACCEPT_SECONDS: Final = 30
 CANCEL_SECONDS: Final = 30
-RUNTIME_BUFFER_SECONDS: Final = 60  # How much later than its time is over a runner stops a job of its own accord.
+RUNTIME_BUFFER_SECONDS: Final = 60  # How long after the job timeout a runner stops the job by itself.
 
 
 class Lease(Stateful, frozen=True, kw_only=True):
-    """Who may execute the attempt, until when, and how to recognise them.
+    """The holder of the attempt, until when it holds it, and the hash of the lease id that its messages carry.
 
-    `salt` is what whoever made the lease's id needs, beside their key, to make the same one again; alone it tells
-    nothing. Empty: its id was drawn, and nobody can.
+    With `salt` and its key, the server can compute the lease id again; `salt` alone reveals nothing. It is empty if the
+    id was random, so that it cannot be computed again.
     """
 
     number: int
@@ -50,17 +50,17 @@ class Lease(Stateful, frozen=True, kw_only=True):
 
 
 class Grant(Command, frozen=True, kw_only=True):
-    """Give the attempt to a worker."""
+    """Lease the attempt to a worker."""
 
 
 class Ack(Command, frozen=True, kw_only=True):
-    """The runner took the job."""
+    """The runner accepted the job."""
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
 
 class Renew(Command, frozen=True, kw_only=True):
-    """A heartbeat: the lease runs anew from now."""
+    """Renew the lease for its full TTL from now, because of a heartbeat."""
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
@@ -72,17 +72,17 @@ class Finish(Command, frozen=True, kw_only=True):
 
 
 class Cancel(Command, frozen=True, kw_only=True):
-    """The runner proved that it stopped."""
+    """The runner has stopped the cancelled attempt."""
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
 
 class Expire(Command, frozen=True, kw_only=True):
-    """Nobody renewed it in time."""
+    """The lease was not renewed in time."""
 
 
 class Revoke(Command, frozen=True, kw_only=True):
-    """The orchestrator takes the right back."""
+    """The orchestrator ends the lease before its time."""
 
 
 def _grant(lease: Lease, _command: Grant, _at: int) -> Transition:
@@ -91,8 +91,8 @@ def _grant(lease: Lease, _command: Grant, _at: int) -> Transition:
 
 def _renewed(lease: Lease, at: int) -> int:
     # A clock that jumped back must not shorten what the runner was already promised.
-    anew = at + lease.ttl_seconds * SECOND
-    return anew if anew > lease.expires_at else lease.expires_at
+    renewed = at + lease.ttl_seconds * SECOND
+    return renewed if renewed > lease.expires_at else lease.expires_at
 
 
 def _ack(lease: Lease, _command: Ack, at: int) -> Transition:
@@ -112,7 +112,7 @@ def _cancel(_lease: Lease, _command: Cancel, _at: int) -> Transition:
 
 
 def _expire(lease: Lease, _command: Expire, at: int) -> Transition:
-    """Expire a lease nobody renewed. Safe to repeat: the second call is refused, not applied."""
+    """Expire a lease that was not renewed; refuse if it is not due."""
     if at < lease.expires_at:
         raise Refused(
             "not_due", f"lease {lease.id} runs for another {(lease.expires_at - at) / SECOND:.3f} s; wait for it"
@@ -135,7 +135,7 @@ MACHINE: Final[Machine[Lease]] = Machine(
         (Target(ACTIVE, "lease_acknowledged"),),
         _ack,
         RUNNER,
-        "the runner took the job",
+        "the runner accepted the job",
         ("ORC-L1", "MOD-L4"),
     ),
     Rule(
@@ -144,10 +144,18 @@ MACHINE: Final[Machine[Lease]] = Machine(
         (),
         no_change,
         RUNNER,
-        "our first answer was lost; a repeat is no error",
+        "a repeat after a lost answer is no error",
         ("ORC-I2",),
     ),
-    Rule(ACTIVE, Renew, (Target(ACTIVE, "lease_renewed"),), _renew, RUNNER, "a heartbeat in time", ("PRO-Q5",)),
+    Rule(
+        ACTIVE,
+        Renew,
+        (Target(ACTIVE, "lease_renewed"),),
+        _renew,
+        RUNNER,
+        "a heartbeat before the lease expires",
+        ("PRO-Q5",),
+    ),
     Rule(ACTIVE, Finish, (Target(COMPLETED, "lease_completed"),), _finish, RUNNER, "an accepted Complete", ("ORC-L3",)),
     Rule(ACTIVE, Cancel, (Target(CANCELED, "lease_canceled"),), _cancel, RUNNER, "an accepted CancelAck", ("ORC-L4",)),
     Rule(
@@ -182,34 +190,34 @@ MACHINE: Final[Machine[Lease]] = Machine(
 )
 
 
-# Where an order looks at nothing first: the state after it, and whether the lease runs anew. Out of the table above.
-_PLAIN: Final = {
+# Commands without a condition: the target state, and whether the lease is renewed. Derived from the table above.
+_UNCONDITIONAL: Final = {
     (rule.source, rule.command): (rule.targets[0].state, rule.handler in (_ack, _renew))
     for rule in MACHINE.rules
     if rule.handler in (_grant, _ack, _renew, _finish, _cancel, _revoke)
 }
 
 
-def change(lease: Lease, order: type[Command], at: int) -> Lease:
-    """The lease after the order, which carries nothing but its kind. A repeat gives the same lease back."""
-    plain = _PLAIN.get((lease.state, order))
-    if plain is not None:
-        until = _renewed(lease, at) if plain[1] else lease.expires_at
-        return msgspec.structs.replace(lease, state=plain[0], expires_at=until)
-    rule = MACHINE.rule(lease.state, order)
+def change(lease: Lease, command_type: type[Command], at: int) -> Lease:
+    """Return the lease after a command of this type, which has no fields. A repeat returns the same lease."""
+    unconditional = _UNCONDITIONAL.get((lease.state, command_type))
+    if unconditional is not None:
+        expires_at = _renewed(lease, at) if unconditional[1] else lease.expires_at
+        return msgspec.structs.replace(lease, state=unconditional[0], expires_at=expires_at)
+    rule = MACHINE.rule(lease.state, command_type)
     if rule is None:
-        raise MACHINE.refusal(lease, order)
-    move = rule.handler(lease, order, at)
-    return lease if move is None else msgspec.structs.replace(lease, state=move[0], **move[1])
+        raise MACHINE.refusal(lease, command_type)
+    transition = rule.handler(lease, command_type, at)
+    return lease if transition is None else msgspec.structs.replace(lease, state=transition[0], **transition[1])
 
 
 def is_live(lease: Lease | None) -> bool:
-    """Whether the lease still excludes everyone else."""
+    """Return whether the lease is live, which excludes every other holder."""
     return lease is not None and lease.state in LIVE
 
 
 def is_held_by(lease: Lease, ref: LeaseRef, worker_id: str) -> bool:
-    """Whether this message really speaks for this lease: the right token from the right worker."""
+    """Return whether a message with this reference, from this worker, belongs to the lease."""
     return lease.number == ref.number and lease.fingerprint == ref.fingerprint and lease.worker_id == worker_id
 
 
@@ -222,12 +230,12 @@ _REASONS: Final = {
 
 
 def unknown_attempt(id: str) -> StaleLease:
-    """The answer to a lease of an attempt that does not exist, or not for whoever asks: the two look the same."""
+    """Return the answer to a message about an attempt that does not exist or that belongs to another tenant."""
     return StaleLease("UNKNOWN_LEASE", f"there is no attempt {id!r}; stop this attempt")
 
 
 def check_fence(lease: Lease | None, ended: Lease | None, ref: LeaseRef, worker_id: str, at: int) -> Lease:
-    """The live lease that this message speaks for; otherwise `StaleLease` with the reason."""
+    """Return the live lease that a message was sent under; raise `StaleLease` with the reason if it is not live."""
     if lease is not None and is_held_by(lease, ref, worker_id):
         if at < lease.expires_at:
             return lease
@@ -239,4 +247,4 @@ def check_fence(lease: Lease | None, ended: Lease | None, ref: LeaseRef, worker_
         raise StaleLease(
             "LEASE_REPLACED", f"lease {ref.number} was replaced by lease {newest.number}; stop this attempt"
         )
-    raise StaleLease("UNKNOWN_LEASE", "no such lease is known for this worker; stop this attempt")
+    raise StaleLease("UNKNOWN_LEASE", "this worker has no such lease; stop this attempt")

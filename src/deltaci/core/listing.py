@@ -1,7 +1,7 @@
-"""Under which names a record is listed, so that people find it without a walk through everything.
+"""The lists that a record is on, so that people find it without a scan of all records.
 
-A list belongs to a tenant and has a name such as `run/branch=main`. What is listed where follows from the record alone;
-a record moves between lists only when its state changes.
+A list belongs to a tenant and has a name such as `run/branch=main`. The lists of a record are derived from it alone and
+change only with its state.
 """
 
 from __future__ import annotations
@@ -20,66 +20,66 @@ RUNS: Final = "run"
 WORKSTREAMS: Final = "run/workstream"
 WORKERS: Final = "worker"
 GONE_WORKERS: Final = "worker/gone"
-PRESENT_WORKERS: Final = "worker/there"  # Of all tenants together: whoever looks after the fleet begins with these.
-UNREPORTED: Final = "run/unreported"  # Of all tenants together: whoever reports looks here for what nobody told it.
-UNPLANNED: Final = "run/unplanned"  # The same for whoever plans: runs of repositories that have no plan yet.
-ALL_TENANTS: Final = ""  # The tenant of lists that are nobody's own.
+PRESENT_WORKERS: Final = "worker/there"  # In the list of all tenants, for the supervision of the fleet.
+UNREPORTED: Final = "run/unreported"  # In the list of all tenants, for the reporter to find runs it missed.
+UNPLANNED: Final = "run/unplanned"  # In the list of all tenants, for the planner: runs without a plan.
+ALL_TENANTS: Final = ""  # The tenant of lists that contain records of all tenants.
 
-MAX_NAME: Final = 200  # Characters that a name may say in full; every store can keep so many in an index.
+MAX_NAME: Final = 200  # Characters; a limit that an index of every store supports.
 
 ListKey = tuple[str, str]  # The tenant and the name of a list.
 _NO_LISTS: Final[frozenset[ListKey]] = frozenset()
 
 
 def runs_in_state(state: str) -> str:
-    """The list of runs in this state."""
+    """Return the name of the list of runs in this state."""
     return _list_name("state", state)
 
 
 def runs_with_status(status: str) -> str:
-    """The list of runs of this status."""
+    """Return the name of the list of runs with this status."""
     return _list_name("status", status)
 
 
 def runs_of_project(project: str) -> str:
-    """The list of a project's runs."""
+    """Return the name of the list of a project's runs."""
     return _list_name("project", project)
 
 
 def runs_of_branch(branch: str) -> str:
-    """The list of a branch's runs."""
+    """Return the name of the list of a branch's runs."""
     return _list_name("branch", branch)
 
 
 def runs_with_label(label: str) -> str:
-    """The list of runs with this label."""
+    """Return the name of the list of runs with this label."""
     return _list_name("label", label)
 
 
 def runs_started_by(person: str) -> str:
-    """The list of runs that this person started."""
+    """Return the name of the list of runs that this person started."""
     return _list_name("person", person)
 
 
 def runs_of_template(name: str) -> str:
-    """The list of runs made from this template, of whatever version."""
+    """Return the name of the list of runs of this template, in any version."""
     return _list_name("template", name)
 
 
 def workstreams_in_state(state: str) -> str:
-    """The list of workstreams in this state, as document 003 names it."""
+    """Return the name of the list of workstreams in this state of document 003."""
     return _list_name("workstream", state)
 
 
-def _list_name(what: str, value: str) -> str:
-    """What is too long for a name, or cannot be in one, is told by its fingerprint."""
+def _list_name(field: str, value: str) -> str:
+    """Return the list name for a value; one that is too long or not printable is replaced by its hash."""
     if len(value) <= MAX_NAME and value.isprintable():
-        return f"run/{what}={value}"
-    return f"run/{what}#{blake2b(value.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
+        return f"run/{field}={value}"
+    return f"run/{field}#{blake2b(value.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
 
 def lists_of(record: Record) -> frozenset[ListKey]:
-    """Every list that the record is on as it is now."""
+    """Return all lists that the record is on in its current state."""
     if isinstance(record, Run):
         return frozenset({*_fixed_run_lists(record), *_run_state_lists(record)})
     if isinstance(record, Worker):
@@ -88,19 +88,19 @@ def lists_of(record: Record) -> frozenset[ListKey]:
 
 
 def list_changes(record: Record, before: str) -> tuple[frozenset[ListKey], frozenset[ListKey]]:
-    """Which lists it joined and which it left when it came here from the state `before`; a birth is the empty one."""
+    """Return the lists that a record joined and left in its transition from state `before`; empty for a new record."""
     if before == record.state:
         return _NO_LISTS, _NO_LISTS
-    now = lists_of(record)
+    current = lists_of(record)
     if not before:
-        return now, _NO_LISTS
+        return current, _NO_LISTS
     if isinstance(record, Run):
-        then = _run_lists_for_state(record, before, RUN_VIEW.state_map[before], WORKSTREAM_VIEW.state_map[before])
-        moving = _run_state_lists(record)
-        return moving - then, then - moving
+        previous = _run_lists_for_state(record, before, RUN_VIEW.state_map[before], WORKSTREAM_VIEW.state_map[before])
+        current = _run_state_lists(record)
+        return current - previous, previous - current
     if isinstance(record, Worker):
-        then = _worker_lists(record, before)
-        return now - then, then - now
+        previous = _worker_lists(record, before)
+        return current - previous, previous - current
     return _NO_LISTS, _NO_LISTS
 
 
@@ -113,13 +113,13 @@ def _worker_lists(record: Worker, state: str) -> frozenset[ListKey]:
 def _fixed_run_lists(record: Run) -> frozenset[ListKey]:
     origin = record.origin
     names = [RUNS, *([WORKSTREAMS] if origin.workstream else []), *(runs_with_label(label) for label in origin.labels)]
-    named = (
+    fields = (
         (runs_of_project, origin.project),
         (runs_of_branch, origin.branch),
         (runs_started_by, record.started_by),
         (runs_of_template, origin.template),
     )
-    names += [name(value) for name, value in named if value]
+    names += [list_name(value) for list_name, value in fields if value]
     return frozenset((record.tenant, name) for name in names)
 
 
@@ -127,12 +127,12 @@ def _run_state_lists(record: Run) -> frozenset[ListKey]:
     return _run_lists_for_state(record, record.state, run_status(record), workstream_state(record))
 
 
-def _run_lists_for_state(record: Run, state: str, status: str, stream: str) -> frozenset[ListKey]:
-    found = {(record.tenant, runs_in_state(state)), (record.tenant, runs_with_status(status))}
+def _run_lists_for_state(record: Run, state: str, status: str, workstream_state: str) -> frozenset[ListKey]:
+    lists = {(record.tenant, runs_in_state(state)), (record.tenant, runs_with_status(status))}
     if record.origin.workstream:
-        found.add((record.tenant, workstreams_in_state(stream)))
+        lists.add((record.tenant, workstreams_in_state(workstream_state)))
     if state in run.OVER:
-        found.add((ALL_TENANTS, UNREPORTED))
+        lists.add((ALL_TENANTS, UNREPORTED))
     if state in run.UNPLANNED and record.origin.event:
-        found.add((ALL_TENANTS, UNPLANNED))
-    return frozenset(found)
+        lists.add((ALL_TENANTS, UNPLANNED))
+    return frozenset(lists)

@@ -1,4 +1,4 @@
-"""What a plan is: its order, its hash, and whether it makes sense."""
+"""The plan of a run: the order of its jobs, its hash and its validation, and the plan of a rerun."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _UNPLANNED: Final = ("PLAN_FAILED", "PLAN_TIMEOUT")
 
 
 def resolve_needs(steps: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[tuple[str, ...], ...]:
-    """What each of these named steps needs, at its position.
+    """Return the needs of each named step, in the order of the steps.
 
-    When none says what it needs, each waits for the one before. As soon as one does, even that it needs nothing, they
-    are a graph as written, and who says nothing needs nothing.
+    If no step declares its needs, each needs the one before. If any does, even an empty list, the steps are a graph,
+    and a step without declared needs has none.
     """
     if all(needs is None for _, needs in steps):
         chain = graph.chain([name for name, _ in steps])
@@ -36,40 +36,40 @@ def plan_hash(
     has_validation: bool = False,
     timeout_seconds: int = run.TIMEOUT_SECONDS,
 ) -> str:
-    """What a person approves, as one name: the same plan has the same hash, whatever order its dicts are written in."""
-    whole = {
+    """Return the hash of a plan, which an approval refers to. The order of dict keys does not matter."""
+    plan = {
         "jobs": jobs,
         "is_fail_fast": is_fail_fast,
         "has_validation": has_validation,
         "timeout_seconds": timeout_seconds,
     }
-    return sha256(msgspec.json.encode(whole, order="sorted")).hexdigest()
+    return sha256(msgspec.json.encode(plan, order="sorted")).hexdigest()
 
 
 def prerequisites(spec: JobSpec) -> tuple[str, ...]:
-    """Every job that must be over before this one: those that it needs, and those that it only comes after."""
+    """Return the names of all jobs that must end before this one: its needs, then those that it only comes after."""
     return (*spec.needs, *(name for name in spec.after if name not in spec.needs)) if spec.after else spec.needs
 
 
 def followers(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
-    """For every job that others only come after, who does: its end is enough for them, however it ended."""
-    found: dict[str, list[str]] = {}
+    """Return, for each job, the jobs that come after it without needing its success."""
+    followers: dict[str, list[str]] = {}
     for spec in jobs:
         for name in prerequisites(spec)[len(spec.needs) :]:
-            found.setdefault(name, []).append(spec.name)
-    return {name: tuple(waiting) for name, waiting in found.items()}
+            followers.setdefault(name, []).append(spec.name)
+    return {name: tuple(names) for name, names in followers.items()}
 
 
 def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
-    """For every job of the plan, who needs its success. Refuses a plan that makes no sense, as a whole."""
+    """Return, for each job, the jobs that need its success. Refuse an invalid plan."""
     if len(jobs) > run.MAX_JOBS:
         raise Refused("bad_request", f"the plan has {len(jobs)} jobs; a run takes at most {run.MAX_JOBS}")
     needs = {spec.name: spec.needs for spec in jobs}
     if len(needs) != len(jobs):
-        raise Refused("bad_request", "two jobs of the plan have the same name; name each once")
+        raise Refused("bad_request", "two jobs of the plan have the same name; give each its own name")
     for spec in jobs:
         _check_spec(spec)
-        # Attempts are named after their jobs: `build.1` is the first one of `build`.
+        # The id of an attempt is derived from its job's: `build.1` is the first attempt of `build`.
         head, _, number = spec.name.rpartition(".")
         if head in needs and number.isdecimal():
             raise Refused(
@@ -85,103 +85,103 @@ def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
 
 def _check_spec(spec: JobSpec) -> None:
     if not spec.name:
-        raise Refused("bad_request", "a job of the plan has no name; name each")
+        raise Refused("bad_request", "a job of the plan has no name; give each a name")
     if spec.kind not in (TASK, APPROVAL):
         raise Refused("bad_request", f"job {spec.name!r} is of kind {spec.kind!r}; a job is a {TASK} or an {APPROVAL}")
     if spec.kind == TASK and not spec.gate.is_plain:
         raise Refused("bad_request", f"job {spec.name!r} is a {TASK} and has a gate; only an {APPROVAL} has one")
     if not set(spec.retry_on) <= set(failures.RETRYABLE):
-        known = ", ".join(failures.RETRYABLE)
+        retryable = ", ".join(failures.RETRYABLE)
         raise Refused(
             "bad_request",
-            f"job {spec.name!r} is to be retried on {', '.join(spec.retry_on)}; only {known} are ever worth it: "
-            "what is the job's own fault would end in the same way",
+            f"job {spec.name!r} is to be retried on {', '.join(spec.retry_on)}; only {retryable} can be retried: "
+            "a failure of the job itself would happen again",
         )
     if len(spec.group) > MAX_GROUP_CHARS or not spec.group.isprintable():
         raise Refused(
             "bad_request",
             f"job {spec.name!r} has the group {spec.group[:40]!r}; a group is at most {MAX_GROUP_CHARS} "
-            "characters that can be printed",
+            "printable characters",
         )
     if spec.kind == APPROVAL and spec.group:
-        raise Refused(
-            "bad_request", f"job {spec.name!r} is an {APPROVAL} with a group; only a {TASK} has one, no worker gets it"
-        )
+        raise Refused("bad_request", f"job {spec.name!r} is an {APPROVAL} with a group; only a {TASK} may have one")
     approvals.check_gate(spec.name, spec.gate)
 
 
-def rerun_jobs(of: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, ...]:
-    """What the new run has to do, in the order of the old plan; `jobs` are all of the old run's.
+def rerun_jobs(record: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, ...]:
+    """Return the plan of a run that repeats `record`, in the order of the old plan; `jobs` are all of its jobs.
 
-    Of what did not succeed, each job still waits for whatever of it is repeated, also where jobs between them are not.
-    Who came after one of them saw how it ended, and is repeated as well.
+    With `failed_only`, it has the jobs that did not succeed, the jobs after them, because they saw the old result, and
+    the approvals before these; no approval is inherited. Dependencies through omitted jobs are kept.
     """
-    if not run.is_over(of):
-        raise Refused("wrong_state", f"run {of.id} is {of.state}; wait for its end, or cancel it, to repeat it")
-    if not can_rerun(of.state, of.reason):
-        raise Refused("wrong_state", f"run {of.id} never had a plan ({of.reason}); start a new run")
-    known = {each.spec.name: each for each in sorted(jobs, key=lambda each: each.position)}
-    specs = [each.spec for each in known.values()]
+    if not run.is_over(record):
+        raise Refused("wrong_state", f"run {record.id} is {record.state}; wait for its end, or cancel it, to repeat it")
+    if not can_rerun(record.state, record.reason):
+        raise Refused("wrong_state", f"run {record.id} never had a plan ({record.reason}); start a new run")
+    jobs_by_name = {job.spec.name: job for job in sorted(jobs, key=lambda job: job.position)}
+    specs = [job.spec for job in jobs_by_name.values()]
     if not failed_only:
         return tuple(specs)
-    again = job_names_to_rerun(known)
-    if not again:
-        raise Refused("wrong_state", f"nothing failed in run {of.id}; repeat all of it instead")
-    return without_jobs(specs, again)
+    names = job_names_to_rerun(jobs_by_name)
+    if not names:
+        raise Refused("wrong_state", f"nothing failed in run {record.id}; repeat all of it instead")
+    return restrict(specs, names)
 
 
 def can_rerun(state: str, reason: str) -> bool:
-    """Whether a run that is like this is over, and had a plan."""
+    """Return whether a run in this state, with this reason, has ended and had a plan."""
     return run.is_over_state(state) and reason not in _UNPLANNED
 
 
-def job_names_to_rerun(known: Mapping[str, Job]) -> set[str]:
-    """The names of what has to be done again: what did not succeed, who came after that, and approvals on the way."""
-    all_ = {name: [need for need in prerequisites(each.spec) if need in known] for name, each in known.items()}
-    lost = [name for name, each in known.items() if not job.satisfies(each)]
-    again = {*lost, *_reachable(lost, graph.dependents(all_))}
-    return again | {name for name in _reachable(again, all_) if known[name].spec.kind == job.APPROVAL}
+def job_names_to_rerun(jobs: Mapping[str, Job]) -> set[str]:
+    """Return the names of the jobs that did not succeed, the jobs after them, and the approvals before these."""
+    before = {
+        name: [earlier for earlier in prerequisites(record.spec) if earlier in jobs] for name, record in jobs.items()
+    }
+    failed = [name for name, record in jobs.items() if not job.satisfies(record)]
+    names = {*failed, *_reachable(failed, graph.dependents(before))}
+    return names | {name for name in _reachable(names, before) if jobs[name].spec.kind == job.APPROVAL}
 
 
-def without_jobs(specs: Sequence[JobSpec], kept: Collection[str]) -> tuple[JobSpec, ...]:
-    """A plan without those that are not kept, as if they were done: in their place stands what they waited for."""
+def restrict(specs: Sequence[JobSpec], names: Collection[str]) -> tuple[JobSpec, ...]:
+    """Return the plan with only these jobs. A dependency on an omitted job is replaced by that job's dependencies."""
     needs = {spec.name: spec.needs for spec in specs}
-    all_ = {spec.name: prerequisites(spec) for spec in specs}
-    needed, waits = _contract(needs, kept), _contract(all_, kept)
+    before = {spec.name: prerequisites(spec) for spec in specs}
+    remaining_needs, remaining_before = _contract(needs, names), _contract(before, names)
     return tuple(
         msgspec.structs.replace(
             spec,
-            needs=needed[spec.name],
-            # What was between them may have failed and let it go on all the same: then it waits for no success.
-            after=tuple(name for name in waits[spec.name] if name not in needed[spec.name]),
+            needs=remaining_needs[spec.name],
+            # An omitted job in between may come before it only in order: then it does not need the success.
+            after=tuple(name for name in remaining_before[spec.name] if name not in remaining_needs[spec.name]),
         )
         for spec in specs
-        if spec.name in kept
+        if spec.name in names
     )
 
 
-def _reachable(names: Iterable[str], needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Everything that can be reached from these, directly or not."""
-    found, stack = set[str](), list(names)
+def _reachable(names: Iterable[str], edges: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return all names that can be reached from these over the edges, directly or indirectly."""
+    reached, stack = set[str](), list(names)
     while stack:
-        new = [need for need in needs[stack.pop()] if need not in found]
-        found.update(new)
+        new = [name for name in edges[stack.pop()] if name not in reached]
+        reached.update(new)
         stack += new
-    return found
+    return reached
 
 
-def _contract(needs: Mapping[str, Sequence[str]], kept: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """What each job needs of those that are kept; in place of one that is not stands what that one needs."""
-    waits: dict[str, tuple[str, ...]] = {}
-    stack = [*needs]
+def _contract(edges: Mapping[str, Sequence[str]], kept: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return the edges of the graph without the names that are not kept: an edge to one becomes its own edges."""
+    contracted: dict[str, tuple[str, ...]] = {}
+    stack = [*edges]
     while stack:
         name = stack[-1]
-        open_ = [need for need in needs[name] if need not in waits] if name not in waits else []
-        if open_:
-            stack += open_
+        missing = [other for other in edges[name] if other not in contracted] if name not in contracted else []
+        if missing:
+            stack += missing
             continue
         stack.pop()
-        if name not in waits:
-            through = (each for need in needs[name] for each in ((need,) if need in kept else waits[need]))
-            waits[name] = tuple(dict.fromkeys(through))
-    return waits
+        if name not in contracted:
+            targets = (target for other in edges[name] for target in ((other,) if other in kept else contracted[other]))
+            contracted[name] = tuple(dict.fromkeys(targets))
+    return contracted

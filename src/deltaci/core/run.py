@@ -1,7 +1,7 @@
-"""The run: one evaluation of a change, as the sum of its jobs.
+"""The run: one evaluation of a change by a graph of jobs.
 
-The run never looks at its jobs one by one. It carries a tally of them, and `next_command` says, from the
-tally alone, what the run must do now; so a step costs the same in a run of ten and of ten thousand jobs.
+A run does not read its jobs. It has a tally of them, and `next_command` derives from the tally alone what the run must
+do next, so that a step costs the same in a run of ten and of ten thousand jobs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ MAX_JOBS: Final = 100_000
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """The run's jobs, counted: not over yet, going on by themselves, waiting for a person, and lost for success.
+    """Counts of a run's jobs.
 
-    `first_doomed` is the job that first kept the run from succeeding.
+    `open` jobs have not ended, `active` ones progress without people, `waiting` ones wait for approval. `doomed` are
+    required jobs that failed or were cancelled, so that the run cannot succeed; `first_doomed` is the first of them.
     """
 
     open: int = 0
@@ -53,7 +54,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a run comes from: people find it by this, and which secrets its jobs may have follows from it.
+    """Where a run comes from. People search for it by these fields, and they decide which secrets its jobs may read.
 
     A run keeps the version of the template that it started with.
     """
@@ -67,15 +68,15 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     template: str = ""
     template_version: int = 0
     inputs: dict[str, str] = {}
-    # Of a run that is planned from the files of a repository:
-    event: str = ""  # what happened there; not empty: the planner plans it
-    file: str = ""  # the pipeline file; empty: the planner finds it
+    # Only of runs that are planned from the files of a repository:
+    event: str = ""  # what happened there; if not empty, the planner plans the run
+    file: str = ""  # the pipeline file; if empty, the planner finds it
     ref: str = ""
     number: int = 0  # of the pull request
-    change: str = ""  # the id of the change that it was made for
-    is_fork: bool = False  # whether somebody wrote the commit who may not write to the repository
-    is_on_branch: bool = False  # whether the server knows, not only was told, that the branch had this commit
-    workstream: str = ""  # its name, of a run that is one: `branch` is then the base that it is merged to
+    change: str = ""  # the id of the change that the run evaluates
+    is_fork: bool = False  # whether the commit's author may not write to the repository
+    is_on_branch: bool = False  # whether the server has verified that the branch had this commit
+    workstream: str = ""  # the workstream's name, if the run is one; `branch` is then its base
 
 
 class Run(Record, frozen=True, kw_only=True):
@@ -95,28 +96,26 @@ class Run(Record, frozen=True, kw_only=True):
     rerun_of: str = ""
     started_by: str = ""
     origin: Origin = Origin()
-    request_fingerprint: str = (
-        ""  # A fingerprint of the request that it was made by, where a repeat of it is answered with this run.
-    )
+    request_fingerprint: str = ""  # Of the request that created the run, if a repeat returns it.
 
     @property
     def times_out_at(self) -> int:
-        """When the run's time is over: it runs from RUNNING."""
+        """The run timeout, which counts from RUNNING; 0 before."""
         return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
 
 
 class Create(Command, frozen=True, kw_only=True):
-    """A webhook, a person or a program asked for a run."""
+    """Create a run for a webhook, a person or a program."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
 
 class BeginPlanning(Command, frozen=True, kw_only=True):
-    """The planner starts."""
+    """The planner starts to plan the run."""
 
 
 class PlanReady(Command, frozen=True, kw_only=True):
-    """The planner answered; the jobs exist. What only the plan says of the run holds from now on."""
+    """The planner returned a plan and its jobs exist. Settings from the plan apply from now on."""
 
     jobs: int
     plan_hash: str = ""
@@ -131,44 +130,44 @@ class PlanFailed(Command, frozen=True, kw_only=True):
 
 
 class TimeOutPlanning(Command, frozen=True, kw_only=True):
-    """The planner did not answer in time."""
+    """The planner did not return a plan in time."""
 
 
 class FirstActive(Command, frozen=True, kw_only=True):
-    """The first job is under way."""
+    """The first job is running."""
 
     job_id: str = ""
 
 
 class AwaitApproval(Command, frozen=True, kw_only=True):
-    """Nothing can go on until a person decides."""
+    """No job can progress until a person decides an approval."""
 
 
 class Resume(Command, frozen=True, kw_only=True):
-    """Something goes on again."""
+    """A job can progress again."""
 
 
 class AllDone(Command, frozen=True, kw_only=True):
-    """Every job is over, and every required one succeeded."""
+    """All jobs have ended and all required ones succeeded."""
 
 
 class Validate(Command, frozen=True, kw_only=True):
-    """The run's final validation was made."""
+    """The final validation of the run ended."""
 
     is_passed: bool
     details: str = ""
 
 
 class Fail(Command, frozen=True, kw_only=True):
-    """The run cannot succeed any more."""
+    """The run can no longer succeed."""
 
 
 class TimeOut(Command, frozen=True, kw_only=True):
-    """The run's time is over."""
+    """The run timeout has passed."""
 
 
 class Cancel(Command, frozen=True, kw_only=True):
-    """A person, or a newer run, wants this one to stop."""
+    """Request the cancellation of the run, for a person or because of a newer run."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -176,11 +175,11 @@ class Cancel(Command, frozen=True, kw_only=True):
 
 
 class FinishCancel(Command, frozen=True, kw_only=True):
-    """Every job is over."""
+    """Finish the cancellation: all jobs have ended."""
 
 
 class Report(Command, frozen=True, kw_only=True):
-    """The outcome is published. `told` says how its forge was told, where there is one."""
+    """The outcome is published. `reported_to` says how the run's forge was informed, if it has one."""
 
     by: ClassVar[frozenset[str]] = frozenset({REPORTER})
 
@@ -188,12 +187,12 @@ class Report(Command, frozen=True, kw_only=True):
 
 
 def _create(run: Run, _command: Create, at: int) -> Transition:
-    told = {
+    metadata = {
         "is_fail_fast": run.is_fail_fast,
         "has_validation": run.has_validation,
         "timeout_seconds": run.timeout_seconds,
     }
-    return CREATED, {"created_at": at}, told
+    return CREATED, {"created_at": at}, metadata
 
 
 def _begin_planning(run: Run, _command: BeginPlanning, at: int) -> Transition:
@@ -211,9 +210,9 @@ def _plan_ready(run: Run, command: PlanReady, at: int) -> Transition:
         raise Refused(
             "not_eligible", f"run {run.id} has {run.tally.open} of {command.jobs} planned jobs; create them first"
         )
-    said = {"is_fail_fast": command.is_fail_fast, "timeout_seconds": command.timeout_seconds}
-    known = {"plan_hash": command.plan_hash, **{name: value for name, value in said.items() if value is not None}}
-    return QUEUED, known, {"jobs": command.jobs, **known}
+    settings = {"is_fail_fast": command.is_fail_fast, "timeout_seconds": command.timeout_seconds}
+    changes = {"plan_hash": command.plan_hash, **{name: value for name, value in settings.items() if value is not None}}
+    return QUEUED, changes, {"jobs": command.jobs, **changes}
 
 
 def _plan_failed(_run: Run, command: PlanFailed, _at: int) -> Transition:
@@ -233,7 +232,7 @@ def _finalize_plan(run: Run, _command: Fail, _at: int) -> Transition:
 
 
 def _first_active(run: Run, command: Command, at: int) -> Transition:
-    job_id = command.job_id if isinstance(command, FirstActive) else ""  # Else it is implied by another command.
+    job_id = command.job_id if isinstance(command, FirstActive) else ""  # Otherwise another command implied it.
     cause = "job_started" if job_id else "approval_opened" if run.tally.waiting else "nothing_to_run"
     return RUNNING, {"started_at": at}, {"cause": cause, "job_id": job_id}
 
@@ -250,21 +249,22 @@ def _all_done(run: Run, _command: AllDone, _at: int) -> Transition:
     tally = run.tally
     if tally.open or tally.doomed:
         raise Refused(
-            "not_eligible", f"run {run.id} has {tally.open} jobs open and {tally.doomed} lost; it is not done"
+            "not_eligible",
+            f"run {run.id} has {tally.open} open and {tally.doomed} failed required jobs; it is not done",
         )
     return VALIDATING, {}, {}
 
 
 def _validate(_run: Run, command: Validate, _at: int) -> Transition:
-    told = {"details": command.details} if command.details else {}
+    metadata = {"details": command.details} if command.details else {}
     if command.is_passed:
-        return SUCCESS, {"conclusion": SUCCESS}, told
-    return FAILED, {"conclusion": FAILED, "reason": "VALIDATION_FAILED"}, told
+        return SUCCESS, {"conclusion": SUCCESS}, metadata
+    return FAILED, {"conclusion": FAILED, "reason": "VALIDATION_FAILED"}, metadata
 
 
 def _fail(run: Run, _command: Fail, _at: int) -> Transition:
     if not run.tally.doomed:
-        raise Refused("not_eligible", f"run {run.id} can still succeed; no required job was lost")
+        raise Refused("not_eligible", f"run {run.id} can still succeed; no required job failed")
     return (
         FAILED,
         {"conclusion": FAILED, "reason": "JOB_FAILED"},
@@ -295,20 +295,20 @@ def _cancel_again(run: Run, command: Cancel, _at: int) -> None:
 
 def _finish_cancel(run: Run, _command: FinishCancel, _at: int) -> Transition:
     if run.tally.open:
-        raise Refused("not_eligible", f"run {run.id} has {run.tally.open} jobs that are not over; they end first")
+        raise Refused("not_eligible", f"run {run.id} has {run.tally.open} jobs that have not ended; they end first")
     return CANCELED, {"conclusion": CANCELED, "reason": run.cancel_reason}, {"reason": run.cancel_reason}
 
 
 def _report(run: Run, command: Report, _at: int) -> Transition:
-    told = {"told": command.reported_to} if command.reported_to else {}
-    return REPORTED, {}, {"conclusion": run.conclusion, **told}
+    metadata = {"told": command.reported_to} if command.reported_to else {}
+    return REPORTED, {}, {"conclusion": run.conclusion, **metadata}
 
 
 # fmt: off
 MACHINE: Final[Machine[Run]] = Machine(
     RUN,
     Rule(ABSENT, Create, (Target(CREATED, "created"),), _create,
-         ORCHESTRATOR, "a webhook, a person or a program asked for it", ("ORC-R1",)),
+         ORCHESTRATOR, "requested by a webhook, a person or a program", ("ORC-R1",)),
     Rule(CREATED, BeginPlanning, (Target(PLANNING, "run_created"),), _begin_planning,
          ORCHESTRATOR, "the planner starts", ("ORC-R1",)),
     Rule(PLANNING, PlanReady, (Target(QUEUED, "plan_returned"),), _plan_ready, ORCHESTRATOR,
@@ -316,45 +316,45 @@ MACHINE: Final[Machine[Run]] = Machine(
     Rule(PLANNING, PlanFailed, (Target(PLAN_FAILED, "plan_failed", CRITICAL),), _plan_failed, ORCHESTRATOR,
          "the planner failed", ("ORC-R3",)),
     Rule(PLANNING, TimeOutPlanning, (Target(PLAN_FAILED, "plan_failed", CRITICAL),), _time_out_planning, ORCHESTRATOR,
-         "the planner did not answer in time", ("ORC-R3",)),
+         "the planner did not return a plan in time", ("ORC-R3",)),
     Rule(PLAN_FAILED, Fail, (Target(FAILED, "run_finalized", CRITICAL),), _finalize_plan,
          ORCHESTRATOR, "a run without a plan fails", ("ORC-R4",)),
     Rule(QUEUED, FirstActive, (Target(RUNNING, "first_attempt_active"),), _first_active, ORCHESTRATOR,
          "the first attempt is active, or the first approval is open", ("ORC-R5", "STP-R1", "WST-W2")),
     *(Rule(state, FirstActive, (), no_change,
-           ORCHESTRATOR, "it was not the first", ("ORC-R5",))
+           ORCHESTRATOR, "a repeat: the run is already active", ("ORC-R5",))
       for state in (*LIVE, CANCEL_REQUESTED)),
     Rule(RUNNING, AwaitApproval, (Target(WAITING_APPROVAL, "approval_gate_reached"),), _await_approval, ORCHESTRATOR,
          "a job waits for approval and no other can progress", ("STP-R2", "MOD-8")),
     Implies(QUEUED, AwaitApproval, FirstActive, "an open approval is progress"),
     Rule(WAITING_APPROVAL, Resume, (Target(RUNNING, "approval_resolved"),), _resume, ORCHESTRATOR,
-         "a job can progress again, or all are over", ("STP-R3", "MOD-8")),
+         "a job can progress again, or all have ended", ("STP-R3", "MOD-8")),
     Rule(RUNNING, AllDone, (Target(VALIDATING, "all_jobs_done"),), _all_done, ORCHESTRATOR,
          "every required job succeeded", ("ORC-R6", "WST-W3", "WST-WG3")),
-    Implies(QUEUED, AllDone, FirstActive, "a plan without jobs is done at once"),
+    Implies(QUEUED, AllDone, FirstActive, "a plan without jobs is complete at once"),
     Implies(WAITING_APPROVAL, AllDone, Resume, "the last approval was given"),
     Rule(VALIDATING, Validate,
          (Target(SUCCESS, "all_required_succeeded"), Target(FAILED, "validation_failed", CRITICAL)),
-         _validate, ORCHESTRATOR, "the final validation was made", ("ORC-R6", "STP-R4", "WST-W5", "WST-W6")),
+         _validate, ORCHESTRATOR, "the final validation ended", ("ORC-R6", "STP-R4", "WST-W5", "WST-W6")),
     *(Rule(state, Fail, (Target(FAILED, "required_job_failed", CRITICAL),), _fail, ORCHESTRATOR,
            "a required job failed and no retry is left", ("ORC-R7", "STP-R6", "STP-R7", "WST-W4"))
       for state in (RUNNING, WAITING_APPROVAL)),
-    Implies(QUEUED, Fail, FirstActive, "a job that failed was under way"),
+    Implies(QUEUED, Fail, FirstActive, "a failed job had been running"),
     *(Rule(state, TimeOut, (Target(TIMEOUT, "run_timed_out", CRITICAL),), _time_out,
-           ORCHESTRATOR, "the run's time is over", ("ORC-R10", "ORC-T3"))
+           ORCHESTRATOR, "the run timeout has passed", ("ORC-R10", "ORC-T3"))
       for state in LIVE),
     *(Rule(state, Cancel, (Target(state, "cancel_requested"),), _remember_cancel, ORCHESTRATOR,
            "remembered, and applied once the run is queued", ("MOD-3",))
       for state in (CREATED, PLANNING)),
     *(Rule(state, Cancel, (Target(CANCEL_REQUESTED, "cancel_requested"),), _cancel, ORCHESTRATOR,
-           "a person or a newer run wants it to stop", ("ORC-R8", "STP-R8", "WST-W8", "WST-W9"))
+           "requested by a person, or replaced by a newer run", ("ORC-R8", "STP-R8", "WST-W8", "WST-W9"))
       for state in (QUEUED, *LIVE)),
     Rule(CANCEL_REQUESTED, Cancel, (), no_change,
          ORCHESTRATOR, "requested already; a repeat is no error", ("ORC-I2",)),
     *(Rule(state, Cancel, (), _cancel_again,
            ORCHESTRATOR, "cancelled already; a repeat is no error", ("ORC-I2",)) for state in (CANCELED, REPORTED)),
     Rule(CANCEL_REQUESTED, FinishCancel, (Target(CANCELED, "cancel_finalized"),), _finish_cancel, ORCHESTRATOR,
-         "every job is over", ("ORC-R9", "ORC-RF3")),
+         "all jobs have ended", ("ORC-R9", "ORC-RF3")),
     *(Rule(state, Report, (Target(REPORTED, "statuses_published"),), _report,
            REPORTER, "the outcome is published", ("ORC-R11",)) for state in OVER),
     initial=CREATED,
@@ -365,32 +365,32 @@ TERMINAL: Final = MACHINE.terminal
 
 
 def is_over(run: Run) -> bool:
-    """Whether the outcome stands: nothing that still happens to its jobs changes the run."""
+    """Return whether the outcome is final: later changes of its jobs do not affect the run."""
     return is_over_state(run.state)
 
 
 def may_discard_workspace(run: Run) -> bool:
-    """Whether nobody will look at where it worked: it succeeded, or was canceled. Of what failed everything is kept."""
+    """Return whether the run's workspace is no longer needed: of a failed run it is kept."""
     return is_over(run) and run.conclusion in (SUCCESS, CANCELED)
 
 
 def is_over_state(state: str) -> bool:
-    """Whether a run in this state is over."""
+    """Return whether a run in this state has its outcome."""
     return state in OVER or state == REPORTED
 
 
 def is_unplanned(run: Run) -> bool:
-    """Whether it still waits for its plan."""
+    """Return whether the run has no plan yet."""
     return run.state in UNPLANNED
 
 
 def may_start_jobs(run: Run) -> bool:
-    """Whether its jobs may still be set going."""
+    """Return whether jobs of the run may still be started."""
     return run.state in (QUEUED, RUNNING, WAITING_APPROVAL)
 
 
 def updated_tally(tally: Tally, before: str, after: job.Job) -> Tally:
-    """The tally after one of the run's jobs went from state `before` to what it is now."""
+    """Return the tally after one of the run's jobs changed from state `before` to `after`."""
     state = after.state
     return Tally(
         tally.open + (before == ABSENT) - (state in job.TERMINAL),
@@ -402,7 +402,7 @@ def updated_tally(tally: Tally, before: str, after: job.Job) -> Tally:
 
 
 def next_command(run: Run) -> Command | None:
-    """What the run must do now that its jobs stand as the tally says. Nothing, when it stands right already."""
+    """Return the command that the run's tally demands, or None if its state already agrees with the tally."""
     tally, state, id = run.tally, run.state, run.id
     if state == CANCEL_REQUESTED:
         return None if tally.open else FinishCancel(id=id)
@@ -421,5 +421,5 @@ def next_command(run: Run) -> Command | None:
 
 
 def job_cancel_reason(run: Run) -> str:
-    """Why the rest of the jobs is cancelled, seen from the run's end."""
+    """Return the reason with which the remaining jobs of an ending run are cancelled."""
     return {CANCEL_REQUESTED: job.RUN_CANCELED, TIMEOUT: job.RUN_TIMEOUT}.get(run.state, job.NOT_NEEDED)

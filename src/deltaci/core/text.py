@@ -1,7 +1,7 @@
-"""Texts that come from a job, made safe to be shown and analysed: a job may write whatever it likes.
+"""Text functions: output of jobs made safe to show, sizes, and the nearest known word to a misspelled one.
 
-Terminals obey escape sequences, and some characters turn a line around or hide it. None of that gets further than here.
-Markup stays what it is, a text: whoever puts it on a page must escape it there.
+Jobs may write terminal escape sequences and characters that reverse or hide text; `plain_line` removes them. It does
+not escape markup: code that writes HTML must do that.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-# ESC [ … letter; ESC ] … BEL or ESC \\; ESC and one more. Also their one-byte forms, and those that are cut off.
+# ESC [ … letter; ESC ] … BEL or ESC \\; ESC and one character. Also their one-byte forms and incomplete ones.
 ESCAPES: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b.?"
 )
-_UNSHOWN: Final = "\N{REPLACEMENT CHARACTER}"
-MAX_CHARS: Final = 40  # A longer word is nobody's slip of the pen.
+_UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
+MAX_CHARS: Final = 40  # A longer word is not a misspelling.
 MAX_WORDS: Final = 100
 
 
-def plain_line(text: str, most: int) -> str:
-    """One line that a terminal or a page shows as it is: no escapes, nothing that cannot be printed, not too long."""
-    text = text[: 4 * most]  # What is escaped does not count, but has an end too.
+def plain_line(text: str, max_chars: int) -> str:
+    """Return the text as one printable line of at most `max_chars`, without escape sequences."""
+    text = text[: 4 * max_chars]  # Escape sequences do not count, but their number is bounded.
     text = ESCAPES.sub("", text).replace("\t", " ").strip("\r\n")
     text = " ".join(text.splitlines()) if not text.isprintable() else text
     if not text.isprintable():
-        text = "".join(c if c.isprintable() else " " if c.isspace() else _UNSHOWN for c in text)
-    return text[:most]
+        text = "".join(c if c.isprintable() else " " if c.isspace() else _UNPRINTABLE for c in text)
+    return text[:max_chars]
 
 
-def format_size(count: int) -> str:
-    """Bytes as people say them: `512 B`, `1.5 KiB`, `3.2 MiB`."""
-    value = float(count)
+def format_size(byte_count: int) -> str:
+    """Return a number of bytes as text, such as `512 B`, `1.5 KiB` or `3.2 MiB`."""
+    value = float(byte_count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
@@ -42,13 +42,21 @@ def format_size(count: int) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The known word that is near this one, or nothing. Of equally near ones the first in the alphabet."""
-    written = _normalized(word)
-    if not written or len(written) > MAX_CHARS:
+    """Return the known word that is nearest to a misspelled one, or an empty string if none is near.
+
+    Of equally near words, return the first in alphabetical order.
+    """
+    misspelled = _normalized(word)
+    if not misspelled or len(misspelled) > MAX_CHARS:
         return ""
-    allowed = max(1, len(written) // 3)
-    similar = sorted(each for each in set(words) if abs(len(each) - len(written)) <= allowed)[:MAX_WORDS]
-    best = min(((edit_distance(written, _normalized(each)), each) for each in similar), default=(allowed + 1, ""))
+    allowed = max(1, len(misspelled) // 3)
+    similar = sorted(candidate for candidate in set(words) if abs(len(candidate) - len(misspelled)) <= allowed)[
+        :MAX_WORDS
+    ]
+    best = min(
+        ((edit_distance(misspelled, _normalized(candidate)), candidate) for candidate in similar),
+        default=(allowed + 1, ""),
+    )
     return best[1] if best[0] <= allowed else ""
 
 
@@ -57,7 +65,7 @@ def _normalized(word: str) -> str:
 
 
 def edit_distance(one: str, other: str) -> int:
-    """How many letters must be added, removed, changed or swapped with their neighbour."""
+    """Return how many characters must be added, removed, replaced or swapped with their neighbour."""
     rows = [list(range(len(other) + 1))]
     for i, left in enumerate(one, 1):
         row = [i]

@@ -1,4 +1,4 @@
-"""When a record must be looked at again, and with which command. Every deadline of the system, in one place."""
+"""The deadlines of records, and the command that is due at each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMED: Final = (attempt.RUNNING, attempt.UPLOADING)
 
 
 def next_due(record: Record) -> Due | None:
-    """The record's next deadline and the command that is due then. None: nothing happens by itself."""
+    """Return the record's next deadline and the command that is due then, or None if it has no deadline."""
     if type(record) is Attempt:
         return _attempt_due(record)
     if isinstance(record, Job):
@@ -28,18 +28,18 @@ def next_due(record: Record) -> Due | None:
 
 
 def _attempt_due(record: Attempt) -> Due | None:
-    held = record.lease
-    if held is None:
+    live = record.lease
+    if live is None:
         return None
-    at: int = held.expires_at
-    order: type[Command] = attempt.Expire
-    if held.state == lease.GRANTED and held.accept_by <= at:
-        at, order = held.accept_by, attempt.RevokeUnaccepted
+    at: int = live.expires_at
+    command: type[Command] = attempt.Expire
+    if live.state == lease.GRANTED and live.accept_by <= at:
+        at, command = live.accept_by, attempt.RevokeUnaccepted
     if record.state in _TIMED and record.times_out_at < at:
-        at, order = record.times_out_at, attempt.TimeOut
+        at, command = record.times_out_at, attempt.TimeOut
     elif record.state == attempt.CANCEL_REQUESTED and record.cancel_by < at:
-        at, order = record.cancel_by, attempt.ForceCancel
-    return at, order
+        at, command = record.cancel_by, attempt.ForceCancel
+    return at, command
 
 
 def _job_due(record: Job) -> Due | None:
@@ -59,14 +59,14 @@ def _run_due(record: Run) -> Due | None:
 
 
 def ready_at(record: Record) -> int | None:
-    """From when on a worker may claim it; None: it is not there to be claimed. Who came first is claimed first."""
+    """Return when a queued attempt becomes claimable, or None for other records. Earlier ones are claimed first."""
     if type(record) is Attempt and record.state == attempt.QUEUED:
         return max(record.run_at, record.fence_until, record.created_at)
     return None
 
 
 def is_over(record: Record) -> bool:
-    """Whether the record will never change again, and may leave the hot tables."""
+    """Return whether the record is in a terminal state, so that it may leave the hot tables."""
     return record.state in _TERMINAL[type(record)]
 
 

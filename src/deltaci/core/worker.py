@@ -1,4 +1,4 @@
-"""The worker: a runner as the fleet sees it. Who is there, who is busy, who stopped answering."""
+"""The worker: the record of a registered runner, with its state, its tasks and whether it is on hold."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ BUSY: Final = "BUSY"
 UNRESPONSIVE: Final = "UNRESPONSIVE"
 SHUTDOWN: Final = "SHUTDOWN"
 
-# Why a worker that is there takes no new work: somebody wants it so, or it is no longer trusted.
+# Why a live worker is on hold, which means that it gets no new work: by an operator, or because it is not trusted.
 DRAINED: Final = "DRAINED"
 QUARANTINED: Final = "QUARANTINED"
 
-MAX_INFRA_FAILURES: Final = 3  # So many in a row, and it is no longer trusted.
-MAX_REASON: Final = 500  # Characters of a reason that is made from another.
-REPEATED_INFRA_FAILURES: Final = (
-    "REPEATED_TROUBLES"  # The reason of the quarantine that follows from that, and of no other.
-)
+MAX_INFRA_FAILURES: Final = 3  # In a row; then the worker is quarantined.
+MAX_REASON: Final = 500  # Characters of a reason that is derived from an earlier one.
+REPEATED_INFRA_FAILURES: Final = "REPEATED_TROUBLES"  # The reason of that quarantine only.
 
 
 class Worker(Record, frozen=True, kw_only=True):
-    """`tasks` are the attempts whose live leases it holds: a set that is derived, never a count that can leak.
+    """A registered runner. `tasks` are the attempts whose live leases it holds: a set, because a count could drift.
 
-    `troubles` counts tasks in a row that came to grief by its infrastructure. What it held at the time of one is
-    `excused`: whatever tore that one away takes the others too, and is one trouble, however much it had to do.
+    `infra_failures` counts the tasks in a row that failed because of the worker's infrastructure. The tasks that it
+    held at the time of such a failure are `excused`: the same cause may end all of them, so that it counts once.
     """
 
     labels: tuple[str, ...] = ()
     max_concurrent_tasks: int = 1
     tasks: tuple[str, ...] = ()
     shutdown_reason: str = ""
-    token_at: int = 0  # When the token was made with which it came in last, by the clock of whoever made it.
-    hold: str = ""  # DRAINED or QUARANTINED: it finishes what it has and takes nothing new.
+    token_at: int = 0  # When the token of its latest registration was issued.
+    hold: str = ""  # DRAINED, QUARANTINED or empty: on hold it finishes its tasks and gets no new ones.
     hold_reason: str = ""
     held_at: int = 0
     infra_failures: int = 0
@@ -48,21 +46,21 @@ class Worker(Record, frozen=True, kw_only=True):
 
 
 class Register(Command, frozen=True, kw_only=True):
-    """A runner came up."""
+    """Create the worker of a runner that registers."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
 
 class CompleteRegistration(Command, frozen=True, kw_only=True):
-    """Its capabilities are known."""
+    """Finish the registration: the capabilities are known."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
 
 class UpdateCapabilities(Command, frozen=True, kw_only=True):
-    """Its runner says anew what it can and how much of it at once; None: as before.
+    """Change the labels or the number of slots; None leaves one as it was.
 
-    `token_at` is when the registration token was made with which it comes in again; 0: it was never away.
+    `token_at` is when the token of a new registration was issued; 0 if the runner does not register again.
     """
 
     stored_name: ClassVar[str] = "Offer"
@@ -75,41 +73,44 @@ class UpdateCapabilities(Command, frozen=True, kw_only=True):
 
 
 class Assign(Command, frozen=True, kw_only=True):
-    """It was granted a lease. `queue_key` names the labels that the attempt requires."""
+    """Add the attempt of a granted lease. `queue_key` names the labels that it requires."""
 
     attempt_id: str
     queue_key: str = ""
 
 
 class Release(Command, frozen=True, kw_only=True):
-    """One of its leases ended. `trouble`: by its infrastructure; False: it did its part; None: that says nothing."""
+    """Remove the attempt of an ended lease.
+
+    `is_infra_failure` says whether the worker's infrastructure ended it, or None if that is unknown.
+    """
 
     attempt_id: str
     is_infra_failure: bool | None = msgspec.field(default=None, name="trouble")
 
 
 class MissHealthChecks(Command, frozen=True, kw_only=True):
-    """It missed too many health checks in a row."""
+    """The worker missed too many health checks in a row."""
 
 
 class Recover(Command, frozen=True, kw_only=True):
-    """It answers again."""
+    """The worker answers again."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
 
 class ResumeTasks(Command, frozen=True, kw_only=True):
-    """It came back with leases that it still holds."""
+    """Make a recovered worker that still holds leases busy again."""
 
     stored_name: ClassVar[str] = "TakeUp"
 
 
 class GiveUp(Command, frozen=True, kw_only=True):
-    """It did not come back within the maximum."""
+    """Shut down an unresponsive worker that did not recover within the maximum time."""
 
 
 class Shutdown(Command, frozen=True, kw_only=True):
-    """It shall stop: at once when idle, after its current tasks when busy."""
+    """Shut the worker down: at once when idle, after its tasks when busy."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER, USER})
 
@@ -117,7 +118,7 @@ class Shutdown(Command, frozen=True, kw_only=True):
 
 
 class Drain(Command, frozen=True, kw_only=True):
-    """It takes no new work until it is resumed; what it has it finishes."""
+    """Put the worker on hold until it is resumed; it finishes its tasks."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -125,24 +126,24 @@ class Drain(Command, frozen=True, kw_only=True):
 
 
 class Quarantine(Command, frozen=True, kw_only=True):
-    """It is not trusted: it takes no new work until it is resumed, or its runner registers anew."""
+    """Put an untrusted worker on hold until it is resumed or its runner registers again."""
 
     reason: str
 
 
 class Resume(Command, frozen=True, kw_only=True):
-    """It takes work again, and what went wrong before is forgiven."""
+    """End the hold and reset the count of infrastructure failures."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
 
 def queue_key(labels: Iterable[str]) -> str:
-    """The canonical form of a set of required labels: the same set, the same queue."""
+    """Return the canonical name of the queue for a set of required labels."""
     return ",".join(sorted(set(labels)))
 
 
 def required_labels(key: str) -> set[str]:
-    """The labels that a worker must have to take from this queue."""
+    """Return the labels that a worker needs to claim from this queue."""
     return set(key.split(",")) if key else set()
 
 
@@ -150,9 +151,9 @@ def _register(worker: Worker, _command: Register, at: int) -> Transition:
     return INITIALIZING, {"created_at": at}, {}
 
 
-def _check_slots(worker: Worker, places: int) -> None:
-    if places < 1:
-        raise Refused("bad_request", f"worker {worker.id} offers {places} places; it needs at least one")
+def _check_slots(worker: Worker, slots: int) -> None:
+    if slots < 1:
+        raise Refused("bad_request", f"worker {worker.id} offers {slots} slots; it needs at least one")
 
 
 def _complete_registration(worker: Worker, _command: CompleteRegistration, _at: int) -> Transition:
@@ -166,41 +167,42 @@ def _update_capabilities(worker: Worker, command: UpdateCapabilities, _at: int) 
     labels = worker.labels if command.labels is None else command.labels
     offered = worker.max_concurrent_tasks if command.slots is None else command.slots
     _check_slots(worker, offered)
-    # Leases of before are still its own: until they end it has as many places as it needs for them.
-    places = max(offered, len(worker.tasks))
-    changes: dict[str, Any] = {"labels": labels, "max_concurrent_tasks": places}
+    # It keeps its live leases: until they end, it has at least as many slots as tasks.
+    slots = max(offered, len(worker.tasks))
+    changes: dict[str, Any] = {"labels": labels, "max_concurrent_tasks": slots}
     if command.token_at:
         if command.token_at <= worker.token_at:
             raise Refused(
-                "bad_credential", f"runner {worker.id} came in with a token that is as new as this; make a new one"
+                "bad_credential",
+                f"runner {worker.id} registered with a token at least as new as this one; issue a new token",
             )
         changes["token_at"] = command.token_at
-    elif (labels, places) == (worker.labels, worker.max_concurrent_tasks):
+    elif (labels, slots) == (worker.labels, worker.max_concurrent_tasks):
         return None
-    told: dict[str, Any] = {"labels": list(labels), "max_concurrent_tasks": places}
+    metadata: dict[str, Any] = {"labels": list(labels), "max_concurrent_tasks": slots}
     if command.token_at and worker.hold == QUARANTINED:
-        # A runner that was set up anew is trusted anew. What somebody decided about this worker stays decided.
+        # A runner that was set up again is trusted again. A drain by an operator stays.
         changes.update(_RESUMED)
-        told.update(hold="", was=worker.hold)
-    return worker.state, changes, told
+        metadata.update(hold="", was=worker.hold)
+    return worker.state, changes, metadata
 
 
 def _assign(worker: Worker, command: Assign, _at: int) -> Transition | None:
     if command.attempt_id in worker.tasks:
         return None
     if worker.shutdown_reason:
-        raise Refused("not_eligible", f"worker {worker.id} is shutting down; it takes no new work")
+        raise Refused("not_eligible", f"worker {worker.id} is shutting down; it gets no new work")
     if worker.hold:
         raise Refused("not_eligible", f"worker {worker.id} {_hold_description(worker)}")
     missing = required_labels(command.queue_key) - set(worker.labels)
     if missing:
         raise Refused(
-            "not_eligible", f"worker {worker.id} lacks {', '.join(sorted(missing))}; give it to one that has it"
+            "not_eligible", f"worker {worker.id} lacks {', '.join(sorted(missing))}; choose a worker that has them"
         )
     if len(worker.tasks) >= worker.max_concurrent_tasks:
         raise Refused(
             "worker_full",
-            f"worker {worker.id} has {len(worker.tasks)} of {worker.max_concurrent_tasks} tasks; let one end",
+            f"worker {worker.id} has {len(worker.tasks)} of {worker.max_concurrent_tasks} tasks; wait for one to end",
         )
     tasks = (*worker.tasks, command.attempt_id)
     return BUSY, {"tasks": tasks}, {"attempt_id": command.attempt_id, "tasks": len(tasks)}
@@ -211,19 +213,19 @@ def _release(worker: Worker, command: Release, _at: int) -> Transition | None:
         return None
     tasks = tuple(task for task in worker.tasks if task != command.attempt_id)
     changes: dict[str, Any] = {"tasks": tasks}
-    told: dict[str, Any] = {"attempt_id": command.attempt_id, "tasks": len(tasks)}
-    troubles = _infra_failures_after(worker, command)
-    if troubles != worker.infra_failures:
-        changes["infra_failures"] = told["troubles"] = troubles
-    if troubles > worker.infra_failures:
+    metadata: dict[str, Any] = {"attempt_id": command.attempt_id, "tasks": len(tasks)}
+    infra_failures = _infra_failures_after(worker, command)
+    if infra_failures != worker.infra_failures:
+        changes["infra_failures"] = metadata["troubles"] = infra_failures
+    if infra_failures > worker.infra_failures:
         changes["excused"] = tasks
     elif worker.excused:
         changes["excused"] = tuple(task for task in worker.excused if task != command.attempt_id)
     if tasks or worker.state == UNRESPONSIVE:
-        return worker.state, changes, told
+        return worker.state, changes, metadata
     if worker.shutdown_reason:
-        return SHUTDOWN, changes, {**told, "reason": worker.shutdown_reason}
-    return IDLE, changes, told
+        return SHUTDOWN, changes, {**metadata, "reason": worker.shutdown_reason}
+    return IDLE, changes, metadata
 
 
 def _infra_failures_after(worker: Worker, release: Release) -> int:
@@ -235,7 +237,7 @@ def _infra_failures_after(worker: Worker, release: Release) -> int:
 
 
 def should_quarantine(worker: Worker, release: Release) -> bool:
-    """Whether this release is one trouble too many. One that takes nothing new anyway is left as it is."""
+    """Return whether this release is one infrastructure failure too many, unless the worker gets no new work anyway."""
     return (
         not worker.hold
         and not worker.shutdown_reason
@@ -254,16 +256,14 @@ def _recover(_worker: Worker, _command: Recover, _at: int) -> Transition:
 
 def _resume_tasks(worker: Worker, _command: ResumeTasks, _at: int) -> Transition:
     if not worker.tasks:
-        raise Refused(
-            "not_eligible", f"worker {worker.id} holds nothing that it could take up again; assign it something"
-        )
+        raise Refused("not_eligible", f"worker {worker.id} holds no lease that it could resume; assign it an attempt")
     return BUSY, {}, {"attempt_id": worker.tasks[0], "tasks": len(worker.tasks)}
 
 
 def _give_up(worker: Worker, _command: GiveUp, _at: int) -> Transition:
     if worker.tasks:
         raise Refused(
-            "not_eligible", f"worker {worker.id} still holds {', '.join(worker.tasks)}; let those leases end first"
+            "not_eligible", f"worker {worker.id} still holds {', '.join(worker.tasks)}; wait for those leases to end"
         )
     return SHUTDOWN, {}, {"reason": "MAX_TIMEOUT_EXCEEDED"}
 
@@ -282,13 +282,13 @@ _RESUMED: Final[dict[str, Any]] = {"hold": "", "hold_reason": "", "held_at": 0, 
 
 
 def _hold_description(worker: Worker) -> str:
-    word = "is drained" if worker.hold == DRAINED else "is quarantined"
+    state = "is drained" if worker.hold == DRAINED else "is quarantined"
     reason = f" ({worker.hold_reason})" if worker.hold_reason else ""
-    return f"{word}{reason} and takes no new work; resume it, or give it to another one"
+    return f"{state}{reason} and gets no new work; resume it, or choose another worker"
 
 
 def _drain(worker: Worker, command: Drain, at: int) -> Transition | None:
-    # The first word stands; but it also stands above a quarantine, which the next registration would end.
+    # The first drain stays. It also replaces a quarantine, which the next registration would end.
     if worker.hold == DRAINED:
         return None
     changes = {"hold": DRAINED, "hold_reason": command.reason, "held_at": at}
@@ -318,46 +318,46 @@ def _resume(worker: Worker, _command: Resume, _at: int) -> Transition | None:
 MACHINE: Final[Machine[Worker]] = Machine(
     WORKER,
     Rule(ABSENT, Register, (Target(INITIALIZING, "registered"),), _register,
-         ORCHESTRATOR, "a runner came up", ("WST-KA1",)),
+         ORCHESTRATOR, "a runner registered", ("WST-KA1",)),
     Rule(INITIALIZING, CompleteRegistration, (Target(IDLE, "registration_complete"),), _complete_registration,
          ORCHESTRATOR, "its capabilities are known", ("WST-K1", "WST-KG1")),
     *(Rule(state, UpdateCapabilities, (Target(state, "capabilities_registered"),), _update_capabilities, ORCHESTRATOR,
-           "its runner came in again, or offers something else than before", ("WST-KG1", "WST-KI1"))
+           "its runner registered again, or its capabilities changed", ("WST-KG1", "WST-KI1"))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
     *(Rule(state, Drain, (Target(state, "drained"),), _drain, ORCHESTRATOR,
-           "it finishes what it has and takes nothing new", ("WST-KH1",))
+           "an operator put it on hold; it finishes its tasks", ("WST-KH1",))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
     *(Rule(state, Quarantine, (Target(state, "quarantined", WARNING),), _quarantine, ORCHESTRATOR,
-           "it is no longer trusted with work", ("WST-KH3",))
+           "it is no longer trusted; it finishes its tasks", ("WST-KH3",))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
     *(Rule(state, Resume, (Target(state, "resumed"),), _resume, ORCHESTRATOR,
-           "it takes work again", ("WST-KH2",))
+           "its hold ended", ("WST-KH2",))
       for state in (IDLE, BUSY, UNRESPONSIVE)),
     Rule(IDLE, Assign, (Target(BUSY, "task_assigned"),), _assign,
          ORCHESTRATOR, "it was granted a lease", ("WST-K2", "WST-KG2")),
     Rule(BUSY, Assign, (Target(BUSY, "task_assigned"),), _assign,
-         ORCHESTRATOR, "one lease more, within its places", ("WST-KI1",)),
+         ORCHESTRATOR, "it was granted another lease, within its slots", ("WST-KI1",)),
     Rule(BUSY, Release,
          (Target(IDLE, "task_completed"), Target(BUSY, "task_completed"), Target(SHUTDOWN, "shutdown_requested")),
-         _release, ORCHESTRATOR, "a lease ended; after the last one it is idle, or gone if it was asked to go",
+         _release, ORCHESTRATOR, "a lease ended; after the last one it is idle, or shut down if that was requested",
          ("WST-K3", "WST-K8", "WST-KI3")),
     *(Rule(state, Release, (), no_change,
-           ORCHESTRATOR, "it holds no lease any more", ("WST-KI4",))
+           ORCHESTRATOR, "it holds no lease", ("WST-KI4",))
       for state in (IDLE, SHUTDOWN)),
     Rule(UNRESPONSIVE, Release, (Target(UNRESPONSIVE, "task_completed"),), _release, ORCHESTRATOR,
-         "a silent worker loses its leases one by one", ("WST-KI4",)),
+         "a lease of an unresponsive worker ended", ("WST-KI4",)),
     Rule(IDLE, ResumeTasks, (Target(BUSY, "task_assigned"),), _resume_tasks, ORCHESTRATOR,
-         "it came back while it still has to stop something", ("WST-KI1",)),
+         "it recovered while it still holds a lease", ("WST-KI1",)),
     Rule(BUSY, MissHealthChecks, (Target(UNRESPONSIVE, "health_check_timeout", ERROR),), _miss_health_checks,
          ORCHESTRATOR, "it missed too many health checks", ("WST-K4", "WST-KG4")),
     Rule(UNRESPONSIVE, Recover, (Target(IDLE, "health_check_recovered"),), _recover,
          ORCHESTRATOR, "it answers again", ("WST-K5", "WST-KG5")),
     Rule(UNRESPONSIVE, GiveUp, (Target(SHUTDOWN, "max_timeout_exceeded"),), _give_up, ORCHESTRATOR,
-         "it did not come back", ("WST-K6",)),
+         "it did not recover in time", ("WST-K6",)),
     Rule(IDLE, Shutdown, (Target(SHUTDOWN, "shutdown_requested"),), _shut_down,
-         ORCHESTRATOR, "asked to go, or presumed gone", ("WST-K7",)),
+         ORCHESTRATOR, "shutdown requested, or presumed gone", ("WST-K7",)),
     Rule(BUSY, Shutdown, (Target(BUSY, "shutdown_requested"),), _shut_down_later, ORCHESTRATOR,
-         "asked to go; it finishes its tasks first", ("WST-K8", "WST-KI3")),
+         "shutdown requested; it finishes its tasks first", ("WST-K8", "WST-KI3")),
     initial=INITIALIZING,
 )
 # fmt: on
@@ -365,49 +365,49 @@ MACHINE: Final[Machine[Worker]] = Machine(
 TERMINAL: Final = MACHINE.terminal
 
 
-# Why workers went. Those that went by themselves may come back, in a new life under their name.
+# Why workers were shut down. Unless an operator removed it, a worker may return as a new incarnation.
 LEFT: Final = "LEFT"
 PRESUMED_GONE: Final = "PRESUMED_GONE"
 REMOVED: Final = "REMOVED"
-_MAY_RETURN: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # Who was given up has no reason of its own.
+_MAY_RETURN: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # Empty after GiveUp.
 
 
 def is_over(record: Worker) -> bool:
-    """Whether this life of the worker is over."""
+    """Return whether this incarnation of the worker has ended."""
     return record.state in TERMINAL
 
 
 def may_return(record: Worker) -> bool:
-    """Whether this life is over, and nobody wanted that."""
+    """Return whether this incarnation ended without an operator's request, so that a new one may follow."""
     return is_over(record) and record.shutdown_reason in _MAY_RETURN
 
 
 def is_unresponsive(record: Worker) -> bool:
-    """Whether it was found silent, and recovers by speaking."""
+    """Return whether the worker is unresponsive, so that its next message recovers it."""
     return MACHINE.changes(record.state, Recover)
 
 
 def accepts_work(record: Worker) -> bool:
-    """Whether it may be given something, as soon as it has room for it: nobody holds it back, and it does not leave."""
+    """Return whether the worker may get new work when it has a free slot: it is neither on hold nor shutting down."""
     return MACHINE.changes(record.state, Assign) and not record.hold and not record.shutdown_reason
 
 
 def is_quarantined(record: Worker) -> bool:
-    """Whether it is held back because of what happened, and not because somebody wants it so."""
+    """Return whether the worker is on hold because it is not trusted, rather than by an operator."""
     return record.hold == QUARANTINED
 
 
 def carry_over_hold(record: Worker, id: str) -> Command | None:
-    """The order by which the next life of a worker, which was just born, is held back as the last one was; or none."""
-    reason, born = record.hold_reason, 2  # The revision that a worker is born with.
+    """Return the command that puts the next incarnation, which was just created, on hold like `record`; None if not."""
+    reason, first_rev = record.hold_reason, 2  # The revision of a newly registered worker.
     if record.hold == DRAINED:
-        return Drain(id=id, reason=reason, expected_rev=born)
+        return Drain(id=id, reason=reason, expected_rev=first_rev)
     if record.hold == QUARANTINED:
-        return Quarantine(id=id, reason=f"since its last life: {reason}"[:MAX_REASON], expected_rev=born)
+        return Quarantine(id=id, reason=f"since its last life: {reason}"[:MAX_REASON], expected_rev=first_rev)
     return None
 
 
-# How a worker is, in one word for people. What says most about it goes before the rest.
+# The condition of a worker in one word for people. The most important one wins.
 GONE: Final = "gone"
 SILENT: Final = "silent"
 STARTING: Final = "starting"
@@ -417,7 +417,7 @@ CONDITIONS: Final = (READY, BUSY.lower(), DRAINED.lower(), QUARANTINED.lower(), 
 
 
 def condition(record: Worker, *, is_missed: bool) -> str:
-    """One of `CONDITIONS`. `is_missed`: it is not heard any more, whatever its record says."""
+    """Return one of `CONDITIONS`. `is_missed` means that its heartbeats stopped, whatever its record says."""
     if is_over(record):
         return GONE
     if is_missed or is_unresponsive(record):
@@ -430,14 +430,14 @@ def condition(record: Worker, *, is_missed: bool) -> str:
 
 
 def available_commands(state: str, hold: str, *, is_leaving: bool, tasks: int) -> frozenset[type[Command]]:
-    """What people can want of a worker as it is: to drain it, to resume it, to have it removed."""
-    found: set[type[Command]] = set()
+    """Return which of drain, resume and shutdown an operator can apply to a worker in this state."""
+    commands: set[type[Command]] = set()
     if hold and MACHINE.changes(state, Resume):
-        found.add(Resume)
+        commands.add(Resume)
     if hold != DRAINED and not is_leaving and MACHINE.changes(state, Drain):
-        found.add(Drain)
+        commands.add(Drain)
     if MACHINE.changes(state, Shutdown) and not is_leaving:
-        found.add(Shutdown)
+        commands.add(Shutdown)
     if MACHINE.changes(state, GiveUp) and not tasks:
-        found.add(Shutdown)
-    return frozenset(found)
+        commands.add(Shutdown)
+    return frozenset(commands)

@@ -1,4 +1,4 @@
-"""How a job ended, in the words of those that need it: `success`, `failure`, `cancelled` or `skipped`."""
+"""The result and the outputs of a job, as jobs that need it read them: `needs.<job>.result` and `.outputs`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ SUCCESS: Final = "success"
 FAILURE: Final = "failure"
 CANCELLED: Final = "cancelled"
 SKIPPED: Final = "skipped"
-# It never had its turn because of others, which is not the same as being stopped.
-_NEVER_BEGUN: Final = frozenset({job.BLOCKED, job.NOT_NEEDED})
+# Reasons of jobs that never started because of other jobs: their result is not `cancelled`.
+_NOT_STARTED_REASONS: Final = frozenset({job.BLOCKED, job.NOT_NEEDED})
 
 
-def job_result(needed: Job, last: Attempt | None) -> str:
-    """The result. A job that may fail counts as one that did not; one that is not over counts as left out."""
+def job_result(needed: Job, last_attempt: Attempt | None) -> str:
+    """Return `success`, `failure`, `cancelled` or `skipped`.
+
+    An allowed failure is a `success`; a job that has not ended is `skipped`.
+    """
     match needed.state:
         case job.SUCCEEDED:
-            return SKIPPED if is_skipped(last) else SUCCESS
+            return SKIPPED if is_skipped(last_attempt) else SUCCESS
         case job.FAILED:
             return FAILURE if needed.spec.is_required else SUCCESS
         case job.CANCELED:
-            return SKIPPED if needed.reason in _NEVER_BEGUN else CANCELLED
+            return SKIPPED if needed.reason in _NOT_STARTED_REASONS else CANCELLED
     return SKIPPED
 
 
-def is_skipped(last: Attempt | None) -> bool:
-    """Whether its runner found that its condition did not hold."""
-    report = last.report if last is not None else None
+def is_skipped(last_attempt: Attempt | None) -> bool:
+    """Return whether the runner skipped the job because its condition was false."""
+    report = last_attempt.report if last_attempt is not None else None
     return isinstance(report, dict) and report.get("is_skipped") is True
 
 
-def job_outputs(last: Attempt | None) -> dict[str, Any]:
-    """What others can read of its output: the keys of an object, nothing of anything else."""
-    result = last.result if last is not None else None
+def job_outputs(last_attempt: Attempt | None) -> dict[str, Any]:
+    """Return the outputs of the job: its result if that is an object, else none."""
+    result = last_attempt.result if last_attempt is not None else None
     return dict(result) if isinstance(result, dict) else {}

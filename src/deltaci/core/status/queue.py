@@ -1,7 +1,7 @@
-"""Document 004's eyes: an attempt as a job of the queue.
+"""The view of document 004: an attempt as a job of the queue.
 
-The queue has no word for cancelling or timing out. When the orchestrator ends an attempt itself, the queue
-sees a takeover: the job is stalled, claimed by the orchestrator, started and failed.
+Document 004 has no cancel and no timeout. When the orchestrator ends an attempt itself, this view shows a takeover: the
+job is stalled, claimed by the orchestrator, started and failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 STALLED: Final = "stalled"
 
-# Claimed by the orchestrator itself: the queue says "claimed", we must remember by whom.
+# The projected state "claimed", with the orchestrator as owner.
 _CLAIMED_BY_ORCHESTRATOR: Final = "claimed by the orchestrator"
 
 _STATES: Final = {
@@ -38,30 +38,30 @@ _STATES: Final = {
 }
 
 
-def _project(_view: View, shown: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
-    before, actor, target = CLAIMED if shown == _CLAIMED_BY_ORCHESTRATOR else shown, change.actor, change.target
+def _project(_view: View, previous: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
+    before, actor, target = CLAIMED if previous == _CLAIMED_BY_ORCHESTRATOR else previous, change.actor, change.target
     if target == attempt.CANCEL_REQUESTED:
         if change.source == attempt.CANCEL_REQUESTED:
-            return (Step(before, before or CLAIMED, "heartbeat", actor),), shown or CLAIMED
+            return (Step(before, before or CLAIMED, "heartbeat", actor),), previous or CLAIMED
         if before in (QUEUED, STALLED):
             return (Step(before, CLAIMED, "claimed", ORCHESTRATOR),), _CLAIMED_BY_ORCHESTRATOR
-        return (), shown or ""
+        return (), previous or ""
     after = _STATES[target]
     if after == FAILED and actor_kind(actor) != BY_RUNNER:
-        return _taken_over(shown), FAILED
+        return _takeover_steps(previous), FAILED
     if target == attempt.CANCELED and before == CLAIMED:
         return (Step(CLAIMED, RUNNING, "started", actor), Step(RUNNING, FAILED, "failed", actor)), FAILED
     return (Step(before, after, change.trigger, actor),), after
 
 
-def _taken_over(shown: str | None) -> tuple[Step, ...]:
+def _takeover_steps(previous: str | None) -> tuple[Step, ...]:
     end = (Step(CLAIMED, RUNNING, "started", ORCHESTRATOR), Step(RUNNING, FAILED, "failed", ORCHESTRATOR))
-    if shown == _CLAIMED_BY_ORCHESTRATOR:
+    if previous == _CLAIMED_BY_ORCHESTRATOR:
         return end
     claim = Step(STALLED, CLAIMED, "claimed", ORCHESTRATOR)
-    if shown == STALLED:
+    if previous == STALLED:
         return (claim, *end)
-    return (Step(shown, STALLED, "stalled", ORCHESTRATOR), claim, *end)
+    return (Step(previous, STALLED, "stalled", ORCHESTRATOR), claim, *end)
 
 
 JOB_VIEW: Final = View(
@@ -87,19 +87,19 @@ JOB_VIEW: Final = View(
 
 
 def job_status(record: attempt.Attempt) -> str:
-    """Document 004's status of an attempt: a pure function of the record."""
+    """Return document 004's status of an attempt."""
     if record.state == attempt.CANCEL_REQUESTED:
         return RUNNING if record.started_at else CLAIMED
     return _STATES.get(record.state, QUEUED)
 
 
 def check_invariants(record: attempt.Attempt) -> None:
-    """Document 004's invariants for each status: who may be owner, and when there is a result or an error."""
+    """Check document 004's invariants: the status decides whether there is an owner, a result or an error."""
     status = job_status(record)
     is_owned = status in (CLAIMED, RUNNING)
-    found: dict[str, Any] = {"lease": record.lease, "result": record.result, "error": record.error}
-    wanted = {"lease": is_owned, "result": status == SUCCEEDED, "error": status == FAILED}
-    for field, is_wanted in wanted.items():
-        if (found[field] is not None) != is_wanted:
-            verb = "needs" if is_wanted else "must not have"
+    values: dict[str, Any] = {"lease": record.lease, "result": record.result, "error": record.error}
+    expected = {"lease": is_owned, "result": status == SUCCEEDED, "error": status == FAILED}
+    for field, is_expected in expected.items():
+        if (values[field] is not None) != is_expected:
+            verb = "needs" if is_expected else "must not have"
             raise InvariantBroken(f"attempt {record.id} is {status} and {verb} a {field}")

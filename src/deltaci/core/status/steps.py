@@ -1,4 +1,4 @@
-"""Document 002's eyes: coarse status of runs and steps. This is what `status` means everywhere."""
+"""The view of document 002: the coarse status of runs and steps, which is the `status` field everywhere."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ STEP_VIEW: Final = View(
         Edge(WAITING_APPROVAL, SUCCEEDED, "STP-S6"),
         *(Edge(state, CANCELED, "STP-S7") for state in _OPEN),
     ),
-    (Extension(WAITING_APPROVAL, FAILED, "002", "a rejected approval fails; document 002's run table knows it"),),
+    (Extension(WAITING_APPROVAL, FAILED, "002", "a rejected approval fails, as in document 002's table of runs"),),
 )
 
 
 def run_status(record: run.Run) -> str:
-    """Document 002's status of a run: a pure function of the record."""
+    """Return document 002's status of a run."""
     return RUN_VIEW.state_map[record.conclusion if record.state == run.REPORTED else record.state]
 
 
 def step_status(record: job.Job) -> str:
-    """Document 002's status of a job."""
+    """Return document 002's status of a job."""
     return STEP_VIEW.state_map[record.state]
 
 
 def step_attempts(record: job.Job) -> int:
-    """Document 002's `attempts`: how many were claimed. One that waits for a worker does not count yet."""
+    """Return document 002's `attempts`: the number of claimed ones, without an attempt that waits for a worker."""
     return record.claimed

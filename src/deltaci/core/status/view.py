@@ -1,8 +1,8 @@
-"""A view: our records and events in the words of one document, and the proof that the document allows them.
+"""Views: our states and transitions in the vocabulary of one specification document.
 
-A view is data (which state is shown as what, which steps the document allows, which few it must be
-extended by) and one pure function that projects an event. Whoever projects keeps what an entity was last
-shown as; a step is legal when the document allows it or the view lists it as an extension.
+A view is a table (the document's state for each of ours, the steps that the document allows, and the extensions that
+it needs) and a pure function that projects a transition to steps. The caller keeps the state that an entity was last
+projected to. A step is legal if the document allows it or the view lists it as an extension.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-SAME: Final = "="  # Shown as before: the document has no word for this change.
-LEFT_OUT: Final = "-"  # The document does not know this entity at all.
+SAME: Final = "="  # The projected state stays: the document has no state for this change.
+LEFT_OUT: Final = "-"  # The document has no such entity.
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """A step that the document allows, the rule that says so, and the words it may carry."""
+    """A step that the document allows, the rule that it cites, and the triggers that it may have (empty: any)."""
 
     source: str | None
     target: str
@@ -26,7 +26,7 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """A step that the document is silent on and another one demands."""
+    """A step that the document does not mention and another document demands."""
 
     source: str
     target: str
@@ -35,7 +35,7 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step in the document's words. `actor` is who the document sees acting."""
+    """A transition in the document's vocabulary. `actor` is the actor as the document sees it."""
 
     source: str | None
     target: str
@@ -44,7 +44,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a projection needs to know of an event."""
+    """The fields of an event that a projection reads."""
 
     source: str | None
     target: str
@@ -55,20 +55,20 @@ class Change(msgspec.Struct, frozen=True):
 Projection = Callable[["View", str | None, Change], tuple[tuple[Step, ...], str]]
 
 
-def project_by_table(view: View, shown: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
-    """Show every state as the view's table says; a change that is not visible is no step."""
+def project_by_table(view: View, previous: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
+    """Map the state by the view's table. A change that keeps the projected state is no step."""
     target = view.state_map[change.target]
-    if LEFT_OUT in (shown, target):
+    if LEFT_OUT in (previous, target):
         return (), LEFT_OUT
     if target == SAME:
-        return (), shown or ""
-    if shown == target:
+        return (), previous or ""
+    if previous == target:
         return (), target
-    return (Step(shown, target, change.trigger, change.actor),), target
+    return (Step(previous, target, change.trigger, change.actor),), target
 
 
 class View(msgspec.Struct, frozen=True):
-    """One document's eyes on one kind of record."""
+    """The view of one document on one kind of record. `state_map` maps our states to those of the document."""
 
     name: str
     document: str
@@ -78,28 +78,28 @@ class View(msgspec.Struct, frozen=True):
     extensions: tuple[Extension, ...] = ()
     project: Projection = project_by_table
 
-    def project_change(self, shown: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
-        """The steps that the document sees, and what the entity is shown as afterwards."""
-        return self.project(self, shown, change)
+    def project_change(self, previous: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
+        """Return the steps that the document sees, and the projected state of the entity afterwards."""
+        return self.project(self, previous, change)
 
     def allows(self, step: Step) -> Edge | Extension | None:
-        """The edge or the extension that makes the step legal, if there is one."""
+        """Return the edge or extension that makes the step legal, or None."""
         edge = self.edge(step.source, step.target)
         if edge is not None and (not edge.triggers or step.trigger in edge.triggers):
             return edge
         return next((e for e in self.extensions if (e.source, e.target) == (step.source, step.target)), None)
 
     def edge(self, source: str | None, target: str) -> Edge | None:
-        """The document's own edge between two of its states."""
+        """Return the document's edge between two of its states, or None."""
         return next((e for e in self.edges if (e.source, e.target) == (source, target)), None)
 
     @property
     def states(self) -> tuple[str, ...]:
         """The document's states, in the order in which its edges name them."""
-        named = (state for edge in self.edges for state in (edge.source, edge.target) if state)
-        return tuple(dict.fromkeys(named))
+        states = (state for edge in self.edges for state in (edge.source, edge.target) if state)
+        return tuple(dict.fromkeys(states))
 
     @property
     def terminal(self) -> frozenset[str]:
-        """The states that the document lets nobody leave."""
+        """The states that no edge of the document leaves."""
         return frozenset(self.states) - {e.source for e in self.edges if e.source != e.target and e.source}

@@ -1,4 +1,4 @@
-"""Document 003's eyes: tasks, workstreams and workers, in lower case and with its trigger words."""
+"""The views of document 003 on tasks, workstreams and workers, with its states in lower case and its triggers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deltaci.core import job, run, worker
 from deltaci.core.events import JOB, RUN, WORKER
 from deltaci.core.status.view import LEFT_OUT, SAME, Edge, Extension, View
 
-_NO_TASK: Final = "cancellation reaches a task in any state"
+_CANCEL_REASON: Final = "cancellation reaches a task in any state"
 
 TASK_VIEW: Final = View(
     "003 task",
@@ -39,11 +39,12 @@ TASK_VIEW: Final = View(
         Edge("validating", "failed", "WST-T9", ("validation_failed",)),
     ),
     tuple(
-        Extension(state, "cancelled", "000, 002", _NO_TASK) for state in ("pending", "queued", "retrying", "validating")
+        Extension(state, "cancelled", "000, 002", _CANCEL_REASON)
+        for state in ("pending", "queued", "retrying", "validating")
     ),
 )
 
-# Document 003 has its own words for what happens to a workstream; our runs carry document 000's.
+# Document 003's triggers for the steps of a workstream; the events of our runs have those of document 000.
 WORKSTREAM_TRIGGERS: Final = {
     ("planned", "ready"): "all_tasks_created",
     ("ready", "executing"): "first_task_started",
@@ -115,14 +116,14 @@ WORKER_VIEW: Final = View(
 
 
 def derive_workstream_state(tasks: Iterable[tuple[str, bool]]) -> str:
-    """What document 003 derives from its tasks, each given as its state and whether it is critical."""
-    known = list(tasks)
-    states = [state for state, _ in known]
+    """Return the state that document 003 derives from tasks, each a state and whether the task is critical."""
+    task_list = list(tasks)
+    states = [state for state, _ in task_list]
     if "running" in states:
         return "executing"
     if all(state == "completed" for state in states):
         return "validating"
-    if any(state == "failed" and is_critical for state, is_critical in known):
+    if any(state == "failed" and is_critical for state, is_critical in task_list):
         return "failed"
     if all(state in ("pending", "queued") for state in states):
         return "ready"
@@ -130,16 +131,16 @@ def derive_workstream_state(tasks: Iterable[tuple[str, bool]]) -> str:
 
 
 def task_state(record: job.Job) -> str:
-    """Document 003's state of a job; empty for an approval, which is no task."""
-    shown = TASK_VIEW.state_map[record.state]
-    return "" if record.spec.kind == job.APPROVAL or shown == LEFT_OUT else shown
+    """Return document 003's state of a job; empty for an approval, which is not a task."""
+    state = TASK_VIEW.state_map[record.state]
+    return "" if record.spec.kind == job.APPROVAL or state == LEFT_OUT else state
 
 
 def workstream_state(record: run.Run) -> str:
-    """Document 003's state of a run."""
+    """Return document 003's state of a run."""
     return WORKSTREAM_VIEW.state_map[record.conclusion if record.state == run.REPORTED else record.state]
 
 
 def worker_state(record: worker.Worker) -> str:
-    """Document 003's state of a worker."""
+    """Return document 003's state of a worker."""
     return WORKER_VIEW.state_map[record.state]

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from deltaci.core import graph
 from deltaci.core.job import JobSpec
-from deltaci.core.plan import plan_hash, without_jobs
+from deltaci.core.plan import plan_hash, restrict
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ def without(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: boo
     if not are_done:
         _take_along(plan, gone)
     kept = {each.spec.name: each for each in plan.kept if each.spec.name not in gone}
-    specs = without_jobs([each.spec for each in plan.kept], kept)
+    specs = restrict([each.spec for each in plan.kept], kept)
     changed = tuple(structs.replace(kept[spec.name], spec=spec) for spec in specs)
     left = [
         LeftOut(name=each.spec.name, job=each.job, code=gone[each.spec.name][0], reason=gone[each.spec.name][1])
