@@ -118,7 +118,7 @@ def test_a_drained_worker_finishes_what_it_has_and_is_assigned_nothing_new(actor
 
     assert refusal.code == "not_eligible"
     assert refusal.message == (
-        "worker w1 is drained (new disk) and takes no new work; resume it, or give it to another one"
+        "worker w1 is drained (new disk) and gets no new work; resume it, or choose another worker"
     )
     known = lab.worker_record("w1")
     assert (known.state, known.hold, known.hold_reason) == (worker.IDLE, DRAINED, "new disk")

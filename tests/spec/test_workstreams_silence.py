@@ -156,7 +156,7 @@ def test_a_worker_that_holds_nothing_is_not_busy() -> None:
     refused = lab.refused(worker.ResumeTasks(id="w1"))
 
     assert refused.code == "not_eligible"
-    assert "w1 holds nothing" in refused.message
+    assert "w1 holds no lease" in refused.message
     assert lab.worker_record("w1").state == worker.IDLE
 
 

@@ -77,7 +77,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class _LaterTime(Exception):
-    """A record was already written at a later time than the one that this decision uses."""
+    """A record was already written at a later time than this decision's."""
 
     def __init__(self, at: int) -> None:
         self.at = at

@@ -1,4 +1,4 @@
-"""Flaky jobs and tests: those that both failed and passed on the same commit, learned from finished attempts.
+"""Flaky jobs and tests, which both failed and passed on the same commit, learned from finished attempts.
 
 A test is flaky if it failed in one attempt and not in another one of the same job on the same commit that ran at least
 as many tests. A job is flaky if it failed by its own fault and also succeeded. Attempts may be added in any order and

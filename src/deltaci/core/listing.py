@@ -72,7 +72,7 @@ def workstreams_in_state(state: str) -> str:
 
 
 def _list_name(field: str, value: str) -> str:
-    """Return the list name for a value; one that is too long or not printable is replaced by its hash."""
+    """Return the list name for a value; a long or unprintable value is replaced by its hash."""
     if len(value) <= MAX_NAME and value.isprintable():
         return f"run/{field}={value}"
     return f"run/{field}#{blake2b(value.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"

@@ -47,7 +47,7 @@ def plan_hash(
 
 
 def prerequisites(spec: JobSpec) -> tuple[str, ...]:
-    """Return the names of all jobs that must end before this one: its needs, then those that it only comes after."""
+    """Return the names of all jobs that must end before this one: its needs first, then the rest of `after`."""
     return (*spec.needs, *(name for name in spec.after if name not in spec.needs)) if spec.after else spec.needs
 
 

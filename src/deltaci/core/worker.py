@@ -27,7 +27,7 @@ REPEATED_INFRA_FAILURES: Final = "REPEATED_TROUBLES"  # The reason of that quara
 
 
 class Worker(Record, frozen=True, kw_only=True):
-    """A registered runner. `tasks` are the attempts whose live leases it holds: a set, because a count could drift.
+    """A registered runner. `tasks` are the attempts of its live leases: their ids, because a counter could drift.
 
     `infra_failures` counts the tasks in a row that failed because of the worker's infrastructure. The tasks that it
     held at the time of such a failure are `excused`: the same cause may end all of them, so that it counts once.
@@ -417,7 +417,7 @@ CONDITIONS: Final = (READY, BUSY.lower(), DRAINED.lower(), QUARANTINED.lower(), 
 
 
 def condition(record: Worker, *, is_missed: bool) -> str:
-    """Return one of `CONDITIONS`. `is_missed` means that its heartbeats stopped, whatever its record says."""
+    """Return one of `CONDITIONS`. `is_missed` means that its heartbeats stopped, even if the record does not show it yet."""
     if is_over(record):
         return GONE
     if is_missed or is_unresponsive(record):
