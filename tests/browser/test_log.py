@@ -10,8 +10,7 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import Dialog, Locator, Page, expect
 
-from deltaci.core.ids import job_id
-from deltaci.core.ids import attempt_id
+from deltaci.core.ids import attempt_id, job_id
 from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.storage.blobs.logs import LogStore
 from tests.browser.browsing import Person

@@ -417,7 +417,7 @@ CONDITIONS: Final = (READY, BUSY.lower(), DRAINED.lower(), QUARANTINED.lower(), 
 
 
 def condition(record: Worker, *, is_missed: bool) -> str:
-    """Return one of `CONDITIONS`. `is_missed` means that its heartbeats stopped, even if the record does not show it yet."""
+    """Return one of `CONDITIONS`. `is_missed` means that its heartbeats stopped, which its record may not show yet."""
     if is_over(record):
         return GONE
     if is_missed or is_unresponsive(record):
