@@ -202,7 +202,7 @@ def test_the_action_path_is_available() -> None:
         (
             "runs: {using: node20, main: a.js}",
             "",
-            ":1:15: an action that is made with 'node20'; only composite actions are supported: 'using: composite'",
+            ":1:15: an action that uses 'node20'; only composite actions are supported: 'using: composite'",
         ),
         (
             composite("[{uses: a/b@v1}]"),

@@ -151,7 +151,7 @@ class _ActionInliner:
         using = runs["using"].written if "using" in runs else ""
         if using.lower() != "composite":
             at = runs["using"].at if "using" in runs else root.at
-            found = f"an action that is made with {shown(using)}" if using else "an action without 'runs.using'"
+            found = f"an action that uses {shown(using)}" if using else "an action without 'runs.using'"
             self.converter.unsupported(at, found, "only composite actions are supported: 'using: composite'")
             return []
         steps = runs.get("steps")
