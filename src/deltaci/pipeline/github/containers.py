@@ -37,8 +37,8 @@ def convert_container(node: Node, converter: Converter) -> JobContainer:
     if "image" not in entries:
         converter.unsupported(node.at, "'container' without 'image'", "expected the image")
         return JobContainer(None, None)
-    image = converter.text(entries["image"][1], "jobs.image", "image")
-    return JobContainer(_image_node(image), entries["env"][1] if "env" in entries else None)
+    image = converter.text(entries["image"].value, "jobs.image", "image")
+    return JobContainer(_image_node(image), entries["env"].value if "env" in entries else None)
 
 
 def _image_node(node: Node | None) -> Node | None:
@@ -63,21 +63,23 @@ def _service(name: Node, node: Node, converter: Converter) -> Node | None:
         image = _image_node(converter.text(node, "jobs.services", "image"))
         return object_node(node.at, {"image": image}) if image is not None else None
     entries = read_entries(node, "a service", converter)
-    image = _image_node(converter.text(entries["image"][1], "jobs.services", "image")) if "image" in entries else None
+    image = (
+        _image_node(converter.text(entries["image"].value, "jobs.services", "image")) if "image" in entries else None
+    )
     if image is None:
         if "image" not in entries:
             converter.unsupported(name.at, f"the service {shown(name.written)} without 'image'", "expected the image")
         return None
     converted: dict[str, Node | None] = {"image": image}
     if "env" in entries:
-        converted["env"] = convert_env(entries["env"][1], "jobs.services.env", converter)
+        converted["env"] = convert_env(entries["env"].value, "jobs.services.env", converter)
     if "ports" in entries:
-        ports = [_port(item, converter) for item in items(entries["ports"][1])]
-        converted["ports"] = list_node(entries["ports"][1].at, [port for port in ports if port is not None])
+        ports = [_port(item, converter) for item in items(entries["ports"].value)]
+        converted["ports"] = list_node(entries["ports"].value.at, [port for port in ports if port is not None])
     if "command" in entries:
-        converted["command"] = converter.text(entries["command"][1], "jobs.services", "command")
+        converted["command"] = converter.text(entries["command"].value, "jobs.services", "command")
     if "options" in entries:
-        converted["health"] = _health(entries["options"][1], converter)
+        converted["health"] = _health(entries["options"].value, converter)
     return object_node(node.at, converted)
 
 

@@ -129,12 +129,12 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
     for item in value.value:
         entries = read_entries(item, "a schedule", converter)
         cron = entries.get("cron")
-        if cron is None or cron[1].kind != TEXT:
+        if cron is None or cron.value.kind != TEXT:
             converter.unsupported(item.at, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'")
             continue
-        expression = text_node(cron[1].at, " ".join(cron[1].value.split()))
+        expression = text_node(cron.value.at, " ".join(cron.value.value.split()))
         check_cron(expression, converter.unsupported)
-        time_zone = converter.text(entries["timezone"][1], "run-name", "timezone") if "timezone" in entries else None
+        time_zone = converter.text(entries["timezone"].value, "run-name", "timezone") if "timezone" in entries else None
         if time_zone is not None and "timezone" not in shape(model.Schedule).fields:
             converter.unsupported(time_zone.at, f"the time zone {shown(time_zone.value)}", "times are in UTC")
             time_zone = None
@@ -149,7 +149,7 @@ def _convert_manual_start(key: Node, value: Node, converter: Converter) -> Node:
     entries = {} if value.kind == NULL else read_entries(value, "'workflow_dispatch'", converter)
     if "inputs" not in entries:
         return Node(OBJECT, key.at, [])
-    inputs = entries["inputs"][1]
+    inputs = entries["inputs"].value
     if inputs.kind != OBJECT:
         converter.unsupported(inputs.at, f"{inputs.described()} as 'inputs'", "expected names, each with its own keys")
         return Node(OBJECT, key.at, [])
@@ -161,8 +161,8 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     entries = {} if value.kind == NULL else read_entries(value, "an input", converter)
     converted: dict[str, Node | None] = {}
     if "description" in entries:
-        converted["description"] = converter.line(entries["description"][1], "run-name", "description")
-    kind = entries["type"][1] if "type" in entries else text_node(name.at, "string")
+        converted["description"] = converter.line(entries["description"].value, "run-name", "description")
+    kind = entries["type"].value if "type" in entries else text_node(name.at, "string")
     if kind.written not in INPUT_TYPES:
         nearest_word = nearest(kind.written, INPUT_TYPES)
         converter.unsupported(kind.at, kind.described(), f"expected one of: {', '.join(INPUT_TYPES)}", nearest_word)
@@ -171,15 +171,15 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     else:
         converted["type"] = text_node(kind.at, kind.written)
     if "required" in entries:
-        converted["required"] = converter.boolean(entries["required"][1], "run-name", "required")
+        converted["required"] = converter.boolean(entries["required"].value, "run-name", "required")
     if "default" in entries:
-        default = entries["default"][1]
+        default = entries["default"].value
         keeps_type = kind.written in ("boolean", "number")
         converted["default"] = (converter.scalar if keeps_type else converter.text)(default, "run-name", "default")
         if kind.written == "boolean":
             converted["default"] = converter.boolean(default, "run-name", "default")
     if "options" in entries and kind.written == "choice":
-        options = entries["options"][1]
+        options = entries["options"].value
         converted["options"] = list_node(
             options.at, [text for option in items(options) if (text := converter.text(option, "run-name"))]
         )

@@ -27,27 +27,27 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     converted: dict[str, Node | None] = {}
     calls_workflow = node.kind == OBJECT and any(name.written == "uses" for name, _ in node.value)
     if "name" in entries:
-        converted["name"] = _job_name(entries["name"][1], converter)
+        converted["name"] = _job_name(entries["name"].value, converter)
     if "needs" in entries:
-        converted["needs"] = convert_needs(entries["needs"][1], converter)
+        converted["needs"] = convert_needs(entries["needs"].value, converter)
     if "if" in entries:
-        converted["if"] = converter.condition(entries["if"][1], "jobs.if")
-    strategy = convert_strategy(entries["strategy"][1], converter) if "strategy" in entries else Strategy(None, [{}])
+        converted["if"] = converter.condition(entries["if"].value, "jobs.if")
+    strategy = convert_strategy(entries["strategy"].value, converter) if "strategy" in entries else Strategy(None, [{}])
     converted["strategy"] = strategy.node
     runs_on = RunsOn()
     if "runs-on" in entries:
-        runs_on = convert_runs_on(entries["runs-on"][1], strategy.combinations, strategy.unknown_axes, converter)
-        converted["runs-on"] = label_list(entries["runs-on"][1], runs_on)
+        runs_on = convert_runs_on(entries["runs-on"].value, strategy.combinations, strategy.unknown_axes, converter)
+        converted["runs-on"] = label_list(entries["runs-on"].value, runs_on)
     elif not calls_workflow and node.kind == OBJECT:
         converter.unsupported(
             key.at, f"the job {shown(key.written)} without 'runs-on'", "expected it, e.g. ubuntu-latest"
         )
     job_container = (
-        convert_container(entries["container"][1], converter) if "container" in entries else JobContainer(None, None)
+        convert_container(entries["container"].value, converter) if "container" in entries else JobContainer(None, None)
     )
     converted["image"] = job_container.image
     if "services" in entries:
-        converted["services"] = convert_services(entries["services"][1], converter)
+        converted["services"] = convert_services(entries["services"].value, converter)
     converted["env"] = _merge_env(entries, job_container, converter)
     converted["defaults"] = _run_defaults(key, entries, defaults, runs_on, job_container, converter)
     _convert_settings(key, entries, converted, converter)
@@ -93,10 +93,10 @@ def convert_concurrency(node: Node, availability: str, converter: Converter) -> 
     if "group" not in entries:
         converter.unsupported(node.at, "'concurrency' without 'group'", "expected the group's name")
         return None
-    converted: dict[str, Node | None] = {"group": converter.text(entries["group"][1], availability, "group")}
+    converted: dict[str, Node | None] = {"group": converter.text(entries["group"].value, availability, "group")}
     if "cancel-in-progress" in entries:
         converted["cancel-in-progress"] = converter.boolean(
-            entries["cancel-in-progress"][1], availability, "cancel-in-progress"
+            entries["cancel-in-progress"].value, availability, "cancel-in-progress"
         )
     return object_node(node.at, converted)
 
@@ -104,11 +104,11 @@ def convert_concurrency(node: Node, availability: str, converter: Converter) -> 
 def read_run_defaults(node: Node, converter: Converter) -> Entries:
     """Return the entries of `defaults.run`."""
     entries = read_entries(node, "'defaults'", converter)
-    return read_entries(entries["run"][1], "'defaults.run'", converter) if "run" in entries else {}
+    return read_entries(entries["run"].value, "'defaults.run'", converter) if "run" in entries else {}
 
 
 def _merge_env(entries: Entries, job_container: JobContainer, converter: Converter) -> Node | None:
-    job_env = convert_env(entries["env"][1], "jobs.env", converter) if "env" in entries else None
+    job_env = convert_env(entries["env"].value, "jobs.env", converter) if "env" in entries else None
     if job_container.env is None:
         return job_env
     container_env = convert_env(job_container.env, "jobs.services.env", converter)
@@ -127,11 +127,11 @@ def _run_defaults(
     """Return the run defaults. They always name a shell, because GitHub's default differs from ours."""
     run_entries = {
         **workflow_defaults,
-        **(read_run_defaults(entries["defaults"][1], converter) if "defaults" in entries else {}),
+        **(read_run_defaults(entries["defaults"].value, converter) if "defaults" in entries else {}),
     }
     converted: dict[str, Node | None] = {}
     if "shell" in run_entries:
-        converted["shell"] = convert_shell(run_entries["shell"][1], converter, "jobs.defaults")
+        converted["shell"] = convert_shell(run_entries["shell"].value, converter, "jobs.defaults")
     elif job_container.image is not None and (condition := as_condition(job_container.image)):
         converted["shell"] = text_node(key.at, f"${{{{ {condition} && '{CONTAINER_SHELL}' || '{DEFAULT_SHELL}' }}}}")
     elif job_container.image is not None:
@@ -144,7 +144,7 @@ def _run_defaults(
         converted["shell"] = text_node(key.at, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL)
     if "working-directory" in run_entries:
         converted["working-directory"] = converter.text(
-            run_entries["working-directory"][1], "jobs.defaults", "working-directory"
+            run_entries["working-directory"].value, "jobs.defaults", "working-directory"
         )
     return object_node(key.at, {"run": object_node(key.at, converted)})
 
@@ -153,15 +153,15 @@ def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | N
     converted["timeout-minutes"] = Node(NUMBER, key.at, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
     if "timeout-minutes" in entries:
         converted["timeout-minutes"] = converter.number(
-            entries["timeout-minutes"][1], "jobs.timeout-minutes", "timeout-minutes"
+            entries["timeout-minutes"].value, "jobs.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
-        value = converter.boolean(entries["continue-on-error"][1], "jobs.continue-on-error", "continue-on-error")
+        value = converter.boolean(entries["continue-on-error"].value, "jobs.continue-on-error", "continue-on-error")
         converted["allow_failure"] = value
     if "concurrency" in entries:
-        converted["concurrency"] = convert_concurrency(entries["concurrency"][1], "jobs.concurrency", converter)
+        converted["concurrency"] = convert_concurrency(entries["concurrency"].value, "jobs.concurrency", converter)
     if "outputs" in entries:
-        converted["outputs"] = _convert_outputs(entries["outputs"][1], converter)
+        converted["outputs"] = _convert_outputs(entries["outputs"].value, converter)
 
 
 def _convert_outputs(node: Node, converter: Converter) -> Node | None:

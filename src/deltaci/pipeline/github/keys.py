@@ -14,8 +14,15 @@ from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
 MAX_LISTED: Final = 12  # keys in one message
 
-# The supported keys of an object, each with its key node and its value.
-Entries = dict[str, tuple[Node, Node]]
+
+class Entry(NamedTuple):
+    """A key of an object and its value."""
+
+    key: Node
+    value: Node
+
+
+Entries = dict[str, Entry]
 
 
 class KeyRule(NamedTuple):
@@ -183,7 +190,7 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
         elif rule.kind == "unsupported":
             converter.unsupported(key.at, f"{shown(key.written)} of {part}", rule.reason)
         elif value.kind != NULL:
-            entries[key.written] = (key, value)
+            entries[key.written] = Entry(key, value)
     return entries
 
 

@@ -48,7 +48,7 @@ def convert_runs_on(
     labels_node = node
     if node.kind == OBJECT:
         labels = read_entries(node, "'runs-on'", converter).get("labels")
-        labels_node = labels[1] if labels else list_node(node.at, [])
+        labels_node = labels.value if labels else list_node(node.at, [])
     for label_node in items(labels_node):
         text = converter.text(label_node, "jobs.runs-on", "runs-on")
         if text is None:

@@ -52,7 +52,9 @@ def convert_step(node: Node, converter: Converter, use: ActionUse) -> list[Node]
         uses = child(node, "uses")
         if uses is not None and is_local_action(uses):
             entries = read_entries(node, "a step", converter)
-            for _, value in entries["with"][1].value if "with" in entries and entries["with"][1].kind == OBJECT else ():
+            for _, value in (
+                entries["with"].value.value if "with" in entries and entries["with"].value.kind == OBJECT else ()
+            ):
                 converter.scalar(value, "steps.with")
             return inline_action(use._replace(node=node, uses=uses), converter, convert_step)
     converted_step = _convert_plain_step(node, converter)
@@ -70,23 +72,23 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
             converter.unsupported(node.at, "a step without 'run' or 'uses'", "expected one of them")
         return None
     if "run" in entries and "uses" in entries:
-        converter.unsupported(entries["uses"][0].at, "'uses' beside 'run'", "a step has one of them")
+        converter.unsupported(entries["uses"].key.at, "'uses' beside 'run'", "a step has one of them")
         return None
     if "run" in entries:
-        converted["run"] = converter.text(entries["run"][1], "steps.run", "run")
+        converted["run"] = converter.text(entries["run"].value, "steps.run", "run")
         _convert_command_keys(entries, converted, converter)
     else:
         _convert_action(entries, converted, converter)
     if "name" in entries:
-        converted["name"] = converter.line(entries["name"][1], "steps.name", "name")
+        converted["name"] = converter.line(entries["name"].value, "steps.name", "name")
     if "id" in entries:
-        converted["id"] = converter.text(entries["id"][1], "steps.name", "id")
+        converted["id"] = converter.text(entries["id"].value, "steps.name", "id")
     convert_common_keys(entries, converted, converter)
     command = converted.get("run")
     if command is None and "uses" not in converted:
         return None  # Reported already.
     if command is not None and not command.value.strip():
-        converter.note(entries["run"][0].at, "an empty command", "it does nothing")
+        converter.note(entries["run"].key.at, "an empty command", "it does nothing")
         return None
     return object_node(node.at, converted)
 
@@ -94,45 +96,45 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
 def convert_common_keys(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
     """Convert the keys that commands and actions share."""
     if "if" in entries:
-        converted["if"] = converter.condition(entries["if"][1], "steps.if")
+        converted["if"] = converter.condition(entries["if"].value, "steps.if")
     if "env" in entries:
-        converted["env"] = convert_env(entries["env"][1], "steps.env", converter)
+        converted["env"] = convert_env(entries["env"].value, "steps.env", converter)
     if "timeout-minutes" in entries:
         converted["timeout-minutes"] = converter.number(
-            entries["timeout-minutes"][1], "steps.timeout-minutes", "timeout-minutes"
+            entries["timeout-minutes"].value, "steps.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
-        value = converter.boolean(entries["continue-on-error"][1], "steps.continue-on-error", "continue-on-error")
+        value = converter.boolean(entries["continue-on-error"].value, "steps.continue-on-error", "continue-on-error")
         converted["continue-on-error"] = value
 
 
 def _convert_command_keys(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
     if "with" in entries:
-        converter.unsupported(entries["with"][0].at, "'with' in a step without 'uses'", "use 'env' for a command")
+        converter.unsupported(entries["with"].key.at, "'with' in a step without 'uses'", "use 'env' for a command")
     if "shell" in entries:
-        converted["shell"] = convert_shell(entries["shell"][1], converter)
+        converted["shell"] = convert_shell(entries["shell"].value, converter)
     if "working-directory" in entries:
         converted["working-directory"] = converter.text(
-            entries["working-directory"][1], "steps.working-directory", "working-directory"
+            entries["working-directory"].value, "steps.working-directory", "working-directory"
         )
 
 
 def _convert_action(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
     for name in ("shell", "working-directory"):
         if name in entries:
-            converter.unsupported(entries[name][0].at, f"{shown(name)} in a step that runs no command", "remove it")
-    uses = entries["uses"][1]
+            converter.unsupported(entries[name].key.at, f"{shown(name)} in a step that runs no command", "remove it")
+    uses = entries["uses"].value
     if uses.kind != TEXT:
         converter.unsupported(uses.at, f"{uses.described()} as 'uses'", "expected an action, e.g. actions/checkout@v4")
         return
-    inputs = entries["with"][1] if "with" in entries else None
+    inputs = entries["with"].value if "with" in entries else None
     name = uses.value.partition("@")[0].strip()
     if name.lower() in IGNORED_ACTIONS:
         converter.note(uses.at, f"the action {shown(name)} has no effect here", IGNORED_ACTIONS[name.lower()])
         return
     if is_rust_toolchain(uses):
         if (command := convert_rust_toolchain(uses, inputs, converter)) is not None:
-            step_env = convert_env(entries.pop("env")[1], "steps.env", converter) if "env" in entries else None
+            step_env = convert_env(entries.pop("env").value, "steps.env", converter) if "env" in entries else None
             converted.update(command_keys(command, step_env))
         return
     converted_step = convert_builtin_action(uses, inputs, converter)

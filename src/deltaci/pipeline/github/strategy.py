@@ -36,12 +36,12 @@ def convert_strategy(node: Node, converter: Converter) -> Strategy:
         for key, _ in entries.values():
             converter.note(key.at, f"{shown(key.written)} has no effect here", "there is no matrix")
         return Strategy(None, [{}])
-    matrix = _convert_matrix(entries["matrix"][1], converter)
+    matrix = _convert_matrix(entries["matrix"].value, converter)
     converted: dict[str, Node | None] = {"matrix": matrix.node}
     if "fail-fast" in entries:
-        converted["fail-fast"] = converter.boolean(entries["fail-fast"][1], AVAILABILITY_KEY, "fail-fast")
+        converted["fail-fast"] = converter.boolean(entries["fail-fast"].value, AVAILABILITY_KEY, "fail-fast")
     if "max-parallel" in entries:
-        converted["max-parallel"] = converter.number(entries["max-parallel"][1], AVAILABILITY_KEY, "max-parallel")
+        converted["max-parallel"] = converter.number(entries["max-parallel"].value, AVAILABILITY_KEY, "max-parallel")
     return matrix._replace(node=object_node(node.at, converted))
 
 
@@ -79,7 +79,7 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
 
 
 def _known_combinations(values: dict[str, Any]) -> list[Mapping[str, Value]] | None:
-    """Return the combinations of the known axes. An unknown `exclude` is ignored."""
+    """Return the combinations of the known axes and `include`, ignoring `exclude`."""
     known = {key: value for key, value in values.items() if value is not None and key != "exclude"}
     try:
         return [combination.values for combination in expand("job", {"matrix": known}).combinations] if known else None

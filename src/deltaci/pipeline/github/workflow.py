@@ -78,7 +78,7 @@ class _WorkflowReader:
         self.job_converters: dict[str, Converter] = {}
         self.entries: Entries = read_entries(root, "the workflow", self.converter)
         self.defaults: Entries = (
-            read_run_defaults(self.entries["defaults"][1], self.converter) if "defaults" in self.entries else {}
+            read_run_defaults(self.entries["defaults"].value, self.converter) if "defaults" in self.entries else {}
         )
         if root.kind == OBJECT:
             for name in ("on", "jobs"):
@@ -118,13 +118,13 @@ class _WorkflowReader:
         converted: dict[str, tuple[Node, Any]] = {}
         if "on" in entries:
             converted["on"] = (convert_events(*entries["on"], converter), model.On)
-        if "env" in entries and (env := convert_env(entries["env"][1], "env", converter)) is not None:
+        if "env" in entries and (env := convert_env(entries["env"].value, "env", converter)) is not None:
             converted["env"] = (env, model.Env)
         if "concurrency" in entries:
-            group = convert_concurrency(entries["concurrency"][1], "concurrency", converter)
+            group = convert_concurrency(entries["concurrency"].value, "concurrency", converter)
             if group is not None:
                 converted["concurrency"] = (group, model.Concurrency)
-        if "name" in entries and (name := converter.line(entries["name"][1], "run-name", "name")) is not None:
+        if "name" in entries and (name := converter.line(entries["name"].value, "run-name", "name")) is not None:
             converted["name"] = (text_node(name.at, name.value), model.Line)
         values: dict[str, Any] = {}
         for key, (node, type_) in converted.items():
