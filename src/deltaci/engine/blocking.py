@@ -1,4 +1,4 @@
-"""The queue for programs without asyncio: the same methods, each returns when it is done."""
+"""The queue for programs without asyncio: the methods of `AsyncQueue` as blocking calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class BlockingQueue:
-    """Runs the asynchronous queue in a thread of its own. Use it as a context manager, from any thread."""
+    """Runs an `AsyncQueue` in an event loop in another thread. Use it as a context manager, from any thread."""
 
     def __init__(self, queue: AsyncQueue) -> None:
         self._queue = queue
@@ -42,8 +42,8 @@ class BlockingQueue:
         self._thread.join()
         self._loop.close()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def enqueue(self, payload: Any = None, **fields: Any) -> QueueJob:
         """Add a job."""
@@ -58,23 +58,23 @@ class BlockingQueue:
         return self._run(self._queue.claim_next(worker, **options))
 
     def start(self, lease_id: str, **options: Any) -> QueueJob:
-        """Execution begins."""
+        """Record that the worker has started the job."""
         return self._run(self._queue.start(lease_id, **options))
 
     def heartbeat(self, lease_id: str, **options: Any) -> QueueJob:
-        """Keep the lease."""
+        """Renew the lease."""
         return self._run(self._queue.heartbeat(lease_id, **options))
 
     def complete(self, lease_id: str, result: Any = None, **options: Any) -> QueueJob:
-        """The job succeeded."""
+        """Finish the job as succeeded."""
         return self._run(self._queue.complete(lease_id, result, **options))
 
     def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
-        """The job failed."""
+        """Finish the job as failed."""
         return self._run(self._queue.fail(lease_id, error, **options))
 
     def stall(self, id: str, **options: Any) -> QueueJob:
-        """Its worker is no longer trusted."""
+        """Revoke the lease, because its worker is no longer trusted."""
         return self._run(self._queue.stall(id, **options))
 
     def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
@@ -82,24 +82,24 @@ class BlockingQueue:
         return self._run(self._queue.requeue_stalled(id, **options))
 
     def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
-        """Ask for a stop."""
+        """Cancel the job, at once or through its worker."""
         return self._run(self._queue.cancel(id, reason, **options))
 
     def get(self, id: str) -> QueueJob:
-        """The job as it is now."""
+        """Return the current state of the job."""
         return self._run(self._queue.get(id))
 
     def events(self, id: str) -> list[dict[str, Any]]:
-        """Everything that happened to the job."""
+        """Return the history of the job as events of document 004."""
         return self._run(self._queue.events(id))
 
     def work(self, handler: Handler, *, until_empty: bool = False, **options: Any) -> int:
-        """Run a worker here until it is stopped (Ctrl-C drains it); how many jobs it finished."""
+        """Run a worker until it is stopped (Ctrl-C drains it). Return how many jobs it finished."""
 
-        async def made() -> Worker:
+        async def make_worker() -> Worker:
             return Worker(self._queue, handler, **options)
 
-        worker = self._run(made())
+        worker = self._run(make_worker())
         future = asyncio.run_coroutine_threadsafe(worker.run(until_empty=until_empty), self._loop)
         try:
             future.result()

@@ -30,7 +30,7 @@ async def read(
 async def follow(
     store: Store, after: int, *, tenant: str = "", entity_id: str = "", run_id: str = ""
 ) -> AsyncIterator[Event]:
-    """Yield every committed event with a greater seq: those that exist, then new ones as they are committed.
+    """Yield every committed event with a greater seq: existing events first, then new events as they are committed.
 
     Of one tenant or of all. Each reader reads pages at its own pace; nothing is buffered for it.
     """

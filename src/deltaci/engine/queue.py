@@ -1,7 +1,7 @@
-"""The queue as a library: document 004's contract, over any store.
+"""Implements the queue contract of document 004 as a library, over any store.
 
-Every method is durable when it returns, safe to repeat with the same `request_id`, and refused without any
-change when it does not apply. A worker proves itself with the lease id that its claim gave it.
+The result of every method is durable when it returns. A method may be repeated with the same `request_id`. A method
+that does not apply is refused and changes nothing. A worker authenticates with the lease id that its claim returned.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MAX_ERROR_LINES: Final = 50
 
 
 class QueueJob:
-    """A job of the queue, in document 004's words. What is not asked for costs nothing."""
+    """A snapshot of a job in the terms of document 004. Values are computed on access."""
 
     __slots__ = ("_record",)
 
@@ -67,69 +67,68 @@ class QueueJob:
 
     @property
     def id(self) -> str:
-        """Its name for life."""
         return self._record.id
 
     @property
     def status(self) -> str:
-        """queued, claimed, running, succeeded, failed or stalled."""
+        """Return queued, claimed, running, succeeded, failed or stalled."""
         return job_status(self._record)
 
     @property
     def attempt(self) -> int:
-        """How often it was claimed."""
+        """Return how often the job was claimed."""
         return self._record.claims
 
     @property
     def rev(self) -> int:
-        """How often it changed; `expected_rev` compares with it."""
+        """Return the revision, which grows with every change. Pass it as `expected_rev` to guard a change."""
         return self._record.rev
 
     @property
     def owner(self) -> str | None:
-        """The worker that holds it."""
+        """Return the worker that has the lease, or None."""
         return self._record.lease.worker_id if self._record.lease else None
 
     @property
     def lease_expires_at(self) -> str | None:
-        """Until when its owner has it, unless it is renewed."""
+        """Return when the lease ends unless it is renewed, or None without a lease."""
         return rfc3339(self._record.lease.expires_at) if self._record.lease else None
 
     @property
     def payload(self) -> Any:
-        """What it was enqueued with."""
-        return _copied(self._record.spec)
+        """Return a copy of the payload that was enqueued."""
+        return _copy(self._record.spec)
 
     @property
     def result(self) -> Any:
-        """What it succeeded with."""
-        return _copied(self._record.result)
+        """Return a copy of the result, or None before the job succeeded."""
+        return _copy(self._record.result)
 
     @property
     def error(self) -> Failure | None:
-        """Why it failed."""
+        """Return why the job failed, or None."""
         return self._record.error
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What a worker must have to claim it."""
+        """Return the labels that a worker must have to claim the job."""
         return tuple(self._record.queue_key.split(",")) if self._record.queue_key else ()
 
     @property
     def priority(self) -> int:
-        """The greater, the sooner."""
+        """Return the priority; jobs with a greater one are claimed first."""
         return self._record.priority
 
     @property
     def run_at(self) -> str | None:
-        """Not before this."""
+        """Return the time before which the job cannot be claimed, or None."""
         return rfc3339(self._record.run_at) if self._record.run_at else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        told = {name: getattr(self, name) for name in _SHOWN}
-        told["error"] = msgspec.to_builtins(self.error)
-        return told
+        """Return all fields as values that JSON can represent."""
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        fields["error"] = msgspec.to_builtins(self.error)
+        return fields
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, QueueJob) and self._record == other._record
@@ -141,14 +140,14 @@ class QueueJob:
         return f"{type(self).__name__}({self.id!r}, {self.status}, attempt={self.attempt}, rev={self.rev})"
 
 
-_SHOWN: Final = (
+_FIELDS: Final = (
     *("id", "status", "attempt", "rev", "owner", "lease_expires_at"),
     *("payload", "result", "error", "labels", "priority", "run_at"),
 )
 
 
 class ClaimedJob(QueueJob):
-    """A job that was claimed. Whoever has the lease id may work on it; it is shown only here."""
+    """A claimed job with its lease id. The lease id proves the right to run the job and is returned only here."""
 
     __slots__ = ("lease_id",)
 
@@ -158,7 +157,7 @@ class ClaimedJob(QueueJob):
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How one job ended: with a result, or with what its failure said."""
+    """How one job ended: with a result, or with an error text if it failed."""
 
     lease_id: str
     result: Any = None
@@ -179,7 +178,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AsyncQueue:
-    """The queue for programs that use asyncio. Use it as a context manager."""
+    """The queue for asyncio programs. Use it as an asynchronous context manager."""
 
     def __init__(self, store: Store, *, tenant: str = "default", has_timers: bool = True) -> None:
         check_text("tenant", tenant)
@@ -187,82 +186,82 @@ class AsyncQueue:
         self._tenant = tenant
         self._has_timers = has_timers
         self._engine = Engine(store)
-        self._line = ClaimWaiters(self._engine, store.commit_hints)
-        self._timers: asyncio.Task[None] | None = None
+        self._waiters = ClaimWaiters(self._engine, store.commit_hints)
+        self._timers_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AsyncQueue:
         await self._store.open()
         await self._engine.start()
         if self._has_timers:
-            self._timers = asyncio.create_task(Timers(self._engine).run(), name="timers")
+            self._timers_task = asyncio.create_task(Timers(self._engine).run(), name="timers")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._timers is not None:
-            await cancel_and_wait(self._timers)
+        if self._timers_task is not None:
+            await cancel_and_wait(self._timers_task)
         await self._engine.stop()
         await self._store.close()
 
-    # -- putting work in
+    # -- enqueue
 
     async def enqueue(self, payload: Any = None, **fields: Any) -> QueueJob:
-        """Add a job. With a `dedupe_key` that is known, the job that has it is returned instead."""
+        """Add a job. If a job with the same `dedupe_key` exists, return that job instead."""
         try:
-            new = NewJob(payload=payload, **fields)
+            job = NewJob(payload=payload, **fields)
         except TypeError as error:
             raise bad_request(f"{error}; see NewJob for what can be given") from None
-        return (await self.enqueue_all([new]))[0]
+        return (await self.enqueue_all([job]))[0]
 
     async def enqueue_all(self, jobs: Iterable[NewJob]) -> list[QueueJob]:
-        """Add many jobs in one go. If one of them is refused, none is added.
+        """Add many jobs. If one of them is refused, none is added.
 
-        That holds for refusals. When the store fails on the way, some may have been added: jobs with a `dedupe_key`
-        or a `request_id` can simply be enqueued again.
+        If the store fails instead, some jobs may have been added. Repeat the call: jobs with a `dedupe_key` or a
+        `request_id` are not added twice.
         """
-        births = [self._birth(new) for new in jobs]
-        # What passed the checks can only be refused for a request_id that was used for something else. Jobs that
-        # have one are decided together; all others take the short way, in as many transactions as they need.
-        if len(births) > 1 and any(birth.request_id and not birth.or_existing for birth in births):
-            return await self._bear_all(births)
-        return [QueueJob(each) for each in await self._all(births)]
+        creations = [self._creation(job) for job in jobs]
+        # After the checks, a job can only be refused because its request_id was used for something else. Jobs with a
+        # request_id are decided together in one transaction; all others are written in as many as they need.
+        if len(creations) > 1 and any(creation.request_id and not creation.or_existing for creation in creations):
+            return await self._create_together(creations)
+        return [QueueJob(record) for record in await self._apply_all(creations)]
 
-    async def _bear_all(self, births: Sequence[NewRecord]) -> list[QueueJob]:
-        decision = await self._engine.do(CreateRecords(id=births[0].id, records=tuple(births)))
-        found: list[QueueJob] = []
-        for birth in births:
-            record = decision.changed.get(birth.id)
-            # What was there already is shown as it is now.
-            found.append(QueueJob(record) if isinstance(record, Attempt) else await self.get(birth.id))
-        return found
+    async def _create_together(self, creations: Sequence[NewRecord]) -> list[QueueJob]:
+        decision = await self._engine.do(CreateRecords(id=creations[0].id, records=tuple(creations)))
+        jobs: list[QueueJob] = []
+        for creation in creations:
+            record = decision.changed.get(creation.id)
+            # A job that existed before is not part of the decision: return its current state.
+            jobs.append(QueueJob(record) if isinstance(record, Attempt) else await self.get(creation.id))
+        return jobs
 
-    def _birth(self, new: NewJob) -> NewRecord:
-        _check_new(new)
-        if new.dedupe_key:
-            # The id follows from the key: whoever enqueues it again, anywhere, means the same record.
-            content = f"{self._tenant}\0{new.dedupe_key}".encode()
+    def _creation(self, job: NewJob) -> NewRecord:
+        _check_new_job(job)
+        if job.dedupe_key:
+            # The id is derived from the key, so that enqueueing the key again, anywhere, means the same record.
+            content = f"{self._tenant}\0{job.dedupe_key}".encode()
             id = f"q-{blake2b(content, digest_size=16).hexdigest()}"
         else:
-            seed = new.request_id and blake2b(f"{self._tenant}\1{new.request_id}".encode(), digest_size=16).hexdigest()
-            id = f"q-{seed or _drawn()}"
+            seed = job.request_id and blake2b(f"{self._tenant}\1{job.request_id}".encode(), digest_size=16).hexdigest()
+            id = f"q-{seed or _random_id()}"
         record = Attempt(
             id=id,
             tenant=self._tenant,
-            queue_key=queue_key(new.labels),
-            priority=new.priority,
-            run_at=0 if new.run_at is None else parse_instant("run_at", new.run_at),
-            timeout_seconds=new.timeout_seconds,
-            max_lost_leases=new.max_lost_leases,
-            spec=json_copy("payload", new.payload),
+            queue_key=queue_key(job.labels),
+            priority=job.priority,
+            run_at=0 if job.run_at is None else parse_instant("run_at", job.run_at),
+            timeout_seconds=job.timeout_seconds,
+            max_lost_leases=job.max_lost_leases,
+            spec=json_copy("payload", job.payload),
         )
         return NewRecord(
             id=id,
             record=record,
-            request_id=new.request_id,
-            or_existing=bool(new.dedupe_key),
-            has_random_id=not new.dedupe_key and not new.request_id,
+            request_id=job.request_id,
+            or_existing=bool(job.dedupe_key),
+            has_random_id=not job.dedupe_key and not job.request_id,
         )
 
-    # -- taking work out
+    # -- claim and run
 
     async def claim_next(
         self,
@@ -277,7 +276,7 @@ class AsyncQueue:
     ) -> list[ClaimedJob]:
         """Claim up to `limit` jobs, the most urgent first; waits up to `wait_seconds` for the first one.
 
-        With `starts`, each is started in the same transaction: for a worker that begins as soon as it hears.
+        With `starts`, each job is also started in the same transaction: for a worker that runs it at once.
         """
         check_text("worker", worker)
         check_labels(labels)
@@ -294,185 +293,190 @@ class AsyncQueue:
             accept_seconds=accept_seconds,
             start_immediately=starts,
         )
-        claimed = await self._line.claim(claim, wait_seconds)
-        return [ClaimedJob(each.attempt, each.lease_id) for each in claimed]
+        claimed = await self._waiters.claim(claim, wait_seconds)
+        return [ClaimedJob(grant.attempt, grant.lease_id) for grant in claimed]
 
     async def start(self, lease_id: str, **options: Any) -> QueueJob:
-        """Execution begins."""
-        return await self._say(attempt.Start, lease_id, options)
+        """Record that the worker has started the job."""
+        return await self._send_leased(attempt.Start, lease_id, options)
 
     async def heartbeat(self, lease_id: str, **options: Any) -> QueueJob:
-        """Keep the lease."""
-        return await self._say(attempt.Extend, lease_id, options)
+        """Renew the lease."""
+        return await self._send_leased(attempt.Extend, lease_id, options)
 
     async def complete(self, lease_id: str, result: Any = None, **options: Any) -> QueueJob:
-        """The job succeeded."""
-        kept = json_copy("result", result)
-        return await self._say(attempt.Finish, lease_id, options, is_success=True, result=kept)
+        """Finish the job as succeeded, with its result."""
+        stored_result = json_copy("result", result)
+        return await self._send_leased(attempt.Finish, lease_id, options, is_success=True, result=stored_result)
 
     async def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
-        """The job failed; `error` is what it said: the first line is kept for people, the end is classified."""
-        return await self._say(attempt.Finish, lease_id, options, is_success=False, facts=_failed(error))
+        """Finish the job as failed. The first line of `error` is the message; its last lines classify the failure."""
+        return await self._send_leased(attempt.Finish, lease_id, options, is_success=False, facts=_failure_facts(error))
 
     async def start_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
-        """Many executions begin: one transaction for all, each accepted or refused on its own."""
+        """Start many jobs in one transaction; each is accepted or refused on its own."""
         check_text("worker", worker)
-        return await self._say_all([self._message(attempt.Start, lease_id, worker) for lease_id in lease_ids])
+        return await self._send_all([self._leased_command(attempt.Start, lease_id, worker) for lease_id in lease_ids])
 
     async def heartbeat_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
-        """Keep many leases."""
+        """Renew many leases in one transaction; each is accepted or refused on its own."""
         check_text("worker", worker)
-        return await self._say_all([self._message(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
+        return await self._send_all([self._leased_command(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
 
     async def finish_all(self, ends: Iterable[JobOutcome], worker: str) -> list[QueueJob | Refused]:
-        """Many jobs ended, each in its own way."""
+        """Finish many jobs in one transaction; each is accepted or refused on its own."""
         check_text("worker", worker)
-        found: list[Command | Refused] = []
-        for end in ends:
+        commands: list[Command | Refused] = []
+        for outcome in ends:
             try:
-                fields = _outcome(end)
-                found.append(self._message(attempt.Finish, end.lease_id, worker, **fields))
+                fields = _finish_fields(outcome)
+                commands.append(self._leased_command(attempt.Finish, outcome.lease_id, worker, **fields))
             except Refused as refused:
-                found.append(refused)
-        return await self._say_all(found)
+                commands.append(refused)
+        return await self._send_all(commands)
 
-    def _message(
+    def _leased_command(
         self, kind: type[attempt.LeasedCommand], lease_id: str, worker: str, **fields: Any
     ) -> Command | Refused:
         try:
-            ref = parse_lease_id(lease_id)
+            lease_ref = parse_lease_id(lease_id)
         except Refused as refused:
             return refused
-        return kind(id=ref.attempt_id, actor=worker_actor(worker), lease=ref, tenant=self._tenant, **fields)
+        return kind(id=lease_ref.attempt_id, actor=worker_actor(worker), lease=lease_ref, tenant=self._tenant, **fields)
 
-    async def _say_all(self, messages: Sequence[Command | Refused]) -> list[QueueJob | Refused]:
-        """Say what makes sense; what does not has its refusal already."""
-        answers = iter(await self._engine.do_all(each for each in messages if not isinstance(each, Refused)))
-        found: list[QueueJob | Refused] = []
-        for each in messages:
-            answer = each if isinstance(each, Refused) else next(answers)
-            if isinstance(answer, Refused):
-                found.append(answer)
+    async def _send_all(self, commands: Sequence[Command | Refused]) -> list[QueueJob | Refused]:
+        """Apply the commands. Return one job or refusal per command, in order; a given refusal is returned unchanged."""
+        decisions = iter(await self._engine.do_all(command for command in commands if not isinstance(command, Refused)))
+        results: list[QueueJob | Refused] = []
+        for command in commands:
+            decision = command if isinstance(command, Refused) else next(decisions)
+            if isinstance(decision, Refused):
+                results.append(decision)
             else:
-                assert isinstance(answer.record, Attempt)
-                found.append(QueueJob(answer.record))
-        return found
+                assert isinstance(decision.record, Attempt)
+                results.append(QueueJob(decision.record))
+        return results
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
-        """Its worker is no longer trusted: take the lease away."""
-        return await self._order(attempt.Stall(id=await self._own(id), **check_options(options)))
+        """Revoke the lease, because its worker is no longer trusted. The job can be requeued."""
+        return await self._apply(attempt.Stall(id=await self._own_id(id), **check_options(options)))
 
     async def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
         """Make a stalled job claimable again."""
-        return await self._order(attempt.Requeue(id=await self._own(id), **check_options(options)))
+        return await self._apply(attempt.Requeue(id=await self._own_id(id), **check_options(options)))
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
-        """Its worker leaves: the job goes back to the queue, and nothing is counted against it."""
-        stall = attempt.Stall(id=await self._own(id), reason=attempt.HANDED_BACK, **check_options(options))
-        return await self._order(stall)
+        """Return a claimed job to the queue, because its worker leaves. This does not count as a lost lease."""
+        stall = attempt.Stall(id=await self._own_id(id), reason=attempt.HANDED_BACK, **check_options(options))
+        return await self._apply(stall)
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
-        """Ask for a stop: at once when nobody works on it, at its worker's next word or the deadline otherwise."""
+        """Cancel the job: at once if it has no lease, else at its worker's next message or at the cancel deadline."""
         check_text("reason", reason)
-        return await self._order(attempt.Cancel(id=await self._own(id), reason=reason, **check_options(options)))
+        return await self._apply(attempt.Cancel(id=await self._own_id(id), reason=reason, **check_options(options)))
 
-    # -- looking
+    # -- read
 
     async def get(self, id: str) -> QueueJob:
-        """The job as it is now."""
+        """Return the current state of the job."""
         record = await self._store.find(valid_id(id))
-        if (unread := unreadable_refusal(record)) is not None:
-            raise unread
+        if (refusal := unreadable_refusal(record)) is not None:
+            raise refusal
         if not isinstance(record, Attempt) or record.tenant != self._tenant:
             raise Refused("not_found", f"there is no job {id!r}; check the id")
         return QueueJob(record)
 
-    async def _own(self, id: str) -> str:
-        """The id of a job of this tenant: another's does not exist here. A record never changes its tenant."""
+    async def _own_id(self, id: str) -> str:
+        """Return the id of a job of this tenant, which never changes. Raises `Refused` `not_found` for all others."""
         return (await self.get(id)).id
 
     async def events(self, id: str) -> list[dict[str, Any]]:
-        """Everything that happened to the job, as document 004's events."""
+        """Return the history of the job as events of document 004."""
         await self.get(id)
         return list(job_events(await self.log(id)))
 
     async def log(self, id: str = "", after: int = 0, limit: int = MAX_EVENTS) -> list[Event]:
-        """The log itself, of one job or of everything that is this tenant's."""
+        """Return events of the log, of one job or of the whole tenant."""
         return await feed.read(self._store, after, limit, tenant=self._tenant, entity_id=id and valid_id(id))
 
-    async def _say(
-        self, message: type[attempt.LeasedCommand], lease_id: str, options: dict[str, Any], **fields: Any
+    async def _send_leased(
+        self, kind: type[attempt.LeasedCommand], lease_id: str, options: dict[str, Any], **fields: Any
     ) -> QueueJob:
-        ref = parse_lease_id(lease_id)
-        known = await self._owner(ref.attempt_id, options)
-        said = message(
-            id=ref.attempt_id, actor=known, lease=ref, tenant=self._tenant, **check_options(options), **fields
+        lease_ref = parse_lease_id(lease_id)
+        actor = await self._actor(lease_ref.attempt_id, options)
+        command = kind(
+            id=lease_ref.attempt_id,
+            actor=actor,
+            lease=lease_ref,
+            tenant=self._tenant,
+            **check_options(options),
+            **fields,
         )
-        return await self._order(said)
+        return await self._apply(command)
 
-    async def _owner(self, id: str, options: dict[str, Any]) -> str:
-        """Who speaks: the worker that the caller names, or the one that the lease was granted to."""
+    async def _actor(self, id: str, options: dict[str, Any]) -> str:
+        """Return the worker that is named in the options, else the one that the lease was granted to, as an actor."""
         worker = options.pop("worker", None)
         if worker is not None:
             check_text("worker", worker)
             return worker_actor(worker)
         record = await self._store.find(id)
-        held = (record.lease or record.ended_lease) if isinstance(record, Attempt) else None
-        return worker_actor(held.worker_id if held else "unknown")
+        lease = (record.lease or record.ended_lease) if isinstance(record, Attempt) else None
+        return worker_actor(lease.worker_id if lease else "unknown")
 
-    async def _order(self, command: Command) -> QueueJob:
+    async def _apply(self, command: Command) -> QueueJob:
         decision = await self._engine.do(command)
         assert isinstance(decision.record, Attempt)
         return QueueJob(decision.record)
 
-    async def _all(self, commands: Sequence[Command]) -> list[Attempt]:
-        found: list[Attempt] = []
-        for answer in await self._engine.do_all(commands):
-            if isinstance(answer, Refused):
-                raise answer
-            assert isinstance(answer, Decision)
-            assert isinstance(answer.record, Attempt)
-            found.append(answer.record)
-        return found
+    async def _apply_all(self, commands: Sequence[Command]) -> list[Attempt]:
+        attempts: list[Attempt] = []
+        for decision in await self._engine.do_all(commands):
+            if isinstance(decision, Refused):
+                raise decision
+            assert isinstance(decision, Decision)
+            assert isinstance(decision.record, Attempt)
+            attempts.append(decision.record)
+        return attempts
 
 
-def _drawn() -> str:
-    """A new id. They grow with time, so that what is claimed together also lies together in the store's index."""
+def _random_id() -> str:
+    """Return a new id. Ids grow with time, so that jobs claimed together are neighbours in the store's index."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
-def _failed(error: str) -> Facts:
-    """What is known of a job that failed by its own word. Its first line is for people, its end for the rules."""
+def _failure_facts(error: str) -> Facts:
+    """Return the facts of a reported failure: the first line as message, the last lines for the failure rules."""
     lines = replace_surrogates(error).splitlines()
-    first = next((line.strip() for line in lines if line.strip()), "")
-    return Facts(error_code="FAILED", message=first, log_tail=tuple(lines[-MAX_ERROR_LINES:]))
+    message = next((line.strip() for line in lines if line.strip()), "")
+    return Facts(error_code="FAILED", message=message, log_tail=tuple(lines[-MAX_ERROR_LINES:]))
 
 
-def _outcome(end: object) -> dict[str, Any]:
-    if not isinstance(end, JobOutcome):
-        raise bad_request(f"an end is {short_repr(end)}; give an End")
-    if end.error is None:
-        return {"is_success": True, "result": json_copy("result", end.result)}
-    return {"is_success": False, "facts": _failed(end.error)}
+def _finish_fields(outcome: object) -> dict[str, Any]:
+    if not isinstance(outcome, JobOutcome):
+        raise bad_request(f"an outcome is {short_repr(outcome)}; give a JobOutcome")
+    if outcome.error is None:
+        return {"is_success": True, "result": json_copy("result", outcome.result)}
+    return {"is_success": False, "facts": _failure_facts(outcome.error)}
 
 
-def _copied(value: Any) -> Any:
-    """The caller's own: what it does to a list or an object must not reach the record that we keep in memory."""
+def _copy(value: Any) -> Any:
+    """Copy a list or an object, so that a caller who changes it does not change the cached record."""
     if isinstance(value, list | dict):
         return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
     return value
 
 
-def _check_new(new: object) -> None:
-    if not isinstance(new, NewJob):
-        raise bad_request(f"a job to enqueue is {short_repr(new)}; give a NewJob")
-    check_labels(new.labels)
+def _check_new_job(job: object) -> None:
+    if not isinstance(job, NewJob):
+        raise bad_request(f"a job to enqueue is {short_repr(job)}; give a NewJob")
+    check_labels(job.labels)
     for name in ("dedupe_key", "request_id"):
-        if getattr(new, name) != "":
-            check_text(name, getattr(new, name))
+        if getattr(job, name) != "":
+            check_text(name, getattr(job, name))
     for name in ("priority", "timeout_seconds", "max_lost_leases"):
-        value = getattr(new, name)
+        value = getattr(job, name)
         if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT:
             raise bad_request(f"{name} is {short_repr(value)}; give a whole number of 32 bits")
-    if new.timeout_seconds < 1 or new.max_lost_leases < 0:
+    if job.timeout_seconds < 1 or job.max_lost_leases < 0:
         raise bad_request("timeout_seconds must be at least 1 and max_lost_leases at least 0; give more")

@@ -23,7 +23,7 @@ class Timers:
         self._poll_seconds = poll_seconds
 
     async def run(self) -> None:
-        """Carry out what is due, without a pause while there is more than one batch of it."""
+        """Carry out due deadlines; pause only when less than a full batch was due."""
         last_failure = ""
         while True:
             count, failure = 0, ""

@@ -1,4 +1,4 @@
-"""Handling of stored records that cannot be decoded: report each once and continue with all others.
+"""Reports each stored record that cannot be decoded once, and lets the engine continue with all others.
 
 The bytes may be damaged, or written by a newer version that runs beside this one. So the record is left as it is; only
 the time of the next look at it is postponed.

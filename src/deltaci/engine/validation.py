@@ -1,6 +1,7 @@
-"""What a caller of the queue may say. Checked before anything is decided, while its author is still there.
+"""Checks of the arguments that callers of the queue pass.
 
-Every refusal says what was found, what was expected and what to do. Nothing that passes here can fail to be stored.
+Arguments are checked before a command is made from them, so that the caller gets the error. Every refusal says what was
+found, what was expected and what to do. A value that passes can be stored.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ _OPTIONS: Final = frozenset({"request_id", "expected_rev"})
 
 
 def bad_request(message: str) -> Refused:
-    """The caller's mistake."""
     return Refused("bad_request", message)
 
 
 def short_repr(value: object) -> str:
-    """The value in a message: short, and never a reason to fail itself."""
+    """Return the value's `repr` for a message, shortened. Does not raise, even if `repr` does."""
     try:
         text = repr(value)
     except Exception:
@@ -46,32 +46,32 @@ def short_repr(value: object) -> str:
 
 
 def _is_printable_text(value: object) -> bool:
-    """Whether it can be stored, shown and searched for: lone surrogates and NUL are not printable."""
+    """Return whether the value is a text that can be stored, shown and searched: NUL and lone surrogates cannot."""
     return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable()
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse what cannot be a name."""
+    """Raise `Refused` unless the value is a printable text of at most MAX_TEXT characters."""
     if not _is_printable_text(value):
         raise bad_request(f"{name} is {short_repr(value)}; give a printable text of 1 to {MAX_TEXT} characters")
 
 
 def valid_id(id: object) -> str:
-    """The id, if it can be one."""
+    """Return the id. Raises `Refused` `not_found` if it cannot be an id."""
     if not isinstance(id, str) or not _is_printable_text(id):
-        raise Refused("not_found", "that is not an id of ours; check it")
+        raise Refused("not_found", "that is not a valid id; check it")
     return id
 
 
 def parse_lease_id(lease_id: object) -> ids.LeaseRef:
-    """What a lease id says about itself. A thing that cannot be one is an unknown lease."""
+    """Return the parts of a lease id. Raises `StaleLease` if it cannot be a lease id."""
     if not isinstance(lease_id, str) or not _is_printable_text(lease_id):
         raise StaleLease("UNKNOWN_LEASE", "the lease id is malformed; stop this attempt")
     return ids.lease_ref(lease_id)
 
 
 def check_labels(labels: object) -> None:
-    """Refuse labels that no worker could have. One text is a mistake: it would be taken apart into letters."""
+    """Raise `Refused` unless this is a collection of valid labels. A single text is refused: it would be split up."""
     if not isinstance(labels, list | tuple | set | frozenset) or len(labels) > MAX_LABELS:
         raise bad_request(f"labels is {short_repr(labels)}; give a list of at most {MAX_LABELS} texts")
     for label in labels:
@@ -84,19 +84,19 @@ def check_labels(labels: object) -> None:
 
 
 def check_number(name: str, value: object, most: int) -> None:
-    """Refuse what is no whole number from 1 on."""
+    """Raise `Refused` unless the value is a whole number from 1 to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise bad_request(f"{name} is {short_repr(value)}; give a whole number from 1 to {most}")
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Refuse what is no length of time."""
+    """Raise `Refused` unless the value is a number of seconds from 0 to MAX_SECONDS."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_SECONDS:
         raise bad_request(f"{name} is {short_repr(value)}; give a number of seconds from 0 to {MAX_SECONDS}")
 
 
 def parse_instant(name: str, moment: object) -> int:
-    """The moment as the engine counts time."""
+    """Return the datetime as microseconds since the epoch."""
     expected = "give a datetime with a time zone, in the years 1 to 9999 of UTC"
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise bad_request(f"{name} is {short_repr(moment)}; {expected}")
@@ -107,7 +107,7 @@ def parse_instant(name: str, moment: object) -> int:
 
 
 def check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that every order takes."""
+    """Return the options that every command takes, after checking them."""
     unknown = options.keys() - _OPTIONS
     if unknown:
         raise bad_request(f"unknown option {', '.join(sorted(unknown))}; give request_id or expected_rev")
@@ -123,47 +123,47 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def replace_surrogates(value: object) -> str:
-    """The text as it can be stored: what has no place in Unicode becomes a question mark."""
+    """Return the text with every lone surrogate replaced by a question mark, so that it can be stored."""
     return str(value).encode("utf-8", "replace").decode()
 
 
 def json_copy(name: str, value: Any) -> Any:
-    """The value as it will be kept and come back, and as the caller can no longer change it."""
+    """Return a copy of a JSON value as it will be read back from the store. Raises `Refused` if it is not JSON."""
     if value is None or value is True or value is False:
         return value
-    trouble = ""
+    problem = ""
     try:
         body = msgspec.json.encode(value)
         copy = msgspec.json.decode(body)
-        msgspec.msgpack.encode(copy)  # The form in which it is stored: integers beyond 64 bits have none.
+        msgspec.msgpack.encode(copy)  # The stored form; fails for integers beyond 64 bits.
         is_plain = copy == value and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        body, copy, is_plain, trouble = b"", None, False, str(error)
+        body, copy, is_plain, problem = b"", None, False, str(error)
     if not is_plain:
-        trouble = _json_problem(value) or trouble
-    if trouble:
-        raise bad_request(f"{name} is not JSON: {trouble}; give numbers, texts, lists and objects")
+        problem = _json_problem(value) or problem
+    if problem:
+        raise bad_request(f"{name} is not JSON: {problem}; give numbers, texts, lists and objects")
     if len(body) > MAX_PAYLOAD_BYTES:
         raise bad_request(f"{name} has {len(body)} bytes; at most {MAX_PAYLOAD_BYTES}: store it elsewhere, refer to it")
     return copy
 
 
 def _json_problem(value: Any) -> str:
-    """The first thing in it that JSON has no word for, or that we would not give back as it was."""
-    waiting: list[tuple[Any, int]] = [(value, 0)]
-    while waiting:
-        each, depth = waiting.pop()
+    """Return a description of the first part that JSON cannot represent or that would not be read back unchanged."""
+    pending: list[tuple[Any, int]] = [(value, 0)]
+    while pending:
+        part, depth = pending.pop()
         if depth > MAX_DEPTH:
             return f"it is nested more than {MAX_DEPTH} deep"
-        if isinstance(each, dict):
-            keys = [key for key in each if not isinstance(key, str)]
+        if isinstance(part, dict):
+            keys = [key for key in part if not isinstance(key, str)]
             if keys:
                 return f"the key {short_repr(keys[0])} is no text"
-            waiting += [(part, depth + 1) for pair in each.items() for part in pair]
-        elif isinstance(each, list | tuple):
-            waiting += [(part, depth + 1) for part in each]
-        elif trouble := _scalar_problem(each):
-            return trouble
+            pending += [(child, depth + 1) for pair in part.items() for child in pair]
+        elif isinstance(part, list | tuple):
+            pending += [(child, depth + 1) for child in part]
+        elif problem := _scalar_problem(part):
+            return problem
     return ""
 
 

@@ -153,7 +153,7 @@ class ClaimWaiters:
         self._is_closed = False
 
     def close(self) -> None:
-        """End all waits, and those that begin later, with an empty result."""
+        """End all present and later waits with an empty result."""
         self._is_closed = True
         for group in self._groups.values():
             for waiter in list(group.waiting):
@@ -255,7 +255,7 @@ class ClaimWaiters:
                 self._commit_hints.remove_listener(self._on_commit)
 
     def _on_commit(self, ready: ReadyCounts | None) -> None:
-        """Wake as many waiters per tenant and queue as attempts became ready. None: it is unknown what is ready."""
+        """Wake as many waiters per tenant and queue as attempts became ready; `None` means that any may be ready."""
         if ready is None:
             self._offer_to_groups()
             return

@@ -1,8 +1,8 @@
-"""A worker for the queue: plain or async functions as handlers, kept alive, fenced, and drained.
+"""A worker for the queue: it claims jobs, runs them through a plain or async handler and reports the results.
 
-Handlers never run where the heartbeats do: plain ones have threads of their own, async ones a loop of their
-own, so that no handler can starve its own lease. A handler whose lease can no longer be proved is stopped by
-this machine's monotonic clock, before anybody else can be given its job.
+Handlers never run in the event loop that sends the heartbeats: plain ones run in threads, async ones in a loop in
+another thread, so that no handler can delay the renewal of its own lease. A handler whose lease may have ended, by this
+machine's monotonic clock, is stopped before another worker can get its job.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ DRAIN_SECONDS: Final = 30.0
 CLAIM_WAIT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 1.0
-MANY: Final = 64  # With so many at once a worker claims on two ways.
-CLAIMS_UNDER_WAY: Final = 4  # Claims, starts and ends of different jobs overlap instead of waiting for each other.
+TWO_CLAIMERS_CONCURRENCY: Final = 64  # From this concurrency on, a worker makes two claims at a time.
+CLAIMS_PER_CONCURRENCY: Final = (
+    4  # A claim asks for a part of the concurrency, so that claims and results of different jobs overlap.
+)
 
 Handler = Callable[["Task"], Any] | Callable[["Task"], Awaitable[Any]]
 
 
 class Fenced(BaseException):
-    """Raised inside a plain handler that must stop: its lease is gone. Not an Exception, so that none catches it."""
+    """Raised in a plain handler that must stop. Not an Exception, so that the handler does not catch it by accident."""
 
 
 class Task:
-    """What a handler gets: the job, and whether it may still go on."""
+    """The argument of a handler: the claimed job, and whether the handler must stop (`is_fenced`)."""
 
     def __init__(self, job: ClaimedJob, proved_until: float) -> None:
         self.job = job
@@ -57,28 +59,28 @@ class Task:
         self.stop: Callable[[], object] = lambda: None
 
     def fence(self) -> None:
-        """Stop the handler, wherever it is."""
+        """Stop the handler: cancel it, or raise `Fenced` in its thread."""
         self.is_fenced = True
         self.stop()
 
 
-class _Ended(msgspec.Struct, frozen=True):
+class _FinishedTask(msgspec.Struct, frozen=True):
     task: Task
     result: Any = None
     error: BaseException | None = None
 
 
-class _Handlers:
-    """Where handlers run: threads for plain ones, a loop in a thread of its own for async ones.
+class _HandlerThreads:
+    """Runs plain handlers in a thread pool and async handlers in an event loop in another thread.
 
-    What ended is gathered and told to the worker's loop in one go, however many there are.
+    Finished tasks are collected, and the worker's loop is woken once for all of them.
     """
 
     def __init__(self, handler: Handler, name: str, concurrency: int, wake: Callable[[], object]) -> None:
         self._handler = handler
         self._is_async = inspect.iscoroutinefunction(handler)
         self._wake = wake
-        self._ended: list[_Ended] = []
+        self._finished: list[_FinishedTask] = []
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(concurrency, f"{name}-handler") if not self._is_async else None
         self._loop = new_loop()
@@ -86,18 +88,18 @@ class _Handlers:
         self._loop.call_soon(is_running.set)
         self._thread = threading.Thread(target=self._run_loop, name=f"{name}-handlers", daemon=True)
         self._thread.start()
-        is_running.wait()  # Not every loop hears a call from another thread before it runs.
+        is_running.wait()  # Some loops lose a call from another thread that arrives before they run.
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Run the handler for each of them."""
+        """Run the handler for each task."""
         if self._threads is None:
-            self._loop.call_soon_threadsafe(self._begin_async, tasks)
+            self._loop.call_soon_threadsafe(self._start_async, tasks)
             return
         for task in tasks:
-            self._threads.submit(self._run_plain, task)
+            self._threads.submit(self._run_in_thread, task)
 
     def _run_loop(self) -> None:
-        """The life of the handlers' loop: when it is stopped, whoever still runs is cancelled, and it is closed."""
+        """Run the handlers' loop until it is stopped, then cancel the handlers that still run and close it."""
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
@@ -108,26 +110,26 @@ class _Handlers:
         finally:
             self._loop.close()
 
-    def take_ended(self) -> list[_Ended]:
-        """What ended since the last time."""
+    def take_finished(self) -> list[_FinishedTask]:
+        """Remove and return the finished tasks."""
         with self._lock:
-            ended, self._ended = self._ended, []
-        return ended
+            finished, self._finished = self._finished, []
+        return finished
 
     def close(self) -> None:
-        """Stop the loop; threads that still run end with the process."""
+        """Stop the loop. Threads that still run end with the process."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
-    def _end(self, ended: _Ended) -> None:
+    def _add_finished(self, finished: _FinishedTask) -> None:
         with self._lock:
-            self._ended.append(ended)
-            is_first = len(self._ended) == 1
+            self._finished.append(finished)
+            is_first = len(self._finished) == 1
         if is_first:
             self._wake()
 
-    def _begin_async(self, tasks: Sequence[Task]) -> None:
+    def _start_async(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
             running = self._loop.create_task(self._run_async(task))
             task.stop = lambda running=running: self._loop.call_soon_threadsafe(running.cancel)  # type: ignore[misc]
@@ -138,52 +140,52 @@ class _Handlers:
         try:
             result = await self._handler(task)
         except BaseException as error:
-            self._end(_Ended(task, error=error))
+            self._add_finished(_FinishedTask(task, error=error))
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         else:
-            self._end(_Ended(task, result))
+            self._add_finished(_FinishedTask(task, result))
 
-    def _run_plain(self, task: Task) -> None:
-        fuse = _Fuse()
-        task.stop = fuse.blow
-        ended = _Ended(task, error=Fenced())
+    def _run_in_thread(self, task: Task) -> None:
+        guard = _CrashGuard()
+        task.stop = guard.trigger
+        finished = _FinishedTask(task, error=Fenced())
         try:
             try:
                 if not task.is_fenced:
-                    ended = _Ended(task, self._handler(task))
+                    finished = _FinishedTask(task, self._handler(task))
             finally:
-                fuse.take_out()
+                guard.disarm()
         except BaseException as error:
-            ended = _Ended(task, error=error)
-        self._end(ended)
+            finished = _FinishedTask(task, error=error)
+        self._add_finished(finished)
 
 
-class _Fuse:
-    """Raises `Fenced` in the thread that made it, from any other, as long as it is not taken out."""
+class _CrashGuard:
+    """Lets another thread raise `Fenced` in the thread that created it, until `disarm` is called."""
 
     def __init__(self) -> None:
         self._thread = ctypes.c_ulong(threading.get_ident())
         self._lock = threading.Lock()
-        self._is_in = True
+        self._is_armed = True
 
-    def blow(self) -> None:
-        """Stop the thread's work."""
+    def trigger(self) -> None:
+        """Raise `Fenced` in the guarded thread, unless disarmed."""
         with self._lock:
-            if self._is_in:
+            if self._is_armed:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Fenced))
 
-    def take_out(self) -> None:
-        """The work is over: nothing may be raised in this thread any more."""
+    def disarm(self) -> None:
+        """Make sure that nothing is raised in this thread any more, because the handler has returned."""
         with self._lock:
-            self._is_in = False
-        # What was set just before is raised by now: the interpreter looks for it at every turn of a loop.
+            self._is_armed = False
+        # An exception set just before is raised now: the interpreter checks for it in every iteration of a loop.
         for _ in range(100):
             pass
 
 
 class Worker:
-    """Claims jobs and runs them through one handler, so many at once."""
+    """Claims jobs and runs up to `concurrency` of them at once through one handler."""
 
     def __init__(
         self,
@@ -206,204 +208,208 @@ class Worker:
         self._labels = labels
         self._ttl_seconds = ttl_seconds
         self._drain_seconds = drain_seconds
-        self._margin = min(5.0, ttl_seconds / 5)  # So much before its lease ends a handler is stopped.
+        self._margin = min(5.0, ttl_seconds / 5)  # A handler is stopped this long before its lease ends.
         self._tasks: dict[str, Task] = {}
-        self._asked_for = 0
-        self._claim_at_once = min(MAX_CLAIM, max(1, concurrency // CLAIMS_UNDER_WAY))
+        self._claiming_count = 0
+        self._max_claim = min(MAX_CLAIM, max(1, concurrency // CLAIMS_PER_CONCURRENCY))
         self._is_stopping = asyncio.Event()
-        self._has_ended = asyncio.Event()
-        self._has_room = asyncio.Event()
+        self._has_finished_tasks = asyncio.Event()
+        self._has_capacity = asyncio.Event()
 
     def stop(self) -> None:
-        """Take nothing new; finish what runs, hand back what does not end in time."""
+        """Claim no more jobs. Let running jobs finish, and hand back the jobs that do not finish in time."""
         self._is_stopping.set()
-        self._has_room.set()
+        self._has_capacity.set()
 
     async def run(self, *, until_empty: bool = False) -> None:
-        """Work until stopped, or until nothing is left to claim."""
+        """Work until stopped or, with `until_empty`, until nothing is left to claim."""
         loop = asyncio.get_running_loop()
-        wake = partial(loop.call_soon_threadsafe, self._has_ended.set)
-        handlers = _Handlers(self._handler, self.name, self._concurrency, wake)
-        helpers = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._report(handlers))]
+        wake = partial(loop.call_soon_threadsafe, self._has_finished_tasks.set)
+        handlers = _HandlerThreads(self._handler, self.name, self._concurrency, wake)
+        background_tasks = [
+            asyncio.create_task(self._renew_leases()),
+            asyncio.create_task(self._report_finished(handlers)),
+        ]
         try:
-            # While one claim is being written, the next is decided.
-            claimers = 2 if self._concurrency >= MANY else 1
-            await asyncio.gather(*(self._claim_and_begin(handlers, until_empty=until_empty) for _ in range(claimers)))
+            # The second claim is decided while the first is being written.
+            claimers = 2 if self._concurrency >= TWO_CLAIMERS_CONCURRENCY else 1
+            await asyncio.gather(*(self._claim_loop(handlers, until_empty=until_empty) for _ in range(claimers)))
             await self._drain()
         finally:
             for task in self._tasks.values():
                 task.fence()
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            for background_task in background_tasks:
+                background_task.cancel()
+            await asyncio.gather(*background_tasks, return_exceptions=True)
             handlers.close()
 
-    async def _claim_and_begin(self, handlers: _Handlers, *, until_empty: bool) -> None:
+    async def _claim_loop(self, handlers: _HandlerThreads, *, until_empty: bool) -> None:
         while not self._is_stopping.is_set():
-            free = min(self._concurrency - len(self._tasks) - self._asked_for, self._claim_at_once)
+            free = min(self._concurrency - len(self._tasks) - self._claiming_count, self._max_claim)
             if free <= 0:
-                self._has_room.clear()
-                await self._has_room.wait()
+                self._has_capacity.clear()
+                await self._has_capacity.wait()
                 continue
-            asked_at = time.monotonic()
-            self._asked_for += free
+            claimed_at = time.monotonic()
+            self._claiming_count += free
             try:
                 claimed = await self._claim(free, 0.0 if until_empty else CLAIM_WAIT_SECONDS)
             except (Unavailable, Conflict):
-                await self._pause()
+                await self._wait_before_retry()
                 continue
             finally:
-                self._asked_for -= free
-                self._has_room.set()  # It may have got less than it asked for.
+                self._claiming_count -= free
+                self._has_capacity.set()  # The claim may have returned fewer jobs than it asked for.
             if claimed:
-                tasks = [Task(job, self._proved(asked_at)) for job in claimed]
+                tasks = [Task(job, self._lease_end(claimed_at)) for job in claimed]
                 self._tasks.update((task.job.id, task) for task in tasks)
                 handlers.begin(tasks)
             elif until_empty and not self._tasks:
                 return
             elif until_empty:
-                self._has_room.clear()
-                await self._has_room.wait()
+                self._has_capacity.clear()
+                await self._has_capacity.wait()
 
-    async def _claim(self, free: int, wait: float) -> list[ClaimedJob]:
-        asking = asyncio.ensure_future(
+    async def _claim(self, limit: int, wait_seconds: float) -> list[ClaimedJob]:
+        claiming = asyncio.ensure_future(
             self._queue.claim_next(
                 self.name,
                 labels=self._labels,
-                limit=free,
-                wait_seconds=wait,
+                limit=limit,
+                wait_seconds=wait_seconds,
                 ttl_seconds=self._ttl_seconds,
                 starts=True,
             )
         )
         stopping = asyncio.ensure_future(self._is_stopping.wait())
-        await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({claiming, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        # A claim that is under way is never cut off: what it was given would be lost until its lease ends.
-        return await asking
+        # Never cancel a claim in flight: its jobs would be blocked until their leases end.
+        return await claiming
 
-    def _proved(self, asked_at: float) -> float:
-        """Until when the lease is ours for sure: it began at the earliest when we asked."""
-        return asked_at + self._ttl_seconds - self._margin
+    def _lease_end(self, claimed_at: float) -> float:
+        """Return a monotonic time before the lease's end: the lease began no earlier than the request was sent."""
+        return claimed_at + self._ttl_seconds - self._margin
 
-    async def _pause(self) -> None:
+    async def _wait_before_retry(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_stopping.wait(), RETRY_SECONDS)
 
-    async def _insist(
-        self, tasks: Sequence[Task], say: Callable[[], Awaitable[list[QueueJob | Refused]]]
+    async def _send_until_acknowledged(
+        self, tasks: Sequence[Task], send: Callable[[], Awaitable[list[QueueJob | Refused]]]
     ) -> Sequence[QueueJob | Refused | None]:
-        """Say it again and again until it is heard, or until the last of the leases is over."""
+        """Repeat a request until it is answered. Return None for each task if all their leases have ended before."""
         while time.monotonic() < max(task.proved_until for task in tasks):
-            said_at = time.monotonic()
+            sent_at = time.monotonic()
             try:
-                answers = await say()
+                answers = await send()
             except (Unavailable, Conflict):
-                await self._pause()
+                await self._wait_before_retry()
                 continue
             for task, answer in zip(tasks, answers, strict=True):
                 if not isinstance(answer, Refused):
-                    task.proved_until = self._proved(said_at)
+                    task.proved_until = self._lease_end(sent_at)
             return answers
         return [None] * len(tasks)
 
-    async def _report(self, handlers: _Handlers) -> None:
-        """Tell the queue what ended, as much at once as there is."""
+    async def _report_finished(self, handlers: _HandlerThreads) -> None:
+        """Report finished tasks to the queue, all available ones in one request."""
         while True:
-            await self._has_ended.wait()
-            self._has_ended.clear()
-            ended = handlers.take_ended()
-            heard = [each for each in ended if not each.task.is_fenced]
-            if heard:
-                ends = [_told(each) for each in heard]
-                tasks = [each.task for each in heard]
-                answers = await self._insist(tasks, partial(self._queue.finish_all, ends, self.name))
+            await self._has_finished_tasks.wait()
+            self._has_finished_tasks.clear()
+            all_finished = handlers.take_finished()
+            reported = [finished for finished in all_finished if not finished.task.is_fenced]
+            if reported:
+                outcomes = [_outcome(finished) for finished in reported]
+                tasks = [finished.task for finished in reported]
+                finish_all = partial(self._queue.finish_all, outcomes, self.name)
+                answers = await self._send_until_acknowledged(tasks, finish_all)
                 self.finished += sum(isinstance(answer, QueueJob) for answer in answers)
-            for each in ended:
-                self._forget(each.task)
+            for finished in all_finished:
+                self._forget(finished.task)
 
     def _forget(self, task: Task) -> None:
         self._tasks.pop(task.job.id, None)
-        self._has_room.set()
+        self._has_capacity.set()
 
-    async def _keep_leases(self) -> None:
-        """Heartbeats for all, and the fence for whoever cannot be proved any more."""
+    async def _renew_leases(self) -> None:
+        """Renew all leases, and fence tasks whose lease may have ended."""
         interval = max(0.2, min(self._ttl_seconds / 4, self._margin))
-        beat_at = time.monotonic() + interval
+        heartbeat_at = time.monotonic() + interval
         while True:
             now = time.monotonic()
             for task in list(self._tasks.values()):
                 if now >= task.proved_until and not task.is_fenced:
                     task.fence()
             live = [task for task in self._tasks.values() if not task.is_fenced]
-            if now >= beat_at:
-                beat_at = now + interval
-                await self._beat(live)
-            next_at = min([beat_at, *(task.proved_until for task in live)])
+            if now >= heartbeat_at:
+                heartbeat_at = now + interval
+                await self._send_heartbeats(live)
+            next_at = min([heartbeat_at, *(task.proved_until for task in live)])
             await asyncio.sleep(max(0.01, next_at - time.monotonic()))
 
-    async def _beat(self, tasks: list[Task]) -> None:
+    async def _send_heartbeats(self, tasks: list[Task]) -> None:
         if not tasks:
             return
-        said_at = time.monotonic()
-        beats = self._queue.heartbeat_all([task.job.lease_id for task in tasks], self.name)
+        sent_at = time.monotonic()
+        heartbeats = self._queue.heartbeat_all([task.job.lease_id for task in tasks], self.name)
         try:
-            # A store that does not answer must not keep the fence waiting.
+            # A store that does not answer must not delay the fencing.
             async with asyncio.timeout(self._margin / 2):
-                answers = await beats
+                answers = await heartbeats
         except (TimeoutError, Unavailable, Conflict):
             return
         for task, answer in zip(tasks, answers, strict=True):
             if not isinstance(answer, Refused):
-                task.proved_until = self._proved(said_at)
+                task.proved_until = self._lease_end(sent_at)
             elif task.job.id in self._tasks:
                 task.fence()
 
     async def _drain(self) -> None:
-        """Let what runs end; hand back what does not."""
-        give_up = time.monotonic() + self._drain_seconds
-        while self._tasks and time.monotonic() < give_up:
-            self._has_room.clear()
+        """Wait for running tasks until the drain time is over, then stop and hand back the others."""
+        deadline = time.monotonic() + self._drain_seconds
+        while self._tasks and time.monotonic() < deadline:
+            self._has_capacity.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_room.wait(), max(0.0, give_up - time.monotonic()))
+                await asyncio.wait_for(self._has_capacity.wait(), max(0.0, deadline - time.monotonic()))
         late = list(self._tasks.values())
         for task in late:
             task.fence()
-        give_up = time.monotonic() + STOP_SECONDS
-        while self._tasks and time.monotonic() < give_up:
-            self._has_room.clear()
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._tasks and time.monotonic() < deadline:
+            self._has_capacity.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_room.wait(), max(0.0, give_up - time.monotonic()))
+                await asyncio.wait_for(self._has_capacity.wait(), max(0.0, deadline - time.monotonic()))
         for task in late:
-            # A handler that did not stop may still be at work: its lease has to run out by itself.
+            # A handler that did not stop may still be working: its lease must expire by itself.
             if task.job.id not in self._tasks:
                 await self._hand_back(task)
 
     async def _hand_back(self, task: Task) -> None:
-        """Give the job back, unless by now it is somebody else's."""
+        """Return the job to the queue, unless another worker has claimed it by now."""
         with suppress(Refused, Unavailable, Conflict):
             now = await self._queue.get(task.job.id)
             if now.owner == self.name and now.attempt == task.job.attempt:
                 await self._queue.hand_back(now.id, expected_rev=now.rev)
 
 
-def _told(ended: _Ended) -> JobOutcome:
-    lease_id = ended.task.job.lease_id
-    if ended.error is None:
+def _outcome(finished: _FinishedTask) -> JobOutcome:
+    lease_id = finished.task.job.lease_id
+    if finished.error is None:
         try:
-            json_copy("result", ended.result)
+            json_copy("result", finished.result)
         except Refused as refused:
-            return JobOutcome(lease_id=lease_id, error=f"the handler's result cannot be kept: {refused.message}")
-        return JobOutcome(lease_id=lease_id, result=ended.result)
-    if isinstance(ended.error, asyncio.CancelledError):
+            return JobOutcome(lease_id=lease_id, error=f"the handler's result cannot be stored: {refused.message}")
+        return JobOutcome(lease_id=lease_id, result=finished.result)
+    if isinstance(finished.error, asyncio.CancelledError):
         return JobOutcome(lease_id=lease_id, error="the handler was cancelled")
     return JobOutcome(
-        lease_id=lease_id, error="".join((_first_line(ended.error), *traceback.format_exception(ended.error)))
+        lease_id=lease_id, error="".join((_summary_line(finished.error), *traceback.format_exception(finished.error)))
     )
 
 
-def _first_line(error: BaseException) -> str:
-    """What a person wants to know first: the type and the message."""
+def _summary_line(error: BaseException) -> str:
+    """Return the exception's type and message as one line."""
     name = type(error).__name__
     try:
         text = str(error).strip()
