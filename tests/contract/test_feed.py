@@ -189,4 +189,4 @@ async def test_a_reader_that_leaves_is_forgotten(place: Place) -> None:
 
         await server.enqueue("b")
 
-        assert not server.store.commit_hints._all
+        assert not server.store.commit_hints._subscriptions

@@ -284,5 +284,5 @@ async def test_when_nobody_waits_nothing_is_left_behind(place: Place, monkeypatc
         assert not hall.line._groups
         assert hall.line._poll_task is None
         assert heard[-1] == {(TENANT, "gpu"): 1}
-        assert server.store.commit_hints._ears == [heard.append]
+        assert server.store.commit_hints._listeners == [heard.append]
         server.store.commit_hints.remove_listener(heard.append)

@@ -345,7 +345,7 @@ class AsyncQueue:
         return kind(id=lease_ref.attempt_id, actor=worker_actor(worker), lease=lease_ref, tenant=self._tenant, **fields)
 
     async def _send_all(self, commands: Sequence[Command | Refused]) -> list[QueueJob | Refused]:
-        """Apply the commands. Return one job or refusal per command, in order; a given refusal is returned unchanged."""
+        """Apply the commands. Return one job or refusal for each, in order; given refusals are returned unchanged."""
         decisions = iter(await self._engine.do_all(command for command in commands if not isinstance(command, Refused)))
         results: list[QueueJob | Refused] = []
         for command in commands:

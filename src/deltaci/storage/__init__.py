@@ -1,4 +1,4 @@
-"""Where records, events, documents and blobs are kept: memory, SQLite or PostgreSQL, and a folder or S3.
+"""Stores records, events and documents in memory, SQLite or PostgreSQL, and blobs in a folder or S3.
 
 `port.py` defines the interface of a store; the tests in tests/contract run against every implementation. All SQL is
 here. Imports only `core`. Other packages open stores with `open_store` and `open_blob_store`. Start reading at
@@ -11,7 +11,7 @@ from deltaci.storage.port import Store
 
 
 def open_store(url: str) -> Store:
-    """The store that a URL names: `memory:`, `sqlite:PATH` or `postgresql://…`."""
+    """Return the store that a URL names: `memory:`, `sqlite:PATH` or `postgresql://…`."""
     if url == "memory:":
         from deltaci.storage.memory import MemoryStore
 

@@ -1,4 +1,4 @@
-"""Records and events as bytes: compact, typed, and the same in every store."""
+"""Encodes records and events as bytes, in the same way for every store."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _EVENT: Final = msgspec.msgpack.Decoder(Event)
 _RAW_EVENTS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-LAZY_DECODE_COUNT: Final = 1000  # Events of one row, from which on they are read one by one.
+LAZY_DECODE_COUNT: Final = 1000  # A row with more events is decoded event by event, from the requested one on.
 
 encode = _ENCODER.encode
 
 
 def decode_record(id: str, kind: int, body: bytes) -> Record:
-    """The record that these bytes are. Bytes that make no sense are one, too: nobody else may suffer from them."""
+    """Decode a record. Return an `UnreadableRecord` instead of raising, so that other records are still returned."""
     try:
         return _DECODERS[kind].decode(body)
     except Exception as error:
@@ -48,38 +48,38 @@ class EventChunk(msgspec.Struct, frozen=True):
 
 
 def pack_events(events: Sequence[Event]) -> EventChunk:
-    """The row for these events, and under which names it is found."""
+    """Encode the events of one transaction as one row; `scopes` are the runs and entities that index it."""
     scopes = frozenset(event.run_id or event.entity_id for event in events)
-    return EventChunk(len(events), events[-1].at, encode(events), scopes | _workers(events))
+    return EventChunk(len(events), events[-1].at, encode(events), scopes | _worker_ids(events))
 
 
-def _workers(events: Sequence[Event]) -> frozenset[str]:
+def _worker_ids(events: Sequence[Event]) -> frozenset[str]:
     return frozenset(event.entity_id for event in events if event.entity == WORKER)
 
 
 def unpack_events(last_seq: int, count: int, body: bytes, after: int = 0) -> Iterator[Event]:
-    """The events of one row, each at its place in the log; of a large one only those that come after this seq."""
-    first = last_seq - count + 1
+    """Yield the events of one row with their seq; of a large row only those after this seq."""
+    first_seq = last_seq - count + 1
     if count <= LAZY_DECODE_COUNT:
-        for n, event in enumerate(_EVENTS.decode(body)):
-            yield msgspec.structs.replace(event, seq=first + n)
+        for index, event in enumerate(_EVENTS.decode(body)):
+            yield msgspec.structs.replace(event, seq=first_seq + index)
         return
-    # A large run is one row: whoever reads it page by page must not pay for all of it each time.
-    parts = _RAW_EVENTS.decode(body)
-    for n in range(max(0, after + 1 - first), count):
-        yield msgspec.structs.replace(_EVENT.decode(parts[n]), seq=first + n)
+    # The start of a large run is one row: do not decode all of it again for each page.
+    raw_events = _RAW_EVENTS.decode(body)
+    for index in range(max(0, after + 1 - first_seq), count):
+        yield msgspec.structs.replace(_EVENT.decode(raw_events[index]), seq=first_seq + index)
 
 
 def select_events(
     rows: Iterable[tuple[int, int, bytes]], after: int, limit: int, entity_id: str, run_id: str
 ) -> list[Event]:
-    """The wanted events of some rows of the log."""
-    found: list[Event] = []
+    """Return up to `limit` events of these rows after this seq, of all records or of one entity or run."""
+    events: list[Event] = []
     for last_seq, count, body in rows:
         for event in unpack_events(last_seq, count, body, after):
-            is_wanted = entity_id in ("", event.entity_id) and run_id in ("", event.run_id)
-            if event.seq > after and is_wanted:
-                found.append(event)
-                if len(found) == limit:
-                    return found
-    return found
+            is_selected = entity_id in ("", event.entity_id) and run_id in ("", event.run_id)
+            if event.seq > after and is_selected:
+                events.append(event)
+                if len(events) == limit:
+                    return events
+    return events

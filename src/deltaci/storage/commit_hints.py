@@ -1,4 +1,7 @@
-"""Hints that something was committed. They may be lost or come for nothing: the poll behind them is the truth."""
+"""Hints within one process that something was committed.
+
+A hint may be lost or come without a reason: those who wait for one also poll, so a hint only saves time.
+"""
 
 from __future__ import annotations
 
@@ -10,66 +13,66 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 POLL_SECONDS: Final = 0.5
-# In the place of a queue: the tenant may have room for more leases. No queue has this name, since no label has a comma.
+# In place of a queue key: the tenant may have capacity for more leases. No queue key is ",", as no label has a comma.
 FREED_CAPACITY: Final = ","
 
-# Where something waits to be claimed since the last commit: (tenant, queue key) → how much.
+# How many attempts became ready with a commit: (tenant, queue key) -> count.
 ReadyCounts = Mapping[tuple[str, str], int]
 
 
 class HintSubscription:
-    """One who waits. A hint that comes while nobody waits is kept for the next wait."""
+    """One subscriber. A hint that comes while it does not wait ends its next wait."""
 
     def __init__(self, poll_seconds: float | None = None) -> None:
-        self._is_hinted = asyncio.Event()
+        self._is_notified = asyncio.Event()
         self._poll_seconds = poll_seconds
 
     def notify(self) -> None:
-        """Something was committed."""
-        self._is_hinted.set()
+        """End the present or the next wait."""
+        self._is_notified.set()
 
-    async def wait(self, most: float = math.inf) -> None:
-        """Until a hint, until it is time to look anyway, or for so many seconds at most."""
+    async def wait(self, max_seconds: float = math.inf) -> None:
+        """Wait for a hint, for the poll interval, or for `max_seconds`, whichever ends first."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(most, self._poll_seconds or POLL_SECONDS)):
-                await self._is_hinted.wait()
-        self._is_hinted.clear()
+            async with asyncio.timeout(min(max_seconds, self._poll_seconds or POLL_SECONDS)):
+                await self._is_notified.wait()
+        self._is_notified.clear()
 
 
 class CommitHints:
-    """All who wait. Those who came first are told first, so that what follows can be repeated."""
+    """All subscribers and listeners of one store, notified in the order of subscription so that runs are repeatable."""
 
     def __init__(self, poll_seconds: float | None = None) -> None:
         self._poll_seconds = poll_seconds
-        self._all: dict[HintSubscription, None] = {}
-        self._ears: list[Callable[[ReadyCounts | None], None]] = []
+        self._subscriptions: dict[HintSubscription, None] = {}
+        self._listeners: list[Callable[[ReadyCounts | None], None]] = []
 
     @contextmanager
     def subscribe(self) -> Iterator[HintSubscription]:
-        """Hints from now on."""
-        waker = HintSubscription(self._poll_seconds)
-        self._all[waker] = None
+        """Receive hints while the context is open."""
+        subscription = HintSubscription(self._poll_seconds)
+        self._subscriptions[subscription] = None
         try:
-            yield waker
+            yield subscription
         finally:
-            del self._all[waker]
+            del self._subscriptions[subscription]
 
     def poll_delay(self) -> float:
-        """How many seconds until it is time to look anyway. Some disorder keeps servers from asking all at once."""
+        """Return the seconds until the next poll, with jitter so that servers do not query at the same moment."""
         return (self._poll_seconds or POLL_SECONDS) * random.uniform(0.8, 1.2)
 
-    def add_listener(self, hear: Callable[[ReadyCounts | None], None]) -> None:
-        """Call this whenever work is there to be claimed; with None when there may be some anywhere."""
-        self._ears.append(hear)
+    def add_listener(self, on_ready: Callable[[ReadyCounts | None], None]) -> None:
+        """Call `on_ready` after each commit that made attempts ready, or with None if any may be ready."""
+        self._listeners.append(on_ready)
 
-    def remove_listener(self, hear: Callable[[ReadyCounts | None], None]) -> None:
-        """No longer."""
-        self._ears.remove(hear)
+    def remove_listener(self, on_ready: Callable[[ReadyCounts | None], None]) -> None:
+        """Undo `add_listener`."""
+        self._listeners.remove(on_ready)
 
     def publish(self, ready: ReadyCounts | None = None) -> None:
-        """Tell everybody. `ready` is what can be claimed by what was committed; None: nobody knows."""
-        for waker in self._all:
-            waker.notify()
+        """Notify all subscribers, and the listeners unless `ready` is empty. None: it is unknown what became ready."""
+        for subscription in self._subscriptions:
+            subscription.notify()
         if ready is None or ready:
-            for hear in tuple(self._ears):
-                hear(ready)
+            for on_ready in tuple(self._listeners):
+                on_ready(ready)

@@ -1,4 +1,4 @@
-"""Typed documents: read, written in place of exactly the version that was read, and edited until nobody is faster."""
+"""Documents of one kind as values of one type, with optimistic updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class TypedDocuments(Generic[T]):
-    """All documents of one kind, each a value of one type."""
+    """The documents of one kind, each encoded as JSON of type `T`."""
 
     def __init__(self, store: Store, kind: str, type: type[T]) -> None:
         self._store = store
@@ -25,12 +25,12 @@ class TypedDocuments(Generic[T]):
         self._decode = msgspec.json.Decoder(type).decode
 
     async def find(self, tenant: str, name: str) -> T | None:
-        """The tenant's document of this name."""
-        found = await self._store.find_document(self._kind, name, tenant)
-        return self._decode(found.body) if found is not None else None
+        """Return the tenant's document of this name, or None."""
+        stored = await self._store.find_document(self._kind, name, tenant)
+        return self._decode(stored.body) if stored is not None else None
 
     async def add(self, tenant: str, name: str, value: T) -> bool:
-        """Keep a new one; False if there is one of this name already."""
+        """Store a new document. Return False if one of this name exists."""
         try:
             await self._store.put_documents([Document(self._kind, tenant, name, 0, 0, self._encode(value))])
         except Conflict:
@@ -38,17 +38,18 @@ class TypedDocuments(Generic[T]):
         return True
 
     async def update(self, tenant: str, name: str, change: Callable[[T | None], T | None]) -> T | None:
-        """Change it, from what is stored, as often as somebody else was faster. None stays, or becomes, as it was.
+        """Apply `change` to the stored value (None if there is none) and store its result. Return the stored value.
 
-        What `change` returns is what is stored then; it may raise, and then nothing is.
+        After a conflict, `change` is called again with the new value. If it returns None or an equal value, or raises,
+        nothing is written.
         """
         for _ in range(MAX_TRIES):
-            found = await self._store.find_document(self._kind, name, tenant)
-            before = self._decode(found.body) if found is not None else None
+            stored = await self._store.find_document(self._kind, name, tenant)
+            before = self._decode(stored.body) if stored is not None else None
             after = change(before)
             if after is None or after == before:
                 return before
-            version = found.version if found is not None else 0
+            version = stored.version if stored is not None else 0
             try:
                 await self._store.put_documents([Document(self._kind, tenant, name, version, 0, self._encode(after))])
             except Conflict:
@@ -57,27 +58,27 @@ class TypedDocuments(Generic[T]):
         raise Conflict((name,))
 
     async def delete(self, tenant: str, name: str) -> None:
-        """Keep it no longer."""
-        found = await self._store.find_document(self._kind, name, tenant)
-        if found is not None and not await self._store.delete_document(self._kind, tenant, name, found.version):
+        """Delete the document if it exists. Raises `Conflict` if it changes meanwhile."""
+        stored = await self._store.find_document(self._kind, name, tenant)
+        if stored is not None and not await self._store.delete_document(self._kind, tenant, name, stored.version):
             raise Conflict((name,))
 
-    async def delete_if(self, tenant: str, name: str, is_over: Callable[[T], bool]) -> bool:
-        """Keep it no longer, if it is like this and nobody changes it meanwhile; whether it is not there any more."""
-        found = await self._store.find_document(self._kind, name, tenant)
-        if found is None:
+    async def delete_if(self, tenant: str, name: str, condition: Callable[[T], bool]) -> bool:
+        """Delete the document if `condition` holds and it does not change meanwhile. Return whether none is left."""
+        stored = await self._store.find_document(self._kind, name, tenant)
+        if stored is None:
             return True
-        return is_over(self._decode(found.body)) and await self._store.delete_document(
-            self._kind, tenant, name, found.version
+        return condition(self._decode(stored.body)) and await self._store.delete_document(
+            self._kind, tenant, name, stored.version
         )
 
     async def iterate(self, tenant: str, prefix: str = "") -> AsyncIterator[tuple[str, T]]:
-        """All of them whose names begin like this, by name."""
+        """Yield names and values of the tenant's documents with this name prefix, by name."""
         after = ""
         while True:
             page = await self._store.list_documents(self._kind, tenant, after=after, limit=PAGE, prefix=prefix)
-            for each in page:
-                yield each.name, self._decode(each.body)
+            for document in page:
+                yield document.name, self._decode(document.body)
             if len(page) < PAGE:
                 return
             after = page[-1].name

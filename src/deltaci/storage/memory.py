@@ -302,11 +302,11 @@ class MemoryStore:
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """The tenant's documents."""
-        return self._documents.listing(kind, tenant, after, limit, prefix)
+        return self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Drop it, if it is still this version of it."""
-        return self._documents.drop(kind, tenant, name, version)
+        return self._documents.delete(kind, tenant, name, version)
 
     async def now(self) -> int:
         """The clock."""

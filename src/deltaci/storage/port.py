@@ -1,8 +1,8 @@
-"""What the engine asks of a store, and nothing more.
+"""The interface between the engine and a store.
 
-A transaction is a generator: it yields requests and gets their answers, decides purely in between, and
-returns its result. A store runs it to its end inside one real transaction, in whatever thread or loop it
-likes; so the same engine runs over memory, SQLite and PostgreSQL, and under a simulator.
+A transaction is a generator: it yields requests, receives their answers, decides with pure code in between and returns
+its result. A store runs the generator to its end inside one real transaction, in any thread or loop. So the same engine
+runs over memory, SQLite and PostgreSQL, and in the simulator.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ ReadyCounts = commit_hints.ReadyCounts
 CommitHints = commit_hints.CommitHints
 FREED_CAPACITY: Final = commit_hints.FREED_CAPACITY
 
-API_KEY_KIND: Final = "key"  # The kind of documents that are found by their names alone: only they say whose they are.
-CONTENDED: Final = "?"  # Somebody else takes the group right now, or leaves it.
-SCAN_LIMIT: Final = 2000  # So many entries of a list are looked at for one page, at most.
+API_KEY_KIND: Final = "key"  # Documents of this kind have globally unique names and are found without the tenant.
+CONTENDED: Final = "?"  # Another transaction is taking or releasing the group.
+SCAN_LIMIT: Final = 2000  # Entries of a list that are scanned for one page, at most.
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record as it is stored: `version` counts its writes, `due_at` is when the timers look at it.
+    """A record with its stored columns: `version` counts its writes, `due_at` is when the timers process it.
 
-    One that cannot be decoded is `Unreadable`, wherever records are answered.
+    Wherever a store returns records, one that cannot be decoded is an `UnreadableRecord`.
     """
 
     record: Record
@@ -42,21 +42,22 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnreadableRecord(Record, frozen=True, kw_only=True):
-    """Stands for a stored record whose bytes make no sense, so that it troubles only those who ask for it."""
+    """Stands for a stored record that cannot be decoded, so that only requests for this record fail."""
 
     problem: str
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Start: load these records and read the store's clock. Answered by `(now, [Held])`."""
+    """The first request: load these records and read the store's clock. Answer: `(now, [StoredRecord])`."""
 
     ids: tuple[str, ...]
 
 
 class BeginClaim(msgspec.Struct, frozen=True):
-    """Start what is only a claim: read the store's clock and find what is ready by it. Answered by `(now, [Held])`.
+    """The first request of a single claim: read the store's clock and find ready attempts.
 
-    Who decides by a time that is ahead of the store's clock, or behind it, says by how much: `lead`.
+    Answer: `(now, [StoredRecord])`. Attempts are ready by the store's time plus `clock_lead` microseconds, the caller's
+    clock.
     """
 
     tenant: str
@@ -67,23 +68,23 @@ class BeginClaim(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Load these records, finished ones too. Answered by `[Held]`; what does not exist is left out."""
+    """Load these records, finished ones too. Answer: `[StoredRecord]`, without ids that do not exist."""
 
     ids: tuple[str, ...]
 
 
 class LoadJobs(msgspec.Struct, frozen=True):
-    """Load every job of a run. Answered by `[Held]`."""
+    """Load every job of a run. Answer: `[StoredRecord]`."""
 
     run_id: str
 
 
 class FindReady(msgspec.Struct, frozen=True):
-    """Attempts that a worker with these labels may claim now, best first, and nobody else's meanwhile: `[Held]`.
+    """Find and lock the tenant's attempts that a worker with these labels may claim, best first.
 
-    Only this tenant's: what another one has waiting is neither found nor walked past. With `only`, those among them
-    that have one of these ids. `without` these groups, and without every other that somebody has; where it is None,
-    nobody looks after groups, which costs less.
+    Answer: `[StoredRecord]`. The cost does not depend on other tenants. `only_ids` restricts the result to these ids.
+    `excluded_groups` excludes attempts of these groups and of all groups that are held; None ignores groups, which
+    is cheaper.
     """
 
     tenant: str
@@ -95,19 +96,19 @@ class FindReady(msgspec.Struct, frozen=True):
 
 
 def matching_queue_keys(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
-    """The queues from which a worker with these labels may take."""
-    offered = set(labels)
-    return [key for key in queue_keys if required_labels(key) <= offered]
+    """Return the queues whose required labels are among a worker's labels."""
+    worker_labels = set(labels)
+    return [key for key in queue_keys if required_labels(key) <= worker_labels]
 
 
-def matches_labels(held: StoredRecord, labels: Iterable[str]) -> bool:
-    """Whether a worker with these labels may take it. One that cannot be read concerns whoever finds it."""
-    record = held.record
+def matches_labels(stored: StoredRecord, labels: Iterable[str]) -> bool:
+    """Return whether a worker with these labels may claim the attempt. Unreadable records match, to be postponed."""
+    record = stored.record
     return not isinstance(record, Attempt) or required_labels(record.queue_key) <= set(labels)
 
 
 class ReadyAttempt(msgspec.Struct, frozen=True, gc=False):
-    """An attempt that waits to be claimed, by what the store knows of it without reading it."""
+    """An attempt that waits to be claimed, from stored columns only, without decoding its body."""
 
     tenant: str
     queue_key: str
@@ -116,18 +117,17 @@ class ReadyAttempt(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindDue(msgspec.Struct, frozen=True):
-    """Records whose time has come, and nobody else's meanwhile. Answered by `[Held]`."""
+    """Find and lock records that are due. Answer: `[StoredRecord]`."""
 
     now: int
     limit: int
 
 
 class CountLiveLeases(msgspec.Struct, frozen=True):
-    """How many of the tenant's attempts have a live lease: counted, up to `limit`. Answered by that number.
+    """Count the tenant's attempts with a live lease, up to `limit`. Answer: that number.
 
-    Until this transaction ends, nobody else's that counts the same tenant is answered: what is decided by the number
-    stays true until it is written. Ask for it first, and for many tenants in their order: nobody then waits for this
-    with something in hand that another one needs.
+    Locks the count: until this transaction ends, no other transaction that counts the same tenant gets its answer. To
+    avoid deadlocks, send it before all other requests, and for several tenants in sorted order.
     """
 
     tenant: str
@@ -135,10 +135,10 @@ class CountLiveLeases(msgspec.Struct, frozen=True):
 
 
 class LockGroup(msgspec.Struct, frozen=True):
-    """Who has this group of the tenant: the id of the attempt, "" if nobody has, `DISPUTED` if that is being decided.
+    """Lock a concurrency group of the tenant until this transaction ends.
 
-    An attempt has its group while it has a live lease; and while it lost one and may not be claimed again yet. If
-    nobody has it, it is nobody else's until this transaction ends.
+    Answer: the id of the attempt that holds the group, "" if none does, or `CONTENDED` if another transaction has the
+    lock. An attempt holds its group while it has a live lease, and after a lost lease until it may be claimed again.
     """
 
     tenant: str
@@ -147,9 +147,10 @@ class LockGroup(msgspec.Struct, frozen=True):
 
 
 class Postpone(msgspec.Struct, frozen=True):
-    """Neither ready nor due before then, if they are at all; nothing else of them changes. Answered by `None`.
+    """Move the ready time and the due time of these records, where set, to `until`. Answer: None.
 
-    For records that cannot be read, and so cannot be written: whoever can read them is not disturbed.
+    For unreadable records, which cannot be written. The version does not change, so that a server that can read them is
+    not disturbed.
     """
 
     ids: tuple[str, ...]
@@ -157,7 +158,7 @@ class Postpone(msgspec.Struct, frozen=True):
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """One record to write. `version` is the one it was read at; 0 for a record that is new."""
+    """One record to write. `version` is the version that was read, 0 for a new record."""
 
     record: Record
     version: int
@@ -167,7 +168,7 @@ class Put(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListChange(msgspec.Struct, frozen=True):
-    """On which lists a record is from now on, and on which no longer. `at` is when it was created: its place there."""
+    """The lists that a record is added to and removed from. Lists are sorted by `created_at`, then id."""
 
     id: str
     created_at: int
@@ -176,10 +177,10 @@ class ListChange(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Write the records, each guarded by its version, and append the events. Answered by the last event's seq.
+    """Write the records, each guarded by its version, and append the events. Answer: the seq of the last event.
 
-    After the last one nothing is asked any more: the store may commit together with it. `freed` are tenants who may
-    have room for more leases by it, for whoever waits for that.
+    `is_last` promises that no request follows, so that the store may commit with the same statement. `freed_tenants`
+    are tenants that may have more leases after this write; their waiting workers are woken.
     """
 
     puts: list[Put]
@@ -190,42 +191,43 @@ class Write(msgspec.Struct, frozen=True):
 
 
 def ready_counts(write: Write) -> dict[tuple[str, str], int]:
-    """What can be claimed once this is committed, now or later: how much of each tenant in each queue."""
-    found: dict[tuple[str, str], int] = {}
+    """Return how many attempts per tenant and queue this write makes claimable, now or later."""
+    counts: dict[tuple[str, str], int] = {}
     for put in write.puts:
         record = put.record
         if put.ready_at is not None and isinstance(record, Attempt):
-            name = (record.tenant, record.queue_key)
-            found[name] = found.get(name, 0) + 1
+            queue = (record.tenant, record.queue_key)
+            counts[queue] = counts.get(queue, 0) + 1
     for tenant in write.freed_tenants:
-        found[tenant, FREED_CAPACITY] = 1
-    return found
+        counts[tenant, FREED_CAPACITY] = 1
+    return counts
 
 
 Request = Begin | BeginClaim | Load | LoadJobs | FindReady | FindDue | CountLiveLeases | LockGroup | Postpone | Write
 Transaction = Generator[Request, Any, T]
-ReadTransaction = Generator[Load | LoadJobs, list[StoredRecord], T]  # One that only reads.
+ReadTransaction = Generator[Load | LoadJobs, list[StoredRecord], T]  # A transaction that only reads.
 
 
 def load_jobs(run_id: str) -> ReadTransaction[list[Job]]:
-    """A look at all jobs of a run that can be read, finished ones too, in the order of the plan."""
-    held = yield LoadJobs(run_id)
-    return sorted((each.record for each in held if isinstance(each.record, Job)), key=lambda each: each.position)
+    """Load all readable jobs of a run, finished ones too, in the order of the plan."""
+    stored_records = yield LoadJobs(run_id)
+    jobs = (stored.record for stored in stored_records if isinstance(stored.record, Job))
+    return sorted(jobs, key=lambda job: job.position)
 
 
 class ListPosition(msgspec.Struct, frozen=True, order=True):
-    """A place on a list: records that were created at one moment are told apart by their ids."""
+    """A position on a list: the creation time, and the id among records created at the same time."""
 
     created_at: int
     id: str
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on all of these lists, from `before` on: since <= at < until, 0 is open.
+    """A query for records that are on all of these lists, newest first, older than `before`.
 
-    Name the list first that holds the least: it is walked, the others are only asked about what is on it. At most
-    `budget` of its entries are looked at, so that a page costs the same however much there is: one may be short, or
-    empty, and go on all the same.
+    Restricted to since <= created_at < until, where 0 means no bound. Name the shortest list first: it is scanned, the
+    others are only probed. At most `scan_limit` entries are scanned, so that the cost of a page is bounded: a page may
+    be short or even empty although more follow.
     """
 
     tenant: str
@@ -238,16 +240,16 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordPage(msgspec.Struct, frozen=True):
-    """A part of a list, newest first. It goes on behind `next`; None: nothing is left."""
+    """A part of a list, newest first. `next` is where the next page begins, or None at the end of the list."""
 
     records: list[Record]
     next: ListPosition | None
 
 
 class Document(msgspec.Struct, frozen=True):
-    """Something small that people wrote and may write again: no machine, no events, only its newest version.
+    """A small named value without state machine and events; only its newest version is stored.
 
-    `version` counts its writes, `at` is when the last one was.
+    `version` counts its writes, `at` is the time of the last one.
     """
 
     kind: str
@@ -259,7 +261,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def is_storable_text(text: str) -> bool:
-    """Whether every store can keep this text: PostgreSQL knows no null character, and nobody half of one."""
+    """Return whether every store can store the text: PostgreSQL has no NUL, and no store has lone surrogates."""
     try:
         return b"\x00" not in text.encode()
     except UnicodeEncodeError:
@@ -267,110 +269,110 @@ def is_storable_text(text: str) -> bool:
 
 
 class Conflict(Exception):
-    """Somebody else wrote one of these records first. Nothing was written: load and decide again."""
+    """Another transaction wrote one of these records first. Nothing was written: load and decide again."""
 
     def __init__(self, ids: tuple[str, ...]) -> None:
-        super().__init__(f"written by somebody else: {', '.join(ids)}")
+        super().__init__(f"changed by another writer: {', '.join(ids)}")
         self.ids = ids
 
 
 class Unavailable(Exception):
-    """The store cannot be used now. Whether the last transaction stands is unknown: repeat it with its request ids."""
+    """The store cannot be used now. The last transaction may have been committed: repeat it with its request ids."""
 
 
 class Store(Protocol):
-    """A place that keeps records and their events."""
+    """Stores records, their events, the index of lists, and documents."""
 
     @property
     def max_concurrent_transactions(self) -> int:
-        """How many transactions may usefully run side by side."""
+        """Return how many transactions may usefully run at the same time."""
         ...
 
     async def open(self) -> None:
-        """Make it ready: connect, and bring its tables up to date."""
+        """Connect and apply pending migrations."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Close all connections."""
         ...
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run one transaction to its end. Raises `Conflict` or `Unavailable`, and then nothing was written."""
+        """Run one transaction to its end and commit it. Raises `Conflict` if nothing was written, or `Unavailable`."""
         ...
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run one that only reads to its end, beside whoever writes. What is committed meanwhile it may see, or not."""
+        """Run a read-only transaction beside writers. It may or may not see what is committed meanwhile."""
         ...
 
     async def find(self, id: str) -> Record | None:
-        """The record as it is now, finished ones too; `Unreadable` when its bytes make no sense."""
+        """Return the record, finished ones too, or None. It is an `UnreadableRecord` if it cannot be decoded."""
         ...
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """These records, in this order; what does not exist is left out."""
+        """Return these records in this order, without ids that do not exist."""
         ...
 
     async def page(self, search: ListQuery) -> RecordPage:
-        """The records that were searched for, newest first. What is created later never changes what comes next."""
+        """Return one page of the queried records, newest first. Records created later do not shift the next page."""
         ...
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
-        """How many are on this list; counts no further than `limit`."""
+        """Return how many records are on this list, counting up to `limit`."""
         ...
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """The document of this name. A key is found without its tenant, and nothing else is."""
+        """Return the document of this name, or None. Only documents of API_KEY_KIND are found without a tenant."""
         ...
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """Write them all, each guarded by the version that was read, 0 for a new one; or raise `Conflict`.
+        """Write all documents, each guarded by the version that was read (0 for a new one), or raise `Conflict`.
 
-        Stored are version + 1 and the store's time, whatever `at` says. A name that is not `storable` is a ValueError.
+        The store writes version + 1 and its own time as `at`. Raises ValueError for a name that cannot be stored.
         """
         ...
 
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """The tenant's documents of this kind whose names begin like this, in the order of names, behind `after`."""
+        """Return the tenant's documents of this kind with this name prefix, by name, after the name `after`."""
         ...
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
-        """Drop it, if it is still this version of it. Whether it was."""
+        """Delete the document if it still has this version. Return whether it was deleted."""
         ...
 
     async def now(self) -> int:
-        """The store's clock."""
+        """Return the store's time."""
         ...
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Committed events with a greater seq, in order, of everything or of one entity or run."""
+        """Return committed events with a greater seq, in order, of all records or of one entity or run."""
         ...
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """What waits to be claimed since before then: of every queue of every tenant so many, best first."""
+        """Return attempts that became ready before then: up to `limit` of each queue of each tenant, best first."""
         ...
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """What this tenant has in its queues, also for later and of groups that somebody has: for people to look at.
+        """Return the tenant's queued attempts for display, also if they cannot be claimed yet or their group is held.
 
-        Of at most so many queues, in the order of their names, the first `limit` of each, in the order of claims.
+        Up to `limit` attempts of each of the first `queues` queues: queues by name, attempts in the order of claims.
         """
         ...
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """The id of the attempt that has this group now; "" if nobody has."""
+        """Return the id of the attempt that holds this concurrency group, or "" if none does."""
         ...
 
     async def last_seq(self) -> int:
-        """The seq of the newest committed event."""
+        """Return the seq of the newest committed event."""
         ...
 
     @property
     def commit_hints(self) -> CommitHints:
-        """Who wants to know when something was committed."""
+        """Return the hints that are published after each commit."""
         ...
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Drop what its retention no longer covers, at most `limit` of each. How much was dropped."""
+        """Delete finished records and events older than these times, up to `limit` of each. Return how many."""
         ...

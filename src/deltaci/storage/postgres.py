@@ -20,7 +20,7 @@ from deltaci.core.machine import Record
 from deltaci.core.timers import ready_at
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
-from deltaci.storage.document_backends import DROP, SqlDocumentReader, document_conflict
+from deltaci.storage.document_backends import DELETE, SqlDocumentReader, document_conflict
 from deltaci.storage.list_index import SqlListReader, removals
 from deltaci.storage.migrate import migrations, pending_migrations
 from deltaci.storage.port import (
@@ -133,7 +133,7 @@ _ONLY: Final = (
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
 _PUT_ASIDE: Final = POSTPONE.format("$1::bigint", "$2")
-_DROP: Final = DROP.format(m="$")
+_DELETE_DOCUMENT: Final = DELETE.format(m="$")
 _DROP_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2) RETURNING id, kind, body"
 )
@@ -354,11 +354,11 @@ class PostgresStore:
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """The tenant's documents."""
-        return await self._documents.listing(kind, tenant, after, limit, prefix)
+        return await self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Drop it, if it is still this version of it."""
-        return bool(await self._fetch(f"{_DROP} RETURNING 1", kind, tenant, name, version))
+        return bool(await self._fetch(f"{_DELETE_DOCUMENT} RETURNING 1", kind, tenant, name, version))
 
     async def now(self) -> int:
         """The database's clock."""
@@ -377,11 +377,11 @@ class PostgresStore:
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """What waits since before then."""
-        return await self._ready.waiting(before, limit)
+        return await self._ready.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """What the tenant has in its queues."""
-        return await self._ready.queued(tenant, limit, queues)
+        return await self._ready.queued_attempts(tenant, limit, queues)
 
     async def group_holder(self, tenant: str, group: str) -> str:
         """Who has it."""

@@ -1,7 +1,7 @@
-"""Servers on one PostgreSQL wake each other: who has committed says so, at most every few milliseconds.
+"""Commit hints between the servers of one PostgreSQL database, with LISTEN and NOTIFY.
 
-Only a hint, sent beside the transactions and not in them: NOTIFY takes a lock that all commits would share. One that
-is lost costs a poll, nothing else.
+A server sends what its commits made ready at most every few milliseconds, on a connection of its own: a NOTIFY inside
+the transactions would take a lock that all commits share. A lost notification only delays the others until their poll.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ import msgspec
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 
 CHANNEL: Final = "deltaci"
-COALESCE_SECONDS: Final = 0.005  # What is committed meanwhile is told together.
+COALESCE_SECONDS: Final = 0.005  # Commits within this time are sent as one notification.
 RETRY_SECONDS: Final = 1.0
-MAX_BYTES: Final = 7000  # PostgreSQL takes less than 8000.
+MAX_BYTES: Final = 7000  # PostgreSQL's limit is 8000.
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
 class Notification(msgspec.Struct, frozen=True, array_like=True):
-    """Who says it, and what can be claimed since; None: too much to tell."""
+    """The sending server and what became ready; None: too much for one notification."""
 
-    name: str
+    sender: str
     ready: list[tuple[str, str, int]] | None = None
 
 
 class PostgresNotifier:
-    """One connection that tells and hears."""
+    """Sends and receives notifications on one connection, and reconnects."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Any]], wakers: CommitHints) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Any]], commit_hints: CommitHints) -> None:
         self._connect = connect
-        self._wakers = wakers
-        self._name = secrets.token_hex(8)
-        self._is_due = asyncio.Event()
+        self._commit_hints = commit_hints
+        self._sender = secrets.token_hex(8)
+        self._has_news = asyncio.Event()
         self._ready: dict[tuple[str, str], int] = {}
         self._is_stopped = False
         self._task: asyncio.Task[None] | None = None
 
     def announce(self, ready: ReadyCounts) -> None:
-        """Something was committed here, and this can be claimed since."""
-        for name, count in ready.items():
-            self._ready[name] = self._ready.get(name, 0) + count
-        self._is_due.set()
+        """Send to the other servers that a commit made these attempts ready."""
+        for queue, count in ready.items():
+            self._ready[queue] = self._ready.get(queue, 0) + count
+        self._has_news.set()
 
     def start(self) -> None:
-        """Begin to tell and to hear."""
+        """Start to send and receive."""
         self._task = asyncio.create_task(self._run(), name="notifier")
 
     async def stop(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._is_stopped = True
-        self._is_due.set()
+        self._has_news.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        is_told = False
+        is_reported = False
         while not self._is_stopped:
             try:
-                await self._tell_and_hear()
-                is_told = False
+                await self._exchange()
+                is_reported = False
             except (
                 OSError,
                 TimeoutError,
@@ -76,37 +76,39 @@ class PostgresNotifier:
                 asyncpg.InterfaceError,
                 asyncpg.InternalClientError,
             ) as error:
-                if not is_told:
-                    LOGGER.warning("other servers cannot be woken: %s; they poll until it goes", error)
-                is_told = True
+                if not is_reported:
+                    LOGGER.warning("other servers cannot be notified: %s; they poll until this works again", error)
+                is_reported = True
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _tell_and_hear(self) -> None:
-        """For as long as the connection lives."""
+    async def _exchange(self) -> None:
+        """Send and receive until the connection is closed."""
         connection = await self._connect()
         try:
-            connection.add_termination_listener(lambda _: self._is_due.set())
-            await connection.add_listener(CHANNEL, self._hear)
-            self._wakers.publish()  # What was told while nobody listened.
+            connection.add_termination_listener(lambda _: self._has_news.set())
+            await connection.add_listener(CHANNEL, self._on_notification)
+            self._commit_hints.publish()  # Notifications were missed before LISTEN.
             while not self._is_stopped and not connection.is_closed():
-                await self._is_due.wait()
-                self._is_due.clear()
-                await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._word())
+                await self._has_news.wait()
+                self._has_news.clear()
+                await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._encode_notification())
                 await asyncio.sleep(COALESCE_SECONDS)
         finally:
             with suppress(Exception):
                 connection.terminate()
 
-    def _word(self) -> str:
-        told, self._ready = self._ready, {}
-        word = msgspec.json.encode(Notification(self._name, [(*name, count) for name, count in told.items()]))
-        return (word if len(word) <= MAX_BYTES else msgspec.json.encode(Notification(self._name))).decode()
+    def _encode_notification(self) -> str:
+        ready, self._ready = self._ready, {}
+        body = msgspec.json.encode(Notification(self._sender, [(*queue, count) for queue, count in ready.items()]))
+        return (body if len(body) <= MAX_BYTES else msgspec.json.encode(Notification(self._sender))).decode()
 
-    def _hear(self, _connection: object, _pid: int, _channel: str, said: str) -> None:
+    def _on_notification(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
         try:
-            word = msgspec.json.decode(said, type=Notification)
-        except msgspec.DecodeError:  # Of another version: all that it says is that there is something.
-            word = Notification("")
-        if word.name != self._name:
-            ready = word.ready
-            self._wakers.publish(None if ready is None else {(tenant, key): count for tenant, key, count in ready})
+            notification = msgspec.json.decode(payload, type=Notification)
+        except msgspec.DecodeError:  # Sent by another version: only that there was a commit is known.
+            notification = Notification("")
+        if notification.sender != self._sender:
+            ready = notification.ready
+            self._commit_hints.publish(
+                None if ready is None else {(tenant, key): count for tenant, key, count in ready}
+            )

@@ -19,7 +19,7 @@ from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack_events
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
-from deltaci.storage.document_backends import DROP, SqlDocumentReader, document_conflict, sorted_for_write
+from deltaci.storage.document_backends import DELETE, SqlDocumentReader, document_conflict, sorted_for_write
 from deltaci.storage.list_index import SqlListReader, added_rows, removals, removed_rows
 from deltaci.storage.memory import run_transaction, wall_clock
 from deltaci.storage.migrate import migrations, pending_migrations
@@ -94,7 +94,7 @@ _OLD_DOCUMENT: Final = (
     "UPDATE documents SET version = version + 1, at = ?, body = ? "
     "WHERE kind = ? AND tenant = ? AND name = ? AND version = ?"
 )
-_DROP: Final = DROP.format(m="?")
+_DELETE_DOCUMENT: Final = DELETE.format(m="?")
 
 
 class SqliteStore:
@@ -390,12 +390,12 @@ class SqliteStore:
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """The tenant's documents."""
-        return await self._documents.listing(kind, tenant, after, limit, prefix)
+        return await self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Drop it, if it is still this version of it."""
         values = (kind, tenant, name, version)
-        return bool(await self._as_writer(lambda connection: connection.execute(_DROP, values).rowcount))
+        return bool(await self._as_writer(lambda connection: connection.execute(_DELETE_DOCUMENT, values).rowcount))
 
     async def now(self) -> int:
         """The clock."""
@@ -407,11 +407,11 @@ class SqliteStore:
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """What waits since before then."""
-        return await self._ready.waiting(before, limit)
+        return await self._ready.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """What the tenant has in its queues."""
-        return await self._ready.queued(tenant, limit, queues)
+        return await self._ready.queued_attempts(tenant, limit, queues)
 
     async def group_holder(self, tenant: str, group: str) -> str:
         """Who has it."""
