@@ -24,7 +24,7 @@ ROUTES: Final = (
 
 def registered(caller: HttpClient, data: Path, name: str, tenant: str = "default") -> ScriptedRunner:
     """A runner that came in properly."""
-    reply = caller.ask("POST", "register", {"token": registration_token(data, name, tenant)})
+    reply = caller.request("POST", "register", {"token": registration_token(data, name, tenant)})
     return ScriptedRunner(caller, decode(reply.body, Registered))
 
 
@@ -32,7 +32,7 @@ def leased(visitor: ScriptedRunner, wait_seconds: float = 10.0) -> HeldLease:
     """The first piece of work that it is given, acknowledged."""
     reply = visitor.lease(wait_seconds)
     held = HeldLease(decode(reply.body["leases"][0], LeaseGranted), visitor)
-    told = held.say("AckLease")
+    told = held.send("AckLease")
     assert told.status == 200, f"the acknowledgement of a fresh lease was answered with {told}"
     return held
 
@@ -43,19 +43,19 @@ def under(held: HeldLease, by: ScriptedRunner) -> Iterator[tuple[str, Reply]]:
     lease = {"Delta_Lease": held.granted.lease_id}
     kinds = ("AckLease", "Heartbeat", "CancelAck", "Complete")
     for kind in kinds:
-        yield kind, held.say(kind, by, **mine)
-    yield "Complete, failed", held.say("Complete", by, status="FAILED", exit_code=1, **mine)
-    yield "batch", by.ask("POST", "batch", [held.message(kind, **mine) for kind in kinds])
-    yield "log size", by.ask("GET", "log", **lease)
+        yield kind, held.send(kind, by, **mine)
+    yield "Complete, failed", held.send("Complete", by, status="FAILED", exit_code=1, **mine)
+    yield "batch", by.request("POST", "batch", [held.message(kind, **mine) for kind in kinds])
+    yield "log size", by.request("GET", "log", **lease)
     yield "log", held.log(0, b"a lie\n", by)
-    yield "artifact", by.ask("PUT", "artifacts/lie.txt", b"a lie", **lease)
-    yield "cache, written", by.ask("PUT", "caches/lie", b"a lie", **lease)
-    yield "cache, read", by.ask("GET", "caches/known", **lease)
-    yield "secrets", by.ask("GET", "secrets", **lease)
-    yield "specification", by.ask("GET", f"specs/{held.granted.job_id}", **lease)
+    yield "artifact", by.request("PUT", "artifacts/lie.txt", b"a lie", **lease)
+    yield "cache, written", by.request("PUT", "caches/lie", b"a lie", **lease)
+    yield "cache, read", by.request("GET", "caches/known", **lease)
+    yield "secrets", by.request("GET", "secrets", **lease)
+    yield "specification", by.request("GET", f"specs/{held.granted.job_id}", **lease)
     asked = {"type": "Control", "lease_ids": [held.granted.lease_id], "wait_seconds": 0, **mine}
-    yield "control", by.ask("POST", "control", asked)
-    yield "hand back", by.ask("POST", "hand-back", **lease)
+    yield "control", by.request("POST", "control", asked)
+    yield "hand back", by.request("POST", "hand-back", **lease)
 
 
 def is_accepted(what: str, reply: Reply) -> bool:

@@ -27,7 +27,7 @@ class Probe:
         self.held = held
         self.seconds: list[float] = []
         self.troubles: list[str] = []
-        self._client = RunnerClient(f"http://127.0.0.1:{place.ports()[0]}", held.visitor.credential)
+        self._client = RunnerClient(f"http://127.0.0.1:{place.ports()[0]}", held.runner.credential)
 
     @property
     def p99(self) -> float:
@@ -41,7 +41,7 @@ class Probe:
     def beat(self) -> None:
         """One heartbeat."""
         said = Heartbeat(
-            lease_id=self.held.granted.lease_id, runner_id=self.held.visitor.runner_id, ts=datetime.now(UTC)
+            lease_id=self.held.granted.lease_id, runner_id=self.held.runner.runner_id, ts=datetime.now(UTC)
         )
         began = time.monotonic()
         try:
@@ -81,5 +81,5 @@ async def probing(place: Deployment) -> AsyncIterator[Probe]:
     finally:
         is_over.set()
         await beating
-        await asyncio.to_thread(probe.held.say, "Complete")
+        await asyncio.to_thread(probe.held.send, "Complete")
         probe.close()

@@ -70,11 +70,11 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
         held = await asyncio.to_thread(liar.leased, visitor)
         runner = place.add_runner("r1", under=() if no_small_disk() else small_disk(place.folder / "r1", DISK_BYTES))
         yield await _caches(stage, place, held, outside)
-        await asyncio.to_thread(held.say, "Heartbeat")
+        await asyncio.to_thread(held.send, "Heartbeat")
         yield await _artifacts(stage, place, outside, told)
         yield await _reports(stage, place, outside, told)
         yield await _paths(stage, place, held)
-        await asyncio.to_thread(held.say, "Complete")
+        await asyncio.to_thread(held.send, "Complete")
         crashed = [part.name for part in (*place.servers, runner) if not part.is_running]
         yield measured(FAULT, "all of these", "runner and server survive", len(crashed), "crashes", 0, str(crashed))
         yield (await place.verdict()).row(FAULT, "all of these")
@@ -86,9 +86,9 @@ async def _caches(stage: Stage, place: Deployment, held: HeldLease, outside: Pat
     keys = {}
     for number, (name, data) in enumerate(corpus.items()):
         keys[f"forged-{number}"] = name
-        reply = await asyncio.to_thread(held.visitor.ask, "PUT", f"caches/forged-{number}", data, **lease)
+        reply = await asyncio.to_thread(held.runner.request, "PUT", f"caches/forged-{number}", data, **lease)
         assert reply.status == 200, f"{name}: {reply}"
-        await asyncio.to_thread(held.say, "Heartbeat")
+        await asyncio.to_thread(held.send, "Heartbeat")
     stage.say(f"{len(corpus)} archives are kept by the server; jobs ask for them now")
     wrong, names, refused = [], list(keys), []
     for some in (names[at : at + 10] for at in range(0, len(names), 10)):
@@ -103,7 +103,7 @@ async def _caches(stage: Stage, place: Deployment, held: HeldLease, outside: Pat
             if record.state != SUCCEEDED:
                 wrong.append(f"{keys[key]}: the job is {record.state}")
             wrong += [f"{keys[key]}: {line}" for line in log.splitlines() if line.startswith("ODD")]
-        await asyncio.to_thread(held.say, "Heartbeat")
+        await asyncio.to_thread(held.send, "Heartbeat")
     # The runner's disk is a mount of its own, which is seen through its process.
     seen = Path(f"/proc/{place.runners['r1'].pid}/root{place.folder}")
     brought = [path for path in _marked(seen, outside) if not path.is_relative_to(seen / "data" / "blobs")]
@@ -163,7 +163,7 @@ async def _paths(stage: Stage, place: Deployment, held: HeldLease) -> Row:
     answers: list[str] = []
     for path in PATHS:
         for kind in ("artifacts", "caches"):
-            reply = await asyncio.to_thread(held.visitor.ask, "PUT", f"{kind}/{path}", archives.MARK, **lease)
+            reply = await asyncio.to_thread(held.runner.request, "PUT", f"{kind}/{path}", archives.MARK, **lease)
             answers.append(f"{kind}/{path[:40]}: {reply}")
     wrong = [f"{each} was written" for each in _marked(place.folder) if not each.is_relative_to(place.data / "blobs")]
     wrong += [each for each in answers if ": 5" in each]

@@ -78,13 +78,13 @@ async def _readers(stage: Stage, place: Deployment, probe: Probe) -> AsyncIterat
     injected = f"{count} readers of {size // MEGABYTE} MiB, 1 kB/s each"
     stage.say(injected)
     lease = {"Delta_Lease": probe.held.granted.lease_id}
-    put = await asyncio.to_thread(probe.held.visitor.ask, "PUT", "caches/large", bytes(size), **lease)
+    put = await asyncio.to_thread(probe.held.runner.request, "PUT", "caches/large", bytes(size), **lease)
     assert put.status == 200, put
     pid = place.servers[0].pid
     before = peak_bytes(pid)
     probe.fresh()
     request = (
-        f"GET {ROOT}caches/large HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {probe.held.visitor.credential}\r\n"
+        f"GET {ROOT}caches/large HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {probe.held.runner.credential}\r\n"
         f"Delta-Lease: {probe.held.granted.lease_id}\r\n\r\n"
     )
     readers = [_connected(place.ports()[0], request.encode()) for _ in range(count)]

@@ -57,12 +57,12 @@ async def rightful(place: Deployment, honest: ScriptedRunner) -> Row:
     held = await asyncio.to_thread(liar.leased, honest)
     lease = {"Delta_Lease": held.granted.lease_id}
     asked = [
-        held.say("Heartbeat"),
+        held.send("Heartbeat"),
         held.log(0, b"true\n"),
-        honest.ask("PUT", "artifacts/true.txt", b"true", **lease),
-        honest.ask("PUT", "caches/known", b"true", **lease),
-        honest.ask("GET", "secrets", **lease),
-        held.say("Complete"),
+        honest.request("PUT", "artifacts/true.txt", b"true", **lease),
+        honest.request("PUT", "caches/known", b"true", **lease),
+        honest.request("GET", "secrets", **lease),
+        held.send("Complete"),
     ]
     refused = [reply for reply in asked if reply.status != 200]
     note = "; ".join(map(str, refused)) or f"{len(asked)} routes"
@@ -82,8 +82,8 @@ async def zombie(
     other = await asyncio.to_thread(liar.leased, successor)
     assert other.granted.job_id == held.granted.job_id
     yield _judged(FAULT, "after expiry, a successor has the job", await asyncio.to_thread(_all, held, dead))
-    beat = await asyncio.to_thread(other.say, "Heartbeat")
-    done = await asyncio.to_thread(other.say, "Complete")
+    beat = await asyncio.to_thread(other.send, "Heartbeat")
+    done = await asyncio.to_thread(other.send, "Complete")
     yield _judged(FAULT, "after its successor completed", await asyncio.to_thread(_all, held, dead))
     record = await over(place, id)
     unharmed = "the successor works on and its result stands"
@@ -106,11 +106,11 @@ async def stolen(place: Deployment, owner: ScriptedRunner, thief: ScriptedRunner
     id = await place.work.ask(SPEC)
     held = await asyncio.to_thread(liar.leased, owner)
     yield _judged(STOLEN, f"a live lease, by {whose}", await asyncio.to_thread(_all, held, thief))
-    in_its_name = [(kind, await asyncio.to_thread(held.say, kind, thief)) for kind in ("Heartbeat", "Complete")]
+    in_its_name = [(kind, await asyncio.to_thread(held.send, kind, thief)) for kind in ("Heartbeat", "Complete")]
     yield _judged(STOLEN, f"a live lease, by {whose} in the owner's name", in_its_name)
     await place.work.cancel(id)
     yield _judged(STOLEN, f"one that is asked to stop, by {whose}", await asyncio.to_thread(_all, held, thief))
-    told = await asyncio.to_thread(held.say, "CancelAck")
+    told = await asyncio.to_thread(held.send, "CancelAck")
     record = await over(place, id)
     wrong = [] if (told.status, record.state) == (200, attempt.CANCELED) else [f"{told}, {record.state}"]
     yield measured(STOLEN, f"by {whose}", "the owner is unharmed", len(wrong), "violations", 0, "; ".join(wrong))
@@ -124,7 +124,7 @@ async def forgeries(place: Deployment, caller: HttpClient, honest: ScriptedRunne
             lease = {"Delta_Lease": "x", "Delta_Offset": "0"}
             body = {"type": "Lease", "runner_id": honest.runner_id}
             sent = credential.encode("utf-8").decode("latin-1")
-            reply = await asyncio.to_thread(caller.ask, method, route, body, sent, **lease)
+            reply = await asyncio.to_thread(caller.request, method, route, body, sent, **lease)
             answers.append((f"{name} on {route}", reply))
     other = [f"{what}: {reply}" for what, reply in answers if reply.status != 401]
     note = "; ".join(other[:3]) or f"{len(answers)} requests, always 401"

@@ -1,4 +1,4 @@
-"""How the tests play scenarios: in this process, many at a time, against real processes."""
+"""Run scenarios in the test process, many concurrently, against real runner processes."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from tests.contract.places import within
 SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "small.py"))
 OURS: Final = (sys.executable, "-m", "deltaci", "runner")
 PATIENCE_SECONDS: Final = 30.0
-AT_ONCE: Final = 12
+MAX_CONCURRENT: Final = 12
 MAX_SECONDS: Final = 600.0
 
 P = ParamSpec("P")
 
 
-def patiently(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A plain test of real processes, which take their time on a busy machine."""
+def with_long_timeout(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an asynchronous test with a generous timeout, because real processes are slow on a busy machine."""
     return within(MAX_SECONDS)(test)
 
 
-def played(
+def transcripts_of(
     commands: Mapping[str, tuple[Sequence[str], Sequence[str]]], patience_seconds: float = PATIENCE_SECONDS
 ) -> dict[str, dict[str, Transcript]]:
-    """What was observed, for each name of a command and its scenarios."""
+    """Run each command with its scenarios. Return the transcripts by name of the command and scenario."""
 
-    async def all_of_them() -> dict[str, dict[str, Transcript]]:
-        places = asyncio.Semaphore(AT_ONCE)
+    async def run_all() -> dict[str, dict[str, Transcript]]:
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT)
 
-        async def one(command: Sequence[str], scenarios: Sequence[str]) -> dict[str, Transcript]:
-            async with places:
+        async def run_one(command: Sequence[str], scenarios: Sequence[str]) -> dict[str, Transcript]:
+            async with semaphore:
                 return await run_scenarios(command, scenarios, patience_seconds, lambda *_: None)
 
-        found = await asyncio.gather(*(one(*each) for each in commands.values()))
-        return dict(zip(commands, found, strict=True))
+        transcripts = await asyncio.gather(*(run_one(*command) for command in commands.values()))
+        return dict(zip(commands, transcripts, strict=True))
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(run_all())

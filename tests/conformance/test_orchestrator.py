@@ -123,7 +123,7 @@ async def test_bad_requests_are_refused_and_written_down(tmp_path: Path) -> None
         line.credential = "another"
         assert (await line.ask("POST", "renew"))[0] == 401
 
-        assert len(line.server.transcript.heard("refused")) == 3
+        assert len(line.server.transcript.received("refused")) == 3
 
 
 @on_loop
@@ -162,7 +162,7 @@ async def test_a_lease_lives_and_ends_as_with_a_server(tmp_path: Path) -> None:
         assert await line.say(job, "Heartbeat", ts=now) == (409, "LEASE_COMPLETED")
 
         canceled = await line.take()
-        canceled.deadline_seconds = 5
+        canceled.cancel_deadline_seconds = 5
         assert await line.say(canceled, "Heartbeat", ts=now) == (200, "RUN_CANCELED")
         assert await line.say(canceled, "Complete", **result) == (200, "CANCEL_REQUESTED")
         assert await line.say(canceled, "CancelAck", final_status="CANCELED", ts=now) == (200, "CancelAcked")

@@ -1,4 +1,4 @@
-"""Requests as a runner sends them, and as no runner should: raw bodies, missing credentials, other people's leases."""
+"""Requests to a server under test, including malformed ones that no runner sends."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ TIMEOUT_SECONDS: Final = 15.0
 
 
 class ServerUnreachable(Exception):
-    """Nobody answered."""
+    """The server did not answer."""
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """Status and body of a response; the body is decoded if it is JSON."""
 
     status: int
     body: Any
 
     @property
-    def word(self) -> str:
-        """A refusal's code, a stale lease's reason, or the type of the message."""
+    def code(self) -> str:
+        """An error code, the reason of a stale lease, or the type of the message."""
         if not isinstance(self.body, dict):
             return type(self.body).__name__
         kind = str(self.body.get("type", ""))
         return str(self.body.get("reason", "") if kind == "StaleLease" else kind or self.body.get("code", ""))
 
     def __str__(self) -> str:
-        return f"{self.status} {self.word}".strip()
+        return f"{self.status} {self.code}".strip()
 
 
 class HttpClient:
-    """One address. Every request is a connection of its own: a broken one harms no other."""
+    """Sends requests to one server. Each uses its own connection, so that a broken one affects no other."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -45,28 +45,31 @@ class HttpClient:
         self._host, self._port, self._root = parts.hostname, parts.port, parts.path.rstrip("/") + ROOT
         self._is_secure = parts.scheme == "https"
 
-    def ask(self, method: str, name: str, body: Any = b"", credential: str = "", **headers: str) -> Reply:
-        """Ask once. A body that is no bytes is sent as JSON; `delta_lease` becomes the header Delta-Lease."""
-        sent = {key.replace("_", "-"): value for key, value in headers.items()}
+    def request(self, method: str, name: str, body: Any = b"", credential: str = "", **headers: str) -> Reply:
+        """Send one request to a route of the protocol.
+
+        A body that is not bytes is sent as JSON; `Delta_Lease` becomes the header `Delta-Lease`.
+        """
+        sent_headers = {key.replace("_", "-"): value for key, value in headers.items()}
         if credential:
-            sent["Authorization"] = f"Bearer {credential}"
+            sent_headers["Authorization"] = f"Bearer {credential}"
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        made = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-        connection = made(self._host, self._port, timeout=TIMEOUT_SECONDS)
+        connection_class = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
+        connection = connection_class(self._host, self._port, timeout=TIMEOUT_SECONDS)
         try:
             connection.connect()
-            # A server may refuse a body that is too large before it has read it all; the answer is there nevertheless.
+            # A server may refuse a large body before it has read all of it; its response can be read all the same.
             with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, self._root + name, data, sent)
-            with connection.getresponse() as answer:
-                return Reply(answer.status, _read(answer.read()))
+                connection.request(method, self._root + name, data, sent_headers)
+            with connection.getresponse() as response:
+                return Reply(response.status, _decode_body(response.read()))
         except (OSError, http.client.HTTPException) as error:
             raise ServerUnreachable(f"no answer to {method} {name}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()
 
 
-def _read(body: bytes) -> Any:
+def _decode_body(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError:

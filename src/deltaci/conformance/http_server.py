@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 server whose every answer can be scripted, also the one that never comes.
+"""A small HTTP/1.1 server whose handler decides every answer, including none at all.
 
-Only what a runner of the protocol needs: bodies by length or in chunks, connections that are kept, `Expect`.
+It implements only what a runner of the protocol needs: bodies with a length or in chunks, keep-alive, and `Expect`.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 
 
 class Request(NamedTuple):
-    """What came in, and a way to find out whether anybody still waits for the answer."""
+    """A request, and whether its client has disconnected."""
 
     method: str
     path: str
     headers: dict[str, str]
     body: bytes
-    is_gone: Callable[[], bool]
+    is_disconnected: Callable[[], bool]
 
 
 class Response(NamedTuple):
-    """What goes back."""
+    """A response with a JSON body."""
 
     status: int
     body: bytes
 
 
-Handler = Callable[[Request], Awaitable[Response | None]]  # None: hang up without an answer.
+Handler = Callable[[Request], Awaitable[Response | None]]  # None: close the connection without a response.
 
 
 class BadHttp(Exception):
-    """No request that can be understood."""
+    """The request is not valid HTTP/1.1, or exceeds a limit."""
 
 
 class HttpServer:
-    """Use it as a context manager; `url` is where it listens."""
+    """A server on a free local port, as a context manager; `url` is its address."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._server: asyncio.Server | None = None
-        self._talks: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
         self.url = ""
 
     async def __aenter__(self) -> HttpServer:
@@ -57,42 +57,42 @@ class HttpServer:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for each in self._talks:
-            each.cancel()
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._talks.add(task)
-        task.add_done_callback(self._talks.discard)
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         try:
-            while (request := await _read(reader, writer)) is not None:
-                answer = await self._handler(request)
-                if answer is None:
+            while (request := await _read_request(reader, writer)) is not None:
+                response = await self._handler(request)
+                if response is None:
                     writer.transport.abort()
                     return
-                writer.write(_written(answer))
+                writer.write(_encode(response))
                 await writer.drain()
                 if request.headers.get("connection", "").lower() == "close":
                     return
         except (OSError, asyncio.IncompleteReadError):
-            pass  # The runner hung up: its right.
+            pass  # The runner may disconnect at any time.
         except (BadHttp, ValueError) as error:
             with suppress(OSError):
-                told = json.dumps({"code": "bad_request", "message": str(error)})
-                writer.write(_written(Response(400, told.encode())))
+                problem = json.dumps({"code": "bad_request", "message": str(error)})
+                writer.write(_encode(Response(400, problem.encode())))
         except asyncio.CancelledError:
-            writer.transport.abort()  # The scenario is over.
+            writer.transport.abort()  # The scenario has ended.
         finally:
             writer.close()
             with suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
-    """The next request; None when the runner has hung up between two."""
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
+    """Read the next request; return None if the client has disconnected between two requests."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
@@ -105,37 +105,37 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
     try:
         method, path, _ = first.split(" ")
     except ValueError:
-        raise BadHttp("the request line is none of HTTP/1.1") from None
+        raise BadHttp("the request line is not valid HTTP/1.1") from None
     headers = {
         name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)
     }
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return Request(method, path, headers, await _body(reader, headers), reader.at_eof)
+    return Request(method, path, headers, await _read_body(reader, headers), reader.at_eof)
 
 
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
     if "chunked" not in headers.get("transfer-encoding", "").lower():
-        return await reader.readexactly(_bounded(int(headers.get("content-length") or 0)))
-    parts: list[bytes] = []
+        return await reader.readexactly(_check_size(int(headers.get("content-length") or 0)))
+    chunks: list[bytes] = []
     while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-        parts.append(await reader.readexactly(_bounded(size)))
-        _bounded(sum(map(len, parts)))
+        chunks.append(await reader.readexactly(_check_size(size)))
+        _check_size(sum(map(len, chunks)))
         await reader.readexactly(2)
     while await reader.readuntil(b"\r\n") != b"\r\n":
         pass
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
-def _bounded(size: int) -> int:
+def _check_size(size: int) -> int:
     if not 0 <= size <= MAX_BODY_BYTES:
         raise BadHttp(f"the body has more than {MAX_BODY_BYTES} bytes")
     return size
 
 
-def _written(answer: Response) -> bytes:
+def _encode(response: Response) -> bytes:
     head = (
-        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(answer.body)}\r\n\r\n"
+        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(response.body)}\r\n\r\n"
     )
-    return head.encode("latin-1") + answer.body
+    return head.encode("latin-1") + response.body

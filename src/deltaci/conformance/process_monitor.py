@@ -1,7 +1,8 @@
-"""How a job is watched: its processes speak into a named pipe, and hold it open for as long as they live.
+"""Observes the processes of a job through a named pipe that they hold open.
 
-The pipe ends when the last process that inherited it ends, whatever it is called and wherever it hides. So "nothing
-of the job runs any more" is observed, not guessed from process ids.
+Each step opens the pipe for writing before its commands, and every process that it starts inherits the descriptor. The
+reader sees the end of the file when the last of these processes ends, whatever its name, session or process group. So
+the end of a job is observed, not guessed from process ids. Steps also write a marker into the pipe when they begin.
 """
 
 from __future__ import annotations
@@ -14,61 +15,62 @@ from pathlib import Path
 
 
 class ProcessMonitor:
-    """One job's pipe. `tell` gets each word, and None when nobody is left."""
+    """The pipe of one job. `on_marker` gets each marker, and None when the last process has ended."""
 
-    def __init__(self, folder: Path, name: str, tell: Callable[[str | None], None]) -> None:
+    def __init__(self, folder: Path, name: str, on_marker: Callable[[str | None], None]) -> None:
         self._path = folder / f"{name}.pipe"
-        self._go = folder / f"{name}.go"
+        self._release_path = folder / f"{name}.go"
         os.mkfifo(self._path)
-        os.mkfifo(self._go)
-        self._tell = tell
-        self._rest = b""
-        self._is_held = False
-        self._pipe = self._opened()
-        # Open in both directions: a word that is sent before anybody listens is kept.
-        self._gate = os.open(self._go, os.O_RDWR | os.O_NONBLOCK)
+        os.mkfifo(self._release_path)
+        self._on_marker = on_marker
+        self._incomplete_line = b""
+        self._has_processes = False
+        self._pipe = self._open_pipe()
+        # Opened for reading and writing, so that a release is kept until a step reads it.
+        self._release_pipe = os.open(self._release_path, os.O_RDWR | os.O_NONBLOCK)
 
     @property
-    def takes_hold(self) -> str:
-        """The shell command that makes this process, and all that it starts from then on, seen."""
+    def attach_command(self) -> str:
+        """The shell command that makes the shell and all its later child processes visible to this monitor."""
         return f"exec 9> {shlex.quote(str(self._path))}"
 
     @property
-    def waits(self) -> str:
-        """The shell command that waits for `go`."""
-        return f"read word < {shlex.quote(str(self._go))}"
+    def wait_command(self) -> str:
+        """The shell command that waits for `release`."""
+        return f"read word < {shlex.quote(str(self._release_path))}"
 
-    def go(self) -> None:
-        """Let the job go on, once."""
-        os.write(self._gate, b"go\n")
+    def release(self) -> None:
+        """Let one `wait_command` continue, now or when it is executed."""
+        os.write(self._release_pipe, b"go\n")
 
-    def look(self) -> None:
-        """Take in whatever was said until now."""
+    def poll(self) -> None:
+        """Read everything that was written to the pipe until now, and report it."""
         try:
             while data := os.read(self._pipe, 1 << 16):
-                *lines, self._rest = (self._rest + data).split(b"\n")
+                *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
                 for line in lines:
-                    self._is_held = True
-                    self._tell(line.decode(errors="replace"))
+                    self._has_processes = True
+                    self._on_marker(line.decode(errors="replace"))
         except BlockingIOError:
-            return  # Somebody holds it, and says nothing now.
-        if self._is_held:
-            self._is_held = False
-            self._tell(None)
-        # A reader that has met the end would meet it again at once. There must never be a moment without any.
-        old, self._pipe = self._pipe, self._opened()
-        self._closed(old)
+            return  # A process holds the pipe, but wrote nothing.
+        if self._has_processes:
+            self._has_processes = False
+            self._on_marker(None)
+        # At the end of the file a reader stays readable for ever, so open a new one. The new one is opened before the
+        # old one is closed: without any reader a step that attaches would block.
+        old, self._pipe = self._pipe, self._open_pipe()
+        self._close_pipe(old)
 
-    def _opened(self) -> int:
+    def _open_pipe(self) -> int:
         pipe = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-        asyncio.get_running_loop().add_reader(pipe, self.look)
+        asyncio.get_running_loop().add_reader(pipe, self.poll)
         return pipe
 
-    def _closed(self, pipe: int) -> None:
+    def _close_pipe(self, pipe: int) -> None:
         asyncio.get_running_loop().remove_reader(pipe)
         os.close(pipe)
 
     def close(self) -> None:
-        """Look no more."""
-        self._closed(self._pipe)
-        os.close(self._gate)
+        """Stop observing."""
+        self._close_pipe(self._pipe)
+        os.close(self._release_pipe)

@@ -1,4 +1,4 @@
-"""What a compliance kit says: one item for each rule, with a verdict and the evidence for it."""
+"""Results of a conformance check: one verdict and its evidence for each rule."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NOT_SHOWN: Final = "NOT SHOWN"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One look at one rule: the verdict, and in one sentence what was expected, what was observed and when."""
+    """The verdict on one rule in one scenario, and one sentence with what was expected, what was observed and when."""
 
     verdict: Verdict
     evidence: str
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """A line of the checklist."""
+    """One item of the checklist with its verdict."""
 
     id: str
     title: str
@@ -30,30 +30,30 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def passed(evidence: str) -> Finding:
-    """The rule was kept where it could have been broken."""
+    """Return a finding that the rule was kept in a situation where it could have been broken."""
     return Finding(PASS, evidence)
 
 
 def failed(evidence: str) -> Finding:
-    """The rule was broken."""
+    """Return a finding that the rule was broken."""
     return Finding(FAIL, evidence)
 
 
-def not_shown(why: str) -> Finding:
-    """Nothing happened that could have shown it."""
-    return Finding(NOT_SHOWN, why)
+def not_shown(reason: str) -> Finding:
+    """Return a finding that the situation in which the rule applies did not occur."""
+    return Finding(NOT_SHOWN, reason)
 
 
 def combine(id: str, title: str, findings: Iterable[Finding]) -> CheckResult:
-    """One verdict out of many looks: one breach is enough, and what was never shown is not passed."""
-    found = list(findings)
+    """Combine the findings of several scenarios: one failure fails the item, otherwise one pass passes it."""
+    findings = list(findings)
     for verdict in (FAIL, PASS, NOT_SHOWN):
-        told = list(dict.fromkeys(each.evidence for each in found if each.verdict == verdict))
-        if told:
-            return CheckResult(id, title, verdict, "; ".join(told))
+        evidence = list(dict.fromkeys(finding.evidence for finding in findings if finding.verdict == verdict))
+        if evidence:
+            return CheckResult(id, title, verdict, "; ".join(evidence))
     return CheckResult(id, title, NOT_SHOWN, "no scenario that shows it was played")
 
 
-def is_compliant(items: Sequence[CheckResult]) -> bool:
-    """Nothing failed, and at least something was shown: silence is no proof."""
-    return all(each.verdict != FAIL for each in items) and any(each.verdict == PASS for each in items)
+def is_compliant(results: Sequence[CheckResult]) -> bool:
+    """Whether no item failed and at least one passed. Without any pass nothing is proven."""
+    return all(result.verdict != FAIL for result in results) and any(result.verdict == PASS for result in results)

@@ -1,4 +1,4 @@
-"""The runner under test, as a process that is started from its command, watched, and ended with all that it started."""
+"""The runner under test as a process: started from its command, observed, and ended with all of its descendants."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-GUARD: Final = Path(__file__).with_name("subreaper.py")
+SUBREAPER: Final = Path(__file__).with_name("subreaper.py")
 END_SECONDS: Final = 15.0
 
 
 class RunnerProcess:
-    """One process of the runner's command."""
+    """One execution of the runner's command. `on_exit` gets how it ended, e.g. `exited with 0`."""
 
     def __init__(self, command: Sequence[str], output: Path, on_exit: Callable[[str], None]) -> None:
         self._command = list(command)
@@ -25,41 +25,41 @@ class RunnerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._hearing: asyncio.Task[None] | None = None
+        self._exit_reader: asyncio.Task[None] | None = None
 
     async def start(self, server: str, token: str, work: Path) -> None:
-        """Start it; the words of its command may name what it needs, and its environment has it too."""
+        """Start the command. Server, token and working folder replace placeholders in it and are set as variables."""
         work.mkdir(parents=True, exist_ok=True)
-        told = {"{server}": server, "{token}": token, "{work}": str(work)}
-        words = [_filled(word, told) for word in self._command]
+        placeholders = {"{server}": server, "{token}": token, "{work}": str(work)}
+        arguments = [_replace_placeholders(argument, placeholders) for argument in self._command]
         environment = {**os.environ, "DELTACI_SERVER": server, "DELTACI_TOKEN": token, "DELTACI_WORK": str(work)}
-        ours, theirs = socket.socketpair()
+        kit_socket, subreaper_socket = socket.socketpair()
         try:
             with self._output.open("ab") as output:
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(GUARD), *words),
+                    *(sys.executable, "-I", "-S", str(SUBREAPER), *arguments),
                     env=environment,
-                    stdin=theirs.fileno(),
+                    stdin=subreaper_socket.fileno(),
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,  # Ctrl-C is for the kit, which hangs up.
+                    start_new_session=True,  # Ctrl-C goes to the kit only, which then closes the socket.
                 )
         finally:
-            theirs.close()
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._hearing = asyncio.create_task(self._hear())
+            subreaper_socket.close()
+        self._reader, self._writer = await asyncio.open_connection(sock=kit_socket)
+        self._exit_reader = asyncio.create_task(self._read_exits())
 
-    async def _hear(self) -> None:
+    async def _read_exits(self) -> None:
         assert self._reader is not None
         with suppress(OSError):
             while line := await self._reader.readline():
                 self._on_exit(line.decode().strip())
 
     async def stop(self) -> None:
-        """End it and everybody who descends from it."""
-        if self._hearing is not None:
-            self._hearing.cancel()
-            await asyncio.gather(self._hearing, return_exceptions=True)
+        """End the process and all of its descendants."""
+        if self._exit_reader is not None:
+            self._exit_reader.cancel()
+            await asyncio.gather(self._exit_reader, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
             with suppress(OSError):
@@ -72,7 +72,7 @@ class RunnerProcess:
                 await self._process.wait()
 
 
-def _filled(word: str, told: dict[str, str]) -> str:
-    for name, value in told.items():
-        word = word.replace(name, value)
-    return word
+def _replace_placeholders(argument: str, placeholders: dict[str, str]) -> str:
+    for placeholder, value in placeholders.items():
+        argument = argument.replace(placeholder, value)
+    return argument

@@ -1,4 +1,4 @@
-"""Plays scenarios against a runner: a server and a process of its own for each, some of them at the same time."""
+"""Runs scenarios against a runner, several concurrently, each with its own server and runner process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from deltaci.conformance.runner_process import RunnerProcess
 from deltaci.conformance.scenarios import SCENARIOS, Patience, Scenario
 from deltaci.conformance.transcript import Transcript
 
-AT_ONCE: Final = 6  # They mostly wait.
+MAX_CONCURRENT: Final = 6  # Scenarios mostly wait.
 MAX_STARTS: Final = 5
 RESTART_SECONDS: Final = 0.2
 
-Progress = Callable[[str, str], None]  # A scenario's name, and what became of it.
+Progress = Callable[[str, str], None]  # Called with a scenario's name and what happened to it.
 
 
-class _Stage:
-    """One scenario's server, and the runner that plays in it."""
+class _ScenarioExecution:
+    """One scenario with its server and the processes of the runner."""
 
     def __init__(self, scenario: Scenario, command: Sequence[str], folder: Path) -> None:
         folder.mkdir()
@@ -30,62 +30,63 @@ class _Stage:
         self._scenario = scenario
         self._command = command
         self._folder = folder
-        self._starts = 0
-        self._subjects: list[RunnerProcess] = []
+        self._start_count = 0
+        self._processes: list[RunnerProcess] = []
         self._exits: asyncio.Queue[str] = asyncio.Queue()
 
     async def run(self, patience: Patience) -> Transcript:
-        """From the runner's start to its end; whatever happens, nothing of it is left."""
+        """Start the runner, run the scenario and return its transcript. All processes are ended in any case."""
         try:
-            async with HttpServer(self.server.handle) as listening:
-                following = asyncio.create_task(self._follow(listening.url))
-                playing = asyncio.ensure_future(self._scenario.play(self.server, patience))
+            async with HttpServer(self.server.handle) as http_server:
+                runner = asyncio.create_task(self._keep_runner_running(http_server.url))
+                scenario = asyncio.ensure_future(self._scenario.run(self.server, patience))
                 try:
-                    await asyncio.wait({following, playing}, return_when=asyncio.FIRST_COMPLETED)
-                    if playing.done():
-                        playing.result()
+                    await asyncio.wait({runner, scenario}, return_when=asyncio.FIRST_COMPLETED)
+                    if scenario.done():
+                        scenario.result()
                     else:
-                        following.result()
+                        runner.result()
                 finally:
-                    for task in (following, playing):
+                    for task in (runner, scenario):
                         task.cancel()
-                    await asyncio.gather(following, playing, return_exceptions=True)
+                    await asyncio.gather(runner, scenario, return_exceptions=True)
                     self.server.end()
-                    await asyncio.gather(*(subject.stop() for subject in self._subjects))
+                    await asyncio.gather(*(process.stop() for process in self._processes))
         finally:
             transcript = self.server.close()
         transcript.output = (self._folder / "output").read_text(errors="replace")
         return transcript
 
-    async def _follow(self, url: str) -> None:
-        """Start the runner. One that leaves after a job, as it may, is started again, but not for ever."""
-        while self._starts < MAX_STARTS:
-            self._starts += 1
-            subject = RunnerProcess(self._command, self._folder / "output", self._exits.put_nowait)
-            self._subjects.append(subject)
-            self.server.note("began", note=f"start {self._starts}")
-            await subject.start(url, self.server.token(), self._folder / f"work-{self._starts}")
-            told = await self._exits.get()
-            self.server.note("exited", note=f"the runner {told}")
+    async def _keep_runner_running(self, url: str) -> None:
+        """Start the runner, and start it again when it exits, up to `MAX_STARTS` times: it may exit after each job."""
+        while self._start_count < MAX_STARTS:
+            self._start_count += 1
+            process = RunnerProcess(self._command, self._folder / "output", self._exits.put_nowait)
+            self._processes.append(process)
+            self.server.note("began", note=f"start {self._start_count}")
+            await process.start(url, self.server.token(), self._folder / f"work-{self._start_count}")
+            exit_text = await self._exits.get()
+            self.server.note("exited", note=f"the runner {exit_text}")
             await asyncio.sleep(RESTART_SECONDS)
 
 
 async def run_scenarios(
-    command: Sequence[str], names: Collection[str], patience_seconds: float, tell: Progress
+    command: Sequence[str], names: Collection[str], patience_seconds: float, on_progress: Progress
 ) -> dict[str, Transcript]:
-    """Play these scenarios against this command."""
-    found: dict[str, Transcript] = {}
-    places = asyncio.Semaphore(AT_ONCE)
+    """Run the named scenarios against the runner that this command starts; return their transcripts by name."""
+    transcripts: dict[str, Transcript] = {}
+    semaphore = asyncio.Semaphore(MAX_CONCURRENT)
 
-    async def one(scenario: Scenario, folder: Path) -> None:
-        async with places:
-            tell(scenario.name, "begins")
-            found[scenario.name] = await _Stage(scenario, command, folder).run(Patience(patience_seconds))
-            tell(scenario.name, f"ended after {found[scenario.name].entries[-1].at:.1f} s")
+    async def run_one(scenario: Scenario, folder: Path) -> None:
+        async with semaphore:
+            on_progress(scenario.name, "begins")
+            transcript = await _ScenarioExecution(scenario, command, folder).run(Patience(patience_seconds))
+            transcripts[scenario.name] = transcript
+            on_progress(scenario.name, f"ended after {transcript.entries[-1].at:.1f} s")
 
     with TemporaryDirectory(prefix="deltaci-conformance-", ignore_cleanup_errors=True) as root:
         async with asyncio.TaskGroup() as group:
-            for each in SCENARIOS:
-                if each.name in names:
-                    group.create_task(one(each, Path(root, each.name)))
-    return {each.name: found[each.name] for each in SCENARIOS if each.name in found}
+            for scenario in SCENARIOS:
+                if scenario.name in names:
+                    group.create_task(run_one(scenario, Path(root, scenario.name)))
+    return {scenario.name: transcripts[scenario.name] for scenario in SCENARIOS if scenario.name in transcripts}

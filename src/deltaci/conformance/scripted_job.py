@@ -1,4 +1,4 @@
-"""A job of a scenario: what the runner is asked to do, how it is watched, and how its messages are answered."""
+"""A job of a scenario: its steps, the monitor of its processes, and the faults that its messages meet."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ MAX_RUNTIME_SECONDS: Final = 120
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What happens to one message instead of the plain answer."""
+    """What happens to one message instead of the normal answer.
+
+    `cut` closes the connection without an answer, `busy` answers 503, `hold` delays the normal answer, and `stale`
+    answers that the lease is no longer valid.
+    """
 
     kind: Literal["cut", "busy", "hold", "stale"]
     seconds: float = 0.0
     reason: StaleReason = "LEASE_REVOKED"
 
 
-# Neither counts: a server that dies, or has too much to do, has done nothing.
+# A message that meets one of these two has no effect.
 CUT: Final = Fault("cut")
 BUSY: Final = Fault("busy")
 
 
 class ScriptedJob:
-    """One lease of one job."""
+    """One job with one lease. `on_marker` gets the job's name and each marker, or None when its processes ended."""
 
     def __init__(
         self,
         name: str,
         folder: Path,
-        tell: Callable[[str, str | None], None],
+        on_marker: Callable[[str, str | None], None],
         *,
         ttl_seconds: int = TTL_SECONDS,
         by_ref: bool = False,
@@ -48,38 +52,38 @@ class ScriptedJob:
         self.job_id = f"conformance-{name}"
         self.lease_id = f"{self.job_id}.{secrets.token_urlsafe(24)}"
         self.cancel_token = secrets.token_urlsafe(24)
-        self.witness = ProcessMonitor(folder, name, lambda word: tell(name, word))
+        self.monitor = ProcessMonitor(folder, name, lambda marker: on_marker(name, marker))
         self.ttl_seconds = ttl_seconds
         self.spec = JobSpec(name=name)
         self.log = bytearray()
         self.expires_at = 0.0
-        self.over: StaleReason | None = None
-        self.deadline_seconds = 0  # More: it is asked to stop.
+        self.ended: StaleReason | None = None  # Why the lease is no longer valid.
+        self.cancel_deadline_seconds = 0  # Greater than 0 once a cancel is requested.
         self._by_ref = by_ref
-        self._reactions: dict[str, deque[Fault]] = {}
+        self._faults: dict[str, deque[Fault]] = {}
         self._result: Complete | None = None
 
-    def step(self, word: str, *commands: str) -> str:
-        """A step that is seen from its first moment on."""
-        return "\n".join((self.witness.takes_hold, f'echo "{word}" >&9', *commands))
+    def step(self, marker: str, *commands: str) -> str:
+        """Return a step that is monitored from its beginning and first writes a marker."""
+        return "\n".join((self.monitor.attach_command, f'echo "{marker}" >&9', *commands))
 
-    def runs(self, *steps: str, env: dict[str, str] | None = None) -> ScriptedJob:
-        """What it consists of."""
+    def set_steps(self, *steps: str, env: dict[str, str] | None = None) -> ScriptedJob:
+        """Set the steps and variables of the job."""
         self.spec = JobSpec(name=self.name, steps=list(steps), env=env or {}, executor="process")
         return self
 
-    def reacts(self, type: str, *reactions: Fault) -> ScriptedJob:
-        """What happens to the first messages of this type."""
-        self._reactions.setdefault(type, deque()).extend(reactions)
+    def inject(self, type: str, *faults: Fault) -> ScriptedJob:
+        """Apply these faults, in order, to the next messages of a type."""
+        self._faults.setdefault(type, deque()).extend(faults)
         return self
 
-    def reaction(self, type: str) -> Fault | None:
-        """What happens to this one."""
-        waiting = self._reactions.get(type)
-        return waiting.popleft() if waiting else None
+    def next_fault(self, type: str) -> Fault | None:
+        """Take the fault for this message of a type; None for the normal answer."""
+        faults = self._faults.get(type)
+        return faults.popleft() if faults else None
 
     def granted(self) -> LeaseGranted:
-        """The lease as the runner gets it."""
+        """Return the grant as it is sent to the runner."""
         return LeaseGranted(
             lease_id=self.lease_id,
             job_id=self.job_id,
@@ -93,14 +97,14 @@ class ScriptedJob:
         )
 
     def is_repeat(self, result: Complete) -> bool:
-        """Whether this result is, word for word, the one that was accepted. Remembers the first."""
-        to_builtins = msgspec.structs.replace(result, sequence_no=None)
+        """Whether this result equals the accepted one, apart from `sequence_no`. Remembers the first result."""
+        without_number = msgspec.structs.replace(result, sequence_no=None)
         if self._result is None:
-            self._result = to_builtins
-        return self._result == to_builtins
+            self._result = without_number
+        return self._result == without_number
 
     def append(self, offset: int, data: bytes) -> bool:
-        """Add to its log; False when there would be a hole."""
+        """Append to the job's log. Return False if there would be a gap."""
         if offset > len(self.log):
             return False
         self.log += data[len(self.log) - offset :]
@@ -108,5 +112,5 @@ class ScriptedJob:
 
 
 def to_builtins(message: msgspec.Struct) -> dict[str, Any]:
-    """A message as it stands in a transcript."""
+    """Return a message as it is recorded in a transcript."""
     return dict(msgspec.to_builtins(message))

@@ -1,4 +1,4 @@
-"""The scripted runner that visits a server: who it is, what it holds, and what it expects to hear."""
+"""The runner that the kit plays against a server: its registration, its leases, and its expectations of answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltaci.conformance.http_client import HttpClient, Reply
 from deltaci.protocol.messages import MAX_SPEC_BYTES, JobSpec, LeaseGranted, Registered
 from deltaci.protocol.routes import ROOT
 
-JOB_NAME: Final = "deltaci-conformance"  # The only jobs that the kit touches.
+JOB_NAME: Final = "deltaci-conformance"  # The kit touches only jobs with this name.
 SPEC: Final[dict[str, Any]] = {"name": JOB_NAME, "steps": ["true"]}
 LARGE_SPEC: Final[dict[str, Any]] = {"name": JOB_NAME, "steps": [f": '{'x' * MAX_SPEC_BYTES}'"]}
 WAIT_SECONDS: Final = 5.0
@@ -23,44 +23,44 @@ class CheckFailed(Exception):
 
 
 class NotCheckable(Exception):
-    """The rule cannot be shown here; the text says why."""
+    """The rule cannot be checked in this situation; the text says why."""
 
 
 class JobSource(Protocol):
-    """Where jobs for the server come from, when the kit may make its own."""
+    """Creates and cancels jobs of the server under test."""
 
     def enqueue(self, spec: dict[str, Any]) -> str:
-        """Add a job; its id."""
+        """Add a job and return its id."""
 
     def cancel(self, id: str) -> None:
-        """Ask for a stop."""
+        """Request a cancel of the job."""
 
 
 class HeldLease(msgspec.Struct):
-    """A lease, and whose it is."""
+    """A granted lease and its runner."""
 
     granted: LeaseGranted
-    visitor: ScriptedRunner
+    runner: ScriptedRunner
 
     def message(self, type: str, **fields: Any) -> dict[str, Any]:
-        """One of the runner's messages, with everything that it needs."""
+        """Return a runner's message of this type with all required fields, overridden by `fields`."""
         now = datetime.now(UTC).isoformat()
-        needs: dict[str, dict[str, Any]] = {
+        required_fields: dict[str, dict[str, Any]] = {
             "AckLease": {"job_id": self.granted.job_id, "accepted_at": now},
             "Heartbeat": {"ts": now},
             "Complete": {"status": "SUCCEEDED", "exit_code": 0},
             "CancelAck": {"final_status": "CANCELED", "ts": now},
         }
-        told = {"type": type, "lease_id": self.granted.lease_id, "runner_id": self.visitor.runner_id}
-        return {**told, **needs[type], **fields}
+        common = {"type": type, "lease_id": self.granted.lease_id, "runner_id": self.runner.runner_id}
+        return {**common, **required_fields[type], **fields}
 
-    def say(self, type: str, by: ScriptedRunner | None = None, **fields: Any) -> Reply:
-        """Send it."""
-        return (by or self.visitor).ask("POST", "messages", self.message(type, **fields))
+    def send(self, type: str, sender: ScriptedRunner | None = None, **fields: Any) -> Reply:
+        """Send a message under this lease, by default from its own runner."""
+        return (sender or self.runner).request("POST", "messages", self.message(type, **fields))
 
-    def log(self, offset: int | str, data: bytes, by: ScriptedRunner | None = None) -> Reply:
-        """Append to its log."""
-        return (by or self.visitor).ask(
+    def log(self, offset: int | str, data: bytes, sender: ScriptedRunner | None = None) -> Reply:
+        """Append to the log of this lease."""
+        return (sender or self.runner).request(
             "POST", "log", data, Delta_Lease=self.granted.lease_id, Delta_Offset=str(offset)
         )
 
@@ -68,53 +68,57 @@ class HeldLease(msgspec.Struct):
 class ScriptedRunner:
     """One registered runner."""
 
-    def __init__(self, caller: HttpClient, told: Registered) -> None:
-        self._caller = caller
-        self.runner_id = told.runner_id
-        self.credential = told.credential
-        self.expires_at = time.monotonic() + told.expires_in_seconds
+    def __init__(self, client: HttpClient, registered: Registered) -> None:
+        self._client = client
+        self.runner_id = registered.runner_id
+        self.credential = registered.credential
+        self.expires_at = time.monotonic() + registered.expires_in_seconds
 
-    def ask(self, method: str, name: str, body: Any = b"", **headers: str) -> Reply:
-        """Ask with its credential."""
-        return self._caller.ask(method, name, body, self.credential, **headers)
+    def request(self, method: str, name: str, body: Any = b"", **headers: str) -> Reply:
+        """Send a request with the runner's credential."""
+        return self._client.request(method, name, body, self.credential, **headers)
 
     def lease(self, wait_seconds: float = 0.0, **fields: Any) -> Reply:
-        """Ask for work."""
-        asked = {"type": "Lease", "runner_id": self.runner_id, "wait_seconds": wait_seconds, **fields}
-        return self.ask("POST", "lease", asked)
+        """Request work."""
+        request = {"type": "Lease", "runner_id": self.runner_id, "wait_seconds": wait_seconds, **fields}
+        return self.request("POST", "lease", request)
 
-    def held(self, reply: Reply) -> list[HeldLease]:
-        """The leases of an answer. A job that is not the kit's own is left alone: it was never acknowledged."""
+    def held_leases(self, reply: Reply) -> list[HeldLease]:
+        """Return the leases of an answer.
+
+        Raise `NotCheckable` if one is for a job that is not the kit's own. It was not acknowledged, so the job returns
+        to the queue.
+        """
         expect(reply, 200, "", "a request for work")
-        found = [HeldLease(decode(each, LeaseGranted), self) for each in reply.body.get("leases", [])]
-        for each in found:
-            if self.spec(each.granted).name != JOB_NAME:
+        leases = [HeldLease(decode(granted, LeaseGranted), self) for granted in reply.body.get("leases", [])]
+        for lease in leases:
+            if self.spec(lease.granted).name != JOB_NAME:
                 raise NotCheckable(
-                    f"the server granted job {each.granted.job_id!r}, which is not the kit's; it was not acknowledged "
+                    f"the server granted job {lease.granted.job_id!r}, which is not the kit's; it was not acknowledged "
                     "and goes back to the queue: use tokens of a tenant that has no other work"
                 )
-        return found
+        return leases
 
     def spec(self, granted: LeaseGranted) -> JobSpec:
-        """What the job consists of, from the lease or from where it says."""
+        """Return the job specification from the grant, or read it from `job_spec_ref`."""
         if granted.job_spec is not None:
             return granted.job_spec
         ref = (granted.job_spec_ref or "").rpartition(ROOT)[2]
-        reply = expect(self.ask("GET", ref, Delta_Lease=granted.lease_id), 200, "", f"GET {ref}")
+        reply = expect(self.request("GET", ref, Delta_Lease=granted.lease_id), 200, "", f"GET {ref}")
         spec: JobSpec = decode(reply.body, JobSpec)
         return spec
 
 
 def decode(body: Any, type: type[msgspec.Struct]) -> Any:
-    """A message as a runner reads it: strictly."""
+    """Decode a message as strictly as a runner does. Raise `CheckFailed` if it is not of this type."""
     try:
         return msgspec.convert(body, type)
     except msgspec.ValidationError as error:
-        raise CheckFailed(f"expected {type.__name__}; its answer is none: {error}") from None
+        raise CheckFailed(f"expected {type.__name__}; the answer is not one: {error}") from None
 
 
-def expect(reply: Reply, status: int, word: str, what: str = "the request") -> Reply:
-    """The answer must be this; `word` may be empty when only the status counts."""
-    if reply.status != status or (word and reply.word != word):
-        raise CheckFailed(f"{what}: expected {status} {word}".rstrip() + f", the answer was {reply}")
+def expect(reply: Reply, status: int, code: str, subject: str = "the request") -> Reply:
+    """Raise `CheckFailed` unless the reply has this status and code; an empty code matches any."""
+    if reply.status != status or (code and reply.code != code):
+        raise CheckFailed(f"{subject}: expected {status} {code}".rstrip() + f", the answer was {reply}")
     return reply

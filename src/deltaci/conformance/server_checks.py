@@ -1,7 +1,7 @@
-"""A server is visited by a scripted runner: one request after the other, a verdict for each promise of the protocol.
+"""The checklist for servers: a scripted runner sends requests one by one and checks every answer.
 
-Without a lease it can be shown how a server treats strangers and nonsense; the rest needs jobs of the kit's own. They
-come from `Work` where the kit may make them, or lie ready; no other job is ever touched.
+Some items only need a registration; the others need a lease, and so a job of the kit's own. The kit creates these jobs
+through a `JobSource`, or finds them in the queue; it never touches any other job.
 """
 
 from __future__ import annotations
@@ -34,375 +34,387 @@ SLACK_SECONDS: Final = 1.0
 
 
 class ServerChecks:
-    """What is known so far. Each method shows one item and returns its evidence."""
+    """The checks and the state that they share. Each public method checks one item and returns its evidence.
+
+    A method raises `CheckFailed` if the server broke the rule, and `NotCheckable` if the rule cannot be checked.
+    """
 
     def __init__(
-        self, caller: HttpClient, tokens: Sequence[str], work: JobSource | None, patience_seconds: float
+        self, client: HttpClient, tokens: Sequence[str], job_source: JobSource | None, patience_seconds: float
     ) -> None:
-        self._caller = caller
+        self._client = client
         self._tokens = tokens
-        self._work = work
+        self._job_source = job_source
         self._patience = patience_seconds
-        self._visitors: list[ScriptedRunner] = []
-        self._spare: list[HeldLease] = []
-        self._live: HeldLease | None = None  # The lease of the longest story.
-        self._over: HeldLease | None = None  # The same when it is completed.
-        self._lost: HeldLease | None = None  # One that expired.
+        self._runners: list[ScriptedRunner] = []
+        self._unused: list[HeldLease] = []  # Granted to a check that did not need them.
+        self._live: HeldLease | None = None  # The lease that several checks use in turn.
+        self._completed: HeldLease | None = None  # The same lease after its completion.
+        self._expired: HeldLease | None = None
 
-    # -- what is needed
+    # -- preconditions
 
-    def _me(self) -> ScriptedRunner:
-        if not self._visitors:
+    def _runner(self) -> ScriptedRunner:
+        if not self._runners:
             raise NotCheckable("no runner could register (see token-once)")
-        return self._visitors[0]
+        return self._runners[0]
 
     def _take(self, spec: dict[str, Any] | None = None) -> HeldLease:
-        """A fresh lease of one of the kit's jobs."""
-        me = self._me()
-        if self._spare and spec is None:
-            return self._spare.pop()
-        if self._work is not None:
-            self._work.enqueue(spec or SPEC)
+        """Return a new lease for one of the kit's jobs."""
+        runner = self._runner()
+        if self._unused and spec is None:
+            return self._unused.pop()
+        if self._job_source is not None:
+            self._job_source.enqueue(spec or SPEC)
         elif spec is not None:
             raise NotCheckable("it needs a job of its own: give --store")
-        # What lies ready is there at once; what was just enqueued has to be heard of first.
-        found = me.held(me.lease(WAIT_SECONDS if self._work is not None else 0.0))
-        if not found:
+        # A job that was just enqueued may not be visible at once.
+        leases = runner.held_leases(runner.lease(WAIT_SECONDS if self._job_source is not None else 0.0))
+        if not leases:
             raise NotCheckable(f"there is no work: give --store, or enqueue two jobs with the payload {SPEC}")
-        return found[0]
+        return leases[0]
 
-    def _held(self) -> HeldLease:
+    def _live_lease(self) -> HeldLease:
         if self._live is None:
             raise NotCheckable("there is no lease (see granted)")
         return self._live
 
-    # -- strangers and nonsense
+    # -- without a lease
 
     def token_once(self) -> str:
-        """A registration token is good once."""
-        first = expect(self._caller.ask("POST", "register", {"token": self._tokens[0]}), 200, "", "the first time")
-        self._visitors.append(ScriptedRunner(self._caller, decode(first.body, wire.Registered)))
-        again = self._caller.ask("POST", "register", {"token": self._tokens[0]})
+        """A registration token is valid once."""
+        first = expect(self._client.request("POST", "register", {"token": self._tokens[0]}), 200, "", "the first time")
+        self._runners.append(ScriptedRunner(self._client, decode(first.body, wire.Registered)))
+        again = self._client.request("POST", "register", {"token": self._tokens[0]})
         expect(again, 401, "bad_credential", "the same token again")
-        expect(self._caller.ask("POST", "register", {"token": "no token"}), 401, "bad_credential", "an invented token")
+        invented = self._client.request("POST", "register", {"token": "no token"})
+        expect(invented, 401, "bad_credential", "an invented token")
         for token in self._tokens[1:]:
-            other = expect(self._caller.ask("POST", "register", {"token": token}), 200, "", "another token")
-            self._visitors.append(ScriptedRunner(self._caller, decode(other.body, wire.Registered)))
-        return f"runner {self._me().runner_id!r} registered once; the same token again was answered with {again}"
+            other = expect(self._client.request("POST", "register", {"token": token}), 200, "", "another token")
+            self._runners.append(ScriptedRunner(self._client, decode(other.body, wire.Registered)))
+        return f"runner {self._runner().runner_id!r} registered once; the same token again was answered with {again}"
 
     def credential_needed(self) -> str:
-        """Nobody speaks without a credential, nor with a token that is for something else."""
-        lease = {"type": "Lease", "runner_id": self._me().runner_id}
+        """Requests without a credential, or with a token for another use, are refused."""
+        lease = {"type": "Lease", "runner_id": self._runner().runner_id}
         for name in ("lease", "messages", "batch", "renew", "log"):
             for credential in ("", "invented", self._tokens[0]):
-                reply = self._caller.ask("POST", name, lease, credential, Delta_Lease="x", Delta_Offset="0")
+                reply = self._client.request("POST", name, lease, credential, Delta_Lease="x", Delta_Offset="0")
                 kind = {"": "no credential", "invented": "an invented one"}.get(credential, "a registration token")
                 expect(reply, 401, "bad_credential", f"{name} with {kind}")
         return "five addresses, each with none, an invented and a wrong kind of credential: always 401 bad_credential"
 
-    def renewed(self) -> str:
-        """A good credential is exchanged for a fresh one."""
-        me = self._me()
-        fresh = ScriptedRunner(self._caller, decode(expect(me.ask("POST", "renew"), 200, "").body, wire.Registered))
-        if fresh.runner_id != me.runner_id:
-            raise CheckFailed(f"expected the same runner_id {me.runner_id!r}, the answer was {fresh.runner_id!r}")
-        expect(fresh.ask("POST", "renew"), 200, "", "a request with the fresh one")
-        return f"a fresh one is good for {fresh.expires_at - time.monotonic():.0f} s"
+    def renew_credential(self) -> str:
+        """A valid credential can be renewed."""
+        runner = self._runner()
+        reply = expect(runner.request("POST", "renew"), 200, "")
+        fresh = ScriptedRunner(self._client, decode(reply.body, wire.Registered))
+        if fresh.runner_id != runner.runner_id:
+            raise CheckFailed(f"expected the same runner_id {runner.runner_id!r}, the answer was {fresh.runner_id!r}")
+        expect(fresh.request("POST", "renew"), 200, "", "a request with the new one")
+        return f"a new one is valid for {fresh.expires_at - time.monotonic():.0f} s"
 
-    def own_name(self) -> str:
-        """A runner speaks in its own name only."""
-        reply = self._me().lease(runner_id="somebody-else")
+    def own_runner_id(self) -> str:
+        """A runner cannot use another runner's id."""
+        reply = self._runner().lease(runner_id="somebody-else")
         return f"a request in another's name: {expect(reply, 403, 'wrong_runner')}"
 
-    def addresses(self) -> str:
-        """What is not there, and what takes another method, is said so."""
-        nothing = expect(self._me().ask("GET", "nothing-here"), 404, "not_found", "an address that is none")
-        method = expect(self._me().ask("GET", "lease"), 405, "wrong_method", "GET on lease")
+    def unknown_paths(self) -> str:
+        """An unknown path and an unsupported method have their own error codes."""
+        nothing = expect(self._runner().request("GET", "nothing-here"), 404, "not_found", "an unknown path")
+        method = expect(self._runner().request("GET", "lease"), 405, "wrong_method", "GET on lease")
         return f"{nothing} and {method}"
 
-    def strict(self) -> str:
-        """A message that is none is refused with a stable code, and the place is named."""
-        me = self._me()
-        good = {"type": "Heartbeat", "lease_id": "x", "runner_id": me.runner_id, "ts": "2026-01-04T08:00:00Z"}
-        wrong: list[tuple[str, Any, int, str]] = [
+    def invalid_messages(self) -> str:
+        """An invalid message is refused with a stable error code."""
+        runner = self._runner()
+        good = {"type": "Heartbeat", "lease_id": "x", "runner_id": runner.runner_id, "ts": "2026-01-04T08:00:00Z"}
+        invalid: list[tuple[str, Any, int, str]] = [
             ("an unknown field", {**good, "mood": "good"}, 422, "bad_message"),
             ("an unknown type", {**good, "type": "Hello"}, 422, "bad_message"),
             ("a missing field", {key: value for key, value in good.items() if key != "ts"}, 422, "bad_message"),
             ("a field of another type", {**good, "ts": 5}, 422, "bad_message"),
             ("a time without its zone", {**good, "ts": "2026-01-04T08:00:00"}, 422, "bad_message"),
             (
-                "a status that is none",
-                {"type": "Complete", "lease_id": "x", "runner_id": me.runner_id, "status": "GREAT"},
+                "an unknown status",
+                {"type": "Complete", "lease_id": "x", "runner_id": runner.runner_id, "status": "GREAT"},
                 422,
                 "bad_message",
             ),
             ("no JSON", b"{", 400, "bad_json"),
         ]
-        for what, body, status, code in wrong:
-            expect(me.ask("POST", "messages", body), status, code, what)
-        return f"{len(wrong)} messages that are none: 422 bad_message, or 400 bad_json"
+        for subject, body, status, code in invalid:
+            expect(runner.request("POST", "messages", body), status, code, subject)
+        return f"{len(invalid)} invalid messages: 422 bad_message, or 400 bad_json"
 
     def too_large(self) -> str:
-        """A message has a limit."""
+        """A message that exceeds the size limit is refused."""
         body = b'"' + b"x" * wire.MAX_MESSAGE_BYTES + b'"'
-        return f"{len(body)} bytes: {expect(self._me().ask('POST', 'messages', body), 413, 'too_large')}"
+        return f"{len(body)} bytes: {expect(self._runner().request('POST', 'messages', body), 413, 'too_large')}"
 
     def unknown_lease(self) -> str:
-        """A lease that nobody granted is stale, whatever is said under it."""
-        me = self._me()
+        """Every message under a lease that was never granted is answered as stale."""
+        runner = self._runner()
         granted = wire.LeaseGranted(
             lease_id="invented", job_id="invented", run_id="", lease_ttl_seconds=1,
             heartbeat_interval_seconds=1, max_runtime_seconds=1,
         )  # fmt: skip
-        invented = HeldLease(granted, me)
+        invented = HeldLease(granted, runner)
         for type in ("AckLease", "Heartbeat", "Complete", "CancelAck"):
             self._stale(invented, type, "UNKNOWN_LEASE")
         expect(invented.log(0, b"x"), 409, "UNKNOWN_LEASE", "a part of a log")
         return "AckLease, Heartbeat, Complete, CancelAck and log: 409 StaleLease with UNKNOWN_LEASE"
 
     def long_poll(self) -> str:
-        """Who asks for work may wait for it."""
-        began = time.monotonic()
-        found = self._me().held(self._me().lease(1.0))
-        took = time.monotonic() - began
-        if found:
-            self._spare += found
+        """A request for work waits up to `wait_seconds`."""
+        started = time.monotonic()
+        leases = self._runner().held_leases(self._runner().lease(1.0))
+        elapsed = time.monotonic() - started
+        if leases:
+            self._unused += leases
             raise NotCheckable("there was work at once")
-        if took < 0.9:
-            raise CheckFailed(f"expected an empty answer after 1 s, it came after {took:.2f} s")
-        return f"no work: an empty answer after {took:.2f} s"
+        if elapsed < 0.9:
+            raise CheckFailed(f"expected an empty answer after 1 s, it came after {elapsed:.2f} s")
+        return f"no work: an empty answer after {elapsed:.2f} s"
 
     # -- under a lease
 
     def granted(self) -> str:
         """The grant is complete, and its lease id cannot be guessed."""
-        self._live = held = self._take()
-        told = held.granted
-        if (told.job_spec is None) == (told.job_spec_ref is None):
+        self._live = lease = self._take()
+        granted = lease.granted
+        if (granted.job_spec is None) == (granted.job_spec_ref is None):
             raise CheckFailed("expected either job_spec or job_spec_ref")
-        if len(told.lease_id) < MIN_SECRET_CHARS:
-            raise CheckFailed(f"expected an unguessable lease_id, it has {len(told.lease_id)} characters")
-        if not 0 < told.heartbeat_interval_seconds < told.lease_ttl_seconds:
-            beats, ttl = told.heartbeat_interval_seconds, told.lease_ttl_seconds
-            raise CheckFailed(f"expected heartbeats more often than the lease lasts, found every {beats} s of {ttl} s")
-        return (
-            f"job {told.job_id!r} for {told.lease_ttl_seconds} s, heartbeats every {told.heartbeat_interval_seconds} s"
-        )
+        if len(granted.lease_id) < MIN_SECRET_CHARS:
+            raise CheckFailed(f"expected an unguessable lease_id, it has {len(granted.lease_id)} characters")
+        ttl, interval = granted.lease_ttl_seconds, granted.heartbeat_interval_seconds
+        if not 0 < interval < ttl:
+            raise CheckFailed(
+                f"expected heartbeats more often than the lease lasts, found every {interval} s of {ttl} s"
+            )
+        return f"job {granted.job_id!r} for {ttl} s, heartbeats every {interval} s"
 
     def ack_activates(self) -> str:
-        """AckLease makes the lease active; saying it again is no error."""
-        held = self._held()
-        for what in ("AckLease", "AckLease again"):
-            answer = decode(expect(held.say("AckLease"), 200, "HeartbeatAck", what).body, wire.HeartbeatAck)
+        """AckLease activates the lease; repeating it is no error."""
+        lease = self._live_lease()
+        for subject in ("AckLease", "AckLease again"):
+            answer = decode(expect(lease.send("AckLease"), 200, "HeartbeatAck", subject).body, wire.HeartbeatAck)
             if not answer.extend_lease or answer.cancel_requested:
-                raise CheckFailed(f"{what}: expected extend_lease=true and no cancel, the answer was {answer}")
+                raise CheckFailed(f"{subject}: expected extend_lease=true and no cancel, the answer was {answer}")
         return "AckLease, and the same again: 200 HeartbeatAck with extend_lease=true"
 
     def heartbeat_renews(self) -> str:
-        """Every heartbeat renews the lease: it outlives its first time."""
-        held = self._held()
-        ttl = held.granted.lease_ttl_seconds
-        began = time.monotonic()
-        until = began + (1.3 * ttl if 1.3 * ttl <= self._patience else SLACK_SECONDS)
+        """Every heartbeat renews the lease beyond its first TTL."""
+        lease = self._live_lease()
+        ttl = lease.granted.lease_ttl_seconds
+        started = time.monotonic()
+        until = started + (1.3 * ttl if 1.3 * ttl <= self._patience else SLACK_SECONDS)
         while True:
-            answer = decode(expect(held.say("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
+            answer = decode(expect(lease.send("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
             if not answer.extend_lease or abs(answer.new_lease_ttl_seconds - ttl) > SLACK_SECONDS:
-                raise CheckFailed(f"expected {ttl} s anew, the answer was {answer.new_lease_ttl_seconds} s")
+                raise CheckFailed(f"expected a renewal for {ttl} s, the answer was {answer.new_lease_ttl_seconds} s")
             if time.monotonic() >= until:
                 break
-            time.sleep(min(held.granted.heartbeat_interval_seconds, max(0.0, until - time.monotonic())))
-        return f"{time.monotonic() - began:.1f} s after it was granted for {ttl} s, a heartbeat gave {ttl} s anew"
+            time.sleep(min(lease.granted.heartbeat_interval_seconds, max(0.0, until - time.monotonic())))
+        return (
+            f"{time.monotonic() - started:.1f} s after it was granted for {ttl} s, a heartbeat renewed it for {ttl} s"
+        )
 
-    def not_yours(self) -> str:
-        """A lease is of no use to another runner."""
-        held = self._held()
-        if len(self._visitors) < 2:
+    def other_runner(self) -> str:
+        """Another runner cannot use a lease."""
+        lease = self._live_lease()
+        if len(self._runners) < 2:
             raise NotCheckable("it needs a second runner: give a second --token")
-        other = self._visitors[1]
+        other = self._runners[1]
         for type in ("Heartbeat", "Complete"):
-            expect(held.say(type, other), 403, "wrong_runner", f"{type} with another's credential")
-            expect(held.say(type, other, runner_id=other.runner_id), 409, "UNKNOWN_LEASE", f"{type} as another runner")
-        expect(held.log(0, b"x", other), 409, "UNKNOWN_LEASE", "a part of the log from another runner")
-        expect(held.say("Heartbeat"), 200, "HeartbeatAck", "its own heartbeat after that")
+            expect(lease.send(type, other), 403, "wrong_runner", f"{type} with another's credential")
+            expect(
+                lease.send(type, other, runner_id=other.runner_id), 409, "UNKNOWN_LEASE", f"{type} as another runner"
+            )
+        expect(lease.log(0, b"x", other), 409, "UNKNOWN_LEASE", "a part of the log from another runner")
+        expect(lease.send("Heartbeat"), 200, "HeartbeatAck", "its own heartbeat after that")
         return "another runner with this lease_id: 403 wrong_runner, or 409 UNKNOWN_LEASE in its own name"
 
     def batch(self) -> str:
-        """Each message of a batch is answered in its place."""
-        held = self._held()
-        said = [
-            held.message("Heartbeat"),
+        """Every message of a batch gets its own answer, in the same order."""
+        lease = self._live_lease()
+        messages = [
+            lease.message("Heartbeat"),
             {"type": "Hello"},
-            held.message("Heartbeat", lease_id="invented"),
-            held.message("Heartbeat"),
+            lease.message("Heartbeat", lease_id="invented"),
+            lease.message("Heartbeat"),
         ]
-        reply = expect(self._me().ask("POST", "batch", said), 200, "")
-        words = [Reply(200, each).word for each in reply.body] if isinstance(reply.body, list) else [reply.word]
+        reply = expect(self._runner().request("POST", "batch", messages), 200, "")
+        codes = [Reply(200, answer).code for answer in reply.body] if isinstance(reply.body, list) else [reply.code]
         expected = ["HeartbeatAck", "bad_message", "UNKNOWN_LEASE", "HeartbeatAck"]
-        if words != expected:
-            raise CheckFailed(f"expected {expected}, the answers were {words}")
-        return f"good, bad, unknown, good: {', '.join(words)}"
+        if codes != expected:
+            raise CheckFailed(f"expected {expected}, the answers were {codes}")
+        return f"good, bad, unknown, good: {', '.join(codes)}"
 
     def log_offsets(self) -> str:
-        """A log has no hole and nothing twice."""
-        held = self._held()
-        for what, offset, data, size in (
+        """A log has no gaps and no repeated parts."""
+        lease = self._live_lease()
+        for subject, offset, data, size in (
             ("the first part", 0, b"0123456789", 10),
             ("the same part again", 0, b"0123456789", 10),
             ("a part that overlaps", 5, b"56789abcde", 15),
         ):
-            reply = expect(held.log(offset, data), 200, "", what)
+            reply = expect(lease.log(offset, data), 200, "", subject)
             if reply.body != {"size": size}:
-                raise CheckFailed(f"{what}: expected a size of {size}, the answer was {reply.body}")
-        gap = expect(held.log(20, b"x"), 409, "log_gap", "a part after a hole")
-        expect(held.log("x", b"x"), 400, "bad_request", "an offset that is no number")
-        now = expect(self._me().ask("GET", "log", Delta_Lease=held.granted.lease_id), 200, "")
-        if now.body != {"size": 15}:
-            raise CheckFailed(f"expected a size of 15 after all this, it is {now.body}")
-        return f"a repeat and an overlap count once, a hole is {gap}"
+                raise CheckFailed(f"{subject}: expected a size of {size}, the answer was {reply.body}")
+        gap = expect(lease.log(20, b"x"), 409, "log_gap", "a part after a gap")
+        expect(lease.log("x", b"x"), 400, "bad_request", "an offset that is not a number")
+        current = expect(self._runner().request("GET", "log", Delta_Lease=lease.granted.lease_id), 200, "")
+        if current.body != {"size": 15}:
+            raise CheckFailed(f"expected a size of 15 after all this, it is {current.body}")
+        return f"a repeat and an overlap count once, a gap is refused with {gap}"
 
     def cancel_unasked(self) -> str:
-        """Who was not asked to stop cannot say that it did."""
-        return f"CancelAck without a request: {expect(self._held().say('CancelAck'), 409, 'cancel_not_requested')}"
+        """CancelAck without a cancel request is refused."""
+        return (
+            f"CancelAck without a request: {expect(self._live_lease().send('CancelAck'), 409, 'cancel_not_requested')}"
+        )
 
     def complete_once(self) -> str:
-        """The first result stands; the same again is a repeat, another one changes nothing."""
-        held = self._held()
+        """The first result is final: an equal repeat is accepted, a different result is refused."""
+        lease = self._live_lease()
         self._live = None
-        for what in ("Complete", "the same again"):
-            answer = decode(expect(held.say("Complete"), 200, "CompleteAck", what).body, wire.CompleteAck)
+        for subject in ("Complete", "the same again"):
+            answer = decode(expect(lease.send("Complete"), 200, "CompleteAck", subject).body, wire.CompleteAck)
             if not answer.accepted:
-                raise CheckFailed(f"{what}: expected accepted=true, the answer was {answer.reason!r}")
-        self._over = held
-        other = held.say("Complete", status="FAILED", exit_code=1)
+                raise CheckFailed(f"{subject}: expected accepted=true, the answer was {answer.reason!r}")
+        self._completed = lease
+        other = lease.send("Complete", status="FAILED", exit_code=1)
         if other.status == 200 and other.body.get("accepted"):
             raise CheckFailed("another result after the accepted one: expected a refusal, it was accepted")
         return f"CompleteAck for the result and for its repeat; another result: {other}"
 
     def stale_after_end(self) -> str:
-        """Nothing counts under a lease that is over."""
-        if self._over is None:
+        """Every message under a completed lease is answered as stale."""
+        if self._completed is None:
             raise NotCheckable("no result was accepted (see complete-once)")
-        self._stale(self._over, "Heartbeat", "LEASE_COMPLETED")
-        self._stale(self._over, "CancelAck", "LEASE_COMPLETED")
-        expect(self._over.log(15, b"late"), 409, "LEASE_COMPLETED", "a part of the log")
+        self._stale(self._completed, "Heartbeat", "LEASE_COMPLETED")
+        self._stale(self._completed, "CancelAck", "LEASE_COMPLETED")
+        expect(self._completed.log(15, b"late"), 409, "LEASE_COMPLETED", "a part of the log")
         return "Heartbeat, CancelAck and log: 409 StaleLease with LEASE_COMPLETED"
 
     def expires(self) -> str:
-        """Who is silent for too long has lost its lease."""
-        held = self._take()
-        expect(held.say("AckLease"), 200, "HeartbeatAck", "AckLease")
-        ttl = held.granted.lease_ttl_seconds
+        """A lease expires without heartbeats."""
+        lease = self._take()
+        expect(lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
+        ttl = lease.granted.lease_ttl_seconds
         if ttl + SLACK_SECONDS > self._patience:
-            expect(held.say("Complete"), 200, "CompleteAck")  # It is left as done as it can be.
+            expect(lease.send("Complete"), 200, "CompleteAck")
             raise NotCheckable(f"a lease lasts {ttl} s, longer than --patience {self._patience:.0f}")
         time.sleep(ttl + SLACK_SECONDS)
-        self._lost = held
+        self._expired = lease
         for type in ("Heartbeat", "Complete"):
-            reply = held.say(type)
-            if reply.status != 409 or reply.word not in ("LEASE_EXPIRED", "LEASE_REPLACED"):
+            reply = lease.send(type)
+            if reply.status != 409 or reply.code not in ("LEASE_EXPIRED", "LEASE_REPLACED"):
                 raise CheckFailed(
                     f"{type} after {ttl} s of silence: expected 409 LEASE_EXPIRED, the answer was {reply}"
                 )
         return f"Heartbeat and Complete after {ttl + SLACK_SECONDS:.0f} s of silence: 409 StaleLease"
 
     def leased_again(self) -> str:
-        """A job whose lease was lost is granted anew, and the old lease is of no use."""
-        lost = self._lost
-        if lost is None:
+        """A job whose lease expired is granted again with a new lease, and the old one is stale."""
+        expired = self._expired
+        if expired is None:
             raise NotCheckable("no lease expired (see expires)")
-        me = self._me()
-        until = time.monotonic() + WAIT_SECONDS + lost.granted.lease_ttl_seconds
-        found: list[HeldLease] = []
-        while not found and time.monotonic() < until:
-            found = [each for each in me.held(me.lease(WAIT_SECONDS)) if each.granted.job_id == lost.granted.job_id]
-        if not found:
-            raise CheckFailed(f"expected job {lost.granted.job_id!r} to be granted again, it was not")
-        if found[0].granted.lease_id == lost.granted.lease_id:
+        runner = self._runner()
+        until = time.monotonic() + WAIT_SECONDS + expired.granted.lease_ttl_seconds
+        leases: list[HeldLease] = []
+        while not leases and time.monotonic() < until:
+            granted = runner.held_leases(runner.lease(WAIT_SECONDS))
+            leases = [lease for lease in granted if lease.granted.job_id == expired.granted.job_id]
+        if not leases:
+            raise CheckFailed(f"expected job {expired.granted.job_id!r} to be granted again, it was not")
+        if leases[0].granted.lease_id == expired.granted.lease_id:
             raise CheckFailed("expected a new lease_id, it is the old one")
-        late = lost.say("Complete")
-        expect(late, 409, late.word, "Complete under the lost lease")
+        late = expired.send("Complete")
+        expect(late, 409, late.code, "Complete under the expired lease")
         decode(late.body, wire.StaleLease)
-        expect(found[0].say("AckLease"), 200, "HeartbeatAck", "AckLease of the new lease")
-        expect(found[0].say("Complete"), 200, "CompleteAck", "Complete under the new lease")
+        expect(leases[0].send("AckLease"), 200, "HeartbeatAck", "AckLease of the new lease")
+        expect(leases[0].send("Complete"), 200, "CompleteAck", "Complete under the new lease")
         return f"the job came again under another lease_id; Complete under the old one: {late}"
 
     def cancel(self) -> str:
-        """A cancel reaches the runner with the next heartbeat, and ends with its CancelAck."""
-        if self._work is None:
-            raise NotCheckable("somebody must ask for the cancel: give --store")
-        held = self._take()
-        expect(held.say("AckLease"), 200, "HeartbeatAck", "AckLease")
-        self._work.cancel(held.granted.job_id)
+        """The answer to the next heartbeat has the cancel request, and CancelAck ends the attempt."""
+        if self._job_source is None:
+            raise NotCheckable("the kit cannot request a cancel: give --store")
+        lease = self._take()
+        expect(lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
+        self._job_source.cancel(lease.granted.job_id)
         until = time.monotonic() + WAIT_SECONDS
         while True:
-            answer = decode(expect(held.say("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
+            answer = decode(expect(lease.send("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
             if answer.cancel_requested or time.monotonic() >= until:
                 break
             time.sleep(0.1)
         if not answer.cancel_requested or not answer.cancel_deadline_seconds:
             raise CheckFailed(f"expected cancel_requested with a deadline, the answer was {answer}")
-        decode(expect(held.say("CancelAck"), 200, "CancelAcked", "CancelAck").body, wire.CancelAcked)
-        if (late := held.say("Complete")).status == 200 and late.body.get("accepted") is not False:
-            raise CheckFailed(f"Complete after CancelAck: expected that it does not count, the answer was {late}")
+        decode(expect(lease.send("CancelAck"), 200, "CancelAcked", "CancelAck").body, wire.CancelAcked)
+        if (late := lease.send("Complete")).status == 200 and late.body.get("accepted") is not False:
+            raise CheckFailed(f"Complete after CancelAck: expected that it is not accepted, the answer was {late}")
         return f"HeartbeatAck asked for a stop within {answer.cancel_deadline_seconds} s; CancelAck was accepted"
 
     def large_spec(self) -> str:
-        """A large specification is not in the lease but where it says."""
-        held = self._take(LARGE_SPEC)
-        ref = held.granted.job_spec_ref
+        """A large job specification can be read from `job_spec_ref`."""
+        lease = self._take(LARGE_SPEC)
+        ref = lease.granted.job_spec_ref
         if ref is None:
             raise NotCheckable("the server embeds specifications of this size")
-        spec = held.visitor.spec(held.granted)
+        spec = lease.runner.spec(lease.granted)
         if spec.steps != LARGE_SPEC["steps"]:
             raise CheckFailed("expected the specification that was enqueued, it is another one")
-        expect(held.say("AckLease"), 200, "HeartbeatAck", "AckLease")
-        expect(held.say("Complete"), 200, "CompleteAck", "Complete")
+        expect(lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
+        expect(lease.send("Complete"), 200, "CompleteAck", "Complete")
         return f"{len(str(spec.steps))} characters were read under the lease"
 
-    def credential_ends(self) -> str:
-        """An old credential is refused."""
-        me = self._me()
-        left = me.expires_at - time.monotonic()
+    def credential_expires(self) -> str:
+        """An expired credential is refused."""
+        runner = self._runner()
+        left = runner.expires_at - time.monotonic()
         if left + SLACK_SECONDS > self._patience:
             raise NotCheckable(f"a credential lasts another {left:.0f} s, longer than --patience {self._patience:.0f}")
         time.sleep(max(0.0, left) + SLACK_SECONDS)
-        return f"a request with an old credential: {expect(me.lease(), 401, 'expired_credential')}"
+        return f"a request with an expired credential: {expect(runner.lease(), 401, 'expired_credential')}"
 
-    def leave(self) -> None:
-        """Nothing that was taken is left half done."""
-        for held in (*self._spare, *([self._live] if self._live else [])):
+    def finish(self) -> None:
+        """Complete every job that is still leased."""
+        for lease in (*self._unused, *([self._live] if self._live else [])):
             with suppress(ServerUnreachable):
-                held.say("AckLease")
-                held.say("Complete")
+                lease.send("AckLease")
+                lease.send("Complete")
 
     @staticmethod
-    def _stale(held: HeldLease, type: str, reason: str) -> None:
-        body = expect(held.say(type), 409, reason, type).body
+    def _stale(lease: HeldLease, type: str, reason: str) -> None:
+        body = expect(lease.send(type), 409, reason, type).body
         decode(body, wire.StaleLease)
         if type == "Heartbeat" and (body.get("extend_lease") is not False or body.get("stale") is not True):
             raise CheckFailed(f"Heartbeat: expected extend_lease=false and stale=true beside {reason}")
 
 
 class ServerCheck(msgspec.Struct, frozen=True):
-    """A line of the server's checklist."""
+    """An item of the server's checklist. `needs` are the items that must be checked before it."""
 
     id: str
     title: str
-    show: Callable[[ServerChecks], str]
+    run: Callable[[ServerChecks], str]
     needs: tuple[str, ...] = ("token-once",)
 
 
-# In this order: later ones need what earlier ones got.
+# In order of execution: later ones use leases of earlier ones.
 SERVER_CHECKS: Final = (
-    ServerCheck("token-once", "a registration token is good once (PRO-X3)", ServerChecks.token_once, ()),
-    ServerCheck("credential-needed", "nobody speaks without a credential (PRO-X3)", ServerChecks.credential_needed),
-    ServerCheck("renewed", "a good credential is exchanged for a fresh one", ServerChecks.renewed),
-    ServerCheck("own-name", "a runner speaks in its own name only (PRO-N1)", ServerChecks.own_name),
-    ServerCheck("addresses", "unknown addresses and methods are refused", ServerChecks.addresses),
-    ServerCheck("strict", "what is no message is refused with a stable code (PRO-U3)", ServerChecks.strict),
-    ServerCheck("too-large", "a message has a limit", ServerChecks.too_large),
+    ServerCheck("token-once", "a registration token is valid once (PRO-X3)", ServerChecks.token_once, ()),
+    ServerCheck("credential-needed", "every request needs a credential (PRO-X3)", ServerChecks.credential_needed),
+    ServerCheck("renewed", "a valid credential can be renewed", ServerChecks.renew_credential),
+    ServerCheck("own-name", "a runner cannot use another runner's id (PRO-N1)", ServerChecks.own_runner_id),
+    ServerCheck("addresses", "unknown paths and methods are refused", ServerChecks.unknown_paths),
+    ServerCheck("strict", "an invalid message is refused with a stable code (PRO-U3)", ServerChecks.invalid_messages),
+    ServerCheck("too-large", "a message has a size limit", ServerChecks.too_large),
     ServerCheck("unknown-lease", "an unknown lease is stale (PRO-H3)", ServerChecks.unknown_lease),
-    ServerCheck("long-poll", "who asks for work may wait for it (PRO-B2)", ServerChecks.long_poll),
+    ServerCheck("long-poll", "a request for work can wait (PRO-B2)", ServerChecks.long_poll),
     ServerCheck("granted", "the grant is complete, its lease_id unguessable (PRO-M1, PRO-Q1)", ServerChecks.granted),
     ServerCheck("ack-activates", "AckLease activates the lease (PRO-Q3)", ServerChecks.ack_activates, ("granted",)),
     ServerCheck(
@@ -412,10 +424,10 @@ SERVER_CHECKS: Final = (
         ("ack-activates",),
     ),
     ServerCheck(
-        "not-yours", "a lease is of no use to another runner (PRO-K2)", ServerChecks.not_yours, ("ack-activates",)
+        "not-yours", "another runner cannot use a lease (PRO-K2)", ServerChecks.other_runner, ("ack-activates",)
     ),
-    ServerCheck("batch", "each message of a batch is answered in its place", ServerChecks.batch, ("ack-activates",)),
-    ServerCheck("log-offsets", "a log has no hole and nothing twice", ServerChecks.log_offsets, ("ack-activates",)),
+    ServerCheck("batch", "each message of a batch gets its own answer", ServerChecks.batch, ("ack-activates",)),
+    ServerCheck("log-offsets", "a log has no gaps and no repeats", ServerChecks.log_offsets, ("ack-activates",)),
     ServerCheck(
         "cancel-unasked",
         "CancelAck counts only after a request (PRO-Q11)",
@@ -424,57 +436,62 @@ SERVER_CHECKS: Final = (
     ),
     ServerCheck(
         "complete-once",
-        "the first result stands, its repeat is no error (PRO-Q7)",
+        "the first result is final, its repeat is no error (PRO-Q7)",
         ServerChecks.complete_once,
         ("ack-activates",),
     ),
     ServerCheck(
         "stale-after-end",
-        "nothing counts after the end (PRO-S4, PRO-Q12)",
+        "a completed lease is stale (PRO-S4, PRO-Q12)",
         ServerChecks.stale_after_end,
         ("complete-once",),
     ),
-    ServerCheck("expires", "silence costs the lease (PRO-S1, PRO-Q6)", ServerChecks.expires),
-    ServerCheck("leased-again", "a lost job is granted anew (PRO-F1, PRO-S3)", ServerChecks.leased_again, ("expires",)),
+    ServerCheck("expires", "a lease expires without heartbeats (PRO-S1, PRO-Q6)", ServerChecks.expires),
+    ServerCheck(
+        "leased-again",
+        "a job whose lease expired is granted again (PRO-F1, PRO-S3)",
+        ServerChecks.leased_again,
+        ("expires",),
+    ),
     ServerCheck("cancel", "a cancel reaches the runner and ends with CancelAck (PRO-Q13)", ServerChecks.cancel),
-    ServerCheck("large-spec", "a large specification is referred to (PRO-Q2)", ServerChecks.large_spec),
-    ServerCheck("credential-ends", "an old credential is refused (PRO-X3)", ServerChecks.credential_ends),
+    ServerCheck("large-spec", "a large specification is sent as a reference (PRO-Q2)", ServerChecks.large_spec),
+    ServerCheck("credential-ends", "an expired credential is refused (PRO-X3)", ServerChecks.credential_expires),
 )
 
 
-def _needed(only: Collection[str]) -> set[str]:
-    """These items, and those that they need."""
-    found = set(only) or {promise.id for promise in SERVER_CHECKS}
-    for promise in reversed(SERVER_CHECKS):
-        if promise.id in found:
-            found.update(promise.needs)
-    return found
+def _with_dependencies(only: Collection[str]) -> set[str]:
+    """Return these items and all that they need; all items if `only` is empty."""
+    ids = set(only) or {check.id for check in SERVER_CHECKS}
+    for check in reversed(SERVER_CHECKS):
+        if check.id in ids:
+            ids.update(check.needs)
+    return ids
 
 
 def check_server(
-    caller: HttpClient,
+    client: HttpClient,
     tokens: Sequence[str],
-    work: JobSource | None,
+    job_source: JobSource | None,
     patience_seconds: float,
     only: Collection[str] = (),
 ) -> Iterator[CheckResult]:
-    """Each item as soon as it is known."""
-    here = ServerChecks(caller, tokens, work, patience_seconds)
-    needed = _needed(only)
+    """Check a server, and yield the result of each item, or of each item in `only`, as soon as it is known."""
+    checks = ServerChecks(client, tokens, job_source, patience_seconds)
+    required_ids = _with_dependencies(only)
     try:
-        for promise in SERVER_CHECKS:
-            if promise.id in needed:
-                item = _shown(promise, here)
-                if not only or promise.id in only:
-                    yield item
+        for check in SERVER_CHECKS:
+            if check.id in required_ids:
+                result = _run(check, checks)
+                if not only or check.id in only:
+                    yield result
     finally:
-        here.leave()
+        checks.finish()
 
 
-def _shown(promise: ServerCheck, here: ServerChecks) -> CheckResult:
+def _run(check: ServerCheck, checks: ServerChecks) -> CheckResult:
     try:
-        return CheckResult(promise.id, promise.title, PASS, promise.show(here))
-    except NotCheckable as why:
-        return CheckResult(promise.id, promise.title, NOT_SHOWN, str(why))
+        return CheckResult(check.id, check.title, PASS, check.run(checks))
+    except NotCheckable as reason:
+        return CheckResult(check.id, check.title, NOT_SHOWN, str(reason))
     except (CheckFailed, ServerUnreachable) as evidence:
-        return CheckResult(promise.id, promise.title, FAIL, str(evidence))
+        return CheckResult(check.id, check.title, FAIL, str(evidence))

@@ -1,7 +1,8 @@
-"""The process around a runner under test: whatever the runner starts, and however it hides, ends with this one.
+"""The parent process of a runner under test: when it ends, the runner and all of its descendants have ended.
 
-Run as a script by a bare interpreter, so it imports nothing of ours. Its stdin is a socket to the kit: it writes there
-when the runner exits, and when the kit hangs up, or is killed, it ends the runner and everybody who descends from it.
+It runs as a script in an isolated interpreter, so it imports nothing of this project. Its stdin is a socket to the kit:
+it writes one line there when the runner exits. When the kit closes the socket, or is killed, it ends the runner and all
+descendants. As a child subreaper (see prctl(2)) it becomes the parent of orphaned descendants and so finds them.
 """
 
 from __future__ import annotations
@@ -17,41 +18,41 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-TERM_SECONDS = 2.0  # For the runner to leave by itself.
+TERM_SECONDS = 2.0  # For the runner to exit by itself.
 KILL_SECONDS = 10.0
-LOOK_SECONDS = 0.02
-KIT = 0
+POLL_SECONDS = 0.02
+KIT_SOCKET = 0
 
 
-def adopt() -> None:
-    """Become the parent of every orphan among our descendants, where the system knows how."""
+def become_subreaper() -> None:
+    """Become the parent of every orphaned descendant, if the system supports it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants() -> list[int]:
-    """Everybody who comes from us, zombies not counted; nobody where there is no /proc."""
+    """Return the pids of all descendants, without zombies; empty if there is no /proc."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, parent = path.read_bytes().rpartition(b")")[2].split()[:2]
             if state not in (b"Z", b"X"):
                 parents[int(path.parent.name)] = int(parent)
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
-        found |= more
-    return sorted(found - {os.getpid()})
+    family = {os.getpid()}
+    while children := {pid for pid, parent in parents.items() if parent in family and pid not in family}:
+        family |= children
+    return sorted(family - {os.getpid()})
 
 
 def send(pids: list[int], number: signal.Signals) -> None:
-    """To each of them that is still there."""
+    """Send a signal to each of the processes that still exists."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 
 class Subreaper:
-    """One runner and all who come from it."""
+    """The runner process and its descendants."""
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -59,7 +60,7 @@ class Subreaper:
         self.exit_code: int | None = None
 
     def reap(self) -> bool:
-        """Bury the dead, as the first process of a system does; whether anybody lives."""
+        """Collect the exit status of all ended children. Return whether any child is left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -71,36 +72,36 @@ class Subreaper:
             return False
 
     def end(self) -> None:
-        """Ask the runner, then kill it and all others until nobody is left."""
+        """Terminate the runner, then kill it and its descendants until none is left."""
         if self.exit_code is None:
             send([self._runner], signal.SIGTERM)
-        until = time.monotonic() + TERM_SECONDS
-        while self.reap() and self.exit_code is None and time.monotonic() < until:
-            time.sleep(LOOK_SECONDS)
-        until = time.monotonic() + KILL_SECONDS
-        while self.reap() and time.monotonic() < until:
+        deadline = time.monotonic() + TERM_SECONDS
+        while self.reap() and self.exit_code is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        deadline = time.monotonic() + KILL_SECONDS
+        while self.reap() and time.monotonic() < deadline:
             left = descendants() or ([self._runner] if self.exit_code is None else [])
-            send(left, signal.SIGSTOP)  # So that nobody forks between the first kill and the last.
+            send(left, signal.SIGSTOP)  # So that none forks between the first kill and the last.
             send(left, signal.SIGKILL)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 def main(command: list[str]) -> None:
-    """Run it, say when it is over, and wait until the kit has seen enough."""
-    adopt()
+    """Run the command, report its exit to the kit, and clean up when the kit closes the socket."""
+    become_subreaper()
     try:
-        guard = Subreaper(command)
+        subreaper = Subreaper(command)
     except OSError as error:
-        os.write(KIT, f"failed: {error}\n".encode())
+        os.write(KIT_SOCKET, f"failed: {error}\n".encode())
         return
-    is_told = False
-    while not select.select([KIT], [], [], LOOK_SECONDS)[0]:
-        guard.reap()
-        if guard.exit_code is not None and not is_told:
-            is_told = True
+    is_reported = False
+    while not select.select([KIT_SOCKET], [], [], POLL_SECONDS)[0]:
+        subreaper.reap()
+        if subreaper.exit_code is not None and not is_reported:
+            is_reported = True
             with contextlib.suppress(OSError):
-                os.write(KIT, f"exited with {guard.exit_code}\n".encode())
-    guard.end()
+                os.write(KIT_SOCKET, f"exited with {subreaper.exit_code}\n".encode())
+    subreaper.end()
 
 
 if __name__ == "__main__":

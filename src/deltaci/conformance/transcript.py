@@ -1,71 +1,76 @@
-"""What happened in one scenario, in the order in which it was observed: all that a verdict may be based on."""
+"""The record of one scenario: every observation in order. Verdicts are computed from nothing else."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import msgspec
+from msgspec import field
 
 EntryKind = Literal["granted", "heard", "answered", "job", "nobody", "began", "exited", "ended"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One observation. Times are seconds since the scenario began.
+    """One observation. Times are seconds since the start of the scenario.
 
-    granted: a lease was handed out. heard: a request or message came in. answered: what was sent back for it.
-    job: a process of the job said a word. nobody: no process of the job is left. began, exited: the runner itself.
-    ended: the scenario.
+    Kinds: `granted` a lease was granted; `heard` a request or message was received; `answered` it was answered; `job` a
+    process of the job wrote a marker; `nobody` the last process of the job ended; `began`, `exited` the runner itself
+    started or exited; `ended` the scenario ended.
     """
 
     at: float
-    what: EntryKind
+    kind: EntryKind = field(name="what")
     job: str = ""
-    type: str = ""  # Of what was heard or answered: a message's type, else the address.
-    answer: str = ""  # The type of the answer, a refusal's code, or `cut`.
-    note: str = ""  # The job's word, or what else there is to tell.
+    type: str = ""  # The message type, or the route name of another request.
+    answer: str = ""  # The message type of the answer, an error code, or `cut`.
+    note: str = ""  # The job's marker, or a detail of the observation.
     body: dict[str, Any] = {}
 
 
 class Transcript(msgspec.Struct, kw_only=True):
-    """Everything that was said and seen in one scenario."""
+    """Everything that was observed in one scenario."""
 
     scenario: str
     entries: list[Entry] = []
-    secrets: dict[str, str] = {}  # What must never be seen anywhere: its kind, by its text.
-    output: str = ""  # What the runner itself printed.
+    secrets: dict[str, str] = {}  # Values that must not appear anywhere, with their kind.
+    output: str = ""  # Output of the runner process.
     logs: dict[str, str] = {}  # The uploaded log of each job.
-    targets: list[str] = []  # The request lines that came in.
+    targets: list[str] = []  # Method and path of every request.
 
-    def find(self, what: EntryKind, job: str = "", type: str = "") -> list[Entry]:
-        """All entries of this kind; an empty job or type is any."""
+    def find(self, kind: EntryKind, job: str = "", type: str = "") -> list[Entry]:
+        """Return all entries of a kind; an empty job or type matches any."""
         return [
-            each
-            for each in self.entries
-            if each.what == what and (not job or each.job == job) and (not type or each.type == type)
+            entry
+            for entry in self.entries
+            if entry.kind == kind and (not job or entry.job == job) and (not type or entry.type == type)
         ]
 
-    def first(self, what: EntryKind, job: str = "", type: str = "") -> Entry | None:
-        """The first of them."""
-        return next(iter(self.find(what, job, type)), None)
+    def first(self, kind: EntryKind, job: str = "", type: str = "") -> Entry | None:
+        """Return the first of these entries, or None."""
+        return next(iter(self.find(kind, job, type)), None)
 
-    def heard(self, type: str, job: str = "") -> list[Entry]:
-        """Every time the runner said it."""
+    def received(self, type: str, job: str = "") -> list[Entry]:
+        """Return every message or request of this type that the runner sent."""
         return self.find("heard", job, type)
 
     def answered(self, type: str, answer: str, job: str = "") -> list[Entry]:
-        """Every time the runner's message got this answer."""
-        return [each for each in self.find("answered", job, type) if each.answer == answer]
+        """Return every time a message of this type got this answer."""
+        return [entry for entry in self.find("answered", job, type) if entry.answer == answer]
 
-    def words(self, job: str) -> list[str]:
-        """What the job's processes said."""
-        return [each.note for each in self.find("job", job)]
+    def process_exits(self, job: str) -> list[Entry]:
+        """Return every time the last process of the job ended."""
+        return self.find("nobody", job)
+
+    def markers(self, job: str) -> list[str]:
+        """Return the markers that the job's processes wrote, one at the beginning of each step."""
+        return [entry.note for entry in self.find("job", job)]
 
     def is_running(self, job: str, until: Entry) -> bool:
-        """Whether a process of the job was there when this was observed."""
-        is_there = False
-        for each in self.entries:
-            if each is until:
+        """Whether a process of the job was running when `until` was observed."""
+        is_running = False
+        for entry in self.entries:
+            if entry is until:
                 break
-            if each.job == job and each.what in ("job", "nobody"):
-                is_there = each.what == "job"
-        return is_there
+            if entry.job == job and entry.kind in ("job", "nobody"):
+                is_running = entry.kind == "job"
+        return is_running
