@@ -7,6 +7,7 @@ import random
 import msgspec
 
 from deltaci.client.errors import ApiError, ClientError
+from deltaci.core.backoff import Backoff
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,13 +35,12 @@ class Waits:
 
     def reset(self) -> None:
         """It went well: begin anew."""
-        self._next = self._patience.first_seconds
+        self._backoff = Backoff(self._patience.first_seconds, self._patience.most_seconds)
         self._left = self._give_up
 
     def after(self, error: ClientError) -> float:
         """How long to wait after this; raises it when that would be too long. `Retry-After` is obeyed."""
-        pause, self._next = self._next, min(self._patience.most_seconds, self._next * 2)
-        pause *= random.uniform(0.5, 1.0)
+        pause = self._backoff.next(random.random())
         if isinstance(error, ApiError) and error.retry_after is not None:
             # Never sooner than it says, and a little later than all the others who were told the same.
             pause = error.retry_after + pause * 0.1

@@ -21,6 +21,7 @@ from deltaci.controllers.pipelines import is_triggered, pipelines_at
 from deltaci.controllers.projects import Project, Projects
 from deltaci.controllers.supersede import Superseding
 from deltaci.controllers.work_queue import Hands
+from deltaci.core.backoff import backoff_seconds
 from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
@@ -37,6 +38,7 @@ SWEEP_SECONDS: Final = 5.0
 PRUNE_SECONDS: Final = 3600.0
 CLAIM_SECONDS: Final = 600
 FIRST_WAIT_SECONDS: Final = 5
+MAX_WAIT_SECONDS: Final = 640
 MAX_TRIES: Final = 8
 PLANNING_SECONDS: Final = 3600
 MAX_REASON: Final = 1000
@@ -154,7 +156,7 @@ class Handling:
         if kept.tries >= MAX_TRIES:
             LOGGER.warning("change %s of %s is put aside after %d tries: %s", kept.id, kept.project, kept.tries, why)
             return replace(kept, status=PUT_ASIDE, reason=why[:MAX_REASON], owner="", not_before=0)
-        wait = FIRST_WAIT_SECONDS * 2 ** (kept.tries - 1) * SECOND
+        wait = backoff_seconds(kept.tries - 1, FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS) * SECOND
         return replace(kept, reason=why[:MAX_REASON], owner="", not_before=await self._store.now() + wait)
 
     # -- one change

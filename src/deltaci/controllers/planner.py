@@ -23,6 +23,7 @@ from deltaci.controllers.pipelines import NoPlan, is_triggered, pipelines_at, pl
 from deltaci.controllers.projects import Projects
 from deltaci.controllers.work_queue import Hands
 from deltaci.core import decide, run
+from deltaci.core.backoff import backoff_seconds
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
 from deltaci.core.listing import ALL_TENANTS, UNPLANNED
@@ -42,6 +43,7 @@ KIND: Final = "plan"
 CLAIM: Final = "plan-claim"
 SWEEP_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 10.0
+MAX_RETRY_SECONDS: Final = 120.0
 MAX_TRIES: Final = 6  # Of reaching a repository; about five minutes.
 PAGE: Final = 200
 MAX_ERROR: Final = 10_000
@@ -252,7 +254,7 @@ class Planner:
             return
         LOGGER.warning("run %s cannot be planned now: %s; trying again", record.id, why)
         loop = asyncio.get_running_loop()
-        loop.call_later(min(RETRY_SECONDS * 2 ** (tried - 1), 120), self.hands.give, record.id)
+        loop.call_later(backoff_seconds(tried - 1, RETRY_SECONDS, MAX_RETRY_SECONDS), self.hands.give, record.id)
 
 
 def _reasons(plan: Plan, diff: Compared) -> Reasons:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from deltaci.controllers.journal import Found, Gap, Journal, Taken
+from deltaci.core.backoff import Backoff
 from deltaci.core.events import Event
 from deltaci.storage.port import Store, Unavailable
 
@@ -84,12 +85,12 @@ class LiveTransitions:
             await self._is_moved.wait_for(lambda: self._seen >= seq)
 
     async def _run(self) -> None:
-        told, pause = "", RETRY_SECONDS
+        told, backoff = "", Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         try:
             while True:
                 try:
                     await self._open()
-                    pause = RETRY_SECONDS
+                    backoff.reset()
                     await self._follow()
                     return
                 except (Taken, Unavailable, OSError) as error:
@@ -101,10 +102,9 @@ class LiveTransitions:
                         LOGGER.exception("transitions.jsonl cannot be written: an error of ours; trying again")
                     told = str(error)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
+                    async with asyncio.timeout(backoff.next()):
                         await self._is_stopping.wait()
                     return
-                pause = min(2 * pause, MAX_RETRY_SECONDS)
         finally:
             await _in_thread(self._journal.close)
 

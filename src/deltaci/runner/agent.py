@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from deltaci.core.backoff import Backoff
 from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import CancelRequested, LeaseGranted, Registered
@@ -21,7 +22,6 @@ from deltaci.runner.control_channel import ControlChannel
 from deltaci.runner.job import JobRunner
 from deltaci.runner.lease.keeper import Cancel, Lost, NewToken, Order, Ready
 from deltaci.runner.nats_dispatch import DispatchPuller
-from deltaci.runner.pauses import Pauses
 from deltaci.runner.registration import CredentialProvider
 from deltaci.runner.runtime import KeeperConnection
 from deltaci.runner.sandbox.cell_pool import Places
@@ -203,15 +203,15 @@ class Agent:
 
     async def _renew(self) -> None:
         """Have a fresh credential long before the old one is over."""
-        pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
+        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while True:
             await asyncio.sleep(max(0.0, self._renew_at - self._runtime.clock()))
             try:
                 await self._refresh()
-                pauses.reset()
+                backoff.reset()
             except (Unreachable, Refused) as error:
                 LOGGER.warning("the credential cannot be renewed: %s", error)
-                again = pauses.next() if isinstance(error, Unreachable) else REFUSED_SECONDS
+                again = backoff.next(random.random()) if isinstance(error, Unreachable) else REFUSED_SECONDS
                 self._renew_at = self._runtime.clock() + again
 
     async def _refresh(self) -> None:
@@ -232,7 +232,7 @@ class Agent:
         await self._is_kept.wait()
         if self._dispatches is not None:
             await self._dispatches.wait_up(RETRY_SECONDS)
-        pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
+        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_stopping.is_set():
             free = self._slots - len(self._tasks)
             if free <= 0:
@@ -260,10 +260,10 @@ class Agent:
                 LOGGER.warning("%s; trying again", error)
                 await self._settle(told, ())
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(pauses.next()):
+                    async with asyncio.timeout(backoff.next(random.random())):
                         await self._is_stopping.wait()
                 continue
-            pauses.reset()
+            backoff.reset()
             granted = answer.leases
             await self._settle(told, answer.unclaimable)
             if self._is_stopping.is_set():

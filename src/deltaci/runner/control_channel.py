@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
+from deltaci.core.backoff import Backoff
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.runner.client import RunnerClient, Unreachable
-from deltaci.runner.pauses import Pauses
 
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
@@ -68,14 +69,14 @@ class ControlChannel:
     async def run(self) -> None:
         """Listen until cancelled, or until the server says that it has no such line."""
         loop = asyncio.get_running_loop()
-        pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
+        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         try:
             while True:
                 await self._is_needed.wait()
                 began = loop.time()
                 try:
                     found = await loop.run_in_executor(self._thread, self._client.wait_for_cancels, self._asked())
-                    pauses.reset()
+                    backoff.reset()
                     for each in found:
                         self.tell(each)
                     if found or loop.time() - began > RETRY_SECONDS:
@@ -86,7 +87,7 @@ class ControlChannel:
                     if refused.code == "not_found":
                         LOGGER.info("the server tells of cancels only by heartbeats")
                         return
-                await asyncio.sleep(pauses.next())
+                await asyncio.sleep(backoff.next(random.random()))
         finally:
             self.stop()
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
+from deltaci.core.backoff import Backoff
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain_line
 from deltaci.protocol import messages as wire
@@ -33,7 +35,6 @@ from deltaci.runner.execution import JobExecution
 from deltaci.runner.lease.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.stream import LogStream
-from deltaci.runner.pauses import Pauses
 from deltaci.runner.result import JobResult, cost, fitting
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Cell, CellFailed, Exit
@@ -322,13 +323,13 @@ class JobRunner:
 
     async def _send_until_acknowledged(self, message: RunnerMessage) -> ServerMessage | Refused | None:
         """Say it until it is heard, or until the lease is gone."""
-        pauses = Pauses(RETRY_SECONDS, MAX_RETRY_SECONDS)
+        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_lost:
             self._said_at = self._clock()
             try:
                 return await asyncio.to_thread(self._client.send, message)
             except Unreachable:
-                await asyncio.sleep(pauses.next())
+                await asyncio.sleep(backoff.next(random.random()))
             except Refused as refused:
                 LOGGER.warning("job %s: %s is refused: %s", self._granted.job_id, type(message).__name__, refused)
                 return refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,9 @@ from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, BinaryIO, Final, TypeVar
 
+from deltaci.core.backoff import Backoff
 from deltaci.core.errors import Refused
 from deltaci.runner.client import RunnerClient, Unreachable, Uploaded
-from deltaci.runner.pauses import Pauses
 
 PART_BYTES: Final = 1024 * 1024
 FIRST_PAUSE_SECONDS: Final = 0.2
@@ -67,7 +68,7 @@ class Transfers:
 
     async def _insist(self, ask: Callable[[], T], patience: float) -> T:
         give_up = time.monotonic() + patience
-        pauses = Pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
             if self._is_over():
                 raise JobStopped
@@ -76,7 +77,7 @@ class Transfers:
             except Unreachable:
                 if time.monotonic() > give_up:
                     raise
-                await asyncio.sleep(pauses.next())
+                await asyncio.sleep(backoff.next(random.random()))
             except Refused as refused:
                 if refused.code == "stale_lease":
                     raise JobStopped from None

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from deltaci.controllers.change_records import digest
 from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome, Split
+from deltaci.core.backoff import backoff_seconds
 from deltaci.core.instants import SECOND
 from deltaci.engine.requests import Overloaded
 
@@ -43,7 +44,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
     def again(self, problem: str, now: int) -> Trouble:
         """It happened once more: the next try is twice as far away."""
-        seconds = min(2**self.tries, MAX_BACKOFF_SECONDS)
+        seconds = backoff_seconds(self.tries, 1, MAX_BACKOFF_SECONDS)
         return Trouble(problem[:MAX_PROBLEM], self.tries + 1, now + seconds * SECOND)
 
 

@@ -27,6 +27,7 @@ from deltaci.controllers.workstreams.metrics import Meters
 from deltaci.controllers.workstreams.planning import Planning
 from deltaci.controllers.workstreams.records import Open, Workstream
 from deltaci.core import job, run
+from deltaci.core.backoff import backoff_seconds
 from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.core.events import JOB, RUN, USER, Event
@@ -204,7 +205,7 @@ class Streams:
             await self._planning.fail(record, why)
             return
         LOGGER.warning("workstream %s cannot go on now: %s; trying again", record.id, error)
-        pause = min(RETRY_SECONDS * 2 ** (tried - 1), MAX_RETRY_SECONDS)
+        pause = backoff_seconds(tried - 1, RETRY_SECONDS, MAX_RETRY_SECONDS)
         asyncio.get_running_loop().call_later(pause, self._give, record.tenant, record.id)
 
     async def _abandon(self, stream: Workstream) -> None:

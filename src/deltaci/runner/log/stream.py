@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
 from pathlib import Path
 from typing import Final
 
+from deltaci.core.backoff import Backoff
 from deltaci.core.errors import Refused
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.log.sections import looks_like_marker
-from deltaci.runner.pauses import Pauses
 from deltaci.storage.blobs.logs import MAX_LOG_BYTES
 
 CHUNK_BYTES: Final = 1024 * 1024
@@ -87,7 +88,7 @@ class LogStream:
     async def send(self) -> None:
         """Send until it is ended and all of it is with the server, or until the server wants no more of it."""
         loop = asyncio.get_running_loop()
-        pauses = Pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
             if self.bytes_sent >= self._size:
                 if self._is_ended:
@@ -99,10 +100,10 @@ class LogStream:
             try:
                 self.bytes_sent = await asyncio.to_thread(self._send_part)
                 self._pace(loop.time() - began)
-                pauses.reset()
+                backoff.reset()
             except Unreachable:
                 self._pace(SLOW_SECONDS)
-                await asyncio.sleep(pauses.next())
+                await asyncio.sleep(backoff.next(random.random()))
             except Refused as refused:
                 self.trouble = refused.message
                 break

@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import random
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,8 +18,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from deltaci.core.backoff import Backoff
 from deltaci.git.command import GitFailed
-from deltaci.runner.pauses import Pauses
 from deltaci.runner.workspace.git import Remote, git
 
 LOCK_SECONDS: Final = 0.1
@@ -114,7 +115,7 @@ class Mirror:
 
     async def _try(self, *words: str) -> str:
         """Call git again while the way to the repository is bad."""
-        pauses = Pauses(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         for attempt in range(1, TRIES + 1):
             try:
                 return await git(*words, folder=self.path, timeout_seconds=FETCH_SECONDS, remote=self._remote)
@@ -122,7 +123,7 @@ class Mirror:
                 if attempt == TRIES or any(word in str(failed) for word in (*_FINAL, *BROKEN)):
                     raise
                 self._say(f"git {words[0]}: {failed}; trying again")
-                await asyncio.sleep(pauses.next())
+                await asyncio.sleep(backoff.next(random.random()))
         raise AssertionError("unreachable")
 
     async def _git(self, *words: str) -> str:
