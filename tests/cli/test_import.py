@@ -56,7 +56,7 @@ def test_one_workflow_becomes_the_pipeline_file(folder: Path) -> None:
 
     assert (result.exit_code, result.stdout) == (
         0,
-        ".github/workflows/ci.yml: written to .deltaci.yml, 1 of 1 jobs\n  test: inside\n",
+        ".github/workflows/ci.yml: written to .deltaci.yml, 1 of 1 jobs\n  test: supported\n",
     )
     assert Path(".deltaci.yml").read_text() == WRITTEN
     assert run("lint").exit_code == 0
@@ -76,8 +76,8 @@ def test_nothing_is_written_over(folder: Path) -> None:
     assert Path(".deltaci.yml").read_text() == WRITTEN
 
 
-def test_a_workflow_with_a_job_outside_is_not_written(folder: Path) -> None:
-    """The others are; the report says for every job whether it is inside."""
+def test_a_workflow_with_an_unsupported_job_is_not_written(folder: Path) -> None:
+    """The others are; the report says for each job whether it is supported."""
     (folder / "ci.yml").write_text(GOOD)
     (folder / "release.yaml").write_text(MIXED)
 
@@ -88,8 +88,8 @@ def test_a_workflow_with_a_job_outside_is_not_written(folder: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[2:5] == [
         ".github/workflows/release.yaml: not written, 1 of 2 jobs can run here",
-        "  test: inside",
-        "  deploy: outside",
+        "  test: supported",
+        "  deploy: unsupported",
     ]
     assert (
         ".github/workflows/release.yaml:7:15: the action 'some/action'; only some of GitHub's own actions are "
@@ -132,7 +132,7 @@ def test_what_the_linter_would_refuse_is_not_written(folder: Path) -> None:
     result = run("import")
 
     assert (result.exit_code, Path(".deltaci.yml").exists()) == (1, False)
-    assert "  test: inside" in result.stdout
+    assert "  test: supported" in result.stdout
     assert "the axis 'mode', which there is not; this job has no matrix" in result.stdout
 
 
@@ -144,7 +144,7 @@ def test_to_standard_output(folder: Path) -> None:
 
     assert result.exit_code == 0
     assert result.stdout == WRITTEN
-    assert "test: inside" in result.stderr
+    assert "test: supported" in result.stderr
 
 
 def test_actions_beside_it_are_read(folder: Path) -> None:
@@ -176,9 +176,9 @@ def test_the_linter_takes_workflows(folder: Path) -> None:
     (folder / "release.yml").write_text(MIXED)
     Path("elsewhere.yml").write_text(GOOD.replace("run: make test", "uses: actions/checkout@v4"))
 
-    outside = run("lint", ".github/workflows/release.yml")
+    result = run("lint", ".github/workflows/release.yml")
 
-    assert outside.exit_code == 1
-    assert outside.stdout.endswith("release.yml: 1 problem, 2 warnings; 1 of 2 jobs can run here\n")
+    assert result.exit_code == 1
+    assert result.stdout.endswith("release.yml: 1 problem, 2 warnings; 1 of 2 jobs can run here\n")
     assert run("lint", "elsewhere.yml").exit_code == 1
     assert run("lint", "elsewhere.yml", "--github").stdout == "elsewhere.yml: good, 1 job\n"

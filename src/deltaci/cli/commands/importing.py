@@ -59,8 +59,8 @@ def import_command(
 ) -> None:
     """Convert GitHub's workflows to pipeline files, and tell job by job what can run here.
 
-    A workflow of which a job is outside of what is understood is not written, unless you say --partial. Exits with 0
-    when all were written, 1 when something is outside, and 2 when nothing was done at all.
+    A workflow with an unsupported job is not written, unless you pass --partial. Exits with 0 when all were written,
+    1 when something is unsupported, and 2 when nothing was done.
 
     Examples:
 
@@ -157,18 +157,17 @@ def _write(made: Import) -> None:
 def _told(made: Import) -> list[str]:
     """The report of one workflow: what became of it, then job by job."""
     workflow = made.workflow
-    inside = len(workflow.job_ids) - len(workflow.unsupported_jobs)
+    supported = len(workflow.job_ids) - len(workflow.unsupported_jobs)
     if made.pipeline is not None and made.target != "-":
-        head = f"{made.source}: written to {made.target}, {inside} of {len(workflow.job_ids)} jobs"
+        head = f"{made.source}: written to {made.target}, {supported} of {len(workflow.job_ids)} jobs"
     else:
         head = f"{made.source}: {'written' if made.pipeline is not None else 'not written'}, "
-        head += (
-            f"{inside if workflow.supported_pipeline is not None else 0} of {len(workflow.job_ids)} jobs can run here"
-        )
+        runnable = supported if workflow.supported_pipeline is not None else 0
+        head += f"{runnable} of {len(workflow.job_ids)} jobs can run here"
     lines = [head]
     for job in workflow.job_ids:
-        is_outside = job in workflow.unsupported_jobs or workflow.supported_pipeline is None
-        lines.append(f"  {job}: {'outside' if is_outside else 'inside'}")
+        is_unsupported = job in workflow.unsupported_jobs or workflow.supported_pipeline is None
+        lines.append(f"  {job}: {'unsupported' if is_unsupported else 'supported'}")
     lines += [with_source(problem, made.content) for problem in workflow.problems]
     if made.refused:
         lines.append("  it can run as it is, but not be written, because 'deltaci lint' would refuse the file:")
