@@ -70,7 +70,7 @@ def test_each_kind_of_reason_is_told_and_goes_away(small: House, visitor: Callab
         "waits for group deploy, which job holds of run", ignore_case=True
     )
     expect(waits(page, f"{second}/gpu-0.1")).to_contain_text("lacks gpu and large")
-    expect(waits(page, f"{second}/people")).to_contain_text("a person with the role ops to approve it")
+    expect(waits(page, f"{second}/people")).to_contain_text("approval by a person with the role ops")
     expect(waits(page, f"{second}/after")).to_contain_text("Waits for busy and people.")
     expect(reason(page, "no_fitting_worker:gpu,large").locator(".how-many")).to_have_text("2")
     expect(reason(page, "no_fitting_worker:gpu,large")).to_contain_text(
@@ -110,7 +110,7 @@ def test_a_time_that_must_come_is_told(small: House, visitor: Callable[..., Pers
 
     page = ada.go("/queue?reason=retry_scheduled")
     line = waits(page, f"{run}/later")
-    expect(line).to_contain_text("Waits to be tried again: attempt 2 of 2 starts at", timeout=SOON)
+    expect(line).to_contain_text("Waits for a retry: attempt 2 of 2 starts at", timeout=SOON)
     expect(line).to_contain_text(re.compile(r"its time comes in \d+ (min|hr)"))
     expect(line).not_to_contain_text("(in ")
     ada.check()

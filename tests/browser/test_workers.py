@@ -118,7 +118,7 @@ def test_drained_here_explained_there_and_resumed(ada: Person, house: House, vis
         queue = bob.go("/queue?label=drain")
         run = house.start(task("patient", runs_on=["drain"]))
         waits = queue.locator("table", has_text="What waits")
-        expect(waits).to_contain_text("worker drain-1 fits, but is drained since", timeout=SOON)
+        expect(waits).to_contain_text("worker drain-1 matches, but is drained since", timeout=SOON)
         expect(queue.locator("#reasons").get_by_role("link", name="Worker drain-1")).to_be_visible()
 
         page = ada.go("/workers/drain-1")

@@ -123,7 +123,8 @@ def check_done(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, m
     if run.open_jobs or run.lost_required_jobs:
         verifier.flag(
             "ORC-RF1",
-            f"run {run.id} is {event.to} with {run.open_jobs} open jobs and {run.lost_required_jobs} lost required jobs",
+            f"run {run.id} is {event.to} with {run.open_jobs} open jobs"
+            f" and {run.lost_required_jobs} lost required jobs",
             "all required jobs SUCCEEDED",
         )
 
