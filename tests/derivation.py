@@ -180,4 +180,4 @@ def shown_as(record: Run) -> str:
 
 def jobs_of(lab: Lab, run_id: str) -> list[Job]:
     """All tasks of a run, whatever became of them."""
-    return [lab.world.job(id) for id in lab.world.job_ids.get(run_id, ())]
+    return [lab.unit.job(id) for id in lab.unit.job_ids.get(run_id, ())]

@@ -88,7 +88,7 @@ class Fleet(History):
         else:
             self.born += 1
             id = f"w{self.born}"
-        self.lab.register(id, places=self.draw.randint(1, 3), labels=self.draw.choice(LABELS))
+        self.lab.register(id, slots=self.draw.randint(1, 3), labels=self.draw.choice(LABELS))
 
     def fleet(self) -> None:
         """Something happens to a worker that can happen to it as it is now, or almost."""

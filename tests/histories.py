@@ -1,9 +1,8 @@
-"""Random histories: whole runs driven by random commands, with everything that goes wrong in real life.
+"""Random histories: whole runs driven by random commands, with all kinds of faults.
 
-Jobs with dependencies, retries, approvals and validation; workers that die, come back, hang and speak too
-late; messages lost, doubled and out of order; people who cancel; a clock that jumps. Refusals are fine, they
-are part of the history. What is not fine is a broken invariant, a log that does not verify, or work that is
-stuck once the trouble stops.
+Jobs have dependencies, retries, approvals and validation; workers die, recover, hang and answer too late; messages are
+lost, repeated and reordered; people cancel; the clock jumps. Refusals are expected. A broken invariant, a log that does
+not verify, or work that does not end after the faults stop is a failure.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ T = TypeVar("T")
 
 PEOPLE = ("ada", "bob", "cyd", "dan")
 ERRORS = ("", "RUNNER_STARTUP", "CACHE_FETCH", "BAD_SPEC", "IMAGE_PULL")
-CALM_ROUNDS = 400  # More than any history here needs to come to its end.
+CALM_ROUNDS = 400  # More than any history needs to finish.
 
 
 class History:
-    """One random history. `randomness` decides everything."""
+    """One random history; the same `randomness` yields the same history."""
 
-    validated_share = 0.3  # Of the runs, so many have a final validation.
+    validated_share = 0.3  # The share of runs with a final validation.
 
     def __init__(self, randomness: Random, *, workers: int = 4, max_jobs: int = 14, lab: Lab | None = None) -> None:
         self.lab = lab or Lab()
@@ -50,12 +49,12 @@ class History:
         self.requests = 0
         self.refusals = 0
         for index in range(workers):
-            self.lab.register(f"w{index}", places=randomness.randint(1, 2), labels=("linux",))
+            self.lab.register(f"w{index}", slots=randomness.randint(1, 2), labels=("linux",))
 
-    # -- what can happen
+    # -- random actions
 
     def new_run(self) -> None:
-        """A run with a random plan."""
+        """Create a run with a random plan."""
         self.runs += 1
         count, names = self.draw.randint(0, self.max_jobs), list[str]()
         specs = []
@@ -63,7 +62,7 @@ class History:
             needs = self.draw.sample(names, k=min(len(names), self.draw.choice((0, 1, 1, 2, 3))))
             after = self.draw.sample(names, k=min(len(names), self.draw.choice((0, 0, 0, 1, 2))))
             spec = self._spec(f"j{index}", tuple(needs))
-            specs.append(msgspec.structs.replace(spec, after=tuple(after), **self._bonds(spec)))
+            specs.append(msgspec.structs.replace(spec, after=tuple(after), **self._dependencies(spec)))
             names.append(f"j{index}")
         id = f"r{self.runs}"
         self.lab.create(
@@ -83,24 +82,24 @@ class History:
             return
         self.lab.do(Plan(id=id, jobs=tuple(specs), plan_hash="hash"))
 
-    def _bonds(self, spec: JobSpec) -> dict[str, Any]:
-        """What ties the job to others, in its run and elsewhere."""
-        bonds: dict[str, Any] = {"family": self.draw.choice(("", "", "odd", "even"))}
-        bonds["is_family_fail_fast"] = bool(bonds["family"]) and self.draw.random() < 0.6
+    def _dependencies(self, spec: JobSpec) -> dict[str, Any]:
+        """Return the settings that tie the job to others, in its run and in other runs."""
+        settings: dict[str, Any] = {"family": self.draw.choice(("", "", "odd", "even"))}
+        settings["is_family_fail_fast"] = bool(settings["family"]) and self.draw.random() < 0.6
         if spec.kind == job.TASK:
-            bonds["group"] = self.draw.choice(("", "", "", "deploy", "lab"))
-            bonds["retry_on"] = self.draw.choice(((), (), ("INFRA",), ("TOOLING", "FLAKY")))
-        return bonds
+            settings["group"] = self.draw.choice(("", "", "", "deploy", "lab"))
+            settings["retry_on"] = self.draw.choice(((), (), ("INFRA",), ("TOOLING", "FLAKY")))
+        return settings
 
     def _spec(self, name: str, needs: tuple[str, ...]) -> JobSpec:
         if self.draw.random() < 0.15:
-            asked = Gate(
+            settings = Gate(
                 role=self.draw.choice(("", "", "ops")),
                 approvers=self.draw.choice((1, 1, 2, 3)),
                 not_by_starter=self.draw.random() < 0.3,
             )
             seconds = self.draw.choice((0, 900))
-            return JobSpec(name=name, needs=needs, kind=job.APPROVAL, approval_seconds=seconds, gate=asked)
+            return JobSpec(name=name, needs=needs, kind=job.APPROVAL, approval_seconds=seconds, gate=settings)
         return JobSpec(
             name=name,
             needs=needs,
@@ -114,19 +113,19 @@ class History:
         )
 
     def new_queue_job(self) -> None:
-        """Work for the plain queue, without a run."""
+        """Enqueue a job of the plain queue, without a run."""
         self.runs += 1
         self.lab.enqueue(f"q{self.runs}", run_at=self.lab.now if self.draw.random() < 0.3 else 0)
 
     def claim(self) -> None:
-        """A worker takes something that waits."""
+        """Claim a waiting attempt."""
         waiting = [a for a in self._all(Attempt) if a.state in (attempt.QUEUED, attempt.STALE)]
         if waiting:
-            by = self.draw.choice([w.id for w in self._all(Worker)] + ["stranger"])
+            by = self.draw.choice([w.id for w in self._all(Worker)] + ["unregistered"])
             self.leases.append(self.lab.claim(self.draw.choice(waiting), by=by))
 
     def message(self) -> None:
-        """A runner says something, new or old, perhaps twice."""
+        """Send a message under a recent lease, perhaps twice."""
         if not self.leases:
             return
         lease = self.draw.choice(self.leases[-8:])
@@ -136,7 +135,7 @@ class History:
         self._send(self.lab.message(kind, lease, request_id=self._request()))
 
     def finish(self) -> None:
-        """A runner reports a result."""
+        """Report a result."""
         if self.leases:
             lease, ok = self.draw.choice(self.leases[-8:]), self.draw.random() < 0.7
             facts = Facts(error_code=self.draw.choice(ERRORS))
@@ -147,51 +146,53 @@ class History:
             self._send(self.lab.message(kind, lease, **fields))
 
     def _verdict(self) -> attempt.Verdict | None:
-        """What the runner found when it looked at the rules, if there are any."""
+        """Return the runner's verdict, or None without validation rules."""
         passed = self.draw.choice((None, None, True, False))
         details = "coverage: found 71, wanted at least 80" if passed is False else ""
         return None if passed is None else attempt.Verdict(is_passed=passed, details=details)
 
     def repeat(self) -> None:
-        """The network delivers an old message again, late."""
+        """Deliver an old message again."""
         if self.sent:
             self.lab.do(self.draw.choice(self.sent[-40:]))
 
     def person(self) -> None:
-        """Somebody decides something."""
+        """Decide an approval or cancel something, as a person."""
         jobs = self._all(Job)
         target = self.draw.choice(jobs).id if jobs else "nothing"
         runs = [r.id for r in self._all(Run)] or ["nothing"]
         waiting = [j.id for j in jobs if j.state == job.WAITING_APPROVAL] or [target]
-        somebody = f"user:{self.draw.choice(PEOPLE)}"
+        actor = f"user:{self.draw.choice(PEOPLE)}"
         roles, plan_hash = self.draw.choice(((), ("ops",), ("dev", "ops"))), self.draw.choice(("", "", "hash", "old"))
         choices: tuple[Command, ...] = (
-            job.Approve(id=self.draw.choice(waiting), actor=somebody, roles=roles, plan_hash=plan_hash),
+            job.Approve(id=self.draw.choice(waiting), actor=actor, roles=roles, plan_hash=plan_hash),
             job.Approve(id=self.draw.choice(waiting), actor="user:bob", roles=("ops",)),
-            job.Reject(id=self.draw.choice(waiting), actor=somebody, roles=roles, plan_hash=plan_hash),
+            job.Reject(id=self.draw.choice(waiting), actor=actor, roles=roles, plan_hash=plan_hash),
             CancelJob(id=target, actor="user:ada", request_id=self._request()),
             run.Cancel(id=self.draw.choice(runs), actor="user:bob", request_id=self._request()),
         )
         self._send(self.draw.choices(choices, weights=(6, 3, 2, 2, 1))[0])
 
     def fleet(self) -> None:
-        """A worker goes silent, comes back, is given up, leaves, offers something else, is held or let go."""
+        """Change the state, the capabilities or the hold of a worker."""
         id = self.draw.choice(self._all(Worker)).id
         kinds = (worker.MissHealthChecks, worker.Recover, worker.GiveUp, worker.Shutdown)
-        orders: list[Command] = [kind(id=id) for kind in kinds]
-        places, token_at = self.draw.choice(((None, 0), (1, 0), (4, self.lab.now)))
+        commands: list[Command] = [kind(id=id) for kind in kinds]
+        slots, token_at = self.draw.choice(((None, 0), (1, 0), (4, self.lab.now)))
         labels = self.draw.choice((None, ("linux",), ("linux", "gpu")))
-        orders.append(worker.UpdateCapabilities(id=id, tenant=TENANT, labels=labels, slots=places, token_at=token_at))
-        orders.append(worker.Drain(id=id, actor=self.draw.choice(("orchestrator", "user:ada")), reason="new disk"))
-        orders.append(worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_INFRA_FAILURES))))
-        orders.append(worker.Resume(id=id, actor=self.draw.choice(("orchestrator", "user:bob"))))
-        self.lab.do(self.draw.choices(orders, weights=(4, 6, 2, 1, 4, 2, 1, 5))[0])
+        commands.append(worker.UpdateCapabilities(id=id, tenant=TENANT, labels=labels, slots=slots, token_at=token_at))
+        commands.append(worker.Drain(id=id, actor=self.draw.choice(("orchestrator", "user:ada")), reason="new disk"))
+        commands.append(
+            worker.Quarantine(id=id, reason=self.draw.choice(("slow disk", worker.REPEATED_INFRA_FAILURES)))
+        )
+        commands.append(worker.Resume(id=id, actor=self.draw.choice(("orchestrator", "user:bob"))))
+        self.lab.do(self.draw.choices(commands, weights=(4, 6, 2, 1, 4, 2, 1, 5))[0])
 
     def operator(self) -> None:
-        """The queue's own doors: stall, requeue, hand back."""
-        held = [a.id for a in self._all(Attempt) if a.state not in attempt.TERMINAL]
-        if held:
-            id = self.draw.choice(held)
+        """Stall, hand back or requeue an attempt through the queue contract."""
+        live_ids = [a.id for a in self._all(Attempt) if a.state not in attempt.TERMINAL]
+        if live_ids:
+            id = self.draw.choice(live_ids)
             choices = (
                 attempt.Stall(id=id),
                 attempt.Stall(id=id, reason=attempt.HANDED_BACK),
@@ -200,54 +201,54 @@ class History:
             self.lab.do(self.draw.choice(choices))
 
     def validate(self) -> None:
-        """Validation ends, well or not, or is cut short."""
+        """End or cancel a validation."""
         ok = self.draw.random() < 0.8
-        for each in self._all(Job):
-            if each.state == job.VALIDATING:
-                self.lab.do(job.Validate(id=each.id, is_passed=ok, details="" if ok else "coverage 71 % < 80 %"))
+        for validating in self._all(Job):
+            if validating.state == job.VALIDATING:
+                self.lab.do(job.Validate(id=validating.id, is_passed=ok, details="" if ok else "coverage 71 % < 80 %"))
                 return
-        for owner in self._all(Run):
-            if owner.state == run.VALIDATING:
+        for record in self._all(Run):
+            if record.state == run.VALIDATING:
                 if self.draw.random() < 0.2:
-                    self.lab.cancel_run(owner.id)
-                self.lab.do(run.Validate(id=owner.id, is_passed=ok))
+                    self.lab.cancel_run(record.id)
+                self.lab.do(run.Validate(id=record.id, is_passed=ok))
                 return
 
     def time(self) -> None:
-        """Time passes, mostly forward; then whatever is due happens."""
+        """Move the clock, mostly forward, and apply the commands that are due."""
         self.lab.after(self.draw.choice((1, 5, 20, 31, 61, 121, 700)))
         if self.draw.random() < 0.1:
             self.lab.after(-self.draw.choice((3, 60, 3600)))
         self.timers()
 
-    # -- what the orchestrator does by itself
+    # -- the orchestrator's own actions
 
     def timers(self) -> None:
-        """Everything that is due. Trying too early is refused, so trying all is fine."""
+        """Apply every timer command; those that are not due are refused."""
         due: list[Command] = []
-        for each in self._all(Attempt):
-            due += [attempt.RevokeUnaccepted(id=each.id), attempt.Expire(id=each.id), attempt.TimeOut(id=each.id)]
-            due.append(attempt.ForceCancel(id=each.id))
+        for id in [record.id for record in self._all(Attempt)]:
+            due += [attempt.RevokeUnaccepted(id=id), attempt.Expire(id=id), attempt.TimeOut(id=id)]
+            due.append(attempt.ForceCancel(id=id))
         for waiting in self._all(Job):
             due += [job.RetryDue(id=waiting.id), job.ExpireApproval(id=waiting.id)]
-        due += [run.TimeOut(id=each.id) for each in self._all(Run)]
+        due += [run.TimeOut(id=live.id) for live in self._all(Run)]
         for command in due:
             self.attempt(partial(self.lab.do, command))
 
     def attempt(self, action: Callable[[], object]) -> None:
-        """Do it, or be refused."""
+        """Run the action and count a refusal."""
         try:
             action()
         except Refused:
             self.refusals += 1
 
     def actions(self) -> dict[Callable[[], None], int]:
-        """What a step may be, and how likely."""
-        often = {self.claim: 14, self.message: 16, self.finish: 10, self.repeat: 5, self.person: 5, self.fleet: 4}
-        return often | {self.operator: 2, self.validate: 3, self.time: 8, self.new_run: 1, self.new_queue_job: 1}
+        """Return the possible actions of a step with their weights."""
+        weights = {self.claim: 14, self.message: 16, self.finish: 10, self.repeat: 5, self.person: 5, self.fleet: 4}
+        return weights | {self.operator: 2, self.validate: 3, self.time: 8, self.new_run: 1, self.new_queue_job: 1}
 
     def go(self, steps: int) -> Self:
-        """So many random steps."""
+        """Make this many random steps."""
         actions, weights = zip(*self.actions().items(), strict=True)
         self.new_run()
         for _ in range(steps):
@@ -258,60 +259,60 @@ class History:
         return self
 
     def calm(self) -> Self:
-        """The trouble stops: one good worker, people who approve, validation that passes. All must end."""
-        self.lab.register("good", places=1000, labels=("linux",))
+        """Finish all work without faults: with a reliable worker, approvals, and validations that pass."""
+        self.lab.register("good", slots=1000, labels=("linux",))
         for _ in range(CALM_ROUNDS):
             if not self.stuck():
                 break
             self.lab.after(1000)
             self.timers()
             self._help()
-        for each in self._all(Run):
-            self.attempt(partial(self.lab.report, each.id))
+        for ended in self._all(Run):
+            self.attempt(partial(self.lab.report, ended.id))
         self.check()
         return self
 
     def leave(self) -> Self:
-        """Every worker goes home."""
-        for each in self._all(Worker):
-            self.attempt(partial(self.lab.do, worker.GiveUp(id=each.id)))
-            self.attempt(partial(self.lab.do, worker.Shutdown(id=each.id)))
+        """Shut down every worker."""
+        for record in self._all(Worker):
+            self.attempt(partial(self.lab.do, worker.GiveUp(id=record.id)))
+            self.attempt(partial(self.lab.do, worker.Shutdown(id=record.id)))
         return self
 
     def _help(self) -> None:
-        for each in self._all(Attempt):
-            if each.state == attempt.STALE:
-                self.attempt(partial(self.lab.do, attempt.Requeue(id=each.id)))
-            if self.lab.world.attempt(each.id).state == attempt.QUEUED:
-                self.attempt(partial(self._work, each.id))
+        for record in self._all(Attempt):
+            if record.state == attempt.STALE:
+                self.attempt(partial(self.lab.do, attempt.Requeue(id=record.id)))
+            if self.lab.unit.attempt(record.id).state == attempt.QUEUED:
+                self.attempt(partial(self._work, record.id))
         for waiting in self._all(Job):
             if waiting.state == job.WAITING_APPROVAL:
                 for name in PEOPLE:
-                    yes = job.Approve(id=waiting.id, actor=f"user:{name}", roles=("ops",))
-                    self.attempt(partial(self.lab.do, yes))
+                    approve = job.Approve(id=waiting.id, actor=f"user:{name}", roles=("ops",))
+                    self.attempt(partial(self.lab.do, approve))
             elif waiting.state == job.VALIDATING:
                 self.lab.do(job.Validate(id=waiting.id, is_passed=True))
-        for each_run in self._all(Run):
-            if each_run.state == run.VALIDATING:
-                self.lab.do(run.Validate(id=each_run.id, is_passed=True))
+        for validating in self._all(Run):
+            if validating.state == run.VALIDATING:
+                self.lab.do(run.Validate(id=validating.id, is_passed=True))
 
     def _work(self, id: str) -> None:
-        self.lab.complete(self.lab.claim(self.lab.world.attempt(id), by="good"))
+        self.lab.complete(self.lab.claim(self.lab.unit.attempt(id), by="good"))
 
     def stuck(self) -> list[str]:
-        """Whatever is not over."""
-        everything: list[Run | Job | Attempt] = [*self._all(Run), *self._all(Job), *self._all(Attempt)]
-        found = [f"{record.id} is {record.state}" for record in everything if not self._is_over(record)]
-        busy = [f"{each.id} is busy with {each.tasks}" for each in self._all(Worker) if each.tasks]
-        return found + busy
+        """Describe all records that have not ended."""
+        records: list[Run | Job | Attempt] = [*self._all(Run), *self._all(Job), *self._all(Attempt)]
+        unfinished = [f"{record.id} is {record.state}" for record in records if not self._is_over(record)]
+        busy = [f"{record.id} is busy with {record.tasks}" for record in self._all(Worker) if record.tasks]
+        return unfinished + busy
 
     def check(self) -> None:
-        """What must hold for every record after every step."""
-        for each in self._all(Attempt):
-            check_invariants(each)
-        for each_job in self._all(Job):
-            assert (each_job.worker_id != "") <= (each_job.state == job.RUNNING), each_job
-            assert each_job.attempts <= each_job.spec.max_attempts, each_job
+        """Check the invariants of every record."""
+        for record in self._all(Attempt):
+            check_invariants(record)
+        for checked_job in self._all(Job):
+            assert (checked_job.worker_id != "") <= (checked_job.state == job.RUNNING), checked_job
+            assert checked_job.attempts <= checked_job.spec.max_attempts, checked_job
 
     @staticmethod
     def _is_over(record: Run | Job | Attempt) -> bool:
@@ -330,4 +331,4 @@ class History:
         return f"req-{self.requests}" if self.draw.random() < 0.5 else ""
 
     def _all(self, kind: type[T]) -> list[T]:
-        return [record for record in self.lab.world.records.values() if isinstance(record, kind)]
+        return [record for record in self.lab.unit.records.values() if isinstance(record, kind)]

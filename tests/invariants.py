@@ -85,7 +85,7 @@ class Invariants:
 
     def _heartbeat(self, event: Event) -> None:
         kind, _, id = event.actor.partition(":")
-        if event.trigger == "heartbeat" and kind == "worker" and event.run_id and self._lab.world.worker(id):
+        if event.trigger == "heartbeat" and kind == "worker" and event.run_id and self._lab.unit.worker(id):
             self.seen["worker 2"] += 1
             assert self._states["worker", id] in AWAKE, f"worker 2: {event} while {self._states['worker', id]}"
 
@@ -118,11 +118,11 @@ class Invariants:
         assert times == sorted(times), f"task 5: {task}"
         assert bool(task.completed_at) == (task.state in OVER["job"]), f"task 5: {task}"
         if task.state in ("VALIDATING", "SUCCEEDED"):
-            verdict = self._lab.world.attempt(task.attempt_id).verdict
+            verdict = self._lab.unit.attempt(task.attempt_id).verdict
             self.seen["verdict"] += verdict is not None
             assert verdict is None or verdict.is_passed, f"verdict: {task} goes on, although its rules found {verdict}"
         if task.state == "QUEUED" or task.started_at:
-            needed = [self._lab.world.job(id) for id in task.needs]
+            needed = [self._lab.unit.job(id) for id in task.needs]
             self.seen["task 6"] += len(needed)
             for need in needed:
                 is_excused = need.state == "FAILED" and not need.spec.is_required
@@ -152,13 +152,13 @@ class Invariants:
     def _held(self) -> dict[str, list[str]]:
         """By worker: the tasks' attempts of which it has the live lease."""
         found = defaultdict[str, list[str]](list)
-        for record in self._lab.world.records.values():
+        for record in self._lab.unit.records.values():
             if isinstance(record, Attempt) and record.lease is not None and record.job_id:
                 found[record.lease.worker_id].append(record.id)
         return found
 
     def _workers(self) -> None:
-        held, world = self._held(), self._lab.world
+        held, world = self._held(), self._lab.unit
         for ids in held.values():
             for id in ids:
                 assert world.job(world.attempt(id).job_id).state == "RUNNING", f"task 3: {id} is leased"
@@ -180,7 +180,7 @@ class Invariants:
             case "UNRESPONSIVE":
                 self.seen["worker 4"] += 1
                 # It was asked to stop these and may still do so: they have a deadline, after which they are over too.
-                kept = [self._lab.world.attempt(id) for id in held]
+                kept = [self._lab.unit.attempt(id) for id in held]
                 assert all(each.state == "CANCEL_REQUESTED" and each.cancel_by for each in kept), f"worker 4: {record}"
             case "SHUTDOWN":
                 self.seen["worker 3"] += record.id in self._leaving

@@ -47,7 +47,7 @@ def retry() -> Explanation:
     lab = Lab().plan(task("build", max_attempts=3))
     lab.register("atlas")
     lease = lab.after(1).claim(lab.attempt("build"), by="atlas")
-    lab.say(attempt.Start, lease)
+    lab.send(attempt.Start, lease)
     tail = ("Fetching dependencies", "curl: (6) Could not resolve host: registry.example.org")
     lab.after(12).complete(lease, ok=False, exit_code=6, facts=Facts(log_tail=tail))
     return why(lab.after(5), lab.job("build"))
@@ -56,7 +56,7 @@ def retry() -> Explanation:
 def blocked() -> Explanation:
     """A test failed, and the jobs that need it could not start."""
     lab = Lab().plan(task("lint", is_required=False), task("test"), task("package", "test"), task("deploy", "package"))
-    lab.register("atlas", places=2)
+    lab.register("atlas", slots=2)
     lint, test = lab.claim(lab.attempt("lint"), by="atlas"), lab.claim(lab.attempt("test"), by="atlas")
     lab.after(9).complete(lint, ok=False)
     facts = Facts(failed_tests=("test_login",), message="1 of 812 tests failed: test_login")
@@ -69,7 +69,7 @@ def lost() -> Explanation:
     lab = Lab().plan(task("build"))
     lab.register("atlas")
     lab.register("boreas")
-    lab.say(attempt.Start, lab.claim(lab.attempt("build"), by="atlas"))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build"), by="atlas"))
     lab.after(60).do(worker.MissHealthChecks(id="atlas"))
     return why(lab.after(5), lab.job("build"))
 
@@ -78,7 +78,7 @@ def forced() -> Explanation:
     """A run was cancelled, and a worker did not stop."""
     lab = Lab().plan(task("build"), task("test", "build"))
     lab.register("atlas")
-    lab.say(attempt.Start, lab.claim(lab.attempt("build"), by="atlas"))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build"), by="atlas"))
     lab.after(20).cancel_run(reason="wrong branch")
     lab.after(30).do(attempt.ForceCancel(id="r1/build.1"))
     return why(lab, lab.run())

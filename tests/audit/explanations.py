@@ -19,7 +19,7 @@ class Archive:
 
     def __init__(self, lab: Lab) -> None:
         self.now = lab.now
-        self.records = {id: record for id, record in lab.world.records.items() if record is not None}
+        self.records = {id: record for id, record in lab.unit.records.items() if record is not None}
         self.workers = tuple(record for record in self.records.values() if isinstance(record, Worker))
         self.jobs: dict[str, list[Job]] = {}
         self.attempts: dict[str, list[Attempt]] = {}

@@ -13,7 +13,7 @@ def test_a_job_that_comes_after_another_waits_for_its_end() -> None:
     """It is followed to the root like a need."""
     lab = Lab().plan(task("build"), task("test", "build"), task("mop", after=("build", "test")), task("last", "mop"))
     lab.register("w1")
-    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
 
     reason = only(why(lab, lab.job("last")), "waiting_for_jobs")
 
@@ -27,7 +27,7 @@ def test_a_failed_job_does_not_keep_jobs_that_come_after_it() -> None:
     lab.register("w1")
     lab.work("a", ok=False)
     lease = lab.claim(lab.attempt("b"))
-    lab.say(attempt.Start, lease)
+    lab.send(attempt.Start, lease)
 
     reason = only(why(lab, lab.job("mop")), "waiting_for_jobs")
 
@@ -39,7 +39,7 @@ def test_a_failed_job_does_not_keep_jobs_that_come_after_it() -> None:
 def test_a_wait_for_a_group_names_the_job_that_holds_it() -> None:
     """The holder may belong to another run."""
     lab = Lab().plan(task("deploy", group="prod"), task("other", group="prod"))
-    lab.register("w1", places=2)
+    lab.register("w1", slots=2)
     lab.plan(task("deploy", group="prod"), id="r2")
     lab.claim(lab.attempt("deploy", run_id="r2"))
 
@@ -74,7 +74,7 @@ def test_a_job_stopped_with_its_family_names_the_failed_job() -> None:
     because = "because linux failed and the jobs of os stop at the first failure"
     assert why(lab, lab.job("win")).summary == f"Job win was no longer needed, {because}."
     assert because in only(why(lab, lab.job("mac")), "stopping").text
-    lab.say(attempt.CancelAck, running)
+    lab.send(attempt.CancelAck, running)
     lab.work("doc")
     assert why(lab, lab.job("mac")).summary == f"Job mac was no longer needed, {because}."
     assert because in why(lab, lab.attempt("mac")).summary

@@ -193,7 +193,7 @@ def test_a_job_that_a_failed_run_no_longer_needs_names_the_failed_job() -> None:
 def test_a_cancelled_job_names_the_person_and_the_reason(reason: str, shown_reason: str) -> None:
     """The reader knows whom to ask."""
     lab = Lab().plan(task("build"), task("test", "build"), gate("ok"))
-    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
     lab.do(CancelJob(id="r1/ok", actor="user:bob", reason=reason))
     lab.do(CancelJob(id="r1/build", actor="user:ada", reason=reason))
     request = entry(why(lab, lab.job("build")), "cancel_requested").text
@@ -209,7 +209,7 @@ def test_a_worker_that_did_not_stop_is_named() -> None:
     """It may still be running the job and needs attention."""
     lab = Lab().plan(task("build"))
     lab.register("w1")
-    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
     lab.cancel_run()
     lab.after(31).do(attempt.ForceCancel(id="r1/build.1"))
 
@@ -254,7 +254,7 @@ def test_a_lost_lease_names_the_worker_the_cause_and_the_next_worker(loss: str) 
     lab.register("w2")
     lease = lab.claim(lab.attempt("build"))
     if loss != attempt.NOT_ACCEPTED:
-        lab.say(attempt.Start, lease)
+        lab.send(attempt.Start, lease)
     causes = {
         attempt.LEASE_EXPIRED: (121, attempt.Expire(id="r1/build.1")),
         attempt.NOT_ACCEPTED: (31, attempt.RevokeUnaccepted(id="r1/build.1")),
@@ -298,7 +298,7 @@ def test_an_attempt_that_timed_out_names_its_time_limit() -> None:
     lab = Lab().plan(task("build", timeout_seconds=60, max_attempts=2))
     lab.register("w1")
     lease = lab.claim(lab.attempt("build"))
-    lab.say(attempt.Start, lease)
+    lab.send(attempt.Start, lease)
     lab.after(61).do(attempt.TimeOut(id="r1/build.1"))
 
     text = entry(why(lab, lab.attempt("build")), "timed_out").text
@@ -473,7 +473,7 @@ def test_a_time_after_the_year_9999_is_formatted() -> None:
     """A timeout may be arbitrarily long."""
     forever = 10**15
     lab = Lab().plan(task("build", timeout_seconds=forever), gate("ok", "build"), timeout_seconds=forever)
-    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
 
     assert "until 9999-12-31 23:59:59 UTC (in 11574074074 d" in why(lab, lab.job("ok")).summary
     assert why(lab, lab.attempt("build")).summary.startswith("Attempt 1 of build has been running on worker w1 since")

@@ -51,7 +51,7 @@ def test_a_leased_attempt_does_not_wait_and_reasons_are_brief() -> None:
     """The work of busy workers is left out in a list."""
     lab = Lab().plan(task("a"), task("b"))
     lab.register("w1")
-    lab.say(attempt.Start, lab.claim(lab.attempt("a")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("a")))
 
     waiting = waits(lab)
 

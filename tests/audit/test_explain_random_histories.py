@@ -113,7 +113,7 @@ def test_a_run_of_a_thousand_jobs_is_explained_quickly() -> None:
     for name in names:
         lease = lab.claim(lab.attempt(name))
         for _ in range(10):
-            lab.after(0.001).say(attempt.Heartbeat, lease)
+            lab.after(0.001).send(attempt.Heartbeat, lease)
         lab.fail(lease)
     archive = Archive(lab)
 

@@ -42,7 +42,7 @@ def test_a_wait_for_a_running_job_names_its_worker_and_time_limit() -> None:
     """A running job makes progress, so nothing has to be done."""
     lab = Lab().plan(task("build", timeout_seconds=600), task("test", "build"))
     lab.register("w1")
-    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
 
     reason = only(why(lab.after(60), lab.job("test")), "waiting_for_jobs")
 
@@ -55,7 +55,7 @@ def test_a_need_that_requires_a_person_is_explained_before_others() -> None:
     """It would be overlooked behind waits that end by themselves."""
     lab = Lab().plan(task("a"), gate("ok"), task("middle", "a", "ok"), task("end", "a", "middle"))
     lab.register("w1")
-    lab.say(attempt.Start, lab.claim(lab.attempt("a")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("a")))
 
     explanation = why(lab, lab.job("end"))
 
@@ -149,7 +149,7 @@ def test_unresponsive_workers_are_named() -> None:
 def test_workers_that_are_shutting_down_are_named() -> None:
     """They are busy with their last attempts."""
     lab = Lab().plan(task("a"), task("b"))
-    lab.register("w1", places=2)
+    lab.register("w1", slots=2)
     lab.claim(lab.attempt("a"), by="w1")
     lab.do(worker.Shutdown(id="w1"))
 
@@ -333,7 +333,7 @@ def test_after_a_lost_lease_the_wait_lasts_until_the_last_worker_must_have_stopp
     lab = Lab().plan(task("build"))
     lab.register("w1")
     lab.register("w2")
-    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
     lab.after(20).do(worker.MissHealthChecks(id="w1"))
 
     reason = only(why(lab, lab.job("build")), "fence")
@@ -360,7 +360,7 @@ def test_a_cancelled_run_names_the_worker_that_must_still_stop_and_the_deadline(
     """A cancelled job may still be running."""
     lab = Lab().plan(task("build"), task("test", "build"))
     lab.register("w1")
-    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
     lab.cancel_run(reason="wrong branch")
 
     explanation = why(lab, lab.run())
@@ -432,7 +432,7 @@ def test_a_running_run_still_explains_its_waiting_jobs() -> None:
     """A running job must not hide one that no worker can claim."""
     lab = Lab().plan(task("build"), task("train", queue_key="gpu"))
     lab.register("w1")
-    lab.say(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
 
     explanation = why(lab, lab.run())
 
@@ -454,7 +454,7 @@ def test_the_plain_queue_does_not_know_all_workers(key: str, subject: str) -> No
 def test_an_attempt_taken_from_its_worker_by_hand_says_how_to_requeue_it() -> None:
     """Nothing happens to it by itself."""
     lab = Lab()
-    lab.say(attempt.Start, lab.claim(lab.enqueue("q1")))
+    lab.send(attempt.Start, lab.claim(lab.enqueue("q1")))
     lab.do(attempt.Stall(id="q1", actor="user:ada"))
 
     reason = only(why(lab, lab.queued()), "stalled")

@@ -44,7 +44,7 @@ def moment(seconds: float) -> str:
 def accepted_lease(lab: Lab, name: str = "a") -> Lease:
     """Claim and accept the job's attempt and return the lease."""
     lease = lab.claim(lab.attempt(name))
-    lab.say(attempt.Ack, lease)
+    lab.send(attempt.Ack, lease)
     return lease
 
 
@@ -52,9 +52,9 @@ def test_a_job_has_a_phase_for_each_state() -> None:
     """Heartbeats do not start new phases."""
     lab = Lab().plan(task("a"), task("b", "a"))
     lease = accepted_lease(lab.after(2))
-    lab.after(3).say(attempt.Start, lease)
-    lab.after(1).say(attempt.Heartbeat, lease)
-    lab.after(4).say(attempt.BeginUpload, lease)
+    lab.after(3).send(attempt.Start, lease)
+    lab.after(1).send(attempt.Heartbeat, lease)
+    lab.after(4).send(attempt.BeginUpload, lease)
     lab.after(2).complete(lease)
 
     assert phases(lab, "a") == [
@@ -91,7 +91,7 @@ def test_a_lost_lease_queues_the_same_attempt_again() -> None:
     """The worker went silent."""
     lab = Lab().plan(task("a"))
     lease = accepted_lease(lab)
-    lab.after(1).say(attempt.Start, lease)
+    lab.after(1).send(attempt.Start, lease)
     lab.after(300).do(attempt.Expire(id=lease.ref.attempt_id))
 
     assert [phase[0] for phase in phases(lab, "a")] == ["starting", "running", "queued"]
@@ -140,7 +140,7 @@ def test_impossible_times_of_a_report_are_ignored(report: Any) -> None:
     """A runner's clock may be wrong, and its report may contain anything."""
     lab = Lab().plan(task("a"))
     lease = accepted_lease(lab)
-    lab.after(1).say(attempt.Start, lease)
+    lab.after(1).send(attempt.Start, lease)
     lab.after(9).complete(lease, report=report)
 
     assert phases(lab, "a") == [("starting", 1, 0, 1), ("running", 1, 1, 10)]
@@ -164,7 +164,7 @@ def test_phases_of_random_histories_are_consistent() -> None:
     names: set[str] = set()
     for seed in SEEDS:
         history = History(Random(seed)).go(STEPS)
-        for record in list(history.lab.world.records.values()):
+        for record in list(history.lab.unit.records.values()):
             if not isinstance(record, Run):
                 continue
             result = timeline_of(history.lab, record.id)

@@ -109,7 +109,7 @@ def test_two_attempts_of_a_group_at_the_same_time_are_reported() -> None:
 def test_a_claim_in_a_group_whose_last_worker_may_still_run_is_reported() -> None:
     """The lost lease would not have expired yet."""
     lab = Lab().plan(task("a", group="g"), task("b", group="g"))
-    lab.say(attempt.Start, lab.claim(lab.attempt("a")))
+    lab.send(attempt.Start, lab.claim(lab.attempt("a")))
     lab.after(10).do(attempt.Stall(id="r1/a.1"))
     lab.do(attempt.Requeue(id="r1/a.1"))
 

@@ -157,9 +157,9 @@ class Server:
         """An attempt on its own."""
         return as_attempt((await self.do(birth(id, **fields))).record)
 
-    async def register(self, id: str, places: int = 1, labels: tuple[str, ...] = ()) -> None:
+    async def register(self, id: str, slots: int = 1, labels: tuple[str, ...] = ()) -> None:
         """A worker that the fleet knows."""
-        record = Worker(id=id, tenant=TENANT, labels=labels, max_concurrent_tasks=places)
+        record = Worker(id=id, tenant=TENANT, labels=labels, max_concurrent_tasks=slots)
         await self.do(NewRecord(id=id, record=record))
 
     async def claim(self, by: str = "w1", limit: int = 1, **fields: Any) -> list[ClaimedAttempt]:

@@ -39,7 +39,7 @@ async def look(server: Server, claim: Claim) -> ClaimResult:
 async def lost(place: Place, server: Server, *names: str, **fields: object) -> None:
     """Runs whose jobs w1 was granted and never took."""
     for id in ("w1", "w2"):
-        await server.register(id, labels=("linux",), places=20)
+        await server.register(id, labels=("linux",), slots=20)
     for name in names:
         await server.do(start(task("build", queue_key="linux", **fields), id=name))
         [_] = await server.claim("w1", labels=("linux",), only_ids=(f"{name}/build.1",))

@@ -102,7 +102,7 @@ class Recording(Lab):
 def history(seed: int) -> list[tuple[int, Command]]:
     """What happened in a random history, command by command."""
     told = History(Random(seed))
-    told.lab, workers = Recording(), [each for each in told.lab.world.records.values() if isinstance(each, Worker)]
+    told.lab, workers = Recording(), [each for each in told.lab.unit.records.values() if isinstance(each, Worker)]
     for each in workers:
         told.lab.register(each.id, each.max_concurrent_tasks, each.labels)
     told.go(STEPS).calm()

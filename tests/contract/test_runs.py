@@ -60,7 +60,7 @@ async def test_a_plan_that_makes_no_sense_leaves_the_run_as_it_was(place: Place)
 async def test_a_run_with_dependencies_and_an_approval_succeeds_and_is_reported(place: Place) -> None:
     """The way that everything else is an exception to."""
     async with place.server() as server:
-        await server.register("w1", places=2, labels=("linux",))
+        await server.register("w1", slots=2, labels=("linux",))
         await planned(
             server, task("build"), task("test", "build", queue_key="linux"), gate("ok", "test"), task("ship", "ok")
         )
@@ -218,7 +218,7 @@ async def test_a_failure_worth_a_retry_is_retried_under_a_new_attempt(place: Pla
 async def test_a_worker_gets_no_more_than_it_has_places_for(place: Place) -> None:
     """What the fleet knows of a worker counts more than what its claim asks for."""
     async with place.server() as server:
-        await server.register("w1", places=2)
+        await server.register("w1", slots=2)
         await planned(server, *(task(f"n{n}") for n in range(5)))
 
         first = await server.claim("w1", 5)

@@ -203,7 +203,7 @@ async def test_a_run_that_two_servers_carry_ends_once(place: Place) -> None:
         await two.do(run.BeginPlanning(id="r1"))
         await one.do(Plan(id="r1", jobs=tuple(specs)))
         for name in ("w1", "w2"):
-            await one.register(name, places=3)
+            await one.register(name, slots=3)
 
         await asyncio.gather(work_off(one, "w1", "r1"), work_off(two, "w2", "r1"))
 

@@ -157,7 +157,7 @@ def test_an_end_that_comes_late_in_a_cancelled_run_opens_nobody() -> None:
     lease = lab.claim(lab.attempt("a"))
     lab.cancel_run()
 
-    lab.say(attempt.CancelAck, lease)
+    lab.send(attempt.CancelAck, lease)
 
     assert states(lab, "a", "b") == ["CANCELED"] * 2
     assert lab.run().state == run.CANCELED
@@ -193,7 +193,7 @@ def test_a_failure_cancels_the_rest_of_its_family_and_nobody_else() -> None:
     assert states(lab, "linux", "mac", "win", "old", "doc") == ["FAILED", "RUNNING", "CANCELED", "CANCELED", "QUEUED"]
     assert lab.attempt("mac").state == attempt.CANCEL_REQUESTED
     assert lab.steps("r1/old") == ["PENDING", "CANCELED"]
-    lab.say(attempt.CancelAck, running)
+    lab.send(attempt.CancelAck, running)
     assert {lab.job(name).reason for name in ("mac", "win", "old")} == {"NOT_NEEDED"}
     assert lab.run().state == run.RUNNING
     lab.work("doc")

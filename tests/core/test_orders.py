@@ -29,7 +29,7 @@ def test_a_queue_job_cannot_be_completed_with_a_failing_exit_code() -> None:
     lab = Lab()
     lab.enqueue()
     lease = lab.claim(lab.queued())
-    lab.say(attempt.Start, lease)
+    lab.send(attempt.Start, lease)
 
     refusal = lab.refused(lab.message(attempt.Finish, lease, is_success=True, exit_code=3))
 

@@ -23,7 +23,7 @@ from tests.support.budget import budget
 
 def jobs_of(lab: Lab, id: str = "r1") -> list[Job]:
     """The run's jobs in the order of their births."""
-    return [each for each in lab.world.records.values() if isinstance(each, Job) and each.run_id == id]
+    return [each for each in lab.unit.records.values() if isinstance(each, Job) and each.run_id == id]
 
 
 def repeated(lab: Lab, *, failed_only: bool = True) -> dict[str, tuple[str, ...]]:
@@ -157,7 +157,7 @@ def test_a_rerun_of_any_run_makes_sense(randomness: Random) -> None:
     """It starts, repeats all that did not succeed, and keeps who comes after whom."""
     history = History(randomness).go(80).calm()
     lab = history.lab
-    for n, each in enumerate([record for record in lab.world.records.values() if isinstance(record, Run)]):
+    for n, each in enumerate([record for record in lab.unit.records.values() if isinstance(record, Run)]):
         jobs = {one.spec.name: one for one in jobs_of(lab, each.id)}
         lost = {name for name, one in jobs.items() if not job.satisfies(one)}
         if not lost:

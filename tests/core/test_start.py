@@ -51,7 +51,7 @@ def test_a_plan_that_makes_no_sense_starts_nothing(what: str) -> None:
     assert lab.refused(start(*jobs)).code == code
     assert lab.refused(Plan(id="other", jobs=jobs)).code == code
 
-    assert set(lab.world.records) == {"other"}
+    assert set(lab.unit.records) == {"other"}
 
 
 @pytest.mark.proves("MOD-S1")
@@ -157,7 +157,7 @@ def test_a_run_never_forgets_the_request_that_it_was_made_by() -> None:
     assert lab.run().state == run.REPORTED
     for n in range(2 * REQUESTS_REMEMBERED):
         later = run.Cancel(id="r1", actor=ADA, request_id=f"later-{n}")
-        lab.world.records["r1"] = remember_request(lab.run(), later)
+        lab.unit.records["r1"] = remember_request(lab.run(), later)
     assert len(lab.run().requests) == REQUESTS_REMEMBERED
 
     decision = lab.after(7 * 86400).do(first)

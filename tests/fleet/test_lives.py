@@ -207,7 +207,7 @@ async def test_nobody_escapes_what_was_decided_about_it_by_coming_back(fleet: Op
         assert [(await renewed(each)).id for each in (drained, distrusted)] == ["w1/2", "w2/2"]
         first, second = await here.worker("w1/2"), await here.worker("w2/2")
         assert (first.hold, first.hold_reason) == (DRAINED, "new disk")
-        assert (second.hold, second.hold_reason) == (QUARANTINED, "since its last life: odd")
+        assert (second.hold, second.hold_reason) == (QUARANTINED, "from its previous incarnation: odd")
         await here.server.do(worker.Resume(id="w1/2", actor="user:ada"))
         assert (await renewed(drained)).id == "w1/2"
         assert (await here.worker("w1/2")).hold == ""

@@ -102,7 +102,7 @@ def records() -> list[Record]:
     lab = Lab().plan(task("a", max_attempts=2), gate("ok", "a"), task("b", "ok"))
     lab.register("w1", labels=("linux",))
     lab.after(1).fail(lab.claim(lab.attempt("a")))
-    return [record for record in lab.world.records.values() if record is not None]
+    return [record for record in lab.unit.records.values() if record is not None]
 
 
 RECORDS: Final = records()

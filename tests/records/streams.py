@@ -91,7 +91,7 @@ def entry(of: Workstream) -> Entry:
 def begun() -> Lab:
     """It is ready, and a worker is there."""
     lab = Lab()
-    lab.register("w1", places=2)
+    lab.register("w1", slots=2)
     return lab.plan(*specs(), id=ID, has_validation=True, origin=Origin(project="shop", workstream="login"))
 
 
@@ -144,7 +144,7 @@ async def stored(lab: Lab) -> MemoryStore:
 
     def write() -> Transaction[None]:
         yield Begin(())
-        puts = [Put(each, 0, None, None, is_over(each)) for each in lab.world.records.values() if each is not None]
+        puts = [Put(each, 0, None, None, is_over(each)) for each in lab.unit.records.values() if each is not None]
         yield Write(puts, [msgspec.structs.replace(event, seq=0) for event in lab.log], is_last=True)
 
     await store.transact(write)

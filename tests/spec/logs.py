@@ -1,4 +1,4 @@
-"""Shared helpers of the tests in this folder: read exported logs and alter them."""
+"""Read exported logs and alter them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ Line = dict[str, Any]
 
 
 def decoded(lines: Iterable[bytes]) -> list[Line]:
-    """The lines as objects."""
+    """Decode the lines of a log."""
     return [msgspec.json.decode(line) for line in lines]
 
 
 def violations(lines: Iterable[Line]) -> list[tuple[int, str]]:
-    """Where the verifier finds which rule broken."""
-    found = verify([msgspec.json.encode(line) for line in lines]).violations
-    return [(each.line, each.rule) for each in found]
+    """Return the line numbers and rules of the verifier's violations."""
+    report = verify([msgspec.json.encode(line) for line in lines])
+    return [(violation.line, violation.rule) for violation in report.violations]
 
 
 def altered(lines: Iterable[bytes], change: Callable[[list[Line]], object]) -> set[str]:
-    """The rules that a log breaks once it was tampered with."""
+    """Return the rules that a log breaks after a change."""
     log = decoded(lines)
     change(log)
     return {rule for _, rule in violations(log)}
 
 
 def line_of(lab: Lab, entity_id: str, to: str) -> int:
-    """Where the canonical log says that this entity came to this state."""
+    """Return the index of the line at which the entity enters this state."""
     log = decoded(lab.canonical())
     return next(n for n, line in enumerate(log) if (line["entity_id"], line["to"]) == (entity_id, to))
 
 
 def exported(lab: Lab, id: str) -> list[Line]:
-    """What document 003 reads about one entity."""
+    """Return the lines of one entity in the export of document 003."""
     return [line for line in decoded(lab.transitions()) if line["entity_id"] == id]
 
 
 def last_step(lab: Lab, id: str) -> tuple[str, str, str, str]:
-    """The newest transition of an entity, as document 003 reads it."""
+    """Return the latest transition of an entity in the export of document 003."""
     line = exported(lab, id)[-1]
     return line["from_state"], line["to_state"], line["trigger"], line["severity"]

@@ -1,4 +1,4 @@
-"""Situations that several proofs start from, and what may be asked for in them."""
+"""Situations that several tests start from, and the commands that they send."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.lab import Lab, Lease, task
 ID: Final = "r1/build.1"
 MICROSECOND: Final = 1 / SECOND
 
-# What a runner says, one message after another, until its attempt is in this state.
-SAID: Final[dict[str, tuple[type[LeasedCommand], ...]]] = {
+# The messages of a runner that bring its attempt to this state.
+MESSAGES: Final[dict[str, tuple[type[LeasedCommand], ...]]] = {
     attempt.LEASED: (),
     attempt.STARTING: (attempt.Ack,),
     attempt.RUNNING: (attempt.Ack, attempt.Start),
@@ -28,65 +28,65 @@ OPERATIONS: Final = ("claimNext", *OWNED, "stall", "requeueStalled")
 
 
 def held(state: str = attempt.RUNNING, **spec: Any) -> tuple[Lab, Lease]:
-    """A run whose only job is held by worker w1, its attempt in this state."""
+    """Return a lab with a run whose only job is leased to w1, with its attempt in this state, and the lease."""
     lab = Lab()
     lab.register("w1")
     lab.plan(task("build", **spec))
-    given = lab.claim(lab.attempt("build"))
-    for message in SAID[state]:
-        lab.say(message, given)
+    leased = lab.claim(lab.attempt("build"))
+    for message in MESSAGES[state]:
+        lab.send(message, leased)
     assert lab.attempt("build").state == state
-    return lab, given
+    return lab, leased
 
 
 def live(lab: Lab) -> lease.Lease:
-    """The live lease of that attempt."""
-    found = lab.attempt("build").lease
-    assert found is not None
-    return found
+    """Return the live lease of the attempt of `build`."""
+    record = lab.attempt("build").lease
+    assert record is not None
+    return record
 
 
-def busy(*names: str, places: int = 1) -> tuple[Lab, list[Lease]]:
-    """w1 is busy with these tasks; `spare` still waits for somebody."""
+def busy(*names: str, slots: int = 1) -> tuple[Lab, list[Lease]]:
+    """Return a lab in which w1 runs these tasks while `spare` is queued, and the leases."""
     lab = Lab()
-    lab.register("w1", places=places)
+    lab.register("w1", slots=slots)
     lab.plan(*map(task, names), task("spare"))
     leases = [lab.claim(lab.attempt(name)) for name in names]
-    for held in leases:
-        lab.say(attempt.Heartbeat, held)
+    for leased in leases:
+        lab.send(attempt.Heartbeat, leased)
     return lab, leases
 
 
 def grant(lab: Lab, name: str, by: str = "w1") -> attempt.Grant:
-    """A worker asks for a job and offers the labels with which it was registered."""
-    known = lab.world.worker(by)
-    labels = known.labels if known else ()
+    """Return the claim of a job by a worker, with the labels of its registration."""
+    registered = lab.unit.worker(by)
+    labels = registered.labels if registered else ()
     return attempt.Grant(id=lab.attempt(name).id, actor=f"worker:{by}", fingerprint="f", labels=labels)
 
 
-def operation(lab: Lab, name: str, held: Lease, **fields: Any) -> Command:
-    """One of document 004's operations on the attempt q1, not sent yet."""
+def operation(lab: Lab, name: str, leased: Lease, **fields: Any) -> Command:
+    """Return the command for one of document 004's operations on the attempt q1."""
     match name:
         case "claimNext":
             return attempt.Grant(id="q1", actor="worker:w2", fingerprint="f" * 32, **fields)
         case "start":
-            return lab.message(attempt.Start, held, **fields)
+            return lab.message(attempt.Start, leased, **fields)
         case "heartbeat":
-            return lab.message(attempt.Extend, held, **fields)
+            return lab.message(attempt.Extend, leased, **fields)
         case "complete":
-            return lab.message(attempt.Finish, held, is_success=True, exit_code=0, **fields)
+            return lab.message(attempt.Finish, leased, is_success=True, exit_code=0, **fields)
         case "fail":
-            return lab.message(attempt.Finish, held, is_success=False, exit_code=1, **fields)
+            return lab.message(attempt.Finish, leased, is_success=False, exit_code=1, **fields)
         case "stall":
             return attempt.Stall(id="q1", **fields)
     return attempt.Requeue(id="q1", **fields)
 
 
 def status(lab: Lab, name: str = "") -> str:
-    """Document 002's status of the run, or of one of its steps."""
+    """Return document 002's status of the run, or of one of its steps."""
     return step_status(lab.job(name)) if name else run_status(lab.run())
 
 
 def attempts_in(lab: Lab) -> set[str]:
-    """The ids of everything that a worker could ever be handed."""
-    return {id for id, record in lab.world.records.items() if isinstance(record, Attempt)}
+    """Return the ids of all attempts, which is all that a worker can claim."""
+    return {id for id, record in lab.unit.records.items() if isinstance(record, Attempt)}

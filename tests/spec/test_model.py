@@ -38,7 +38,7 @@ def running(**fields: Any) -> tuple[Lab, Lease]:
     """A run with one job that a worker executes."""
     lab = Lab().plan(task("a", **fields))
     held = lab.claim(lab.attempt("a"))
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
     return lab, held
 
 
@@ -107,7 +107,7 @@ def test_status_is_computed_from_the_record_and_is_what_the_events_show() -> Non
         assert run_status(lab.run()) == seen(RUN_VIEW, lab.log, "r1")[-1]
         for name in "agbc":
             assert step_status(lab.job(name)) == seen(STEP_VIEW, lab.log, f"r1/{name}")[-1]
-        for id, record in lab.world.records.items():
+        for id, record in lab.unit.records.items():
             if isinstance(record, Attempt):
                 assert job_status(record) == seen(JOB_VIEW, lab.log, id)[-1]
 
@@ -117,13 +117,13 @@ def test_status_is_computed_from_the_record_and_is_what_the_events_show() -> Non
     lab.approve("g")
     held = lab.claim(lab.attempt("b"))
     agree()
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
     lab.fail(held)
     agree()
     held = lab.claim(lab.attempt("c"))
     lab.cancel_run()
     agree()
-    lab.say(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, held)
     agree()
     lab.report()
     agree()
@@ -268,7 +268,7 @@ def test_a_result_after_the_cancel_is_the_acknowledgement_and_not_accepted(
     lab.cancel_run()
     brought = {"artifacts": [{"type": "log", "uri": "s3://logs/1"}]}
 
-    ended = lab.say(message, held, is_success=is_success, exit_code=int(not is_success), report=brought)
+    ended = lab.send(message, held, is_success=is_success, exit_code=int(not is_success), report=brought)
 
     assert (ended.state, ended.result, ended.report) == (attempt.CANCELED, None, brought)
     assert attempt.complete_answer(ended) == (False, "CANCEL_REQUESTED")
@@ -307,11 +307,11 @@ def test_a_cancel_needs_the_answer_of_a_runner_that_has_not_acknowledged_yet() -
     lab.cancel_run()
     assert lab.attempt("a").state == attempt.CANCEL_REQUESTED
 
-    lab.say(attempt.Ack, held)
+    lab.send(attempt.Ack, held)
     acknowledged = lab.attempt("a").lease
     assert acknowledged is not None
     assert (lab.attempt("a").state, acknowledged.state) == (attempt.CANCEL_REQUESTED, lease.ACTIVE)
-    lab.say(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, held)
 
     assert lab.attempt("a").state == attempt.CANCELED
     lab.verified()

@@ -52,10 +52,10 @@ def test_the_lease_id_is_in_no_record_and_in_no_log() -> None:
     """Whoever can read the store or the log must not be able to speak for a runner."""
     lab = Lab().plan(task("a"))
     held = lab.claim(lab.attempt("a"))
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
     secret = held.token.rpartition(".")[2].encode()
 
-    stored = [msgspec.json.encode(record) for record in lab.world.records.values()]
+    stored = [msgspec.json.encode(record) for record in lab.unit.records.values()]
     written = [*map(msgspec.json.encode, lab.log), *lab.canonical(), *lab.transitions(), *lab.job_events()]
 
     assert len(secret) >= ids.MIN_SECRET_CHARS
@@ -125,7 +125,7 @@ def test_a_lease_is_active_once_acknowledged_and_revoked_when_the_window_closes(
     lab.after(0.1).do(attempt.RevokeUnaccepted(id="q1"))
     assert lab.stale(lab.message(attempt.Ack, lost)) == "LEASE_REVOKED"
     held = lab.claim(lab.queued(), by="w2")
-    acknowledged = lab.say(attempt.Ack, held).lease
+    acknowledged = lab.send(attempt.Ack, held).lease
 
     assert acknowledged is not None
     assert acknowledged.state == lease.ACTIVE
@@ -170,7 +170,7 @@ def test_a_message_of_a_dead_lease_is_stale_and_changes_nothing(
     lab = Lab()
     lab.enqueue()
     held = lab.claim(lab.queued(), by="w1")
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
 
     made(lab)
 
@@ -188,7 +188,7 @@ def test_the_defaults_are_those_of_the_page() -> None:
     given = lab.attempt("a", run_id="r2").lease
     assert given is not None
 
-    lab.say(attempt.Start, held)
+    lab.send(attempt.Start, held)
     lab.cancel_run("r2")
 
     assert (given.expires_at - START, given.accept_by - START) == (120 * SECOND, 30 * SECOND)
@@ -222,7 +222,7 @@ def test_one_transaction_has_one_time_even_when_a_record_was_written_later() -> 
     """A clock that went back must not tear what happened together apart."""
     lab = Lab().plan(task("a"))
     held = lab.claim(lab.attempt("a"))
-    lab.after(50).say(attempt.Heartbeat, held)  # Only the attempt has seen this time.
+    lab.after(50).send(attempt.Heartbeat, held)  # Only the attempt has seen this time.
 
     decision = lab.after(-40).do(lab.message(attempt.Complete, held, is_success=True, exit_code=0))
 

@@ -175,13 +175,13 @@ def test_the_same_person_again_changes_nothing() -> None:
     """Not by another request, not with another comment."""
     lab = asked(approvers=2)
     lab.do(approve("bob", request_id="one"))
-    before = dict(lab.world.records)
+    before = dict(lab.unit.records)
 
     for again in (approve("bob", request_id="one"), approve("bob", request_id="two"), approve("bob", comment="please")):
         decision = lab.after(1).do(again)
         assert (decision.events, decision.changed) == ([], {})
 
-    assert lab.world.records == before
+    assert lab.unit.records == before
     assert status(lab, "g") == "WAITING_APPROVAL"
 
 

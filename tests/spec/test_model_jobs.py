@@ -100,7 +100,7 @@ def test_under_fail_fast_the_run_fails_at_once_and_the_rest_is_canceled() -> Non
 
     assert lab.run().state == run.FAILED
     assert lab.attempt("b").state == attempt.CANCEL_REQUESTED
-    lab.say(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, held)
     assert ends(lab, "b") == [(job.CANCELED, job.NOT_NEEDED)]
     lab.verified()
 
@@ -175,7 +175,7 @@ def test_a_rejected_job_fails_as_rejected_and_never_had_an_attempt() -> None:
 
     assert ends(lab, "g") == [(job.FAILED, "REJECTED")]
     assert (lab.job("g").attempts, lab.job("g").attempt_id) == (0, "")
-    assert not [each for each in lab.world.records.values() if isinstance(each, Attempt)]
+    assert not [each for each in lab.unit.records.values() if isinstance(each, Attempt)]
     lab.verified()
 
 
@@ -240,7 +240,7 @@ def test_a_run_that_is_over_does_not_change_with_what_still_happens_to_its_jobs(
     lab.work("a", ok=False)
     over = lab.run()
 
-    lab.after(5).say(attempt.CancelAck, held)
+    lab.after(5).send(attempt.CancelAck, held)
 
     assert lab.job("b").state == job.CANCELED
     assert lab.run() == over
@@ -275,7 +275,7 @@ def test_every_accepted_transition_is_one_event_and_one_rev() -> None:
     lab.approve("g")
     lab.cancel_run()
 
-    for id, found in lab.world.records.items():
+    for id, found in lab.unit.records.items():
         assert found is not None
         events = [event for event in lab.log if event.entity_id == id]
         assert [event.rev for event in events] == list(range(1, found.rev + 1))
@@ -290,13 +290,13 @@ def test_a_rejected_or_repeated_message_leaves_no_event_and_every_rev_as_it_was(
     lab = Lab().plan(task("a"))
     held = lab.claim(lab.attempt("a"))
     lab.complete(held)
-    before, written = dict(lab.world.records), len(lab.log)
+    before, written = dict(lab.unit.records), len(lab.log)
 
     lab.refused(lab.message(attempt.Complete, held, is_success=False))
     decision = lab.do(lab.message(attempt.Complete, held, is_success=True, exit_code=0))
 
     assert (decision.events, decision.changed) == ([], {})
-    assert (lab.world.records, len(lab.log)) == (before, written)
+    assert (lab.unit.records, len(lab.log)) == (before, written)
 
 
 @pytest.mark.proves("MOD-10")

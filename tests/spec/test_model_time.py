@@ -23,7 +23,7 @@ def test_a_clock_that_goes_backwards_does_not_shorten_a_lease() -> None:
     lab, given = held()
     promised = lab.attempt("build").lease
 
-    renewed = lab.after(-3_600).say(attempt.Heartbeat, given).lease
+    renewed = lab.after(-3_600).send(attempt.Heartbeat, given).lease
 
     assert promised is not None
     assert renewed is not None
@@ -76,7 +76,7 @@ def test_every_layer_by_itself_withstands_a_clock_that_goes_backwards() -> None:
     lab = Lab()
     lab.enqueue()
     given = lab.claim(lab.queued(), ttl_seconds=60)
-    record = lab.after(50).say(attempt.Heartbeat, given)
+    record = lab.after(50).send(attempt.Heartbeat, given)
     assert record.lease is not None
     events: list[Event] = []
 
@@ -104,8 +104,8 @@ def test_the_timeout_is_measured_by_the_store_from_running_on(seconds: int) -> N
     """Waiting for a runner to start is not the job's fault."""
     lab = Lab().plan(task("build", timeout_seconds=60))
     given = lab.claim(lab.attempt("build"))
-    lab.after(20).say(attempt.Ack, given)
-    lab.after(50).say(attempt.Start, given)
+    lab.after(20).send(attempt.Ack, given)
+    lab.after(50).send(attempt.Start, given)
 
     assert lab.after(59.9).refused(attempt.TimeOut(id=ID)).code == "not_due"
     lab.after(seconds - 59.9).do(attempt.TimeOut(id=ID))
@@ -153,7 +153,7 @@ def test_a_worker_that_is_given_up_early_keeps_others_out_until_its_lease_would_
     lab = Lab().plan(task("build"))
     lab.register("w1")
     given = lab.claim(lab.attempt("build"), by="w1")
-    lab.say(attempt.Heartbeat, given)
+    lab.send(attempt.Heartbeat, given)
 
     lab.after(90).do(worker.MissHealthChecks(id="w1"))
 

@@ -38,7 +38,7 @@ def running(*others: Any, **fields: Any) -> tuple[Lab, Lease]:
     """A run whose job `build` is executed by a runner that said so."""
     lab = Lab().plan(task("build"), *others, **fields)
     held = lab.claim(lab.attempt("build"))
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
     return lab, held
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_took_too_long_is_timed_out_stopped_and_shown_as_failed() -> 
     assert lab.job("test").state == job.CANCELED
     shown = [(steps.run_status(each), workstreams.workstream_state(each)) for each in (lab.run(), lab.report())]
     assert shown == [("FAILED", "failed"), ("FAILED", "failed")]
-    lab.say(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, held)
     assert (lab.job("build").state, lab.job("build").reason) == (job.CANCELED, job.RUN_TIMEOUT)
     lab.verified()
 
@@ -264,12 +264,12 @@ def test_a_run_is_canceled_when_its_last_active_job_acknowledged_or_was_forced(i
     second = lab.claim(lab.attempt("lint"), by="w2")
     lab.cancel_run()
 
-    lab.say(attempt.CancelAck, first)
+    lab.send(attempt.CancelAck, first)
     between = (lab.run().state, lab.job("build").state, lab.job("lint").state, lab.job("test").state)
     if is_forced:
         lab.after(lease.CANCEL_SECONDS).do(attempt.ForceCancel(id="r1/lint.1"))
     else:
-        lab.say(attempt.CancelAck, second)
+        lab.send(attempt.CancelAck, second)
 
     assert between == (run.CANCEL_REQUESTED, job.CANCELED, job.RUNNING, job.CANCELED)
     assert lab.job("lint").state == job.CANCELED
@@ -339,7 +339,7 @@ def test_a_job_that_ends_after_its_run_was_reported_does_not_move_the_run() -> N
     lab.work("lint", "w2", ok=False)
     before = lab.report()
 
-    lab.say(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, held)
 
     assert lab.job("build").state == job.CANCELED
     assert lab.run() == before
@@ -384,7 +384,7 @@ def test_a_job_is_canceled_when_its_cancellation_is_final_and_not_when_it_is_req
 
     lab.do(CancelJob(id="r1/build", actor="user:ada"))
     asked = lab.job("build").state
-    lab.say(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, held)
 
     assert asked == job.RUNNING
     assert (lab.job("build").state, lab.job("build").reason) == (job.CANCELED, job.JOB_CANCELED)

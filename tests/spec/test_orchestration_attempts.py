@@ -12,7 +12,7 @@ from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from tests.lab import Lab, Lease, task
-from tests.spec.scenes import ID, MICROSECOND, SAID, held
+from tests.spec.scenes import ID, MESSAGES, MICROSECOND, held
 
 # What a runner says, one message after another, until its attempt is in this state.
 ENDS = (attempt.SUCCEEDED, attempt.FAILED, attempt.CANCELED, attempt.TIMED_OUT)
@@ -23,7 +23,7 @@ def ended(state: str) -> tuple[Lab, Lease]:
     lab, given = held(attempt.RUNNING)
     if state == attempt.CANCELED:
         lab.cancel_run()
-        lab.say(attempt.CancelAck, given)
+        lab.send(attempt.CancelAck, given)
     elif state == attempt.TIMED_OUT:
         lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id=ID))
     else:
@@ -103,7 +103,7 @@ def test_ack_lease_starts_the_attempt_and_activates_the_lease() -> None:
     other = Lease("w2", given.token)
 
     reason = lab.stale(lab.message(attempt.Ack, other))
-    lab.say(attempt.Ack, given)
+    lab.send(attempt.Ack, given)
 
     assert reason == "UNKNOWN_LEASE"
     assert lab.steps(ID)[-2:] == [attempt.LEASED, attempt.STARTING]
@@ -117,7 +117,7 @@ def test_the_first_heartbeat_or_an_explicit_report_means_that_it_runs(message: t
     """The job's time runs from here, so a runner's first sign of life must not be missed."""
     lab, given = held(attempt.STARTING)
 
-    lab.after(7).say(message, given)
+    lab.after(7).send(message, given)
 
     assert lab.steps(ID)[-2:] == [attempt.STARTING, attempt.RUNNING]
     assert lab.attempt("build").started_at == lab.now
@@ -131,7 +131,7 @@ def test_the_upload_begins_when_the_runner_says_so_and_nobody_else_can_say_it() 
     lab, given = held(attempt.RUNNING)
 
     refusal = lab.refused(attempt.BeginUpload(id=ID, actor="user:w1", lease=given.ref))
-    lab.say(attempt.BeginUpload, given)
+    lab.send(attempt.BeginUpload, given)
 
     assert refusal.code == "wrong_actor"
     assert lab.steps(ID)[-2:] == [attempt.RUNNING, attempt.UPLOADING]
@@ -224,8 +224,8 @@ def test_an_attempt_does_not_time_out_early(state: str) -> None:
     lab, given = held(attempt.STARTING, timeout_seconds=50)
 
     waiting = lab.after(60).refused(attempt.TimeOut(id=ID))
-    for message in SAID[state][1:]:
-        lab.say(message, given)
+    for message in MESSAGES[state][1:]:
+        lab.send(message, given)
     early = lab.after(50 - MICROSECOND).refused(attempt.TimeOut(id=ID))
 
     assert (waiting.code, early.code) == ("wrong_state", "not_due")
@@ -235,7 +235,7 @@ def test_an_attempt_does_not_time_out_early(state: str) -> None:
 def test_an_attempt_that_exceeds_the_jobs_timeout_is_timed_out_and_its_lease_revoked() -> None:
     """Heartbeats prove that a runner lives, not that its job will ever end."""
     lab, given = held(attempt.RUNNING, timeout_seconds=50)
-    lab.after(49).say(attempt.Heartbeat, given)
+    lab.after(49).send(attempt.Heartbeat, given)
 
     lab.after(1).do(attempt.TimeOut(id=ID))
 
@@ -282,7 +282,7 @@ def test_cancel_ack_finalizes_a_requested_cancel(state: str) -> None:
     lab, given = held(state)
     lab.cancel_run()
 
-    lab.say(attempt.CancelAck, given)
+    lab.send(attempt.CancelAck, given)
 
     assert lab.steps(ID)[-2:] == [attempt.CANCEL_REQUESTED, attempt.CANCELED]
     assert lease_steps(lab) == [lease.GRANTED, lease.ACTIVE, lease.CANCELED]
@@ -366,7 +366,7 @@ def test_one_attempt_has_one_live_lease_however_often_it_is_lost() -> None:
 
     for name in ("w2", "w3"):
         lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
-        lab.say(attempt.Ack, lab.claim(lab.attempt("build"), by=name))
+        lab.send(attempt.Ack, lab.claim(lab.attempt("build"), by=name))
 
     life = [lease.GRANTED, lease.ACTIVE, lease.EXPIRED]
     assert lease_steps(lab) == [*life, *life, *life[:2]]

@@ -24,7 +24,7 @@ def running(*others: Any, **spec: Any) -> tuple[Lab, Lease]:
     lab.register("w1")
     lab.plan(task("build", **spec), *others)
     held = lab.claim(lab.attempt("build"))
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
     return lab, held
 
 
@@ -61,13 +61,13 @@ def test_a_cancel_moves_the_run_and_its_active_jobs_and_the_next_heartbeat_tells
     other = lab.claim(lab.attempt("lint"), by="w2")
 
     lab.cancel_run()
-    answer = lab.after(1).say(attempt.Heartbeat, held)
+    answer = lab.after(1).send(attempt.Heartbeat, held)
 
     states = {lab.run().state, lab.attempt("build").state, lab.attempt("lint").state}
     assert states == {"CANCEL_REQUESTED"}
     assert (answer.state, answer.cancel_reason) == (attempt.CANCEL_REQUESTED, job.RUN_CANCELED)
     assert answer.cancel_by == lab.now + (lease.CANCEL_SECONDS - 1) * SECOND
-    assert lab.say(attempt.Heartbeat, other).state == attempt.CANCEL_REQUESTED
+    assert lab.send(attempt.Heartbeat, other).state == attempt.CANCEL_REQUESTED
     lab.verified()
 
 
@@ -75,7 +75,7 @@ def test_a_cancel_moves_the_run_and_its_active_jobs_and_the_next_heartbeat_tells
 def test_a_cancel_that_nobody_acknowledges_is_finished_by_force_at_its_deadline() -> None:
     """Without force a runner that hangs would hang its run as well, and heartbeats buy it no time."""
     lab, held = canceling()
-    lab.after(lease.CANCEL_SECONDS - MICROSECOND).say(attempt.Heartbeat, held)
+    lab.after(lease.CANCEL_SECONDS - MICROSECOND).send(attempt.Heartbeat, held)
     early = lab.refused(attempt.ForceCancel(id=ID))
 
     lab.after(MICROSECOND).do(attempt.ForceCancel(id=ID))
@@ -248,7 +248,7 @@ def test_every_cancellation_ends_within_a_limit_of_time(silence: type[Command]) 
     lab = Lab().plan(task("build"))
     held = lab.claim(lab.attempt("build"))
     if silence is not attempt.RevokeUnaccepted:
-        lab.say(attempt.Ack, held)
+        lab.send(attempt.Ack, held)
     lab.cancel_run()
 
     lab.after(max(lease.TTL_SECONDS, lease.ACCEPT_SECONDS, lease.CANCEL_SECONDS)).do(silence(id=ID))
@@ -284,7 +284,7 @@ def waiting(what: str) -> Lab:
     if what != "asking":
         held = lab.claim(lab.attempt("build"))
         if what != "leased":
-            lab.say(attempt.Heartbeat, held)
+            lab.send(attempt.Heartbeat, held)
         if what == "canceling":
             lab.cancel_run()
         if what == "retrying":
@@ -299,15 +299,15 @@ def test_a_timeout_is_a_transition_of_the_orchestrator_and_time_alone_changes_no
 ) -> None:
     """A deadline that acts by itself would leave a state that no event explains."""
     lab = waiting(what)
-    record = lab.world.records[id]
+    record = lab.unit.records[id]
     assert record is not None
     state = record.state
 
     early = lab.after(seconds - MICROSECOND).refused(command)
     foreign = lab.after(MICROSECOND).refused(msgspec.structs.replace(command, actor="worker:w1"))
-    records, events = dict(lab.world.records), len(lab.log)
+    records, events = dict(lab.unit.records), len(lab.log)
     lab.after(10 * seconds)
-    assert (lab.world.records, len(lab.log)) == (records, events)
+    assert (lab.unit.records, len(lab.log)) == (records, events)
     lab.after(-10 * seconds).do(command)
 
     first = lab.log[events]
@@ -348,12 +348,12 @@ SAYS = [
 def test_a_runner_message_that_is_sent_again_has_no_further_effect(message: type[LeasedCommand]) -> None:
     """A lost answer looks like a lost message, so runners must be free to repeat themselves."""
     lab, said = sent(message)
-    records = dict(lab.world.records)
+    records = dict(lab.unit.records)
 
     again = lab.after(5).do(said)
 
     assert (again.events, again.changed) == ([], {})
-    assert lab.world.records == records
+    assert lab.unit.records == records
     lab.verified()
 
 
@@ -466,7 +466,7 @@ def test_no_outcome_depends_on_progress_reports() -> None:
     """Two runners did the same, one of them in silence; their jobs must end the same."""
     lab, talkative = running(task("lint"))
     silent = lab.claim(lab.attempt("lint"), by="w2")
-    lab.after(1).say(attempt.BeginUpload, talkative)
+    lab.after(1).send(attempt.BeginUpload, talkative)
 
     lab.complete(talkative, result="report")
     lab.complete(silent, result="report")

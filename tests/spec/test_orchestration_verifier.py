@@ -55,7 +55,7 @@ def lost() -> Lab:
 def timed_out() -> Lab:
     """A run whose job hung."""
     lab = Lab().plan(task("build"))
-    lab.say(attempt.Heartbeat, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Heartbeat, lab.claim(lab.attempt("build")))
     lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id=ID))
     return lab
 
@@ -71,7 +71,7 @@ def run_timed_out() -> Lab:
 def forced() -> Lab:
     """A run that was canceled by force."""
     lab = Lab().plan(task("build"))
-    lab.say(attempt.Heartbeat, lab.claim(lab.attempt("build")))
+    lab.send(attempt.Heartbeat, lab.claim(lab.attempt("build")))
     lab.after(1).cancel_run()
     lab.after(lease.CANCEL_SECONDS).do(attempt.ForceCancel(id=ID))
     return lab

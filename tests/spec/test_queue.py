@@ -47,9 +47,9 @@ def job_in(status: str) -> tuple[Lab, Lease]:
     if status == "stalled":
         lab.do(attempt.Stall(id="q1"))
     elif status != "claimed":
-        lab.say(attempt.Start, held)
+        lab.send(attempt.Start, held)
         if status in ("succeeded", "failed"):
-            lab.say(attempt.Finish, held, is_success=status == "succeeded", exit_code=int(status == "failed"))
+            lab.send(attempt.Finish, held, is_success=status == "succeeded", exit_code=int(status == "failed"))
     return lab, held
 
 
@@ -166,7 +166,7 @@ def test_a_heartbeat_keeps_the_status_and_extends_the_lease(status: str) -> None
     lab, held = job_in(status)
     before = lab.queued()
 
-    after = lab.after(100).say(attempt.Extend, held)
+    after = lab.after(100).send(attempt.Extend, held)
 
     assert job_status(after) == status
     assert after.lease is not None
@@ -241,7 +241,7 @@ def test_who_completes_a_job_through_the_queue_need_not_name_an_exit_code() -> N
     """Document 004 knows none: to complete is to say that it ended well, and that is what is recorded."""
     lab, held = job_in("running")
 
-    ended = lab.say(attempt.Finish, held, is_success=True, report={"summary": "done"})
+    ended = lab.send(attempt.Finish, held, is_success=True, report={"summary": "done"})
 
     assert (job_status(ended), ended.result, ended.report) == ("succeeded", {}, {"summary": "done"})
     assert lab.last("q1").metadata["exit_code"] == 0

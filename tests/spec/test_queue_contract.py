@@ -33,7 +33,7 @@ def ready_for(name: str) -> tuple[Lab, Lease]:
         return lab, Lease("w1", "")
     held = lab.claim(lab.queued(), by="w1")
     if status == "running":
-        lab.say(attempt.Start, held)
+        lab.send(attempt.Start, held)
     elif status == "stalled":
         lab.do(attempt.Stall(id="q1"))
     return lab, held
@@ -47,7 +47,7 @@ def whole_life() -> Lab:
     lab.after(1).do(attempt.Stall(id="q1", request_id="stall-2"))
     lab.after(1).do(attempt.Requeue(id="q1"))
     held = lab.after(120).claim(lab.queued(), by="w3")
-    lab.after(1).say(attempt.Extend, held)
+    lab.after(1).send(attempt.Extend, held)
     lab.after(1).complete(held)
     return lab
 
@@ -212,7 +212,7 @@ def test_the_verifier_finds_a_request_that_was_applied_twice() -> None:
 def test_a_finished_job_never_changes_again(is_success: bool) -> None:
     """Somebody has already acted upon the outcome."""
     lab, held = ready_for("complete")
-    lab.say(attempt.Finish, held, is_success=is_success)
+    lab.send(attempt.Finish, held, is_success=is_success)
     final = lab.queued()
     opposite = lab.message(attempt.Finish, held, is_success=not is_success)
     system = (attempt.Stall, attempt.Requeue, attempt.Expire, attempt.RevokeUnaccepted, attempt.TimeOut)
@@ -326,7 +326,7 @@ def test_every_job_event_has_one_of_the_fixed_types() -> None:
     lab.enqueue("q2")
     lab.do(attempt.Cancel(id="q2", reason="why"))
     lab.enqueue("q3", timeout_seconds=60)
-    lab.say(attempt.Start, lab.claim(lab.queued("q3"), by="w1"))
+    lab.send(attempt.Start, lab.claim(lab.queued("q3"), by="w1"))
     lab.after(60).do(attempt.TimeOut(id="q3"))
 
     words = {line["type"] for line in job_events(lab)}

@@ -14,7 +14,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
 from tests.lab import Lab, Lease, task
-from tests.spec.scenes import ID, SAID, grant, held, live
+from tests.spec.scenes import ID, MESSAGES, grant, held, live
 
 SAYS: list[type[LeasedCommand]] = [
     attempt.Ack,
@@ -56,7 +56,7 @@ def test_a_runner_that_heartbeats_at_its_interval_keeps_its_lease() -> None:
     lab, given = held()
 
     for _ in range(2 * lease.TTL_SECONDS // lease.HEARTBEAT_SECONDS):
-        lab.after(lease.HEARTBEAT_SECONDS).say(attempt.Heartbeat, given)
+        lab.after(lease.HEARTBEAT_SECONDS).send(attempt.Heartbeat, given)
         assert lab.refused(attempt.Expire(id=ID)).code == "not_due"
 
     assert (lease.TTL_SECONDS, lease.HEARTBEAT_SECONDS) == (120, 20)
@@ -90,7 +90,7 @@ def test_a_cancel_has_two_phases() -> None:
 
     lab.cancel_run()
     asked = (lab.run().state, lab.attempt("build").state, live(lab).state)
-    lab.say(attempt.CancelAck, given)
+    lab.send(attempt.CancelAck, given)
 
     assert asked == (run.CANCEL_REQUESTED, attempt.CANCEL_REQUESTED, lease.ACTIVE)
     assert (lab.run().state, lab.attempt("build").state) == (run.CANCELED, attempt.CANCELED)
@@ -147,7 +147,7 @@ def test_a_lease_id_cannot_be_guessed_from_what_others_can_see() -> None:
         ids.lease_ref(ids.lease_id(ID, 1, "0" * 15))
 
     assert (guess, short.value.reason) == ("UNKNOWN_LEASE", "UNKNOWN_LEASE")
-    assert lab.say(attempt.Heartbeat, given).state == attempt.RUNNING
+    assert lab.send(attempt.Heartbeat, given).state == attempt.RUNNING
 
 
 @pytest.mark.proves("PRO-N3")
@@ -259,8 +259,8 @@ def reached(state: str) -> tuple[Lab, Lease]:
     """An attempt of the plain queue in any of its states, with the last lease that was granted."""
     lab = Lab()
     given = lab.claim(lab.enqueue("q1"))
-    for said in SAID.get(state, SAID[attempt.RUNNING]):
-        lab.say(said, given)
+    for said in MESSAGES.get(state, MESSAGES[attempt.RUNNING]):
+        lab.send(said, given)
     if state in (attempt.STALE, attempt.QUEUED):
         lab.do(attempt.Stall(id="q1"))
     if state == attempt.QUEUED:
@@ -268,7 +268,7 @@ def reached(state: str) -> tuple[Lab, Lease]:
     if state in (attempt.CANCEL_REQUESTED, attempt.CANCELED):
         lab.do(attempt.Cancel(id="q1", reason="TEST"))
     if state == attempt.CANCELED:
-        lab.say(attempt.CancelAck, given)
+        lab.send(attempt.CancelAck, given)
     if state == attempt.TIMED_OUT:
         lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id="q1"))
     if state in (attempt.SUCCEEDED, attempt.FAILED):

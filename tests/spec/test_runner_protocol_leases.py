@@ -37,7 +37,7 @@ def test_the_acknowledgement_makes_the_job_active_under_this_lease() -> None:
     lab, given = held(attempt.LEASED)
     assert live(lab).state == lease.GRANTED
 
-    lab.say(attempt.Ack, given)
+    lab.send(attempt.Ack, given)
     refusal = lab.after(lease.ACCEPT_SECONDS).refused(attempt.RevokeUnaccepted(id=ID))
 
     assert (lab.attempt("build").state, live(lab).state) == (attempt.STARTING, lease.ACTIVE)
@@ -73,7 +73,7 @@ def test_every_heartbeat_under_a_valid_lease_renews_it(state: str) -> None:
         lab.cancel_run()
 
     for _ in range(3):
-        lab.after(119).say(attempt.Heartbeat, given)
+        lab.after(119).send(attempt.Heartbeat, given)
         assert live(lab).expires_at == lab.now + 120 * SECOND
 
     assert live(lab).ttl_seconds == lease.TTL_SECONDS == 120
@@ -84,7 +84,7 @@ def test_every_heartbeat_under_a_valid_lease_renews_it(state: str) -> None:
 def test_the_verifier_finds_a_heartbeat_that_renewed_for_another_time() -> None:
     """A lease that lasts longer or shorter than it says is a fence with a hole."""
     lab, given = held(attempt.STARTING)
-    lab.after(1).say(attempt.Heartbeat, given)
+    lab.after(1).send(attempt.Heartbeat, given)
     lab.verified()
 
     assert "PRO-Q5" in broken(lab, attempt.RUNNING, "expires_at", "2026-01-04T09:00:00.000000Z")
@@ -131,7 +131,7 @@ def test_a_complete_after_expiry_is_rejected_to_the_microsecond() -> None:
 def test_the_verifier_finds_a_complete_under_an_expired_lease() -> None:
     """A log must not contain what the orchestrator should have rejected."""
     lab, given = held(attempt.STARTING)
-    lab.after(1).say(attempt.Start, given)
+    lab.after(1).send(attempt.Start, given)
     lab.after(60).complete(given)
     lab.verified()
 
@@ -220,7 +220,7 @@ def make_stale(lab: Lab, cause: str) -> None:
         lab.do(worker.MissHealthChecks(id="w1"))
     else:
         lab.do(attempt.Stall(id=ID))
-        lab.say(attempt.Ack, lab.after(lease.TTL_SECONDS).claim(lab.attempt("build"), by="w2"))
+        lab.send(attempt.Ack, lab.after(lease.TTL_SECONDS).claim(lab.attempt("build"), by="w2"))
         if cause == "replaced twice":
             lab.do(attempt.Stall(id=ID))
             lab.after(lease.TTL_SECONDS).claim(lab.attempt("build"), by="w3")
@@ -271,7 +271,7 @@ def test_a_partition_that_ends_within_the_ttl_costs_nothing() -> None:
     """The lease may expire, and until it does the runner is still the owner."""
     lab, given = held()
 
-    lab.after(lease.TTL_SECONDS - 1).say(attempt.Heartbeat, given)
+    lab.after(lease.TTL_SECONDS - 1).send(attempt.Heartbeat, given)
     lab.after(lease.TTL_SECONDS - 1).complete(given)
 
     assert (lab.attempt("build").state, lab.attempt("build").lost_leases) == (attempt.SUCCEEDED, 0)
@@ -326,7 +326,7 @@ def test_no_record_no_event_and_no_export_shows_a_lease_id() -> None:
     lab.cancel_run()
 
     log = b"".join([*lab.canonical(), *lab.transitions(), *lab.job_events(), msgspec.json.encode(lab.log)])
-    records = msgspec.json.encode(list(lab.world.records.values()))
+    records = msgspec.json.encode(list(lab.unit.records.values()))
 
     for given in (first, second):
         secret = given.token.rpartition(".")[2].encode()

@@ -160,7 +160,7 @@ def test_a_cancel_ends_the_run_and_every_step_that_is_not_over(made: Callable[[]
     """Whoever cancels wants all of it to stop, and what was already done to stay done."""
     lab = made()
     assert status(lab) == before
-    names = {name for name in ("a", "b", "g") if f"r1/{name}" in lab.world.records}
+    names = {name for name in ("a", "b", "g") if f"r1/{name}" in lab.unit.records}
     done = {name for name in names if status(lab, name) == "SUCCEEDED"}
 
     lab.cancel_run()
@@ -175,11 +175,11 @@ def test_a_running_step_is_canceled_when_its_runner_has_stopped() -> None:
     """A step that shows CANCELED while its runner still works would be a lie."""
     lab = Lab().plan(task("a"))
     held = lab.claim(lab.attempt("a"))
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
 
     lab.cancel_run()
     assert (status(lab), status(lab, "a")) == ("CANCELED", "RUNNING")
-    lab.say(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, held)
 
     assert (status(lab), status(lab, "a")) == ("CANCELED", "CANCELED")
     lab.verified()
@@ -310,7 +310,7 @@ def test_a_stale_step_stays_running_and_is_reclaimed_once_its_lease_expired() ->
     """A crashed worker must never stall a run forever, and a live one must never be robbed."""
     lab = Lab().plan(task("a"))
     held = lab.claim(lab.attempt("a"), by="crashed")
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
     assert lab.after(119.9).refused(attempt.Expire(id="r1/a.1")).code == "not_due"
     assert lab.refused(attempt.Grant(id="r1/a.1", actor="worker:w2", fingerprint="f" * 32)).code == "wrong_state"
 
@@ -369,12 +369,12 @@ def test_a_second_approve_advances_nothing() -> None:
     """Two people may press the same button."""
     lab = Lab().plan(gate("g"), task("b", "g"))
     lab.approve("g")
-    before, written = dict(lab.world.records), len(lab.log)
+    before, written = dict(lab.unit.records), len(lab.log)
 
     decision = lab.after(1).do(job.Approve(id="r1/g", actor="user:bob"))
 
     assert (decision.events, decision.changed) == ([], {})
-    assert (lab.world.records, len(lab.log)) == (before, written)
+    assert (lab.unit.records, len(lab.log)) == (before, written)
 
 
 @pytest.mark.proves("STP-P2", "STP-P1")

@@ -195,14 +195,14 @@ def test_a_failed_workstream_cancels_what_is_left_and_keeps_everything_for_analy
     """Nobody needs the rest any more; everybody wants to know why."""
     lab = Lab().plan(task("a"), task("queued"), task("runs"), task("later", "runs"), is_fail_fast=True)
     lease = lab.claim(lab.attempt("runs"), by="w2")
-    lab.say(attempt.Heartbeat, lease)
+    lab.send(attempt.Heartbeat, lease)
 
     lab.work("a", ok=False)
 
     assert (exported(lab, "r1")[-1]["to_state"], exported(lab, "r1")[-1]["severity"]) == ("failed", "critical")
     assert {lab.job(name).state for name in ("queued", "later")} == {job.CANCELED}
     assert lab.attempt("runs").state == attempt.CANCEL_REQUESTED
-    lab.say(attempt.CancelAck, lease)
+    lab.send(attempt.CancelAck, lease)
     assert {(lab.job(name).state, lab.job(name).reason) for name in ("queued", "runs")} == {
         (job.CANCELED, job.NOT_NEEDED)
     }
@@ -299,8 +299,8 @@ def test_a_workstream_is_cancelled_on_request(state: str) -> None:
     assert steps(lab)[-1] == (state, "cancelled", "user_cancelled")
     if lease is not None:
         assert lab.run().state == run.CANCEL_REQUESTED
-        lab.say(attempt.Ack, lease)
-        lab.say(attempt.CancelAck, lease)
+        lab.send(attempt.Ack, lease)
+        lab.send(attempt.CancelAck, lease)
     assert lab.run().state == run.CANCELED
     assert {task_state(lab.job(name)) for name in "ab"} == {"cancelled"}
     lab.verified()

@@ -36,7 +36,7 @@ def drain(reason: str = "new disk", actor: str = "user:ada") -> Drain:
 def fleet(*, places: int = 1, **spec: Any) -> Lab:
     """w1, and eight tasks that wait for somebody."""
     lab = Lab()
-    lab.register("w1", places=places)
+    lab.register("w1", slots=places)
     return lab.plan(*(task(name, **spec) for name in NAMES), is_fail_fast=False)
 
 
@@ -55,7 +55,7 @@ def lose(lab: Lab, *names: str) -> None:
     """w1 loses these tasks, one after the other."""
     for name in names:
         given = lab.claim(lab.attempt(name))
-        lab.say(attempt.Ack, given)
+        lab.send(attempt.Ack, given)
         expire(lab, given)
 
 
@@ -110,7 +110,7 @@ def test_a_worker_that_is_gone_is_not_held(order: Command) -> None:
 @pytest.mark.parametrize("actor", ["user:ada", "orchestrator"])
 def test_a_drained_worker_finishes_what_it_has_and_is_assigned_nothing_new(actor: str) -> None:
     """Somebody wants to change its disk, and nobody's work shall be lost for that."""
-    lab, [given] = busy("a", places=2)
+    lab, [given] = busy("a", slots=2)
 
     lab.after(1).do(drain(actor=actor))
     refusal = lab.refused(grant(lab, "spare"))
@@ -144,7 +144,7 @@ def test_a_silent_worker_can_be_drained_and_stays_so_when_it_comes_back() -> Non
 @pytest.mark.proves("WST-KH2")
 def test_a_resumed_worker_is_assigned_work_again() -> None:
     """The disk is in."""
-    lab, _ = busy(places=1)
+    lab, _ = busy(slots=1)
     lab.do(drain())
     held_at = lab.worker_record("w1").held_at
 
@@ -249,7 +249,7 @@ def succeeded(lab: Lab, name: str) -> None:
 
 def timed_out(lab: Lab, name: str) -> None:
     given = lab.claim(lab.attempt(name), ttl_seconds=90_000)
-    lab.say(attempt.Heartbeat, given)
+    lab.send(attempt.Heartbeat, given)
     lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id=given.ref.attempt_id))
 
 
@@ -266,7 +266,7 @@ def stalled(lab: Lab, name: str) -> None:
 def canceled(lab: Lab, name: str) -> None:
     given = lab.claim(lab.attempt(name))
     lab.do(CancelJob(id=f"r1/{name}", actor="user:ada"))
-    lab.say(attempt.CancelAck, given)
+    lab.send(attempt.CancelAck, given)
 
 
 @pytest.mark.proves("WST-KH4")
@@ -308,7 +308,7 @@ def test_what_was_held_at_the_same_time_is_lost_together_and_counts_once() -> No
     lab = fleet(places=4)
     leases = [lab.claim(lab.attempt(name)) for name in "abcd"]
     for given in leases:
-        lab.say(attempt.Ack, given)
+        lab.send(attempt.Ack, given)
 
     for given in leases[:3]:
         expire(lab, given)
@@ -337,7 +337,7 @@ def test_the_same_attempt_that_is_lost_again_counts_again() -> None:
 @pytest.mark.proves("WST-KH3")
 def test_a_worker_that_is_drained_or_leaves_is_not_quarantined() -> None:
     """It takes nothing new anyway, and why it does not shall stay known."""
-    lab, leases = busy("a", "b", places=2)
+    lab, leases = busy("a", "b", slots=2)
     lab.do(drain())
     lab.do(Resume(id="w1"))
     lab.do(worker.Shutdown(id="w1", actor="user:ada"))
@@ -362,7 +362,7 @@ def test_a_quarantined_worker_finishes_what_it_has_and_stays_quarantined() -> No
     """That one job goes well says little after three that did not."""
     lab = fleet(places=2)
     kept = lab.claim(lab.attempt("h"), ttl_seconds=9000)
-    lab.say(attempt.Ack, kept)
+    lab.send(attempt.Ack, kept)
     lose(lab, *"abc")
 
     lab.complete(kept)
@@ -425,7 +425,7 @@ def test_a_log_in_which_the_quarantine_does_not_follow_at_once_is_not_legal() ->
 @pytest.mark.proves("WST-KH1", "WST-E4")
 def test_document_003_sees_no_step_but_its_reader_is_told_with_the_next_one() -> None:
     """A hold is no state of the document; who reads the file alone still knows why an idle worker stays idle."""
-    lab, [given] = busy("a", places=2)
+    lab, [given] = busy("a", slots=2)
     lab.after(1).do(drain())
     lab.after(1).complete(given)
 

@@ -13,9 +13,9 @@ from tests.spec.logs import exported
 from tests.spec.scenes import busy, grant
 
 
-def offer(lab: Lab, *labels: str, places: int | None = None, token_at: int = 0) -> UpdateCapabilities:
-    """w1 says what it can now."""
-    return UpdateCapabilities(id="w1", tenant=TENANT, labels=labels, slots=places, token_at=token_at)
+def offer(lab: Lab, *labels: str, slots: int | None = None, token_at: int = 0) -> UpdateCapabilities:
+    """Return the command that changes the capabilities of w1."""
+    return UpdateCapabilities(id="w1", tenant=TENANT, labels=labels, slots=slots, token_at=token_at)
 
 
 def test_what_no_worker_can_offer_is_refused() -> None:
@@ -24,7 +24,7 @@ def test_what_no_worker_can_offer_is_refused() -> None:
     nobody = lab.refused(offer(lab))
     lab.register("w1")
     stranger = lab.refused(msgspec.structs.replace(offer(lab), tenant="another"))
-    nothing = lab.refused(offer(lab, places=0))
+    nothing = lab.refused(offer(lab, slots=0))
     lab.do(worker.Shutdown(id="w1"))
     gone = lab.refused(offer(lab))
 
@@ -45,7 +45,7 @@ def test_new_labels_and_places_count_from_the_next_assignment_on() -> None:
     lab.plan(task("a", queue_key="gpu"), task("b"))
     assert lab.refused(grant(lab, "a")).code == "not_eligible"
 
-    lab.after(1).do(offer(lab, "gpu", "linux", places=2))
+    lab.after(1).do(offer(lab, "gpu", "linux", slots=2))
     lab.after(1).claim(lab.attempt("a"))
     lab.claim(lab.attempt("b"))
 
@@ -59,22 +59,22 @@ def test_new_labels_and_places_count_from_the_next_assignment_on() -> None:
 def test_the_same_offer_again_changes_nothing() -> None:
     """A runner says it with every renewal."""
     lab = Lab()
-    lab.register("w1", places=3, labels=("linux",))
+    lab.register("w1", slots=3, labels=("linux",))
 
-    assert lab.do(offer(lab, "linux", places=3)).events == []
+    assert lab.do(offer(lab, "linux", slots=3)).events == []
     assert lab.do(UpdateCapabilities(id="w1", tenant=TENANT)).events == []
 
 
 @pytest.mark.proves("WST-KI1")
 def test_fewer_places_than_leases_are_as_many_as_leases_until_those_end() -> None:
     """It was restarted with less, and what it held before is not over yet."""
-    lab, (first, second) = busy("a", "b", places=3)
+    lab, (first, second) = busy("a", "b", slots=3)
 
-    lab.after(1).do(offer(lab, places=1))
+    lab.after(1).do(offer(lab, slots=1))
     assert lab.worker_record("w1").max_concurrent_tasks == 2
     assert lab.refused(grant(lab, "spare")).code == "worker_full"
     lab.complete(first)
-    lab.after(1).do(offer(lab, places=1))
+    lab.after(1).do(offer(lab, slots=1))
 
     assert lab.worker_record("w1").max_concurrent_tasks == 1
     lab.complete(second)
@@ -84,8 +84,8 @@ def test_fewer_places_than_leases_are_as_many_as_leases_until_those_end() -> Non
 @pytest.mark.proves("WST-KI1")
 def test_the_verifier_finds_a_worker_that_offers_less_than_it_holds() -> None:
     """Otherwise a forged line could make every later one look wrong."""
-    lab, _ = busy("a", "b", places=3)
-    lab.after(1).do(offer(lab, places=2))
+    lab, _ = busy("a", "b", slots=3)
+    lab.after(1).do(offer(lab, slots=2))
     lines = [msgspec.json.decode(raw) for raw in lab.canonical()]
     lines[-1]["metadata"]["max_concurrent_tasks"] = 1
 
@@ -103,8 +103,8 @@ def test_an_offer_is_no_answer_to_a_health_check() -> None:
     lab.after(1)
 
     assert lab.refused(msgspec.structs.replace(offer(lab), tenant="another")).code == "not_found"
-    assert lab.do(offer(lab, "gpu", places=2, token_at=made)).events
-    assert lab.refused(offer(lab, "gpu", places=2, token_at=made)).code == "bad_credential"
+    assert lab.do(offer(lab, "gpu", slots=2, token_at=made)).events
+    assert lab.refused(offer(lab, "gpu", slots=2, token_at=made)).code == "bad_credential"
 
     known = lab.worker_record("w1")
     assert (known.state, known.labels, known.max_concurrent_tasks) == (worker.UNRESPONSIVE, ("gpu",), 2)

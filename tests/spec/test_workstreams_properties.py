@@ -175,13 +175,13 @@ def test_a_broken_invariant_is_noticed(name: str, scene: Callable[[], Lab], id: 
     lab = scene()
     watcher = Invariants(lab)
     watcher.hear(lab.log)
-    watcher.look(record for record in lab.world.records.values() if record is not None)
-    known = lab.world.find(id)
+    watcher.look(record for record in lab.unit.records.values() if record is not None)
+    known = lab.unit.find(id)
     assert known is not None
-    wrong = lab.world.records[id] = msgspec.structs.replace(known, **fields)
+    wrong = lab.unit.records[id] = msgspec.structs.replace(known, **fields)
 
     with pytest.raises(AssertionError, match=name):
-        watcher.look([wrong, *lab.world.live_jobs("r1"), lab.job("a")])
+        watcher.look([wrong, *lab.unit.live_jobs("r1"), lab.job("a")])
 
 
 def test_a_step_that_is_missing_or_comes_after_the_end_is_noticed() -> None:

@@ -26,8 +26,8 @@ def silent() -> tuple[Lab, Lease]:
 @pytest.mark.proves("WST-K4", "WST-KI4")
 def test_a_silent_worker_loses_all_that_it_held_and_its_tasks_go_to_others() -> None:
     """Its task is queued again, but not before its old lease would have ended: two never run it together."""
-    lab, leases = busy("a", "b", places=2)
-    lab.register("w2", places=2)
+    lab, leases = busy("a", "b", slots=2)
+    lab.register("w2", slots=2)
 
     lab.after(10).do(worker.MissHealthChecks(id="w1"))
 
@@ -70,7 +70,7 @@ def test_a_heartbeat_that_counts_makes_its_worker_recover_first() -> None:
     lab.do(worker.MissHealthChecks(id="w1"))
     assert worker_state(lab.worker_record("w1")) == "unresponsive"
 
-    lab.say(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, held)
 
     assert [line["to_state"] for line in exported(lab, "w1")][-3:] == ["unresponsive", "idle", "busy"]
     log = decoded(lab.canonical())
@@ -104,7 +104,7 @@ def test_a_message_that_does_not_count_recovers_nobody() -> None:
 
 def stopping() -> Lab:
     """w1 fell silent with `a`, which it was asked to stop, and with `b`, which it lost."""
-    lab, _ = busy("a", "b", places=2)
+    lab, _ = busy("a", "b", slots=2)
     lab.do(CancelJob(id="r1/a", actor="user:ada"))
     lab.after(10).do(worker.MissHealthChecks(id="w1"))
     return lab
@@ -113,7 +113,7 @@ def stopping() -> Lab:
 @pytest.mark.proves("WST-K4", "WST-KI4")
 def test_a_silent_worker_keeps_only_what_it_was_asked_to_stop() -> None:
     """That lease still lives, and its deadline ends it; the others are lost and released one by one."""
-    lab, (*_, asked) = busy("a", "b", "c", places=3)
+    lab, (*_, asked) = busy("a", "b", "c", slots=3)
     lab.do(CancelJob(id="r1/c", actor="user:ada"))
 
     decision = lab.after(10).do(worker.MissHealthChecks(id="w1"))
@@ -126,7 +126,7 @@ def test_a_silent_worker_keeps_only_what_it_was_asked_to_stop() -> None:
     ]
     assert lab.worker_record("w1").tasks == ("r1/c.1",)
     assert [lab.attempt(name).state for name in "abc"] == ["QUEUED", "QUEUED", "CANCEL_REQUESTED"]
-    assert lab.say(attempt.CancelAck, asked).state == attempt.CANCELED
+    assert lab.send(attempt.CancelAck, asked).state == attempt.CANCELED
     lab.verified()
 
 
@@ -210,7 +210,7 @@ def test_a_shutdown_that_was_asked_for_survives_the_silence(is_stopping: bool) -
     if is_stopping:
         assert worker_state(lab.worker_record("w1")) == "busy"
         assert lab.refused(grant(lab, "spare")).code == "not_eligible"
-        lab.say(attempt.CancelAck, held)
+        lab.send(attempt.CancelAck, held)
     source = "busy" if is_stopping else "idle"
     assert last_step(lab, "w1") == (source, "shutdown", "shutdown_requested", "info")
     assert exported(lab, "w1")[-1]["metadata"]["reason"] == "OLD"

@@ -32,7 +32,7 @@ def running(*specs: Any) -> tuple[Lab, Lease]:
     """A run whose task `a` is running on w1."""
     lab = fleet(*specs)
     lease = lab.claim(lab.attempt("a"))
-    lab.say(attempt.Heartbeat, lease)
+    lab.send(attempt.Heartbeat, lease)
     return lab, lease
 
 
@@ -115,7 +115,7 @@ def test_a_start_sets_the_worker_the_start_time_and_the_timer() -> None:
     assert last_step(lab, "r1/a") == ("queued", "running", "worker_started", "info")
     assert exported(lab, "r1/a")[-1]["metadata"]["worker_id"] == lab.job("a").worker_id == "w1"
     assert lab.job("a").started_at == lab.now
-    lab.say(attempt.Heartbeat, lease)
+    lab.send(attempt.Heartbeat, lease)
     assert lab.attempt("a").times_out_at == lab.now + 60 * SECOND
     assert lab.after(59.999).refused(attempt.TimeOut(id=lab.attempt("a").id)).code == "not_due"
     lab.after(0.001).do(attempt.TimeOut(id=lab.attempt("a").id))
@@ -217,7 +217,7 @@ def test_a_running_task_is_cancelled_once_its_runner_has_stopped() -> None:
     lab.do(CancelJob(id="r1/a", actor="user:ada"))
     assert task_state(lab.job("a")) == "running"
 
-    lab.say(attempt.CancelAck, lease)
+    lab.send(attempt.CancelAck, lease)
 
     assert last_step(lab, "r1/a") == ("running", "cancelled", "user_cancelled", "info")
     assert (lab.job("a").worker_id, lab.worker_record("w1").state) == ("", worker.IDLE)
@@ -317,15 +317,15 @@ def test_a_broken_rule_fails_an_attempt_that_has_no_job() -> None:
     lab = Lab()
     lab.register("w1")
     lab.enqueue("q")
-    lease = lab.claim(lab.world.attempt("q"), "w1")
-    lab.say(attempt.Start, lease)
+    lease = lab.claim(lab.unit.attempt("q"), "w1")
+    lab.send(attempt.Start, lease)
     broken = attempt.Verdict(is_passed=False, details="rule tidy: found exit code 1, wanted exit code 0")
 
     for _ in range(2):
         lab.complete(lease, verdict=broken)
 
-    error = lab.world.attempt("q").error
-    assert lab.world.attempt("q").state == attempt.FAILED
+    error = lab.unit.attempt("q").error
+    assert lab.unit.attempt("q").state == attempt.FAILED
     assert error is not None
     assert (error.code, error.line, error.is_retryable) == ("VALIDATION_FAILED", broken.details, False)
     lab.verified()
@@ -360,7 +360,7 @@ def test_nothing_moves_a_task_that_is_over(end: str) -> None:
     lab, lease = running(task("a"), task("b"))
     if end == "cancelled":
         lab.do(CancelJob(id="r1/a", actor="user:ada"))
-        lab.say(attempt.CancelAck, lease)
+        lab.send(attempt.CancelAck, lease)
     else:
         lab.complete(lease, ok=end == "completed")
     over, events = lab.job("a"), len(lab.log)

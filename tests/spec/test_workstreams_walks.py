@@ -51,7 +51,7 @@ class Walk:
         self.is_cancelable = is_cancelable
         self.leases: dict[str, Lease] = {}
         for id in ("w1", "w2"):
-            self.lab.register(id, places=PLACES)
+            self.lab.register(id, slots=PLACES)
         self.lab.plan(*specs, is_fail_fast=is_fail_fast, has_validation=True)
 
     def jobs(self) -> list[Job]:
@@ -103,9 +103,9 @@ class Walk:
             return [lambda: self._claim(name, "w1"), lambda: self._claim(name, "w2")] * 2
         lease = self.leases[now.id]
         if now.state == attempt.CANCEL_REQUESTED:
-            return [lambda: lab.say(attempt.CancelAck, lease)]
+            return [lambda: lab.send(attempt.CancelAck, lease)]
         return [
-            lambda: lab.say(attempt.Heartbeat, lease),
+            lambda: lab.send(attempt.Heartbeat, lease),
             lambda: lab.complete(lease),
             lambda: lab.complete(lease),
             lambda: lab.fail(lease),

@@ -29,9 +29,9 @@ def test_a_worker_that_offers_no_place_is_not_registered() -> None:
     lab = Lab()
 
     with pytest.raises(Refused, match="bad_request"):
-        lab.register("w1", places=0)
+        lab.register("w1", slots=0)
 
-    assert lab.world.worker("w1") is None
+    assert lab.unit.worker("w1") is None
     assert lab.log == []
 
 
@@ -55,7 +55,7 @@ def test_a_registered_worker_is_idle_tells_what_it_can_and_may_be_given_work() -
     lab = Lab()
     lab.plan(task("a", queue_key="gpu"))
 
-    lab.register("w1", places=2, labels=("gpu", "linux"))
+    lab.register("w1", slots=2, labels=("gpu", "linux"))
 
     assert last_step(lab, "w1") == ("initializing", "idle", "registration_complete", "info")
     assert exported(lab, "w1")[0]["metadata"] == {"labels": ["gpu", "linux"], "max_concurrent_tasks": 2}
@@ -109,7 +109,7 @@ def test_a_lease_is_granted_only_to_who_offers_every_label_that_the_task_needs(
 def test_a_worker_gets_no_more_tasks_than_it_has_places(places: int) -> None:
     """It knows best how much it can carry."""
     names = [f"t{index}" for index in range(places)]
-    lab, leases = busy(*names, places=places)
+    lab, leases = busy(*names, slots=places)
 
     refusal = lab.refused(grant(lab, "spare"))
 
@@ -125,7 +125,7 @@ def test_a_worker_gets_no_more_tasks_than_it_has_places(places: int) -> None:
 def test_an_assignment_starts_the_task_and_counts_it() -> None:
     """How much of the worker is in use can be read from the event alone."""
     lab = Lab()
-    lab.register("w1", places=2, labels=("gpu", "linux"))
+    lab.register("w1", slots=2, labels=("gpu", "linux"))
     lab.plan(task("a", queue_key="gpu"))
 
     lab.claim(lab.attempt("a"))
@@ -143,7 +143,7 @@ def test_an_assignment_starts_the_task_and_counts_it() -> None:
 @pytest.mark.proves("WST-KG3")
 def test_a_worker_stays_busy_until_its_last_task_is_over() -> None:
     """A worker with two places and one task is not idle; a shutdown must still wait for it."""
-    lab, (first, second) = busy("a", "b", places=2)
+    lab, (first, second) = busy("a", "b", slots=2)
 
     lab.complete(first)
 
@@ -160,12 +160,12 @@ def _finish(lab: Lab, held: Lease, how: str) -> None:
         lab.complete(held, ok=how == "success")
     elif how == "cancel":
         lab.do(CancelJob(id="r1/a", actor="user:ada"))
-        lab.say(attempt.CancelAck, held)
+        lab.send(attempt.CancelAck, held)
     elif how == "expiry":
         lab.after(120).do(attempt.Expire(id=id))
     else:
         for _ in range(60):
-            lab.after(60).say(attempt.Heartbeat, held)
+            lab.after(60).send(attempt.Heartbeat, held)
         lab.do(attempt.TimeOut(id=id))
 
 
@@ -205,13 +205,13 @@ def test_an_idle_worker_shuts_down_at_once_and_never_works_again() -> None:
 @pytest.mark.proves("WST-K8", "WST-KI3")
 def test_a_busy_worker_finishes_its_tasks_before_it_shuts_down() -> None:
     """Work that is nearly done is not thrown away, and no new work is added to it."""
-    lab, (first, second) = busy("a", "b", places=3)
+    lab, (first, second) = busy("a", "b", slots=3)
 
     lab.do(worker.Shutdown(id="w1", actor="user:ada"))
 
     assert worker_state(lab.worker_record("w1")) == "busy"
     assert lab.refused(grant(lab, "spare")).code == "not_eligible"
-    lab.say(attempt.Heartbeat, second)
+    lab.send(attempt.Heartbeat, second)
     lab.complete(first)
     assert worker_state(lab.worker_record("w1")) == "busy"
     lab.complete(second)

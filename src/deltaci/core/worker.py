@@ -403,7 +403,7 @@ def carry_over_hold(record: Worker, id: str) -> Command | None:
     if record.hold == DRAINED:
         return Drain(id=id, reason=reason, expected_rev=first_rev)
     if record.hold == QUARANTINED:
-        return Quarantine(id=id, reason=f"since its last life: {reason}"[:MAX_REASON], expected_rev=first_rev)
+        return Quarantine(id=id, reason=f"from its previous incarnation: {reason}"[:MAX_REASON], expected_rev=first_rev)
     return None
 
 
