@@ -235,7 +235,7 @@ def check_lease(
     if change.to == lease.GRANTED:
         _check_grant(verifier, attempt, event, change)
     else:
-        _check_held_lease(verifier, attempt, event, metadata, change)
+        _check_lease_update(verifier, attempt, event, metadata, change)
     attempt.lease_state = change.to if change.to in lease.LIVE else None
     if attempt.lease_state is None:
         attempt.fence_until = attempt.expires_at if _may_still_run(attempt, event, metadata) else EPOCH
@@ -315,7 +315,7 @@ def _check_group(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: Ev
     verifier.groups[attempt.tenant, group] = attempt
 
 
-def _check_held_lease(
+def _check_lease_update(
     verifier: CanonicalVerifier,
     attempt: TrackedAttempt,
     event: EventLine,
@@ -323,8 +323,8 @@ def _check_held_lease(
     change: LeaseChange,
 ) -> None:
     if (change.number, change.worker_id) != (attempt.lease_number, attempt.worker_id):
-        found = f"lease {change.number} of {change.worker_id} changes on {attempt.id}"
-        verifier.flag("ORC-LF1", found, f"lease {attempt.lease_number} of {attempt.worker_id}")
+        problem = f"lease {change.number} of {change.worker_id} changes on {attempt.id}"
+        verifier.flag("ORC-LF1", problem, f"lease {attempt.lease_number} of {attempt.worker_id}")
     if change.accept_by is not None:
         verifier.flag(
             "MOD-L4",
@@ -334,9 +334,9 @@ def _check_held_lease(
     if change.to == lease.ACTIVE:
         new_expiry = max(attempt.expires_at, event.at + attempt.ttl)
         if change.expires_at != new_expiry:
-            found = change.expires_at.isoformat() if change.expires_at else "nothing"
+            expiry = change.expires_at.isoformat() if change.expires_at else "nothing"
             verifier.flag(
-                "PRO-Q5", f"lease {change.number} of {attempt.id} now ends at {found}", new_expiry.isoformat()
+                "PRO-Q5", f"lease {change.number} of {attempt.id} now ends at {expiry}", new_expiry.isoformat()
             )
         attempt.expires_at = change.expires_at or new_expiry
     elif change.expires_at is not None:
@@ -589,5 +589,7 @@ def check_transaction(verifier: CanonicalVerifier, attempt: TrackedAttempt) -> N
         and attempt.job.latest_attempt is attempt
         and attempt.job.state not in _JOB_STATES.get(attempt.state or "", ())
     ):
-        found = f"attempt {attempt.id} is {attempt.state} and its job {attempt.job.state}"
-        verifier.flag("ORC-J1", found, f"a job that is {' or '.join(_JOB_STATES.get(attempt.state or '', ('ended',)))}")
+        problem = f"attempt {attempt.id} is {attempt.state} and its job {attempt.job.state}"
+        verifier.flag(
+            "ORC-J1", problem, f"a job that is {' or '.join(_JOB_STATES.get(attempt.state or '', ('ended',)))}"
+        )

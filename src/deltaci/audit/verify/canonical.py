@@ -111,9 +111,9 @@ class CanonicalVerifier:
         self._pending_lease: tuple[EventLine, LeaseChange] | None = None
         self._step_cache: dict[tuple[Any, ...], tuple[tuple[str | None, ...], tuple[Problem, ...]]] = {}
 
-    def flag(self, rule: str, found: str, legal: str) -> None:
+    def flag(self, rule: str, problem: str, legal: str) -> None:
         """Report that the current line breaks a rule."""
-        self.report.add(self.line_number, rule, found, legal)
+        self.report.add(self.line_number, rule, problem, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
         """Verify one line."""
@@ -164,10 +164,10 @@ class CanonicalVerifier:
         self.report.entities += 1
         initial = core_attempt.CREATED if event.entity == ATTEMPT else None
         if event.from_ != initial or event.rev != 1 or event.entity_id in self.recent:
-            problem = "has ended" if event.entity_id in self.recent else "was never created"
+            status = "has ended" if event.entity_id in self.recent else "was never created"
             rule = "MOD-9" if event.entity_id in self.recent else "MOD-10"
-            found = f"{event.entity} {event.entity_id} {problem}, and now goes {event.from_} → {event.to}"
-            self.flag(rule, found, "its creation first")
+            problem = f"{event.entity} {event.entity_id} {status}, and now goes {event.from_} → {event.to}"
+            self.flag(rule, problem, "its creation first")
             self.report.entities -= 1
             return None
         entity = self._build(event)
@@ -225,15 +225,15 @@ class CanonicalVerifier:
             self.flag("MOD-10", f"{kind} {entity.id} has rev {event.rev} after {entity.rev}", f"rev {entity.rev + 1}")
         if event.from_ != entity.state:
             rule = "MOD-9" if entity.state in TERMINAL[kind] else "WST-TI1"
-            found = f"{kind} {entity.id} is {entity.state} and goes {event.from_} → {event.to}"
-            self.flag(rule, found, f"from {entity.state}: {legal_targets(kind, entity.state)}")
+            problem = f"{kind} {entity.id} is {entity.state} and goes {event.from_} → {event.to}"
+            self.flag(rule, problem, f"from {entity.state}: {legal_targets(kind, entity.state)}")
         if event.tenant != entity.tenant:
             self.flag(
                 "STP-X1", f"{kind} {entity.id} moved from tenant {entity.tenant!r} to {event.tenant!r}", "its tenant"
             )
         if event.at < entity.at:
-            found = f"{kind} {entity.id} changes at {event.at.isoformat()} after {entity.at.isoformat()}"
-            self.flag("WST-V4", found, "a time that does not go back")
+            problem = f"{kind} {entity.id} changes at {event.at.isoformat()} after {entity.at.isoformat()}"
+            self.flag("WST-V4", problem, "a time that does not go back")
         if event.run_id != entity.run_id:
             self.flag("MOD-E1", f"{kind} {entity.id} moved from run {entity.run_id!r} to {event.run_id!r}", "its run")
 
@@ -246,8 +246,8 @@ class CanonicalVerifier:
             view_states, view_problems = self._project(event, entity.view_states)
             cached = self._step_cache[key] = (view_states, (*_step_problems(event, actor), *view_problems))
         entity.view_states, problems = cached
-        for rule, found, legal in problems:
-            self.flag(rule, f"{event.entity} {entity.id}: {found}", legal)
+        for rule, problem, legal in problems:
+            self.flag(rule, f"{event.entity} {entity.id}: {problem}", legal)
 
     def _project(
         self, event: EventLine, view_states: tuple[str | None, ...]
@@ -267,8 +267,8 @@ class CanonicalVerifier:
                 if view.allows(step) is None:
                     edges: tuple[Edge | Extension, ...] = (*view.edges, *view.extensions)
                     allowed = [edge.target for edge in edges if edge.source == step.source]
-                    found = f"document {view.document} sees {step.source} → {step.target} by {step.trigger}"
-                    problems.append(("MOD-V1", found, ", ".join(allowed) or "nothing"))
+                    problem = f"document {view.document} sees {step.source} → {step.target} by {step.trigger}"
+                    problems.append(("MOD-V1", problem, ", ".join(allowed) or "nothing"))
         return tuple(new_states), problems
 
     def _apply(self, entity: TrackedEntity, event: EntityEventLine) -> None:
@@ -355,9 +355,9 @@ class CanonicalVerifier:
             return
         legal = f"lease {change.number} of {change.worker_id}, {change.from_} → {change.to}"
         legal += f", seq {cause.seq}, rev {cause.rev}, and all other fields as in its attempt's event"
-        found = f"lease {event.entity_id} of {event.metadata.worker_id}, {event.from_} → {event.to}"
-        found += f", seq {event.seq}, rev {event.rev} differs from its attempt's event"
-        self.flag("MOD-E3", found, legal)
+        problem = f"lease {event.entity_id} of {event.metadata.worker_id}, {event.from_} → {event.to}"
+        problem += f", seq {event.seq}, rev {event.rev} differs from its attempt's event"
+        self.flag("MOD-E3", problem, legal)
 
     def _flag_missing_lease_event(self) -> None:
         if self._pending_lease is not None:

@@ -54,9 +54,9 @@ class JobEventsVerifier:
         self.recent = RecentIds()
         self.line_number = 0
 
-    def flag(self, rule: str, found: str, legal: str) -> None:
+    def flag(self, rule: str, problem: str, legal: str) -> None:
         """Report that the current line breaks a rule."""
-        self.report.add(self.line_number, rule, found, legal)
+        self.report.add(self.line_number, rule, problem, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
         """Verify one event."""
@@ -100,8 +100,8 @@ class JobEventsVerifier:
             legal = [
                 f"{edge.target} by {edge.triggers[0]}" for edge in JOB_VIEW.edges if edge.source == event.from_status
             ]
-            found = f"job {event.job_id}: {event.from_status} → {event.to_status} by {event.type}"
-            self.flag("QUE-T12", found, ", ".join(legal) or "nothing: the state is terminal")
+            problem = f"job {event.job_id}: {event.from_status} → {event.to_status} by {event.type}"
+            self.flag("QUE-T12", problem, ", ".join(legal) or "nothing: the state is terminal")
         if event.at < job.at:
             self.flag("WST-V4", f"{event.at.isoformat()} after {job.at.isoformat()}", "a time that does not go back")
 

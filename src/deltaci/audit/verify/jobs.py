@@ -144,8 +144,8 @@ def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine
     current = job.latest_attempt
     if current is None or current.state != core_attempt.LEASED or metadata.worker_id != current.worker_id:
         state = current.state if current else "missing"
-        found = f"job {job.id} is started by {metadata.worker_id} while its attempt is {state}"
-        verifier.flag("STP-S1", found, f"its attempt LEASED to {current.worker_id if current else 'a worker'}")
+        problem = f"job {job.id} is started by {metadata.worker_id} while its attempt is {state}"
+        verifier.flag("STP-S1", problem, f"its attempt LEASED to {current.worker_id if current else 'a worker'}")
     elif bool(metadata.is_reclaim) != (event.from_ == core_job.RUNNING):
         verifier.flag(
             "STP-S8",
@@ -202,18 +202,18 @@ def check_attempt_failed(verifier: CanonicalVerifier, job: TrackedJob, event: Ev
     is_retried = error.is_retryable and is_selected and job.attempt_count < job.max_attempts
     if is_retried != (event.to == core_job.RETRYING):
         rule = "WST-TG5" if is_retried else "WST-TG4"
-        found = f"job {job.id} goes to {event.to} after {job.attempt_count} of {job.max_attempts} attempts"
-        found += f" with class {error.failure_class}"
-        verifier.flag(rule, found, "RETRYING" if is_retried else "FAILED")
+        problem = f"job {job.id} goes to {event.to} after {job.attempt_count} of {job.max_attempts} attempts"
+        problem += f" with class {error.failure_class}"
+        verifier.flag(rule, problem, "RETRYING" if is_retried else "FAILED")
     retries = job.attempt_count if event.to == core_job.RETRYING else job.attempt_count - 1
     if (metadata.retry_count, metadata.max_retries, metadata.attempt_index) != (
         retries,
         job.max_attempts - 1,
         job.attempt_count,
     ):
-        found = f"job {job.id} counts {metadata.retry_count} of {metadata.max_retries} retries"
-        found += f" at attempt {metadata.attempt_index}"
-        verifier.flag("WST-TI4", found, f"{retries} of {job.max_attempts - 1} at attempt {job.attempt_count}")
+        problem = f"job {job.id} counts {metadata.retry_count} of {metadata.max_retries} retries"
+        problem += f" at attempt {metadata.attempt_index}"
+        verifier.flag("WST-TI4", problem, f"{retries} of {job.max_attempts - 1} at attempt {job.attempt_count}")
     if event.to == core_job.RETRYING:
         _check_backoff(verifier, job, event, metadata)
 
@@ -250,8 +250,8 @@ def check_canceled(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
     if event.from_ in (core_job.QUEUED, core_job.RUNNING) and (
         current is None or current.state != core_attempt.CANCELED
     ):
-        found = f"job {job.id} is cancelled while its attempt is {current.state if current else 'missing'}"
-        verifier.flag("ORC-J3", found, "its attempt CANCELED first")
+        problem = f"job {job.id} is cancelled while its attempt is {current.state if current else 'missing'}"
+        verifier.flag("ORC-J3", problem, "its attempt CANCELED first")
     elif (
         event.from_ in (core_job.QUEUED, core_job.RUNNING)
         and current is not None
@@ -309,8 +309,8 @@ def check_transaction(verifier: CanonicalVerifier, job: TrackedJob) -> None:
     if job.is_task and state in _ATTEMPT_STATES:
         newest = job.latest_attempt
         if newest is None or newest.state not in _ATTEMPT_STATES[state] or newest.id != f"{job.id}.{job.attempt_count}":
-            found = f"job {job.id} is {state} and its attempt {newest.state if newest else 'missing'}"
-            verifier.flag("ORC-J2", found, f"attempt {job.attempt_count} {' or '.join(_ATTEMPT_STATES[state])}")
+            problem = f"job {job.id} is {state} and its attempt {newest.state if newest else 'missing'}"
+            verifier.flag("ORC-J2", problem, f"attempt {job.attempt_count} {' or '.join(_ATTEMPT_STATES[state])}")
     if state == core_job.VALIDATING and not job.has_validation:
         verifier.flag(
             "WST-T8", f"job {job.id} stays VALIDATING, but has no validation", "SUCCEEDED in the same transaction"
@@ -332,8 +332,8 @@ def _check_family_stopped(verifier: CanonicalVerifier, job: TrackedJob) -> None:
     for member in job.run.families.get(job.family, ()):
         is_stopping = member.latest_attempt is not None and member.latest_attempt.state == core_attempt.CANCEL_REQUESTED
         if not _has_ended(member) and not is_stopping:
-            found = f"job {member.id} stays {member.state} although {job.id} of its family failed"
-            verifier.flag("MOD-D2", found, "CANCELED, or asked to stop")
+            problem = f"job {member.id} stays {member.state} although {job.id} of its family failed"
+            verifier.flag("MOD-D2", problem, "CANCELED, or asked to stop")
 
 
 def _has_ended(job: TrackedJob) -> bool:

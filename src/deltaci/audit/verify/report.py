@@ -55,11 +55,11 @@ class Report(msgspec.Struct):
         """True if the log has no violation."""
         return self.count == 0
 
-    def add(self, line: int, rule: str, found: str, legal: str) -> None:
+    def add(self, line: int, rule: str, problem: str, legal: str) -> None:
         """Count a violation, and keep it if there is room."""
         self.count += 1
         if len(self.violations) < MAX_VIOLATIONS:
-            self.violations.append(Violation(line, rule, found, legal))
+            self.violations.append(Violation(line, rule, problem, legal))
 
     def summary(self) -> str:
         """Return the result as one line of text."""

@@ -44,7 +44,7 @@ class TrackedEntity:
 class TrackedRun(TrackedEntity):
     """A run: the jobs, and counters of their states.
 
-    `dependents` maps a job's id to the jobs that need it, `followers` to those that only come `after` it.
+    `dependents` maps the id of a job to the jobs that need it, `followers` to the jobs that have it only in `after`.
     """
 
     kind: ClassVar[str] = "run"

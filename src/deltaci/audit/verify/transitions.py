@@ -93,9 +93,9 @@ class TransitionsVerifier:
         self.line_number = 0
         self.last_timestamp = EPOCH
 
-    def flag(self, rule: str, found: str, legal: str) -> None:
+    def flag(self, rule: str, problem: str, legal: str) -> None:
         """Report that the current line breaks a rule."""
-        self.report.add(self.line_number, rule, found, legal)
+        self.report.add(self.line_number, rule, problem, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
         """Verify one event."""
@@ -116,8 +116,8 @@ class TransitionsVerifier:
         if entity is None:
             if event.entity_id in self.recent:
                 name = f"{_KIND_NAMES[event.event_type]} {event.entity_id}"
-                found = f"{name} has ended and goes {event.from_state} → {event.to_state}"
-                self.flag("WST-TI2", found, "nothing")
+                problem = f"{name} has ended and goes {event.from_state} → {event.to_state}"
+                self.flag("WST-TI2", problem, "nothing")
                 return
             entity = self.live[event.entity_id] = _TrackedEntity(
                 event.entity_id, event.event_type, _INITIAL[event.event_type]
@@ -163,8 +163,8 @@ class TransitionsVerifier:
                 for edge in view.edges
                 if edge.source == event.from_state
             ]
-            found = f"{name}: {event.from_state} → {event.to_state} by {event.trigger}"
-            self.flag("WST-V1", found, ", ".join(legal) or "nothing: the state is terminal")
+            problem = f"{name}: {event.from_state} → {event.to_state} by {event.trigger}"
+            self.flag("WST-V1", problem, ", ".join(legal) or "nothing: the state is terminal")
         elif expected_trigger is not None and expected_trigger != event.trigger:
             self.flag("WST-V1", f"{name}: {event.from_state} → {event.to_state} by {event.trigger}", expected_trigger)
         elif kind == TASK and event.to_state == "cancelled" and event.trigger != "user_cancelled":
@@ -184,8 +184,8 @@ class TransitionsVerifier:
             for need in metadata.depends_on or () if event.to_state == "queued" else ():
                 needed = self.live.get(need)
                 if needed is None or needed.state != "completed":
-                    found = f"task {task.id} is queued while {need} is {needed.state if needed else 'not started'}"
-                    self.flag("WST-TI6", found, f"{need} completed")
+                    problem = f"task {task.id} is queued while {need} is {needed.state if needed else 'not started'}"
+                    self.flag("WST-TI6", problem, f"{need} completed")
         limit = metadata.max_retries if metadata.max_retries is not None else task.max_retries
         if task.max_retries is not None and limit != task.max_retries:
             self.flag("WST-TI4", f"task {task.id} has max_retries {limit}", str(task.max_retries))
@@ -265,9 +265,9 @@ class TransitionsVerifier:
         if event.to_state in ("validating", "completed"):
             ended = sum(task.state in _TERMINAL[TASK] for task in tasks)
             if lost or ended != workstream.task_count:
-                found = f"{name} is {event.to_state} with {ended} of {workstream.task_count} tasks ended"
-                found += f" and {len(lost)} lost"
-                self.flag("WST-WI2", found, "every required task completed")
+                problem = f"{name} is {event.to_state} with {ended} of {workstream.task_count} tasks ended"
+                problem += f" and {len(lost)} lost"
+                self.flag("WST-WI2", problem, "every required task completed")
         is_excused = metadata.approval_gate or metadata.reason == "RUN_TIMEOUT" or event.from_state != "executing"
         if event.to_state == "failed" and not lost and not is_excused:
             self.flag("WST-WG4", f"{name} fails, but no critical task did", "a critical task that failed")

@@ -118,10 +118,10 @@ def check_hold(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventL
     else:
         is_allowed = metadata.hold is None and metadata.was is None
     if not is_allowed:
-        found = f"worker {worker.id} is {worker.hold or 'not on hold'} and {event.trigger}"
-        found += f" has hold {metadata.hold!r}, was {metadata.was!r}"
+        problem = f"worker {worker.id} is {worker.hold or 'not on hold'} and {event.trigger}"
+        problem += f" has hold {metadata.hold!r}, was {metadata.was!r}"
         rule = {"drained": "WST-KH1", "quarantined": "WST-KH3"}.get(event.trigger, "WST-KH2")
-        verifier.flag(rule, found, "a different hold, or the end of the current one")
+        verifier.flag(rule, problem, "a different hold, or the end of the current one")
     if event.trigger in STATELESS and metadata.hold is not None:
         worker.hold, worker.is_quarantine_due = metadata.hold, False
         if not worker.hold:
