@@ -42,7 +42,7 @@ async def test_sqlite_walks_along_the_index(tmp_path: Path) -> None:
 
     for sql, values in (
         (sqlite._READY.format(""), ["a", "arm", START, 1]),
-        (sqlite._READY.format(sqlite._WITHOUT.format("?, ?")), ["a", "arm", START, "g1", "g2", 1]),
+        (sqlite._READY.format(sqlite._EXCLUDE_GROUPS.format("?, ?")), ["a", "arm", START, "g1", "g2", 1]),
         (sqlite._KEYS, ["a", "a"]),
     ):
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
@@ -59,7 +59,7 @@ async def test_sqlite_walks_along_the_index(tmp_path: Path) -> None:
         assert plan[0].startswith(("SEARCH records USING", "SEARCH r USING")), plan
         assert "records_ready" in plan[0], plan
         assert not [step for step in plan if "B-TREE" in step], plan
-    [by_id] = connection.execute(f"EXPLAIN QUERY PLAN {sqlite._ONLY.format('?, ?')}", ["a1", "a2", "a", START])
+    [by_id] = connection.execute(f"EXPLAIN QUERY PLAN {sqlite._READY_BY_IDS.format('?, ?')}", ["a1", "a2", "a", START])
     assert "(id=?)" in by_id[3]
     connection.close()
 
@@ -82,7 +82,7 @@ def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) 
         found = []
         for sql, values in (
             (postgres._READY, ["a", "arm", START, 1]),
-            (postgres._READY_WITHOUT, ["a", "arm", START, 1, ["g1"]]),
+            (postgres._READY_EXCLUDING, ["a", "arm", START, 1, ["g1"]]),
             (postgres._KEYS, ["a"]),
         ):
             found.append("\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {sql}", *values)))
@@ -90,7 +90,7 @@ def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) 
             shown = f"EXPLAIN {sql.format('$1', '$2', '$3', '$4')}"
             found.append("\n".join(row[0] for row in await connection.fetch(shown, *values)))
         only.append(
-            "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {postgres._ONLY}", ["a1"], "a", START))
+            "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {postgres._READY_BY_IDS}", ["a1"], "a", START))
         )
         await connection.close()
         return found

@@ -1,6 +1,6 @@
-"""A store that forgets everything when it is closed: for tests, for the simulator and for trying things out.
+"""A store in memory, for tests, the simulator and trials.
 
-It keeps bytes like the others do: what a caller changes later in a record that it wrote or read is its own affair.
+It stores encoded bytes like the other stores, so that a caller who changes a record does not change the stored one.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from deltaci.storage.port import (
 from deltaci.storage.sql import group_name
 
 ReadyKey = tuple[int, int, str]
-NEVER = 2**63 - 1  # For as long as the lease lives.
-QueueName = tuple[str, str]  # The tenant and the labels that it takes.
+NO_END = 2**63 - 1  # A group that is held by a live lease becomes free at no known time.
+QueueName = tuple[str, str]  # Tenant and queue key.
 
 
 def wall_clock() -> int:
-    """Microseconds since the epoch."""
+    """Return microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """What a table of a database would hold of a record. `version` is 0 when it is over."""
+    """The columns of a record, as in a database table. `version` is 0 for a finished record."""
 
     id: str
     kind: int
@@ -75,14 +75,14 @@ class _Row(msgspec.Struct, frozen=True):
 
     @property
     def held_until(self) -> int | None:
-        """Until when it has its group; None: it has not and will not by itself."""
+        """Return until when the record holds its group, or None if it does not."""
         if not self.group:
             return None
-        return NEVER if self.due_at is not None else self.ready[1][1] if self.ready is not None else None
+        return NO_END if self.due_at is not None else self.ready[1][1] if self.ready is not None else None
 
 
 class MemoryStore:
-    """Everything in dictionaries. Transactions run one after another, at once, in the caller's loop."""
+    """Everything in dictionaries. A transaction runs without interruption in the caller's event loop."""
 
     max_concurrent_transactions = 1
 
@@ -95,12 +95,12 @@ class MemoryStore:
         self._jobs: dict[str, dict[str, None]] = {}
         self._ready: dict[QueueName, list[ReadyKey]] = {}
         self._due: list[tuple[int, str]] = []
-        self._held: dict[str, int] = {}
-        self._groups: dict[tuple[str, str], list[tuple[int, str]]] = {}  # Of each, who has it for the longest is last.
+        self._live_leases: dict[str, int] = {}  # Count per tenant.
+        self._groups: dict[tuple[str, str], list[tuple[int, str]]] = {}  # (held until, id), sorted.
         self._lists = MemoryListIndex(self.find_all)
         self._documents = MemoryDocuments()
         self._undo: list[tuple[str, _Row | None, _Row | None]] = []
-        self._unlist: list[ListChange] = []
+        self._undo_list_changes: list[ListChange] = []
         self.commit_hints = CommitHints()
 
     async def open(self) -> None:
@@ -110,7 +110,7 @@ class MemoryStore:
         """Nothing to do."""
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run it at once. Whatever it wrote before it raised is taken back."""
+        """Run the transaction. If it raises, undo what it wrote."""
         count = len(self._events)
         try:
             result, ready = run_transaction(work(), self._answer)
@@ -118,12 +118,12 @@ class MemoryStore:
             del self._events[count:]
             for id, row, finished in reversed(self._undo):
                 self._replace(id, row, finished)
-            for entry in reversed(self._unlist):
-                self._lists.apply(entry)
+            for change in reversed(self._undo_list_changes):
+                self._lists.apply(change)
             raise
         finally:
             self._undo.clear()
-            self._unlist.clear()
+            self._undo_list_changes.clear()
         if ready is not None:
             self.commit_hints.publish(ready)
         return result
@@ -145,7 +145,7 @@ class MemoryStore:
         if isinstance(request, FindDue):
             return self._find_due(request)
         if isinstance(request, CountLiveLeases):
-            return min(request.limit, self._held.get(request.tenant, 0))
+            return min(request.limit, self._live_leases.get(request.tenant, 0))
         if isinstance(request, LockGroup):
             return self._holder(request.tenant, request.group, request.now)
         if isinstance(request, Postpone):
@@ -153,8 +153,8 @@ class MemoryStore:
         return self._write(request)
 
     def _load(self, ids: tuple[str, ...]) -> list[StoredRecord]:
-        found = [self._rows.get(id) or self._finished.get(id) for id in ids]
-        return [_held(row) for row in found if row is not None]
+        rows = [self._rows.get(id) or self._finished.get(id) for id in ids]
+        return [_stored_record(row) for row in rows if row is not None]
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
         if request.only_ids:
@@ -162,15 +162,15 @@ class MemoryStore:
         best: list[ReadyKey] = []
         keys = [key for tenant, key in self._ready if tenant == request.tenant]
         for key in matching_queue_keys(keys, request.labels):
-            taken = 0
+            match_count = 0
             for entry in self._ready[request.tenant, key]:
                 if entry[1] <= request.now and (request.excluded_groups is None or self._is_free(entry[2], request)):
                     best.append(entry)
-                    taken += 1
-                    if taken == request.limit:
+                    match_count += 1
+                    if match_count == request.limit:
                         break
         best.sort()
-        return [_held(self._rows[entry[2]]) for entry in best[: request.limit]]
+        return [_stored_record(self._rows[entry[2]]) for entry in best[: request.limit]]
 
     def _is_free(self, id: str, request: FindReady) -> bool:
         row = self._rows[id]
@@ -183,22 +183,22 @@ class MemoryStore:
         return members[-1][1] if members and members[-1][0] > now else ""
 
     def _find_only(self, request: FindReady) -> list[StoredRecord]:
-        found: list[tuple[ReadyKey, StoredRecord]] = []
+        matches: list[tuple[ReadyKey, StoredRecord]] = []
         for row in filter(None, map(self._rows.get, dict.fromkeys(request.only_ids))):
             if row.ready is not None and row.ready[0][0] == request.tenant and row.ready[1][1] <= request.now:
-                held = _held(row)
-                if matches_labels(held, request.labels):
-                    found.append((row.ready[1], held))
-        found.sort(key=lambda entry: entry[0])
-        return [held for _, held in found[: request.limit]]
+                stored = _stored_record(row)
+                if matches_labels(stored, request.labels):
+                    matches.append((row.ready[1], stored))
+        matches.sort(key=lambda match: match[0])
+        return [stored for _, stored in matches[: request.limit]]
 
     def _find_due(self, request: FindDue) -> list[StoredRecord]:
-        found: list[StoredRecord] = []
+        due_records: list[StoredRecord] = []
         for due_at, id in self._due:
-            if due_at > request.now or len(found) == request.limit:
+            if due_at > request.now or len(due_records) == request.limit:
                 break
-            found.append(_held(self._rows[id]))
-        return found
+            due_records.append(_stored_record(self._rows[id]))
+        return due_records
 
     def _put_aside(self, request: Postpone) -> None:
         for id in request.ids:
@@ -214,13 +214,13 @@ class MemoryStore:
         for put in write.puts:
             row = _row(put)
             self._set(row.id, None if put.is_terminal else row, row if put.is_terminal else None)
-        self._unlist += [self._lists.apply(entry) for entry in write.list_changes]
+        self._undo_list_changes += [self._lists.apply(change) for change in write.list_changes]
         for event in write.events:
             self._events.append(with_seq(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
 
     def _version(self, id: str) -> int:
-        """The version that a write must have been decided by; none fits a record that is over."""
+        """Return the version that a write must have read. -1 for a finished record, which cannot be written."""
         row = self._rows.get(id)
         return row.version if row else -1 if id in self._finished else 0
 
@@ -229,9 +229,9 @@ class MemoryStore:
         self._replace(id, row, finished)
 
     def _replace(self, id: str, row: _Row | None, finished: _Row | None) -> None:
-        """Make this all that is known of the record, and keep the indexes true."""
+        """Replace the record's live and finished rows, and update the indexes."""
         old = self._rows.pop(id, None)
-        known = old or self._finished.pop(id, None)
+        previous = old or self._finished.pop(id, None)
         if old is not None and old.ready is not None:
             queue, entry = old.ready
             entries = self._ready[queue]
@@ -240,7 +240,7 @@ class MemoryStore:
                 del self._ready[queue]
         if old is not None and old.due_at is not None:
             del self._due[bisect_left(self._due, (old.due_at, id))]
-            self._count_held(old, -1)
+            self._count_lease(old, -1)
         if old is not None and old.held_until is not None:
             members = self._groups[old.tenant, old.group]
             del members[bisect_left(members, (old.held_until, id))]
@@ -252,16 +252,16 @@ class MemoryStore:
                 insort(self._ready.setdefault(row.ready[0], []), row.ready[1])
             if row.due_at is not None:
                 insort(self._due, (row.due_at, id))
-                self._count_held(row, 1)
+                self._count_lease(row, 1)
             if row.held_until is not None:
                 insort(self._groups.setdefault((row.tenant, row.group), []), (row.held_until, id))
         if finished is not None:
             self._finished[id] = finished
-        self._list_job(id, known, row or finished)
+        self._list_job(id, previous, row or finished)
 
-    def _count_held(self, row: _Row, more: int) -> None:
+    def _count_lease(self, row: _Row, change: int) -> None:
         if row.kind == ATTEMPT_KIND:
-            self._held[row.tenant] = self._held.get(row.tenant, 0) + more
+            self._live_leases[row.tenant] = self._live_leases.get(row.tenant, 0) + change
 
     def _list_job(self, id: str, old: _Row | None, new: _Row | None) -> None:
         if new is not None and new.kind == JOB_KIND:
@@ -270,93 +270,93 @@ class MemoryStore:
             self._jobs[old.run_id].pop(id, None)
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run it."""
+        """Run a read-only transaction."""
         return run_transaction(work(), self._answer)[0]
 
     async def find(self, id: str) -> Record | None:
-        """The record as it is now."""
-        found = self._load((id,))
-        return found[0].record if found else None
+        """Return the record, finished or not, or None."""
+        stored_records = self._load((id,))
+        return stored_records[0].record if stored_records else None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """These records."""
-        return [held.record for held in self._load(tuple(dict.fromkeys(ids)))]
+        """Return these records in this order, without ids that do not exist."""
+        return [stored.record for stored in self._load(tuple(dict.fromkeys(ids)))]
 
-    async def page(self, search: ListQuery) -> RecordPage:
-        """What is on all of these lists."""
-        return await self._lists.page(search)
+    async def page(self, query: ListQuery) -> RecordPage:
+        """Return one page of the records that are on all of these lists."""
+        return await self._lists.page(query)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
-        """How many are on this list."""
+        """Return how many records are on this list, up to `limit`."""
         return await self._lists.count(tenant, list, limit)
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """The document of this name."""
+        """Return the document of this name, or None."""
         return self._documents.find(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """All of them or none."""
+        """Write all documents or none. Raises `Conflict` if one has another version."""
         self._documents.put(documents, self._clock())
 
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """The tenant's documents."""
+        """Return the tenant's documents with this name prefix, by name, after the name `after`."""
         return self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
-        """Drop it, if it is still this version of it."""
+        """Delete the document if it still has this version. Return whether it was deleted."""
         return self._documents.delete(kind, tenant, name, version)
 
     async def now(self) -> int:
-        """The clock."""
+        """Return the time of the clock."""
         return self._clock()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Committed events, in order."""
-        chosen = self._events[max(0, after - self._pruned) :] if not (entity_id or run_id) else self._events
+        """Return committed events with a greater seq, in order."""
+        candidates = self._events[max(0, after - self._pruned) :] if not (entity_id or run_id) else self._events
         matching = (
             event
-            for event in chosen
+            for event in candidates
             if event.seq > after and entity_id in ("", event.entity_id) and run_id in ("", event.run_id)
         )
         return [event for _, event in zip(range(limit), matching, strict=False)]
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """What waits since before then."""
-        found: list[ReadyAttempt] = []
+        """Return attempts that became ready before then, up to `limit` of each queue."""
+        attempts: list[ReadyAttempt] = []
         for (tenant, key), entries in self._ready.items():
-            wanted = FindReady(tenant, (), before, limit)
-            old = ((at, id) for _, at, id in entries if at <= before and self._is_free(id, wanted))
-            found += [ReadyAttempt(tenant, key, id, at) for at, id in islice(old, limit)]
-        return found
+            query = FindReady(tenant, (), before, limit)
+            ready = ((ready_at, id) for _, ready_at, id in entries if ready_at <= before and self._is_free(id, query))
+            attempts += [ReadyAttempt(tenant, key, id, ready_at) for ready_at, id in islice(ready, limit)]
+        return attempts
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """What the tenant has in its queues."""
+        """Return the tenant's queued attempts, claimable or not."""
         keys = sorted(key for owner, key in self._ready if owner == tenant)[:queues]
         return [ReadyAttempt(tenant, key, id, at) for key in keys for _, at, id in self._ready[tenant, key][:limit]]
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Who has it."""
+        """Return the id of the attempt that holds the group, or ""."""
         return self._holder(tenant, group, self._clock())
 
     async def last_seq(self) -> int:
-        """The newest seq."""
+        """Return the seq of the newest committed event."""
         return self._pruned + len(self._events)
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Drop finished records and old events."""
-        old = [row.id for row in self._finished.values() if row.ended_at < finished_before][:limit]
-        for entry in removals(held.record for held in self._load(tuple(old))):
-            self._lists.apply(entry)
-        for id in old:
+        """Delete finished records and events older than these times. Return how many."""
+        old_ids = [row.id for row in self._finished.values() if row.ended_at < finished_before][:limit]
+        for change in removals(stored.record for stored in self._load(tuple(old_ids))):
+            self._lists.apply(change)
+        for id in old_ids:
             self._replace(id, None, None)
         count = 0
         while count < min(limit, len(self._events)) and self._events[count].at < events_before:
             count += 1
         del self._events[:count]
         self._pruned += count
-        return len(old) + count
+        return len(old_ids) + count
 
 
 def _row(put: Put) -> _Row:
@@ -377,12 +377,15 @@ def _row(put: Put) -> _Row:
     )
 
 
-def _held(row: _Row) -> StoredRecord:
+def _stored_record(row: _Row) -> StoredRecord:
     return StoredRecord(decode_record(row.id, row.kind, row.body), row.version, row.due_at)
 
 
 def run_transaction(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, ReadyCounts | None]:
-    """Run a transaction to its end with a function that answers; what is ready by it, None if nothing was written."""
+    """Run a transaction to its end with a function that answers its requests.
+
+    Return its result and how many attempts its writes made ready, None if it wrote nothing.
+    """
     ready: ReadyCounts | None = None
     try:
         request = next(transaction)

@@ -1,4 +1,4 @@
-"""Numbered, append-only migrations. What was applied is remembered with a checksum and never edited."""
+"""Numbered migrations. The database records each applied one with a checksum; applied migrations are never edited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 
 
 class Migration(msgspec.Struct, frozen=True):
-    """One step of the schema."""
+    """One migration of the schema."""
 
     number: int
     name: str
@@ -21,38 +21,39 @@ class Migration(msgspec.Struct, frozen=True):
 
     @property
     def checksum(self) -> str:
-        """What tells an edited migration from the one that was applied."""
+        """Return the checksum that detects an edited migration."""
         return sha256(self.text.encode()).hexdigest()
 
 
 class SchemaError(Exception):
-    """The database and this program do not fit together."""
+    """The database schema does not match this program."""
 
 
 def migrations(dialect: str) -> list[Migration]:
-    """Every migration of this dialect, in order, without a gap."""
-    found = []
+    """Return the migrations of a dialect in order. Raises `SchemaError` if their numbers have a gap."""
+    numbered = []
     for entry in files("deltaci.storage.migrations").joinpath(dialect).iterdir():
-        known = _NAME.fullmatch(entry.name)
-        if known:
-            found.append(Migration(int(known[1]), entry.name, entry.read_text(encoding="utf-8")))
-    found.sort(key=lambda migration: migration.number)
-    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
-        raise SchemaError(f"the {dialect} migrations are not numbered 1, 2, 3 …: {[m.name for m in found]}")
-    return found
+        match = _NAME.fullmatch(entry.name)
+        if match:
+            numbered.append(Migration(int(match[1]), entry.name, entry.read_text(encoding="utf-8")))
+    numbered.sort(key=lambda migration: migration.number)
+    if [migration.number for migration in numbered] != list(range(1, len(numbered) + 1)):
+        raise SchemaError(f"the {dialect} migrations are not numbered 1, 2, 3 …: {[m.name for m in numbered]}")
+    return numbered
 
 
 def pending_migrations(known: list[Migration], applied: Iterable[tuple[int, str]]) -> list[Migration]:
-    """What is still to be applied. Refuses a database whose past differs; one that is ahead of us is fine.
+    """Return the migrations to apply. Raises `SchemaError` if an applied migration had other content.
 
-    A newer server may have added steps while we run: they only ever add, so an older server goes on.
+    Migrations that are applied but not known here are fine: migrations only ever add to the schema, so that an older
+    server can run beside a newer one.
     """
-    done = dict(applied)
+    checksums = dict(applied)
     for migration in known:
-        checksum = done.get(migration.number)
+        checksum = checksums.get(migration.number)
         if checksum is not None and checksum != migration.checksum:
             raise SchemaError(
                 f"migration {migration.name} was applied with other content; this program is not the one that "
                 "made this database: use the matching version, or restore the file"
             )
-    return [migration for migration in known if migration.number not in done]
+    return [migration for migration in known if migration.number not in checksums]

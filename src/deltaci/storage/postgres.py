@@ -1,9 +1,9 @@
-"""The store for any number of servers: PostgreSQL, bulk statements over arrays, guards in SQL and policy never.
+"""The store for any number of servers: PostgreSQL, with bulk statements over arrays.
 
-Every batch is one transaction on one connection. Rows are found with `SKIP LOCKED`, so that servers side by
-side take different work; every write is guarded by the version that was read. The events of a batch are one
-row, appended under a lock that is held until the commit: so seq grows in the order of commits, and a reader
-who saw one seq has seen all before it.
+Every batch is one transaction on one connection. Rows are found with `SKIP LOCKED`, so that several servers take
+different work, and every write is guarded by the version that was read. The events of a batch are one row, appended
+under a lock that is held until the commit. So seq grows in the order of commits: a reader that has seen a seq has seen
+all events before it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ MAX_CONCURRENT_TRANSACTIONS: Final = 3
 READ_CONNECTIONS: Final = 4
 COMMAND_SECONDS: Final = 30.0
 
-# What the driver raises when the database is not there, goes, or has no room: a statement may also meet the farewell of
-# a server that is shut down, which the driver calls an error of its own.
+# What the driver raises if the database is unreachable, shuts down or has no resources. A statement that meets the
+# shutdown message of the server fails with the driver's InternalClientError.
 CONNECTION_ERRORS: Final = (
     OSError,
     TimeoutError,
@@ -76,13 +76,13 @@ CONNECTION_ERRORS: Final = (
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
 )
-MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # A number that nobody else is likely to lock.
-TENANT_LOCK: Final = 0x0DE17AC1  # The same, for the locks of tenants.
-GROUP_LOCK: Final = 0x0DE17AC2  # And of groups.
-# Our statements have one good plan each: along an index, in its order. Statistics that lag behind must not hide it.
+MIGRATE_LOCK: Final = 0x0DE17AC1_0001  # Advisory lock; a number that no other program is likely to use.
+TENANT_LOCK: Final = 0x0DE17AC1  # Class of the advisory locks of tenants.
+GROUP_LOCK: Final = 0x0DE17AC2  # Class of the advisory locks of groups.
+# Each statement has one good plan, along an index in its order. Outdated statistics must not lead to another plan.
 PLANNER_SETTINGS: Final = {
     "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",  # Good while a table is empty, and remembered until somebody counts its rows.
+    "enable_seqscan": "off",  # Chosen while a table is empty, and then kept until it is analyzed.
     "enable_bitmapscan": "off",
     "enable_sort": "off",
     "enable_hashjoin": "off",
@@ -90,21 +90,21 @@ PLANNER_SETTINGS: Final = {
 }
 
 _COLUMNS: Final = "id, kind, version, due_at, body"
-# What goes on and what is over, in one question: what is nowhere takes no longer to be found missing.
+# Live and finished records in one query, so that a missing record takes no longer than a finished one.
 _LOAD: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1) "
     "UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
 )
 _OPEN: Final = f"SELECT {CLOCK}, r.* FROM (SELECT 1) one LEFT JOIN ({_LOAD}) r ON true"
-# The index holds only what is of a run, and is taken only by who says so: it cannot know that about a value.
+# The index covers only rows with a run; the last condition tells the planner that it applies for any parameter value.
 _OF_RUN: Final = "run_id = $1 AND kind = $2 AND run_id <> ''"
 _LOAD_JOBS: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE {_OF_RUN} "
     f"UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE {_OF_RUN}"
 )
-# Whoever counts the same waits here until the one before has committed, and then sees what that one wrote.
-_LOCK_HELD: Final = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
-_COUNT_HELD: Final = (
+# Another transaction that counts the same tenant waits here until this one commits, and then sees its writes.
+_LOCK_TENANT: Final = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
+_COUNT_LIVE_LEASES: Final = (
     f"SELECT count(*) FROM (SELECT 1 FROM records WHERE tenant = $1 AND kind = {ATTEMPT_KIND} AND due_at IS NOT NULL "
     "ORDER BY priority LIMIT $2) AS found"
 )
@@ -113,31 +113,31 @@ _READY: Final = (
     f"SELECT {_COLUMNS} FROM records r WHERE tenant = $1 AND queue_key = $2 AND ready_at <= $3 "
     "ORDER BY priority DESC, ready_at, id LIMIT $4 FOR UPDATE SKIP LOCKED"
 )
-# Groups that this transaction takes from are not held yet by what is stored.
-_READY_WITHOUT: Final = _READY.replace(
+# Groups from which this transaction has granted are not held yet in the table, so they are excluded by name.
+_READY_EXCLUDING: Final = _READY.replace(
     "ORDER BY", f"AND (group_name IS NULL OR group_name <> ALL($5)) AND {GROUP_IS_FREE.format('$3')} ORDER BY"
 )
-# Whoever would wait here for another one goes by: that one takes it, or leaves it to the next who looks.
+# Does not wait: if another transaction has the lock, that one takes the group, or a later claim finds it free.
 _LOCK_GROUP: Final = "SELECT pg_try_advisory_xact_lock($1, hashtext($2 || ' ' || $3))"
 _HOLDER: Final = GROUP_HOLDER.format("$1", "$2", "$3")
-# The same for the queue without labels, by the time that is read on the way: a claim then takes one question less.
+# The same for the queue without labels, by the time read in the same statement: saves a claim one round trip.
 _OPEN_READY: Final = (
     f"SELECT c.now, r.* FROM (SELECT {CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
     f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = '' AND ready_at <= c.now "
     "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED) r ON true"
 )
-# The ids lead to the rows: a bare `tenant` might lead along the index of all that is ready.
-_ONLY: Final = (
+# The operators on `tenant` and `ready_at` keep the planner from using the index of ready attempts instead of the ids.
+_READY_BY_IDS: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1) AND tenant || '' = $2 AND ready_at + 0 <= $3 "
     "FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
 _PUT_ASIDE: Final = POSTPONE.format("$1::bigint", "$2")
 _DELETE_DOCUMENT: Final = DELETE.format(m="$")
-_DROP_FINISHED: Final = (
+_DELETE_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2) RETURNING id, kind, body"
 )
-_DROP_CHUNKS: Final = (
+_DELETE_CHUNKS: Final = (
     "WITH old AS (SELECT last_seq FROM chunks WHERE at < $1 ORDER BY last_seq LIMIT $2), "
     "scoped AS (DELETE FROM chunk_scopes s USING old WHERE s.last_seq = old.last_seq) "
     "DELETE FROM chunks c USING old WHERE c.last_seq = old.last_seq"
@@ -151,7 +151,7 @@ class PostgresStore:
 
     def __init__(self, dsn: str, *, shift: Callable[[], int] = lambda: 0) -> None:
         self._dsn = dsn
-        self._shift = shift  # Microseconds that tests move the database's clock by.
+        self._clock_shift = shift  # Microseconds by which tests shift the database's clock.
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._log = LogReader(self._fetch, ("$1", "$2", "$3"))
         self._pages = SqlListReader(self._fetch, "$", self.find_all)
@@ -164,7 +164,7 @@ class PostgresStore:
         return asyncpg.connect(self._dsn, command_timeout=COMMAND_SECONDS)
 
     async def open(self) -> None:
-        """Connect, and bring the tables up to date; one server does it, the others wait for it."""
+        """Connect and apply pending migrations. One server applies them while the others wait."""
         try:
             self._pool = await asyncpg.create_pool(
                 self._dsn,
@@ -172,7 +172,7 @@ class PostgresStore:
                 max_size=MAX_CONCURRENT_TRANSACTIONS + READ_CONNECTIONS,
                 command_timeout=COMMAND_SECONDS,
                 server_settings=PLANNER_SETTINGS,
-                reset=_stays_as_it_is,
+                reset=_keep_session,
             )
             async with self._pool.acquire() as connection, connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATE_LOCK)
@@ -190,7 +190,7 @@ class PostgresStore:
         self._notifier.start()
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         await self._notifier.stop()
         if self._pool is not None:
             await self._pool.close()
@@ -201,10 +201,10 @@ class PostgresStore:
         return self._pool
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run it on one connection. A connection that breaks leaves the outcome unknown: `Unavailable`."""
+        """Run the transaction on one connection. If that breaks, raise `Unavailable`: the outcome is unknown."""
         try:
             async with self._connected().acquire() as connection:
-                result, ready = await self._drive(connection, work())
+                result, ready = await self._run(connection, work())
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError) as error:
@@ -214,27 +214,27 @@ class PostgresStore:
             self._notifier.announce(ready)
         return result
 
-    async def _drive(self, connection: Any, transaction: Transaction[T]) -> tuple[T, ReadyCounts | None]:
-        """Ask and answer. What only reads, and then writes with one statement, needs no BEGIN and no COMMIT."""
-        begun: Any = None
+    async def _run(self, connection: Any, transaction: Transaction[T]) -> tuple[T, ReadyCounts | None]:
+        """Answer the requests of a transaction. Reads followed by one writing statement need no BEGIN and COMMIT."""
+        database_transaction: Any = None
         ready: ReadyCounts | None = None
         try:
-            request, result = _next(transaction, None)
+            request, result = _advance(transaction, None)
             while request is not None:
-                if begun is None and not _stands_alone(request):
-                    begun = connection.transaction()
-                    await begun.start()
+                if database_transaction is None and not _needs_no_transaction(request):
+                    database_transaction = connection.transaction()
+                    await database_transaction.start()
                 if isinstance(request, Write):
                     ready = {**(ready or {}), **ready_counts(request)}
-                request, result = _next(transaction, await self._answer(connection, request))
-            if begun is not None:
-                await begun.commit()
+                request, result = _advance(transaction, await self._answer(connection, request))
+            if database_transaction is not None:
+                await database_transaction.commit()
         except asyncio.CancelledError:
-            connection.terminate()  # Nobody waits for it any more; asking it to roll back could hide that.
+            connection.terminate()  # The caller is gone; a rollback could swallow the cancellation.
             raise
         except BaseException:
-            if begun is not None and not connection.is_closed() and connection.is_in_transaction():
-                await begun.rollback()
+            if database_transaction is not None and not connection.is_closed() and connection.is_in_transaction():
+                await database_transaction.rollback()
             raise
         finally:
             transaction.close()
@@ -246,14 +246,14 @@ class PostgresStore:
         if isinstance(request, Write):
             return await write_batch(connection, request)
         if isinstance(request, Load):
-            return _held(await connection.fetch(_LOAD, request.ids))
+            return _stored_records(await connection.fetch(_LOAD, request.ids))
         if isinstance(request, LoadJobs):
-            return _held(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
+            return _stored_records(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
         if isinstance(request, FindDue):
-            return _held(await connection.fetch(_DUE, request.now, request.limit))
+            return _stored_records(await connection.fetch(_DUE, request.now, request.limit))
         if isinstance(request, CountLiveLeases):
-            await connection.execute(_LOCK_HELD, TENANT_LOCK, request.tenant)
-            return await connection.fetchval(_COUNT_HELD, request.tenant, request.limit)
+            await connection.execute(_LOCK_TENANT, TENANT_LOCK, request.tenant)
+            return await connection.fetchval(_COUNT_LIVE_LEASES, request.tenant, request.limit)
         if isinstance(request, LockGroup):
             return await self._take_group(connection, request)
         if isinstance(request, Postpone):
@@ -265,7 +265,7 @@ class PostgresStore:
 
     @staticmethod
     async def _take_group(connection: Any, request: LockGroup) -> str:
-        """First the lock, then the look: what the one before us wrote is seen by a statement that comes later."""
+        """Lock first, then read in a second statement, which sees what the previous holder of the lock wrote."""
         if not await connection.fetchval(_LOCK_GROUP, GROUP_LOCK, request.tenant, request.group):
             return CONTENDED
         return await connection.fetchval(_HOLDER, request.tenant, request.group, request.now) or ""
@@ -277,92 +277,95 @@ class PostgresStore:
                 connection,
                 FindReady(request.tenant, request.labels, now + request.clock_lead, request.limit, request.only_ids),
             )
-        shift = self._shift() + request.clock_lead
+        shift = self._clock_shift() + request.clock_lead
         rows = await connection.fetch(_OPEN_READY, request.tenant, shift, request.limit)
-        return int(rows[0][0]) - request.clock_lead, _held([row[1:] for row in rows if row[1] is not None])
+        return int(rows[0][0]) - request.clock_lead, _stored_records([row[1:] for row in rows if row[1] is not None])
 
     @staticmethod
     async def _find_ready(connection: Any, request: FindReady) -> list[StoredRecord]:
         best: list[StoredRecord] = []
         if request.only_ids:
-            rows = await connection.fetch(_ONLY, list(request.only_ids), request.tenant, request.now)
-            best = [held for held in _held(rows) if matches_labels(held, request.labels)]
+            rows = await connection.fetch(_READY_BY_IDS, list(request.only_ids), request.tenant, request.now)
+            best = [stored for stored in _stored_records(rows) if matches_labels(stored, request.labels)]
             best.sort(key=_claim_order)
             return best[: request.limit]
         keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
-        chosen = matching_queue_keys(keys, request.labels)
-        for key in chosen:
-            values = (request.tenant, key, request.now, request.limit)
+        matching_keys = matching_queue_keys(keys, request.labels)
+        for key in matching_keys:
+            parameters = (request.tenant, key, request.now, request.limit)
             if request.excluded_groups is not None:
-                best += _held(await connection.fetch(_READY_WITHOUT, *values, list(request.excluded_groups)))
+                best += _stored_records(
+                    await connection.fetch(_READY_EXCLUDING, *parameters, list(request.excluded_groups))
+                )
             else:
-                best += _held(await connection.fetch(_READY, *values))
-        if len(chosen) > 1:
+                best += _stored_records(await connection.fetch(_READY, *parameters))
+        if len(matching_keys) > 1:
             best.sort(key=_claim_order)
         return best[: request.limit]
 
     async def _open_batch(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[StoredRecord]]:
         rows = await connection.fetch(_OPEN, ids)
-        return int(rows[0][0]) + self._shift(), _held([row[1:] for row in rows if row[1] is not None])
+        return int(rows[0][0]) + self._clock_shift(), _stored_records([row[1:] for row in rows if row[1] is not None])
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run it on one connection."""
-        looking = work()
+        """Run a read-only transaction on one connection."""
+        transaction = work()
         try:
             async with self._connected().acquire() as connection:
-                request, result = _next(looking, None)
+                request, result = _advance(transaction, None)
                 while request is not None:
-                    request, result = _next(looking, await self._answer(connection, request))
+                    request, result = _advance(transaction, await self._answer(connection, request))
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         finally:
-            looking.close()
+            transaction.close()
         return cast(T, result)
 
     async def find(self, id: str) -> Record | None:
-        """The record as it is now."""
-        found = _held(await self._fetch(_LOAD, [id]))
-        return found[0].record if found else None
+        """Return the record, finished or not, or None."""
+        stored_records = _stored_records(await self._fetch(_LOAD, [id]))
+        return stored_records[0].record if stored_records else None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """These records."""
-        wanted = list(dict.fromkeys(ids))
-        found = {held.record.id: held.record for held in _held(await self._fetch(_LOAD, wanted))}
-        return [found[id] for id in wanted if id in found]
+        """Return these records in this order, without ids that do not exist."""
+        unique_ids = list(dict.fromkeys(ids))
+        stored_records = _stored_records(await self._fetch(_LOAD, unique_ids))
+        records = {stored.record.id: stored.record for stored in stored_records}
+        return [records[id] for id in unique_ids if id in records]
 
-    async def page(self, search: ListQuery) -> RecordPage:
-        """What is on all of these lists."""
-        return await self._pages.page(search)
+    async def page(self, query: ListQuery) -> RecordPage:
+        """Return one page of the records that are on all of these lists."""
+        return await self._pages.page(query)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
-        """How many are on this list."""
+        """Return how many records are on this list, up to `limit`."""
         return await self._pages.count(tenant, list, limit)
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """The document of this name."""
+        """Return the document of this name, or None."""
         return await self._documents.find(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """All of them or none."""
+        """Write all documents or none. Raises `Conflict` if one has another version."""
         columns = document_columns(documents)
         try:
-            await self._fetch(PUT_DOCUMENTS, *columns, self._shift(), len(documents))
+            await self._fetch(PUT_DOCUMENTS, *columns, self._clock_shift(), len(documents))
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
             raise document_conflict(documents) from error
 
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """The tenant's documents."""
+        """Return the tenant's documents with this name prefix, by name, after the name `after`."""
         return await self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
-        """Drop it, if it is still this version of it."""
+        """Delete the document if it still has this version. Return whether it was deleted."""
         return bool(await self._fetch(f"{_DELETE_DOCUMENT} RETURNING 1", kind, tenant, name, version))
 
     async def now(self) -> int:
-        """The database's clock."""
-        return int((await self._fetch(f"SELECT {CLOCK}"))[0][0]) + self._shift()
+        """Return the time of the database's clock."""
+        return int((await self._fetch(f"SELECT {CLOCK}"))[0][0]) + self._clock_shift()
 
     async def _fetch(self, sql: str, *values: Any) -> list[Any]:
         try:
@@ -372,65 +375,65 @@ class PostgresStore:
         return rows
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Committed events, in order."""
+        """Return committed events with a greater seq, in order."""
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """What waits since before then."""
+        """Return attempts that became ready before then, up to `limit` of each queue."""
         return await self._ready.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """What the tenant has in its queues."""
+        """Return the tenant's queued attempts, claimable or not."""
         return await self._ready.queued_attempts(tenant, limit, queues)
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Who has it."""
-        found = await self._fetch(_HOLDER, tenant, group, await self.now())
-        return str(found[0][0]) if found else ""
+        """Return the id of the attempt that holds the group, or ""."""
+        rows = await self._fetch(_HOLDER, tenant, group, await self.now())
+        return str(rows[0][0]) if rows else ""
 
     async def last_seq(self) -> int:
-        """The newest seq."""
+        """Return the seq of the newest committed event."""
         return int((await self._fetch("SELECT seq FROM log_head"))[0][0])
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Drop finished records and old events."""
+        """Delete finished records and events older than these times. Return how many."""
         try:
             async with self._connected().acquire() as connection, connection.transaction():
-                gone = await connection.fetch(_DROP_FINISHED, finished_before, limit)
+                deleted = await connection.fetch(_DELETE_FINISHED, finished_before, limit)
                 await remove_from_lists(
-                    connection, removals(decode_record(*row) for row in gone if row[1] in LISTED_KINDS)
+                    connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS)
                 )
-            status: str = await self._connected().execute(_DROP_CHUNKS, events_before, limit)
+            status: str = await self._connected().execute(_DELETE_CHUNKS, events_before, limit)
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
-        return len(gone) + int(status.rpartition(" ")[2])
+        return len(deleted) + int(status.rpartition(" ")[2])
 
 
-def _held(rows: list[Any]) -> list[StoredRecord]:
+def _stored_records(rows: list[Any]) -> list[StoredRecord]:
     return [StoredRecord(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
 
 
-def _claim_order(held: StoredRecord) -> tuple[int, int, str]:
-    record = held.record
+def _claim_order(stored: StoredRecord) -> tuple[int, int, str]:
+    record = stored.record
     if not isinstance(record, Attempt):
-        return -(2**63), 0, record.id  # It cannot be read: whoever looks at it next puts it aside.
+        return -(2**63), 0, record.id  # Unreadable: first, so that the engine postpones it.
     return -record.priority, ready_at(record) or 0, record.id
 
 
-def _next(transaction: Transaction[T], answer: Any) -> tuple[Request | None, T | None]:
-    """What it asks next; or, when it has ended, its result."""
+def _advance(transaction: Transaction[T], answer: Any) -> tuple[Request | None, T | None]:
+    """Send an answer. Return the next request, or None and the result when the transaction has ended."""
     try:
         return transaction.send(answer), None
     except StopIteration as end:
         return None, end.value
 
 
-def _stands_alone(request: Request) -> bool:
-    """Whether it takes no lock that must be held until later, and is one statement."""
+def _needs_no_transaction(request: Request) -> bool:
+    """Return whether the request is one statement and takes no lock that must be held until later."""
     if isinstance(request, Write):
         return request.is_last and is_single_statement(request)
     return isinstance(request, Begin | Load | LoadJobs)
 
 
-async def _stays_as_it_is(_connection: object) -> None:
-    """Our sessions change nothing that the next user of the connection would have to undo."""
+async def _keep_session(_connection: object) -> None:
+    """Reset nothing when a connection returns to the pool: sessions change no settings."""

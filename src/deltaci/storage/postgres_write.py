@@ -1,4 +1,4 @@
-"""How a batch is written to PostgreSQL: one statement over arrays, whatever is in it."""
+"""Writes a batch to PostgreSQL with one statement over arrays."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from deltaci.storage.port import Conflict, Document, ListChange, Write
 from deltaci.storage.sql import insert_values
 
 CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-# One statement writes a whole batch. Each part counts what it found as expected; the head of the log is taken last,
-# once the rows are ours, and held until the commit: whoever reads a seq has every smaller one before its eyes.
-_STATEMENT: Final = """
+# One statement writes a whole batch. Each part counts the rows that had the expected version; if the sum is too small,
+# the statement fails. The head of the log is locked last, after the rows, and until the commit: so a reader that sees a
+# seq also sees every smaller one.
+_WRITE_TEMPLATE: Final = """
     WITH new AS (
         INSERT INTO records
         SELECT u.id, u.kind, 1, u.run_id, u.queue_key, u.priority, u.ready_at, u.due_at, u.body, u.tenant, u.group_name
@@ -46,29 +47,29 @@ _STATEMENT: Final = """
     )
     SELECT CASE WHEN (SELECT count FROM found) = $23 THEN (SELECT last_seq FROM logged) ELSE deltaci_conflict() END
 """
-# A record that was born and ended in the same batch was never among the live ones.
-_BORN_OVER: Final = (
+# A record that was created and finished in the same batch goes directly to the history.
+_INSERT_FINISHED: Final = (
     "INSERT INTO history SELECT u.* FROM unnest($1::text[], $2::smallint[], $3::text[], $4::bigint[], $5::bytea[]) "
     "AS u (id, kind, run_id, ended_at, body) "
     "WHERE NOT EXISTS (SELECT FROM records r WHERE r.id = u.id) ON CONFLICT DO NOTHING"
 )
-_LEAVE: Final = """
+_DELETE_LISTED: Final = """
     DELETE FROM listed l USING unnest({0}::text[], {1}::text[], {2}::bigint[], {3}::text[]) AS u (tenant, list, at, id)
     WHERE l.tenant = u.tenant AND l.list = u.list AND l.at = u.at AND l.id = u.id
 """
-# Lists are written once the records are ours, and before the head of the log is taken.
+# Lists are written after the rows are locked and before the head of the log.
 _LISTS: Final = f"""), joined AS (
         INSERT INTO listed SELECT * FROM unnest($24::text[], $25::text[], $26::bigint[], $27::text[])
         WHERE (SELECT count(*) FROM new) + (SELECT count(*) FROM old) + (SELECT count(*) FROM over) >= 0
         ON CONFLICT DO NOTHING RETURNING 1
     ), departed AS (
-        {_LEAVE.format("$28", "$29", "$30", "$31")} RETURNING 1
+        {_DELETE_LISTED.format("$28", "$29", "$30", "$31")} RETURNING 1
     """
-_WRITE: Final = _STATEMENT.format(lists="", listed="", groups=24)
-_WRITE_LISTED: Final = _STATEMENT.format(
+_WRITE: Final = _WRITE_TEMPLATE.format(lists="", listed="", groups=24)
+_WRITE_LISTED: Final = _WRITE_TEMPLATE.format(
     lists=_LISTS, listed="+ 0 * ((SELECT count(*) FROM joined) + (SELECT count(*) FROM departed))", groups=32
 )
-_LEAVE_ALONE: Final = _LEAVE.format("$1", "$2", "$3", "$4")
+_DELETE_LISTED_ONLY: Final = _DELETE_LISTED.format("$1", "$2", "$3", "$4")
 PUT_DOCUMENTS: Final = f"""
     WITH given AS (
         SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bytea[])
@@ -87,45 +88,51 @@ _NO_CHUNK: Final = EventChunk(0, 0, b"", frozenset())
 
 
 def is_single_statement(write: Write) -> bool:
-    """Whether nothing must be written before: then it needs no BEGIN and no COMMIT."""
+    """Return whether one statement writes all of it, so that it needs no BEGIN and COMMIT."""
     return all(put.version or not put.is_terminal for put in write.puts)
 
 
-async def remove_from_lists(connection: Any, entries: list[ListChange]) -> None:
-    """Take what is dropped off its lists."""
-    if entries:
-        await connection.execute(_LEAVE_ALONE, *_columns(removed_rows(entries), 4))
+async def remove_from_lists(connection: Any, changes: list[ListChange]) -> None:
+    """Remove deleted records from their lists."""
+    if changes:
+        await connection.execute(_DELETE_LISTED_ONLY, *_columns(removed_rows(changes), 4))
 
 
 def document_columns(documents: Sequence[Document]) -> Iterable[Sequence[Any]]:
-    """The first values of the statement that writes documents."""
-    rows = [(each.kind, each.tenant, each.name, each.version, each.body) for each in sorted_for_write(documents)]
+    """Return the first parameters of the statement that writes documents, as columns."""
+    rows = [
+        (document.kind, document.tenant, document.name, document.version, document.body)
+        for document in sorted_for_write(documents)
+    ]
     return _columns(rows, 5)
 
 
 async def write_batch(connection: Any, write: Write) -> int:
-    """Write it all; the seq of its last event."""
+    """Write records, lists and events. Return the seq of the last event, 0 if there is none."""
     puts = write.puts
     new = [insert_values(put) for put in puts if put.version == 0 and not put.is_terminal]
-    *born, groups = _columns(new, 10)
+    *new_columns, group_names = _columns(new, 10)
     old = [
         (put.record.id, put.version, put.ready_at, put.due_at, encode(put.record))
         for put in puts
         if put.version and not put.is_terminal
     ]
     over = [(put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_terminal]
-    born_over = [put.record for put in puts if put.version == 0 and put.is_terminal]
-    if born_over:
-        rows = [(each.id, KIND_OF[type(each)], each.run_id, each.updated_at, encode(each)) for each in born_over]
-        status: str = await connection.execute(_BORN_OVER, *zip(*rows, strict=True))
+    finished_at_once = [put.record for put in puts if put.version == 0 and put.is_terminal]
+    if finished_at_once:
+        rows = [
+            (record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record))
+            for record in finished_at_once
+        ]
+        status: str = await connection.execute(_INSERT_FINISHED, *zip(*rows, strict=True))
         if int(status.rpartition(" ")[2]) != len(rows):
-            raise Conflict(tuple(record.id for record in born_over))
+            raise Conflict(tuple(record.id for record in finished_at_once))
     chunk = pack_events(write.events) if write.events else _NO_CHUNK
     ended_at = max((put.record.updated_at for put in puts), default=0)
     try:
         last_seq = await connection.fetchval(
             _WRITE_LISTED if write.list_changes else _WRITE,
-            *born,
+            *new_columns,
             *_columns(old, 5),
             *_columns(over, 3),
             ended_at,
@@ -133,17 +140,17 @@ async def write_batch(connection: Any, write: Write) -> int:
             chunk.at,
             chunk.body,
             list(chunk.scopes),
-            len(puts) - len(born_over),
+            len(puts) - len(finished_at_once),
             *_list_columns(write.list_changes),
-            groups,
+            group_names,
         )
     except asyncpg.SerializationError as error:
         raise Conflict(tuple(put.record.id for put in puts)) from error
     return int(last_seq or 0)
 
 
-def _list_columns(entries: list[ListChange]) -> Iterable[Sequence[Any]]:
-    return (*_columns(added_rows(entries), 4), *_columns(removed_rows(entries), 4)) if entries else ()
+def _list_columns(changes: list[ListChange]) -> Iterable[Sequence[Any]]:
+    return (*_columns(added_rows(changes), 4), *_columns(removed_rows(changes), 4)) if changes else ()
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Iterable[Sequence[Any]]:

@@ -1,7 +1,7 @@
-"""The embedded store: one SQLite file, one writer thread, every commit on disk before anyone is answered.
+"""The embedded store: one SQLite file and one writer thread. Every commit is on disk before a caller is answered.
 
-Write-ahead log with `synchronous=FULL`: with less, a power loss takes acknowledged work with it. The batch of
-the engine is the group commit.
+It uses the write-ahead log with `synchronous=FULL`: with less, a power loss would lose acknowledged work. The engine's
+batch acts as group commit.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from deltaci.storage.sql import (
     insert_values,
 )
 
-READERS: Final = 4
+READ_CONNECTIONS: Final = 4
 BUSY_SECONDS: Final = 10.0
 WAL_RETRY_SECONDS: Final = 0.01
-CACHE_KIBIBYTES: Final = 16 * 1024  # Of each connection: what leads to a row among millions stays in memory.
+CACHE_KIBIBYTES: Final = 16 * 1024  # Per connection: holds the upper index pages of millions of rows.
 MAX_VARIABLES: Final = 500
 
-# An id is given once: what is over keeps its own.
+# An id is never used again, not even that of a finished record.
 _INSERT: Final = (
     "INSERT INTO records SELECT ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ? "
     "WHERE NOT EXISTS (SELECT 1 FROM history WHERE id = ?) ON CONFLICT DO NOTHING"
@@ -77,20 +77,20 @@ _UPDATE: Final = (
 _KEYS: Final = QUEUE_KEYS.format("?")
 _PUT_ASIDE: Final = POSTPONE.format("?", "?")
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
-_FINISH: Final = (
+_INSERT_HISTORY: Final = (
     "INSERT INTO history SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM records WHERE id = ?) "
     "ON CONFLICT DO NOTHING"
 )
-_CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?)"
-_SCOPE: Final = "INSERT INTO chunk_scopes VALUES (?, ?)"
-_JOIN: Final = "INSERT INTO listed VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-_LEAVE: Final = "DELETE FROM listed WHERE tenant = ? AND list = ? AND at = ? AND id = ?"
-_COUNT_HELD: Final = (
+_INSERT_CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?)"
+_INSERT_SCOPE: Final = "INSERT INTO chunk_scopes VALUES (?, ?)"
+_INSERT_LISTED: Final = "INSERT INTO listed VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_DELETE_LISTED: Final = "DELETE FROM listed WHERE tenant = ? AND list = ? AND at = ? AND id = ?"
+_COUNT_LIVE_LEASES: Final = (
     f"SELECT count(*) FROM (SELECT 1 FROM records WHERE tenant = ? AND kind = {ATTEMPT_KIND} AND due_at IS NOT NULL "
     "ORDER BY priority LIMIT ?)"
 )
-_NEW_DOCUMENT: Final = "INSERT INTO documents VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT DO NOTHING"
-_OLD_DOCUMENT: Final = (
+_INSERT_DOCUMENT: Final = "INSERT INTO documents VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT DO NOTHING"
+_UPDATE_DOCUMENT: Final = (
     "UPDATE documents SET version = version + 1, at = ?, body = ? "
     "WHERE kind = ? AND tenant = ? AND name = ? AND version = ?"
 )
@@ -98,7 +98,7 @@ _DELETE_DOCUMENT: Final = DELETE.format(m="?")
 
 
 class SqliteStore:
-    """One file. Reads for people go through connections of their own and never wait for the writer."""
+    """One file. Reads outside transactions use their own connections and never wait for the writer."""
 
     max_concurrent_transactions = 1
 
@@ -106,9 +106,9 @@ class SqliteStore:
         self._path = path
         self._clock = clock
         self._writer = ThreadPoolExecutor(1, "sqlite-writer")
-        self._readers = ThreadPoolExecutor(READERS, "sqlite-reader")
-        self._write_to: sqlite3.Connection | None = None
-        self._idle: list[sqlite3.Connection] = []  # As many as there are threads that read, so one is always there.
+        self._readers = ThreadPoolExecutor(READ_CONNECTIONS, "sqlite-reader")
+        self._write_connection: sqlite3.Connection | None = None
+        self._idle_readers: list[sqlite3.Connection] = []  # One per reader thread, so one is always available.
         self._is_open = False
         self._pages = SqlListReader(self._read, "?", self.find_all)
         self._documents = SqlDocumentReader(self._read, "?")
@@ -117,26 +117,26 @@ class SqliteStore:
         self.commit_hints = CommitHints()
 
     async def open(self) -> None:
-        """Create the file if need be, and bring it up to date under its own lock."""
+        """Create the file if it does not exist, and apply pending migrations under a write lock."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writer, self._open_writer)
-        for _ in range(READERS):
-            self._idle.append(await loop.run_in_executor(self._readers, self._connect))
+        await loop.run_in_executor(self._writer, self._open_write_connection)
+        for _ in range(READ_CONNECTIONS):
+            self._idle_readers.append(await loop.run_in_executor(self._readers, self._connect))
         self._is_open = True
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         self._is_open = False
         await asyncio.get_running_loop().run_in_executor(self._writer, self._close)
         self._writer.shutdown()
 
     def _close(self) -> None:
-        self._readers.shutdown()  # Whoever reads right now is waited for.
-        for connection in (self._write_to, *self._idle):
+        self._readers.shutdown()  # Waits for reads in progress.
+        for connection in (self._write_connection, *self._idle_readers):
             if connection is not None:
                 connection.close()
-        self._write_to = None
-        self._idle.clear()
+        self._write_connection = None
+        self._idle_readers.clear()
 
     def _connect(self) -> sqlite3.Connection:
         Path(self._path).parent.mkdir(parents=True, exist_ok=True)
@@ -146,8 +146,8 @@ class SqliteStore:
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIBIBYTES}")
         return connection
 
-    def _open_writer(self) -> None:
-        self._write_to = connection = self._connect()
+    def _open_write_connection(self) -> None:
+        self._write_connection = connection = self._connect()
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.execute(
@@ -164,27 +164,27 @@ class SqliteStore:
             raise
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run it in the writer thread: one hop, however many requests it makes."""
+        """Run the transaction in the writer thread, so that all its requests need only one thread switch."""
         result, ready = await asyncio.get_running_loop().run_in_executor(self._writer, self._transact, work)
         if ready is not None:
             self.commit_hints.publish(ready)
         return result
 
     def _transact(self, work: Callable[[], Transaction[T]]) -> tuple[T, ReadyCounts | None]:
-        return self._within(lambda _: run_transaction(work(), self._answer))
+        return self._in_write_transaction(lambda _: run_transaction(work(), self._answer))
 
-    async def _as_writer(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, self._within, work)
+    async def _run_write_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self._in_write_transaction, work)
 
-    def _within(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do it in a transaction of the writer: all of it or nothing."""
-        connection = self._connected(self._write_to)
+    def _in_write_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run the function in a write transaction: commit if it returns, roll back if it raises."""
+        connection = self._connected(self._write_connection)
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                done = work(connection)
+                result = work(connection)
                 connection.execute("COMMIT")
-                return done
+                return result
             except BaseException:
                 with suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
@@ -199,30 +199,30 @@ class SqliteStore:
         return connection
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run it in a reader's thread: one hop, and all that it reads is of one moment."""
+        """Run a read-only transaction in a reader thread. All its reads see the same snapshot."""
         if not self._is_open:
             raise Unavailable("the store is not open; call open() first")
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, work)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_transaction, work)
 
-    def _look(self, work: Callable[[], ReadTransaction[T]]) -> T:
+    def _read_transaction(self, work: Callable[[], ReadTransaction[T]]) -> T:
         with self._reader() as connection:
             connection.execute("BEGIN")
             try:
-                return run_transaction(work(), lambda request: self._read_for(connection, request))[0]
+                return run_transaction(work(), lambda request: self._answer_read(connection, request))[0]
             finally:
                 connection.execute("COMMIT")
 
-    def _read_for(self, connection: sqlite3.Connection, request: Request) -> list[StoredRecord]:
+    def _answer_read(self, connection: sqlite3.Connection, request: Request) -> list[StoredRecord]:
         if isinstance(request, Load):
             return self._load(connection, request.ids)
         assert isinstance(request, LoadJobs), request
         values = [request.run_id, JOB_KIND]
-        return self._held(connection, f"{_SELECT} {_OF_RUN} UNION ALL {_SELECT_OVER} {_OF_RUN}", values)
+        return self._fetch_records(connection, f"{_SELECT} {_OF_RUN} UNION ALL {_SELECT_FINISHED} {_OF_RUN}", values)
 
     def _answer(self, request: Request) -> Any:
-        connection = self._connected(self._write_to)
+        connection = self._connected(self._write_connection)
         if isinstance(request, Load | LoadJobs):
-            return self._read_for(connection, request)
+            return self._answer_read(connection, request)
         if isinstance(request, Begin):
             return self._clock(), self._load(connection, request.ids)
         if isinstance(request, BeginClaim):
@@ -235,19 +235,19 @@ class SqliteStore:
         if isinstance(request, FindReady):
             return self._find_ready(request)
         if isinstance(request, CountLiveLeases):
-            return connection.execute(_COUNT_HELD, [request.tenant, request.limit]).fetchone()[0]
+            return connection.execute(_COUNT_LIVE_LEASES, [request.tenant, request.limit]).fetchone()[0]
         if isinstance(request, LockGroup):
-            return _only(connection.execute(_HOLDER, [request.tenant, request.group, request.now]).fetchall())
+            return _first_value(connection.execute(_HOLDER, [request.tenant, request.group, request.now]).fetchall())
         if isinstance(request, Postpone):
             rows = [(request.until, request.until, id) for id in request.ids]
             connection.executemany(_PUT_ASIDE, rows)
             return None
         assert isinstance(request, FindDue)
         due = f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?"
-        return self._held(connection, due, [request.now, request.limit])
+        return self._fetch_records(connection, due, [request.now, request.limit])
 
     @staticmethod
-    def _held(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[StoredRecord]:
+    def _fetch_records(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[StoredRecord]:
         rows = connection.execute(sql, values)
         return [
             StoredRecord(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows
@@ -257,19 +257,19 @@ class SqliteStore:
         wanted, found = list(ids), list[StoredRecord]()
         for start in range(0, len(wanted), MAX_VARIABLES):
             some = wanted[start : start + MAX_VARIABLES]
-            found += self._held(connection, _these(len(some)), some)
+            found += self._fetch_records(connection, _select_by_ids(len(some)), some)
         return found
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
-        """The best of each queue, then the best of those: each is a short walk along the index."""
+        """Find the best attempts of each queue with a short index scan, then the best of all."""
         found: list[tuple[int, int, str, StoredRecord]] = []
-        connection = self._connected(self._write_to)
+        connection = self._connected(self._write_connection)
         if request.only_ids:
-            return self._find_only(request)
+            return self._find_ready_by_ids(request)
         keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
         for key in matching_queue_keys(keys, request.labels):
             without = (
-                _WITHOUT.format(", ".join("?" * len(request.excluded_groups)))
+                _EXCLUDE_GROUPS.format(", ".join("?" * len(request.excluded_groups)))
                 if request.excluded_groups is not None
                 else ""
             )
@@ -280,13 +280,13 @@ class SqliteStore:
         found.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in found[: request.limit]]
 
-    def _find_only(self, request: FindReady) -> list[StoredRecord]:
+    def _find_ready_by_ids(self, request: FindReady) -> list[StoredRecord]:
         found: list[tuple[int, int, str, StoredRecord]] = []
         wanted = list(dict.fromkeys(request.only_ids))
         for start in range(0, len(wanted), MAX_VARIABLES):
             some = wanted[start : start + MAX_VARIABLES]
-            sql = _ONLY.format(", ".join("?" * len(some)))
-            rows = self._connected(self._write_to).execute(sql, [*some, request.tenant, request.now])
+            sql = _READY_BY_IDS.format(", ".join("?" * len(some)))
+            rows = self._connected(self._write_connection).execute(sql, [*some, request.tenant, request.now])
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 held = StoredRecord(decode_record(id, kind, body), version, due_at)
                 if matches_labels(held, request.labels):
@@ -295,33 +295,33 @@ class SqliteStore:
         return [entry[3] for entry in found[: request.limit]]
 
     def _write(self, write: Write) -> int:
-        connection = self._connected(self._write_to)
+        connection = self._connected(self._write_connection)
         new = [put for put in write.puts if put.version == 0 and not put.is_terminal]
         old = [put for put in write.puts if put.version and not put.is_terminal]
         over = [put for put in write.puts if put.is_terminal]
-        self._guarded(connection, _INSERT, [(*insert_values(put), put.record.id) for put in new], new)
+        self._write_guarded(connection, _INSERT, [(*insert_values(put), put.record.id) for put in new], new)
         updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in old]
-        self._guarded(connection, _UPDATE, updates, old)
+        self._write_guarded(connection, _UPDATE, updates, old)
         leaving = [put for put in over if put.version]
-        self._guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
-        self._guarded(connection, _FINISH, [_over_row(put) for put in over], over)
+        self._write_guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
+        self._write_guarded(connection, _INSERT_HISTORY, [_history_values(put) for put in over], over)
         if write.list_changes:
-            self._list(connection, write.list_changes)
+            self._write_lists(connection, write.list_changes)
         if not write.events:
             return 0
         chunk = pack_events(write.events)
         (last,) = connection.execute("UPDATE log_head SET seq = seq + ? RETURNING seq", (chunk.count,)).fetchone()
-        connection.execute(_CHUNK, (last, chunk.count, chunk.at, chunk.body))
-        connection.executemany(_SCOPE, [(scope, last) for scope in chunk.scopes])
+        connection.execute(_INSERT_CHUNK, (last, chunk.count, chunk.at, chunk.body))
+        connection.executemany(_INSERT_SCOPE, [(scope, last) for scope in chunk.scopes])
         return int(last)
 
     @staticmethod
-    def _list(connection: sqlite3.Connection, entries: list[ListChange]) -> None:
-        connection.executemany(_LEAVE, removed_rows(entries))
-        connection.executemany(_JOIN, added_rows(entries))
+    def _write_lists(connection: sqlite3.Connection, entries: list[ListChange]) -> None:
+        connection.executemany(_DELETE_LISTED, removed_rows(entries))
+        connection.executemany(_INSERT_LISTED, added_rows(entries))
 
     @staticmethod
-    def _guarded(connection: sqlite3.Connection, sql: str, rows: list[tuple[Any, ...]], puts: list[Put]) -> None:
+    def _write_guarded(connection: sqlite3.Connection, sql: str, rows: list[tuple[Any, ...]], puts: list[Put]) -> None:
         if rows and connection.executemany(sql, rows).rowcount != len(rows):
             raise Conflict(tuple(put.record.id for put in puts))
 
@@ -336,101 +336,103 @@ class SqliteStore:
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
-        connection = self._idle.pop()
+        connection = self._idle_readers.pop()
         try:
             yield connection
         except sqlite3.OperationalError as error:
             raise Unavailable(f"{self._path}: {error}") from error
         finally:
-            self._idle.append(connection)
+            self._idle_readers.append(connection)
 
     async def find(self, id: str) -> Record | None:
-        """The record as it is now."""
-        for _, kind, _, _, body in await self._read(_THIS, id):
+        """Return the record, finished or not, or None."""
+        for _, kind, _, _, body in await self._read(_SELECT_BY_ID, id):
             return decode_record(id, kind, body)
         return None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """These records."""
+        """Return these records in this order, without ids that do not exist."""
         wanted, found = list(dict.fromkeys(ids)), dict[str, Record]()
         for start in range(0, len(wanted), MAX_VARIABLES):
             some = wanted[start : start + MAX_VARIABLES]
-            rows = await self._read(_these(len(some)), *some)
+            rows = await self._read(_select_by_ids(len(some)), *some)
             found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
         return [found[id] for id in wanted if id in found]
 
-    async def page(self, search: ListQuery) -> RecordPage:
-        """What is on all of these lists."""
-        return await self._pages.page(search)
+    async def page(self, query: ListQuery) -> RecordPage:
+        """Return one page of the records that are on all of these lists."""
+        return await self._pages.page(query)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
-        """How many are on this list."""
+        """Return how many records are on this list, up to `limit`."""
         return await self._pages.count(tenant, list, limit)
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """The document of this name."""
+        """Return the document of this name, or None."""
         return await self._documents.find(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """All of them or none."""
-        await self._as_writer(lambda connection: self._put_documents(connection, documents))
+        """Write all documents or none. Raises `Conflict` if one has another version."""
+        await self._run_write_transaction(lambda connection: self._put_documents(connection, documents))
 
     def _put_documents(self, connection: sqlite3.Connection, documents: Sequence[Document]) -> None:
         now = self._clock()
         for each in sorted_for_write(documents):
             name = (each.kind, each.tenant, each.name)
             if each.version:
-                done = connection.execute(_OLD_DOCUMENT, (now, each.body, *name, each.version))
+                done = connection.execute(_UPDATE_DOCUMENT, (now, each.body, *name, each.version))
             else:
-                done = connection.execute(_NEW_DOCUMENT, (*name, now, each.body))
+                done = connection.execute(_INSERT_DOCUMENT, (*name, now, each.body))
             if not done.rowcount:
                 raise document_conflict(documents)
 
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """The tenant's documents."""
+        """Return the tenant's documents with this name prefix, by name, after the name `after`."""
         return await self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
-        """Drop it, if it is still this version of it."""
+        """Delete the document if it still has this version. Return whether it was deleted."""
         values = (kind, tenant, name, version)
-        return bool(await self._as_writer(lambda connection: connection.execute(_DELETE_DOCUMENT, values).rowcount))
+        return bool(
+            await self._run_write_transaction(lambda connection: connection.execute(_DELETE_DOCUMENT, values).rowcount)
+        )
 
     async def now(self) -> int:
-        """The clock."""
+        """Return the time of the clock."""
         return self._clock()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Committed events, in order."""
+        """Return committed events with a greater seq, in order."""
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """What waits since before then."""
+        """Return attempts that became ready before then, up to `limit` of each queue."""
         return await self._ready.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """What the tenant has in its queues."""
+        """Return the tenant's queued attempts, claimable or not."""
         return await self._ready.queued_attempts(tenant, limit, queues)
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Who has it."""
-        return _only(await self._read(_HOLDER, tenant, group, self._clock()))
+        """Return the id of the attempt that holds the group, or ""."""
+        return _first_value(await self._read(_HOLDER, tenant, group, self._clock()))
 
     async def last_seq(self) -> int:
-        """The newest seq."""
+        """Return the seq of the newest committed event."""
         return int((await self._read("SELECT seq FROM log_head"))[0][0])
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Drop finished records and old events."""
-        return await self._as_writer(lambda to: self._prune(to, finished_before, events_before, limit))
+        """Delete finished records and events older than these times. Return how many."""
+        return await self._run_write_transaction(lambda to: self._prune(to, finished_before, events_before, limit))
 
     def _prune(self, connection: sqlite3.Connection, finished_before: int, events_before: int, limit: int) -> int:
-        gone = connection.execute(_DROP_FINISHED, (finished_before, limit)).fetchall()
-        self._list(connection, removals(decode_record(*row) for row in gone if row[1] in LISTED_KINDS))
+        deleted = connection.execute(_DELETE_FINISHED, (finished_before, limit)).fetchall()
+        self._write_lists(connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS))
         for table in ("chunk_scopes", "chunks"):
-            chunks = connection.execute(_DROP_CHUNKS.format(table), (events_before, limit)).rowcount
-        return len(gone) + chunks
+            chunks = connection.execute(_PRUNE_CHUNKS.format(table), (events_before, limit)).rowcount
+        return len(deleted) + chunks
 
 
 _COLUMNS: Final = "id, kind, version, due_at, body"
@@ -438,15 +440,15 @@ _READY: Final = (
     f"SELECT priority, ready_at, {_COLUMNS} FROM records r WHERE tenant = ?1 AND queue_key = ?2 AND ready_at <= ?3 "
     "{} ORDER BY priority DESC, ready_at, id LIMIT ?"
 )
-# Groups that this transaction takes from are not held yet by what is stored.
-_WITHOUT: Final = f"AND (group_name IS NULL OR group_name NOT IN ({{}})) AND {GROUP_IS_FREE.format('?3')}"
+# Groups from which this transaction has granted are not held yet in the table, so they are excluded by name.
+_EXCLUDE_GROUPS: Final = f"AND (group_name IS NULL OR group_name NOT IN ({{}})) AND {GROUP_IS_FREE.format('?3')}"
 _HOLDER: Final = GROUP_HOLDER.format("?1", "?2", "?3")
-# The ids lead to the rows: without the sign the way to what is ready, which begins with the tenant, might be taken.
-_ONLY: Final = (
+# Unary plus keeps SQLite from using the index of ready attempts instead of the ids.
+_READY_BY_IDS: Final = (
     f"SELECT priority, ready_at, {_COLUMNS} FROM records WHERE id IN ({{}}) AND +tenant = ? AND +ready_at <= ?"
 )
 _SELECT: Final = f"SELECT {_COLUMNS} FROM records"
-_SELECT_OVER: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"
+_SELECT_FINISHED: Final = "SELECT id, kind, 0 AS version, NULL AS due_at, body FROM history"
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:
@@ -465,25 +467,28 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
             time.sleep(WAL_RETRY_SECONDS)
 
 
-def _these(count: int) -> str:
-    """So many records by their ids, whether they go on or are over: what is nowhere takes no longer to be missed."""
+def _select_by_ids(count: int) -> str:
+    """Return the statement that selects live and finished records by `count` ids in one query.
+
+    So a missing record takes no longer than a finished one.
+    """
     ids = ", ".join(f"?{n}" for n in range(1, count + 1))
-    return f"{_SELECT} WHERE id IN ({ids}) UNION ALL {_SELECT_OVER} WHERE id IN ({ids})"
+    return f"{_SELECT} WHERE id IN ({ids}) UNION ALL {_SELECT_FINISHED} WHERE id IN ({ids})"
 
 
-_THIS: Final = _these(1)
-# The index holds only what is of a run, and is taken only by who says so: it cannot know that about a value.
+_SELECT_BY_ID: Final = _select_by_ids(1)
+# The index covers only rows with a run; the last condition tells SQLite that it applies for any parameter value.
 _OF_RUN: Final = "WHERE run_id = ?1 AND kind = ?2 AND run_id <> ''"
-_DROP_FINISHED: Final = (
+_DELETE_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?) RETURNING id, kind, body"
 )
-_DROP_CHUNKS: Final = "DELETE FROM {} WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)"
+_PRUNE_CHUNKS: Final = "DELETE FROM {} WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)"
 
 
-def _only(rows: Sequence[Any]) -> str:
+def _first_value(rows: Sequence[Any]) -> str:
     return str(rows[0][0]) if rows else ""
 
 
-def _over_row(put: Put) -> tuple[Any, ...]:
+def _history_values(put: Put) -> tuple[Any, ...]:
     record = put.record
     return record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record), record.id
