@@ -138,7 +138,7 @@ def test_paths_match_as_on_github_and_folders_mean_what_is_below(
 def test_what_is_no_pattern_is_refused_with_its_column(pattern: str, column: int, found: str) -> None:
     """A pattern that silently matched nothing would leave out a job."""
     with pytest.raises(BadPattern) as refused:
-        path_patterns.read_path(pattern)
+        path_patterns.parse_path(pattern)
 
     assert (refused.value.column, refused.value.found) == (column, found)
     assert refused.value.expected
@@ -147,7 +147,7 @@ def test_what_is_no_pattern_is_refused_with_its_column(pattern: str, column: int
 @pytest.mark.parametrize(("pattern", "column"), [("refs/heads/main", 1), ("!refs/heads/x", 2), ("a/", 2), ("/a", 1)])
 def test_what_no_branch_can_be_called_is_refused(pattern: str, column: int) -> None:
     with pytest.raises(BadPattern) as refused:
-        path_patterns.read_branch(pattern)
+        path_patterns.parse_branch(pattern)
 
     assert refused.value.column == column
 
@@ -191,7 +191,7 @@ def test_an_empty_list_matches_nothing_and_the_last_match_is_named() -> None:
     ],
 )
 def test_the_folder_of_a_pattern_is_what_stands_before_its_first_wildcard(pattern: str, folder: str) -> None:
-    assert path_patterns.read_path(pattern).folder == folder
+    assert path_patterns.parse_path(pattern).folder == folder
 
 
 # --- A second matcher that is slow and obvious ------------------------------------------------------
@@ -280,7 +280,7 @@ def test_in_a_list_the_last_match_decides(listed: list[tuple[bool, str]], path: 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=20))
 def test_any_text_is_a_pattern_or_is_refused_at_a_column_that_it_has(text: str) -> None:
-    for read in (path_patterns.read_path, path_patterns.read_branch):
+    for read in (path_patterns.parse_path, path_patterns.parse_branch):
         with contextlib.suppress(BadPattern):
             read(text)
             continue
@@ -315,14 +315,14 @@ def test_a_hostile_pattern_is_no_slower_than_a_long_one(pattern: str) -> None:
     assert time.process_time() - began < 10.0
 
 
-def test_what_is_kept_is_bounded_and_forgetting_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_the_bounded_cache_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ["**/*a*b*c", "a+b?/**", "!**/x?y", "[a-c]+/[!a]*"]
     some = ["".join(names) for names in product(["a", "b/", "abc", "x/y", "ü", "c"], repeat=4)]
     expected = [path_filter(listed).matches(path) for path in some]
-    monkeypatch.setattr(pattern_automaton, "MAX_KEPT_BYTES", 2_000)
+    monkeypatch.setattr(pattern_automaton, "MAX_CACHED_BYTES", 2_000)
     monkeypatch.setattr(pattern_automaton, "MAX_MASKS", 2)
-    forgetful = path_filter(listed)
+    uncached = path_filter(listed)
 
-    assert [forgetful.matches(path) for path in some] == expected
+    assert [uncached.matches(path) for path in some] == expected
     assert any(expected)
     assert not all(expected)

@@ -5,30 +5,30 @@ from __future__ import annotations
 import pytest
 
 from deltaci.protocol.path_patterns import BadPattern
-from deltaci.protocol.report_paths import Element, InJson, InXml, ReportPath, read
+from deltaci.protocol.report_paths import Element, JsonPath, ReportPath, XmlPath, parse
 
 
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ("total", InJson(("total",))),
-        ("totals.percent_covered", InJson(("totals", "percent_covered"))),
-        ("runs[0].line-rate", InJson(("runs", 0, "line-rate"))),
-        ("[2][3]", InJson((2, 3))),
-        ('files["src/a.py"].n', InJson(("files", "src/a.py", "n"))),
-        ('["a@b"]', InJson(("a@b",))),
-        ("größe.😀", InJson(("größe", "😀"))),
-        ("./@line-rate", InXml((), "line-rate")),
-        ("@line-rate", InXml((), "line-rate")),
-        ("/coverage/@line-rate", InXml((Element("coverage"),), "line-rate", is_absolute=True)),
-        ("package/@name", InXml((Element("package"),), "name")),
-        ("./total", InXml((Element("total"),))),
-        ("a/b[2]/c[@type='LINE']/@n", InXml((Element("a"), Element("b", 2), Element("c", 0, "type", "LINE")), "n")),
-        ("a[@n='x/y.z']/b", InXml((Element("a", 0, "n", "x/y.z"), Element("b")))),
+        ("total", JsonPath(("total",))),
+        ("totals.percent_covered", JsonPath(("totals", "percent_covered"))),
+        ("runs[0].line-rate", JsonPath(("runs", 0, "line-rate"))),
+        ("[2][3]", JsonPath((2, 3))),
+        ('files["src/a.py"].n', JsonPath(("files", "src/a.py", "n"))),
+        ('["a@b"]', JsonPath(("a@b",))),
+        ("größe.😀", JsonPath(("größe", "😀"))),
+        ("./@line-rate", XmlPath((), "line-rate")),
+        ("@line-rate", XmlPath((), "line-rate")),
+        ("/coverage/@line-rate", XmlPath((Element("coverage"),), "line-rate", is_absolute=True)),
+        ("package/@name", XmlPath((Element("package"),), "name")),
+        ("./total", XmlPath((Element("total"),))),
+        ("a/b[2]/c[@type='LINE']/@n", XmlPath((Element("a"), Element("b", 2), Element("c", 0, "type", "LINE")), "n")),
+        ("a[@n='x/y.z']/b", XmlPath((Element("a", 0, "n", "x/y.z"), Element("b")))),
     ],
 )
 def test_a_path_is_read(text: str, path: ReportPath) -> None:
-    assert read(text) == path
+    assert parse(text) == path
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_path_is_read(text: str, path: ReportPath) -> None:
 )
 def test_what_is_no_path_says_where(text: str, column: int, found: str) -> None:
     with pytest.raises(BadPattern) as bad:
-        read(text)
+        parse(text)
 
     assert (bad.value.column, bad.value.found.removeprefix("a path of ")) == (column, found)
     assert bad.value.expected

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.path_patterns import BadPattern
-from deltaci.protocol.report_paths import read
+from deltaci.protocol.report_paths import parse
 from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, number_in
 
 # As coverage.py writes it, less its lists of lines.
@@ -82,17 +82,17 @@ def test_the_number_that_a_path_leads_to(report: str, at: str, number: float | N
     """As it is written, so that people recognise it."""
     if number is None:
         with pytest.raises(Refused, match=written):
-            number_in(report.encode(), read(at))
+            number_in(report.encode(), parse(at))
         return
 
-    assert number_in(report.encode(), read(at)) == (number, written)
+    assert number_in(report.encode(), parse(at)) == (number, written)
 
 
 def test_a_report_in_another_encoding_is_read() -> None:
     """XML says itself how it is encoded."""
     text = '<a n="4"/>'
 
-    assert number_in(text.encode("utf-16"), read("./@n"))[0] == 4
+    assert number_in(text.encode("utf-16"), parse("./@n"))[0] == 4
 
 
 NESTED = b"[" * 1_000_000
@@ -138,7 +138,7 @@ BOMB = b'<!DOCTYPE a [<!ENTITY b "1"><!ENTITY c "&b;&b;">]><a n="1">&c;</a>'
 def test_what_is_no_report_is_refused(report: bytes, at: str, said: str) -> None:
     """A job that breaks its report must not pass by that, and must not break its runner."""
     with pytest.raises(Refused) as refused:
-        number_in(report, read(at))
+        number_in(report, parse(at))
 
     assert said in refused.value.message
     assert len(refused.value.message) < 300
@@ -147,7 +147,7 @@ def test_what_is_no_report_is_refused(report: bytes, at: str, said: str) -> None
 def test_a_huge_report_is_not_read() -> None:
     """It says how large it may be."""
     with pytest.raises(Refused, match="at most"):
-        number_in(bytes(MAX_REPORT_BYTES + 1), read("a"))
+        number_in(bytes(MAX_REPORT_BYTES + 1), parse("a"))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_huge_report_is_not_read() -> None:
 )
 def test_nothing_of_a_report_is_kept_but_the_number(report: bytes, at: str) -> None:
     """A report of some megabytes may not cost its runner gigabytes."""
-    path = read(at)
+    path = parse(at)
     tracemalloc.start()
     try:
         assert number_in(report, path) == (1, "1")
@@ -200,7 +200,7 @@ def test_whatever_a_job_writes_is_a_number_or_a_refusal(at: str, report: str | b
     """Anything else would end the runner's work on the job with an error of ours."""
     data = report if isinstance(report, bytes) else report.encode()
     try:
-        value, written = number_in(data, read(at))
+        value, written = number_in(data, parse(at))
     except (BadPattern, Refused):
         return
 

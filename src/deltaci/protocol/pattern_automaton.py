@@ -1,8 +1,9 @@
-"""Many patterns walked at once, one character after the other: never back, whatever the patterns.
+"""Match many patterns at once in time linear in the text, without backtracking.
 
-All patterns together are one automaton, and each place in them is one bit of a number; a step is a few operations
-on numbers. Which places are reached after a text is kept, so that the next text that begins alike goes there by
-looking up. What is kept is bounded, and starts anew when it is full.
+All patterns form one nondeterministic automaton. Each position in a pattern is one bit of an integer, so that advancing
+by a character is a few integer operations. Reached sets of positions are cached as states of a deterministic automaton
+with their transitions, so that texts with a common prefix are matched by table look-ups. The cache has a size limit and
+is cleared when it is full.
 """
 
 from __future__ import annotations
@@ -12,153 +13,161 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-# What is kept at most, by what it costs in memory: about 60 MB.
-MAX_KEPT_BYTES: Final = 60_000_000
-STATE_BYTES: Final = 500  # besides its places
-WAY_BYTES: Final = 100
+# Size limit of the cache: about 60 MB.
+MAX_CACHED_BYTES: Final = 60_000_000
+STATE_BYTES: Final = 500  # Without its positions.
+TRANSITION_BYTES: Final = 100
 MAX_MASKS: Final = 1_000
 
 
-class Characters(NamedTuple):
-    """A set of characters: these, and those in the ranges; or all others. A range never takes in a slash."""
+class CharacterSet(NamedTuple):
+    """A set of characters: the listed ones and the ranges, or all others. A range never contains a slash."""
 
-    signs: str
+    characters: str
     ranges: tuple[tuple[str, str], ...] = ()
     is_negated: bool = False
 
-    def has(self, sign: str) -> bool:
-        """Whether this character is in the set."""
-        is_listed = sign in self.signs or (sign != "/" and any(low <= sign <= high for low, high in self.ranges))
+    def contains(self, character: str) -> bool:
+        """Whether the set contains this character."""
+        is_listed = character in self.characters or (
+            character != "/" and any(low <= character <= high for low, high in self.ranges)
+        )
         return is_listed != self.is_negated
 
 
 @lru_cache(maxsize=4_096)
-def only(sign: str) -> Characters:
-    """The set of this one character."""
-    return Characters(sign)
+def single(character: str) -> CharacterSet:
+    """Return the set with only this character."""
+    return CharacterSet(character)
 
 
 class Step(NamedTuple):
-    """One place of a pattern: what leads on to the next, what stays here, and how many places may be skipped."""
+    """One position of a pattern: which characters advance to the next position, and which ones stay at this one.
 
-    moves_on: Characters | None
-    stays_on: Characters | None = None
-    may_skip: int = 0
+    `skip_count` positions, from this one on, can be skipped without a character.
+    """
+
+    advances_on: CharacterSet | None
+    repeats_on: CharacterSet | None = None
+    skip_count: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class State:
-    """Where all patterns stand after some text."""
+    """The positions that all patterns have reached after some text."""
 
-    places: int
-    hits: tuple[int, ...]  # the patterns that match the text, by their numbers
-    follows: dict[str, State] = field(default_factory=dict)
+    positions: int
+    matches: tuple[int, ...]  # The indices of the patterns that match the text.
+    successors: dict[str, State] = field(default_factory=dict)
 
 
 class Automaton:
-    """Patterns, each a sequence of steps."""
+    """The automaton of a list of patterns, each a sequence of steps."""
 
     def __init__(self, patterns: Sequence[Sequence[Step]]) -> None:
         self.size = sum(len(pattern) + 1 for pattern in patterns)
-        moves: dict[Characters, list[int]] = {}
-        stays: dict[Characters, list[int]] = {}
+        moves: dict[CharacterSet, list[int]] = {}
+        stays: dict[CharacterSet, list[int]] = {}
         skips: dict[int, list[int]] = {1: [], 2: []}
         self._starts: list[int] = []
-        self._ends: dict[int, int] = {}  # the place behind the last step → the number of its pattern
-        place = 0
+        self._ends: dict[int, int] = {}  # From the position after the last step to the index of the pattern.
+        position = 0
         for number, pattern in enumerate(patterns):
-            self._starts.append(place)
+            self._starts.append(position)
             for step in pattern:
-                if step.moves_on is not None:
-                    moves.setdefault(step.moves_on, []).append(place)
-                if step.stays_on is not None:
-                    stays.setdefault(step.stays_on, []).append(place)
-                if step.may_skip:
-                    skips[step.may_skip].append(place)
-                place += 1
-            self._ends[place] = number
-            place += 1
-        self._moves = {characters: self._bits(places) for characters, places in moves.items()}
-        self._stays = {characters: self._bits(places) for characters, places in stays.items()}
+                if step.advances_on is not None:
+                    moves.setdefault(step.advances_on, []).append(position)
+                if step.repeats_on is not None:
+                    stays.setdefault(step.repeats_on, []).append(position)
+                if step.skip_count:
+                    skips[step.skip_count].append(position)
+                position += 1
+            self._ends[position] = number
+            position += 1
+        self._moves = {characters: self._bits(positions) for characters, positions in moves.items()}
+        self._stays = {characters: self._bits(positions) for characters, positions in stays.items()}
         self._skip_one, self._skip_two = self._bits(skips[1]), self._bits(skips[2])
         self._end_bits = self._bits(self._ends)
         self._masks: dict[str, tuple[int, int]] = {}
-        self._known: dict[int, State] = {}
-        self._kept_bytes = 0
-        self._first = self._state(self._skipped(self._bits(self._starts)))
+        self._states: dict[int, State] = {}
+        self._cached_bytes = 0
+        self._first = self._state(self._with_skips(self._bits(self._starts)))
 
     def walk(self, text: str, state: State | None = None) -> State:
-        """Where the patterns stand after this text, from the beginning or from a state that was answered before."""
+        """Return the state after this text, starting at the beginning or at a state that `walk` returned."""
         state = state or self._first
-        for sign in text:
-            following = state.follows.get(sign)
-            if following is None:
-                following = self._next(state, sign)
-            state = following
+        for character in text:
+            successor = state.successors.get(character)
+            if successor is None:
+                successor = self._advance(state, character)
+            state = successor
         return state
 
     def possible(self, state: State) -> tuple[int, ...]:
-        """The patterns that match this text, or could match it if it went on."""
+        """Return the indices of the patterns that match the text of this state, or can match a longer text."""
         return tuple(
             number
             for start, (end, number) in zip(self._starts, self._ends.items(), strict=True)
-            if (state.places >> start) & ((1 << (end - start + 1)) - 1)
+            if (state.positions >> start) & ((1 << (end - start + 1)) - 1)
         )
 
-    def _next(self, state: State, sign: str) -> State:
-        masks = self._masks.get(sign)
+    def _advance(self, state: State, character: str) -> State:
+        masks = self._masks.get(character)
         if masks is None:
             if len(self._masks) >= MAX_MASKS:
                 self._masks.clear()
-            masks = self._masks[sign] = (_having(self._moves, sign), _having(self._stays, sign))
+            masks = self._masks[character] = (
+                _positions_with(self._moves, character),
+                _positions_with(self._stays, character),
+            )
         moves, stays = masks
-        places = self._skipped(((state.places & moves) << 1) | (state.places & stays))
-        if self._kept_bytes > MAX_KEPT_BYTES:
-            self._forget()
-        following = self._known.get(places) or self._state(places)
-        state.follows[sign] = following
-        self._kept_bytes += WAY_BYTES
-        return following
+        positions = self._with_skips(((state.positions & moves) << 1) | (state.positions & stays))
+        if self._cached_bytes > MAX_CACHED_BYTES:
+            self._clear_cache()
+        successor = self._states.get(positions) or self._state(positions)
+        state.successors[character] = successor
+        self._cached_bytes += TRANSITION_BYTES
+        return successor
 
-    def _forget(self) -> None:
-        """Start anew. The ways go too: a state that somebody still holds must not keep all others alive."""
-        for state in self._known.values():
-            state.follows.clear()
-        self._known = {self._first.places: self._first}
-        self._kept_bytes = 0
+    def _clear_cache(self) -> None:
+        """Drop all states and their transitions: a state that a caller still holds must not keep the others alive."""
+        for state in self._states.values():
+            state.successors.clear()
+        self._states = {self._first.positions: self._first}
+        self._cached_bytes = 0
 
-    def _skipped(self, places: int) -> int:
-        """Also the places that are reached without a character."""
+    def _with_skips(self, positions: int) -> int:
+        """Return these positions and all that are reached from them without a character."""
         one, two = self._skip_one, self._skip_two
         while True:
-            # The carry of an addition runs through all neighbours that may be skipped, however many there are.
-            more = places | (((places & one) + one) ^ one)
+            # The carry of an addition passes through any number of adjacent positions that can be skipped.
+            more = positions | (((positions & one) + one) ^ one)
             more |= (more & two) << 2
-            if more == places:
-                return places
-            places = more
+            if more == positions:
+                return positions
+            positions = more
 
-    def _state(self, places: int) -> State:
-        ended = places & self._end_bits
-        hits = []
+    def _state(self, positions: int) -> State:
+        ended = positions & self._end_bits
+        matches = []
         while ended:
             lowest = ended & -ended
-            hits.append(self._ends[lowest.bit_length() - 1])
+            matches.append(self._ends[lowest.bit_length() - 1])
             ended ^= lowest
-        state = self._known[places] = State(places, tuple(hits))
-        self._kept_bytes += STATE_BYTES + self.size // 8
+        state = self._states[positions] = State(positions, tuple(matches))
+        self._cached_bytes += STATE_BYTES + self.size // 8
         return state
 
-    def _bits(self, places: Iterable[int]) -> int:
+    def _bits(self, positions: Iterable[int]) -> int:
         bits = bytearray(self.size // 8 + 1)
-        for place in places:
-            bits[place // 8] |= 1 << (place % 8)
+        for position in positions:
+            bits[position // 8] |= 1 << (position % 8)
         return int.from_bytes(bits, "little")
 
 
-def _having(places: dict[Characters, int], sign: str) -> int:
-    found = 0
-    for characters, bits in places.items():
-        if characters.has(sign):
-            found |= bits
-    return found
+def _positions_with(positions: dict[CharacterSet, int], character: str) -> int:
+    mask = 0
+    for characters, bits in positions.items():
+        if characters.contains(character):
+            mask |= bits
+    return mask

@@ -27,7 +27,7 @@ from deltaci.pipeline.parse.problems import Place, Problems, inside, shown
 from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
 from deltaci.pipeline.planning.matrix import BadMatrix, expand, split
 from deltaci.pipeline.planning.projects import folder_of
-from deltaci.protocol.path_patterns import BadPattern, read_all
+from deltaci.protocol.path_patterns import BadPattern, parse_all
 
 MAX_LISTED: Final = 12
 OF_A_JOB: Final = frozenset(key.removeprefix("jobs.") for key in AVAILABILITY if key.startswith("jobs."))
@@ -256,7 +256,7 @@ def check_list(node: Node | None, source: str, problems: Problems, *, is_branch:
     if problems.is_full or len(texts) != len(items(node)) or len(texts) > MAX_ITEMS:
         return  # Their number and kinds are the model's.
     try:
-        read_all([each.value for each in texts], is_branch=is_branch)
+        parse_all([each.value for each in texts], is_branch=is_branch)
     except BadPattern as bad:
         wrong = texts[bad.item - 1]
         at = inside(source, wrong.at, wrong.value, bad.column - 1)

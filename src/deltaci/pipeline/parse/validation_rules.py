@@ -98,7 +98,7 @@ def _check_number(number: Node | None, source: str, problems: Problems) -> None:
     if len(bounds) == 2 and bounds["min"].value > bounds["max"].value:
         told = f"expected at most 'max', {bounds['max'].written}"
         problems.add(bounds["min"].at, f"a 'min' of {bounds['min'].written}", told)
-    _check_text(child(number, "at"), source, problems, report_paths.read)
+    _check_text(child(number, "at"), source, problems, report_paths.parse)
 
 
 def _bounds(number: Node) -> Iterator[tuple[str, Node]]:

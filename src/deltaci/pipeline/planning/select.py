@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from deltaci.core import graph
 from deltaci.core.errors import Refused
 from deltaci.pipeline.planning.projects import Project, Projects, Way, Ways, ancestors
-from deltaci.protocol.path_patterns import BadPattern, Pattern, read_all
+from deltaci.protocol.path_patterns import BadPattern, Pattern, parse_all
 from deltaci.protocol.pattern_automaton import Automaton
 
 MAX_CHANGED: Final = 100_000  # files; a diff with more is not looked at
@@ -144,7 +144,7 @@ class _Plan:
 
     def _add(self, owner: str | None, whose: str, texts: Sequence[str]) -> None:
         try:
-            self._lists[owner] = read_all(texts)
+            self._lists[owner] = parse_all(texts)
         except BadPattern as bad:
             raise Refused("bad_spec", f"{whose}: pattern {bad.item}, {bad}") from bad
         for place, pattern in enumerate(self._lists[owner]):
@@ -204,9 +204,9 @@ class _Plan:
             if folder != here:
                 here, at_folder = folder, self._automaton.walk(folder)
             at_end = self._automaton.walk(path[len(folder) :].rstrip("/"), at_folder)
-            if at_end.hits not in seen:
-                seen.add(at_end.hits)
-                self._decide(at_end.hits, path, decided)
+            if at_end.matches not in seen:
+                seen.add(at_end.matches)
+                self._decide(at_end.matches, path, decided)
             if path.endswith("/"):
                 possible = self._automaton.possible(self._automaton.walk("/", at_end))
                 self._decide(possible, path, decided, is_sure=False)

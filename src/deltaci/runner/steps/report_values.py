@@ -14,7 +14,7 @@ from xml.parsers import expat
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.report_paths import Element, InJson, InXml, ReportPath
+from deltaci.protocol.report_paths import Element, JsonPath, ReportPath, XmlPath
 
 MAX_REPORT_BYTES: Final = 64 * 1024**2
 MAX_DEPTH: Final = 256
@@ -31,7 +31,7 @@ def number_in(data: bytes, path: ReportPath) -> tuple[float, str]:
         raise Refused("too_large", f"a report of {len(data)} bytes, at most {MAX_REPORT_BYTES} are read")
     data = data.removeprefix(_BOM)
     is_xml = data.lstrip()[:2].startswith(_XML_STARTS)
-    if isinstance(path, InXml):
+    if isinstance(path, XmlPath):
         if not is_xml:
             raise Refused("unreadable", "a report that is no XML, and a path for XML")
         written = _Finder(path).find(data)
@@ -53,7 +53,7 @@ def _shown(text: str) -> str:
 # -- JSON
 
 
-def _in_json(data: bytes, path: InJson) -> str:
+def _in_json(data: bytes, path: JsonPath) -> str:
     """The number or text there. Each level is read as a type that has nothing but what the path asks for."""
     raw = msgspec.Raw(data)
     try:
@@ -102,7 +102,7 @@ def _told(parts: tuple[str | int, ...]) -> str:
 class _Finder:
     """Reads all of a document, and keeps the first value that the path leads to."""
 
-    def __init__(self, path: InXml) -> None:
+    def __init__(self, path: XmlPath) -> None:
         self._elements = path.elements if path.is_absolute else (None, *path.elements)
         self._attribute = path.attribute
         self._depth = 0

@@ -181,7 +181,7 @@ class RuleChecker:
     def _number(self, rule: NumberRule) -> RuleOutcome:
         wanted = wanted_of(rule)
         try:
-            path = report_paths.read(rule.at)
+            path = report_paths.parse(rule.at)
             found = self._found(self._stage.expressions.text(rule.report), MAX_REPORT_BYTES)
             if len(found) != 1:
                 how_many = f"{len(found)} reports" if found else "no report"
