@@ -1,7 +1,7 @@
-"""Random histories of workstreams and of the workers that carry them, looked at after every single decision.
+"""Random histories of workstreams and their workers, with observers that check every decision.
 
-Workers register, fall silent, come back with and without leases, are given up, leave while idle and while busy,
-are drained, quarantined and resumed, and offer other places; leases run out and tasks go to somebody else.
+Workers register, become unresponsive, recover with and without leases, shut down while idle and while busy, are
+drained, quarantined and resumed, and change their capabilities; leases expire and tasks move to other workers.
 Everything else is as in `tests.histories`.
 """
 
@@ -22,43 +22,43 @@ from deltaci.core.worker import Worker
 from tests.histories import History
 from tests.lab import TENANT, Lab
 
-Watcher = Callable[[Command, Decision], None]
+Observer = Callable[[Command, Decision], None]
 
 LABELS: Final = ((), ("linux",), ("linux", "gpu"))
 WORKERS: Final = 3
 MAX_TASKS: Final = 6
 
 
-class Watched(Lab):
-    """A lab in which somebody looks at every decision that was not refused."""
+class ObservedLab(Lab):
+    """A lab that calls its observers after every decision that was not refused."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.watchers: list[Watcher] = []
+        self.observers: list[Observer] = []
 
     def do(self, command: Command) -> Decision:
         decision = super().do(command)
-        for watcher in self.watchers:
-            watcher(command, decision)
+        for observer in self.observers:
+            observer(command, decision)
         return decision
 
 
 class Fleet(History):
-    """One random history of tasks only: an approval is no task of document 003."""
+    """One random history without approvals, which are not tasks of document 003."""
 
     validated_share = 0.7
 
-    def __init__(self, randomness: Random, *watchers: Callable[[Lab], Watcher]) -> None:
-        lab = Watched()
-        lab.watchers += [watcher(lab) for watcher in watchers]
+    def __init__(self, randomness: Random, *observers: Callable[[Lab], Observer]) -> None:
+        lab = ObservedLab()
+        lab.observers += [observer(lab) for observer in observers]
         super().__init__(randomness, workers=WORKERS, max_jobs=MAX_TASKS, lab=lab)
-        self.born = WORKERS
+        self.registered = WORKERS
 
     def actions(self) -> dict[Callable[[], None], int]:
-        """More of the fleet, and of what ends a workstream, than elsewhere; nothing of the plain queue."""
-        chosen = super().actions()
-        del chosen[self.new_queue_job]
-        return chosen | {
+        """Return more actions of workers, and more that end a workstream, than usual; none of the plain queue."""
+        actions = super().actions()
+        del actions[self.new_queue_job]
+        return actions | {
             self.fleet: 9,
             self.arrive: 2,
             self.stop_one: 2,
@@ -80,74 +80,74 @@ class Fleet(History):
         )
 
     def arrive(self) -> None:
-        """One more worker registers, or one that went comes back in a new life."""
-        gone = [each.id for each in self._all(Worker) if worker.may_return(each)]
-        if gone and self.draw.random() < 0.5:
-            name = worker_name(self.draw.choice(gone))
-            id = incarnation_id(name, 1 + sum(worker_name(each.id) == name for each in self._all(Worker)))
+        """Register another worker, or a new incarnation of one that was shut down."""
+        returning_ids = [record.id for record in self._all(Worker) if worker.may_return(record)]
+        if returning_ids and self.draw.random() < 0.5:
+            name = worker_name(self.draw.choice(returning_ids))
+            id = incarnation_id(name, 1 + sum(worker_name(record.id) == name for record in self._all(Worker)))
         else:
-            self.born += 1
-            id = f"w{self.born}"
+            self.registered += 1
+            id = f"w{self.registered}"
         self.lab.register(id, slots=self.draw.randint(1, 3), labels=self.draw.choice(LABELS))
 
     def fleet(self) -> None:
-        """Something happens to a worker that can happen to it as it is now, or almost."""
-        of = self.draw.choice(self._all(Worker))
-        if of.state != worker.SHUTDOWN and self.draw.random() < 0.3:
-            self.lab.do(self._held(of))
+        """Apply a command to a worker that suits its state."""
+        record = self.draw.choice(self._all(Worker))
+        if record.state != worker.SHUTDOWN and self.draw.random() < 0.3:
+            self.lab.do(self._hold_command(record))
             return
-        orders: dict[str, tuple[Command, ...]] = {
-            worker.IDLE: (worker.Shutdown(id=of.id), *(self._offer(of.id) for _ in range(3))),
+        commands: dict[str, tuple[Command, ...]] = {
+            worker.IDLE: (worker.Shutdown(id=record.id), *(self._update_capabilities(record.id) for _ in range(3))),
             worker.BUSY: (
-                *(worker.MissHealthChecks(id=of.id) for _ in range(4)),
-                worker.Shutdown(id=of.id, actor="user:ada"),
-                self._offer(of.id),
+                *(worker.MissHealthChecks(id=record.id) for _ in range(4)),
+                worker.Shutdown(id=record.id, actor="user:ada"),
+                self._update_capabilities(record.id),
             ),
             worker.UNRESPONSIVE: (
-                *(worker.Recover(id=of.id, actor=f"worker:{of.id}") for _ in range(3)),
-                worker.GiveUp(id=of.id),
-                worker.Shutdown(id=of.id),
-                self._offer(of.id),
+                *(worker.Recover(id=record.id, actor=f"worker:{record.id}") for _ in range(3)),
+                worker.GiveUp(id=record.id),
+                worker.Shutdown(id=record.id),
+                self._update_capabilities(record.id),
             ),
         }
-        self.lab.do(self.draw.choice(orders.get(of.state, (worker.Recover(id=of.id),))))
+        self.lab.do(self.draw.choice(commands.get(record.state, (worker.Recover(id=record.id),))))
 
-    def _held(self, of: Worker) -> Command:
-        """It takes nothing new for a while, or takes work again."""
-        if of.hold and self.draw.random() < 0.7:
-            return worker.Resume(id=of.id, actor="user:bob")
+    def _hold_command(self, record: Worker) -> Command:
+        """Return a command that puts the worker on hold or resumes it."""
+        if record.hold and self.draw.random() < 0.7:
+            return worker.Resume(id=record.id, actor="user:bob")
         if self.draw.random() < 0.5:
-            return worker.Drain(id=of.id, actor="user:ada", reason="new disk")
-        return worker.Quarantine(id=of.id, reason=self.draw.choice(("slow disk", worker.REPEATED_INFRA_FAILURES)))
+            return worker.Drain(id=record.id, actor="user:ada", reason="new disk")
+        return worker.Quarantine(id=record.id, reason=self.draw.choice(("slow disk", worker.REPEATED_INFRA_FAILURES)))
 
-    def _offer(self, id: str) -> Command:
-        labels, places = self.draw.choice((None, *LABELS)), self.draw.choice((None, 1, 2, 4))
+    def _update_capabilities(self, id: str) -> Command:
+        labels, slots = self.draw.choice((None, *LABELS)), self.draw.choice((None, 1, 2, 4))
         token_at = self.draw.choice((0, 0, self.lab.now))
-        return worker.UpdateCapabilities(id=id, tenant=TENANT, labels=labels, slots=places, token_at=token_at)
+        return worker.UpdateCapabilities(id=id, tenant=TENANT, labels=labels, slots=slots, token_at=token_at)
 
     def stop_one(self) -> None:
-        """A runner hears that it has to stop, and falls silent before it has: it keeps the lease for a while."""
-        held = [a for a in self._all(Attempt) if a.state in attempt.ACTIVE_STATES and a.job_id and a.lease]
-        if held:
-            of = self.draw.choice(held)
-            assert of.lease is not None
-            self.lab.do(attempt.Cancel(id=of.id, reason=job.JOB_CANCELED, actor="user:ada"))
+        """Request a cancel of an attempt, whose worker may then become unresponsive before it stops."""
+        leased = [a for a in self._all(Attempt) if a.state in attempt.ACTIVE_STATES and a.job_id and a.lease]
+        if leased:
+            record = self.draw.choice(leased)
+            assert record.lease is not None
+            self.lab.do(attempt.Cancel(id=record.id, reason=job.JOB_CANCELED, actor="user:ada"))
             if self.draw.random() < 0.6:
-                self.lab.do(worker.MissHealthChecks(id=of.lease.worker_id))
+                self.lab.do(worker.MissHealthChecks(id=record.lease.worker_id))
 
     def validate(self) -> None:
-        """The rules of a task, or of a workstream, were looked at."""
+        """End the validation of a task or of a workstream."""
         ok = self.draw.random() < 0.6
-        orders: list[Command] = [
+        commands: list[Command] = [
             *(job.Validate(id=o.id, is_passed=ok, details="") for o in self._all(Job) if o.state == job.VALIDATING),
             *(run.Validate(id=o.id, is_passed=ok) for o in self._all(Run) if o.state == run.VALIDATING),
         ]
-        if orders:
-            self.lab.do(self.draw.choice(orders))
+        if commands:
+            self.lab.do(self.draw.choice(commands))
 
     def linger(self) -> None:
-        """A workstream takes longer than it may."""
-        late = [each.times_out_at for each in self._all(Run) if each.state in run.LIVE]
-        if late:
-            self.lab.now = max(self.lab.now, self.draw.choice(late))
+        """Move the clock to the timeout of a workstream."""
+        timeouts = [record.times_out_at for record in self._all(Run) if record.state in run.LIVE]
+        if timeouts:
+            self.lab.now = max(self.lab.now, self.draw.choice(timeouts))
             self.timers()

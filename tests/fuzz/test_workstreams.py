@@ -1,4 +1,4 @@
-"""Document 003 over histories without end: the quick version is in `tests/spec/test_workstreams_properties.py`."""
+"""Document 003 over long random histories; the quick version is in `tests/spec/test_workstreams_properties.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deltaci.audit.verify import verify
 from tests.derivation import Derivation
 from tests.fleets import Fleet
-from tests.forgeries import Forgery, seen
+from tests.forgeries import Forgery, detectable
 from tests.fuzz.profile import fuzzed, only_in_fuzz
 from tests.invariants import Invariants
 
@@ -21,7 +21,7 @@ FORGERIES: Final = 20  # Of one log.
 @only_in_fuzz
 @fuzzed(20, randomness=st.randoms(use_true_random=False), steps=st.integers(0, 300))
 def test_workers_die_and_return(randomness: Random, steps: int) -> None:
-    """Every invariant and the derivation after every decision; at the end all is over, and the log is legal."""
+    """Check all invariants and the derivation after each decision; at the end all work has ended."""
     history = Fleet(randomness, Derivation, Invariants).go(steps).calm()
 
     assert not history.stuck()
@@ -31,8 +31,8 @@ def test_workers_die_and_return(randomness: Random, steps: int) -> None:
 @only_in_fuzz
 @fuzzed(15, randomness=st.randoms(use_true_random=False), steps=st.integers(20, 120))
 def test_a_transition_is_forged(randomness: Random, steps: int) -> None:
-    """The validator sees it, whatever it is."""
+    """The validator rejects every detectable forgery."""
     lines = [msgspec.json.decode(line) for line in Fleet(randomness).go(steps).calm().lab.transitions()]
-    forgeries: list[Forgery] = list(seen(lines))
-    for forged in randomness.sample(forgeries, k=min(FORGERIES, len(forgeries))):
-        assert not verify([msgspec.json.encode(line) for line in forged.lines], "transitions").is_legal, forged.kind
+    forgeries: list[Forgery] = list(detectable(lines))
+    for forgery in randomness.sample(forgeries, k=min(FORGERIES, len(forgeries))):
+        assert not verify([msgspec.json.encode(line) for line in forgery.lines], "transitions").is_legal, forgery.kind
