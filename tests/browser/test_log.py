@@ -229,7 +229,7 @@ def big_log(house: House, run: str, name: str, size: int = BIG_BYTES) -> int:
             f"{n:09d} compiling one more module of a large program " for n in range(first, min(count, first + 10_000))
         )
         pieces.append("\n".join(each.ljust(99, ".") for each in lines).encode() + b"\n")
-    place = LogStore(house.folder / "logs").place(attempt_id(job_id(run, name), 1), 1)
+    place = LogStore(house.folder / "logs").path(attempt_id(job_id(run, name), 1), 1)
     place.write_bytes(b"".join(pieces) + writer.end(0, 1, 3.0))
     return count + 3
 

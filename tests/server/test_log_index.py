@@ -110,7 +110,7 @@ def test_what_is_appended_between_two_looks_is_counted_once(tmp_path: Path) -> N
     assert indexes.look(logs, "a", 1, block=2).blocks == [log[: 2 * BLOCK_BYTES].count(b"\n")]
     assert [each.name for each in indexes.look(logs, "a", 1).sections] == ["one", "two"]
 
-    logs.place("a", 1).write_bytes(b"anew\n")
+    logs.path("a", 1).write_bytes(b"anew\n")
     assert (indexes.look(logs, "a", 1).lines, indexes.look(logs, "b", 1).lines) == (1, 0)
 
 
@@ -118,7 +118,7 @@ def test_a_hundred_megabytes_take_a_moment_and_a_second_look_nothing(tmp_path: P
     """The processor's time of this thread; with room for a machine that has other work."""
     logs, indexes = LogStore(tmp_path), LogIndexes()
     line = b"2026-01-01T00:00:00Z  compiling module 0123456 of the largest program in the world ........ ok\n"
-    place = logs.place("a", 1)
+    place = logs.path("a", 1)
     place.parent.mkdir()
     place.write_bytes(SectionWriter(new_nonce()).header() + line * (100 * 1024 * 1024 // len(line)))
 

@@ -57,7 +57,7 @@ print(peak() - before)
 )
 def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     """With what would name one."""
-    with pytest.raises(ValueError, match="names no store of blobs; expected"):
+    with pytest.raises(ValueError, match="names no blob store; expected"):
         open_blob_store(url)
 
 

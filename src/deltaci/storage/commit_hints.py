@@ -1,6 +1,6 @@
-"""Hints within one process that something was committed.
+"""Notifies subscribers within one process that something was committed.
 
-A hint may be lost or come without a reason: those who wait for one also poll, so a hint only saves time.
+A hint may be lost or come without a reason. Every subscriber polls as well, so a hint only saves time.
 """
 
 from __future__ import annotations

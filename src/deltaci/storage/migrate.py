@@ -42,18 +42,18 @@ def migrations(dialect: str) -> list[Migration]:
     return numbered
 
 
-def pending_migrations(known: list[Migration], applied: Iterable[tuple[int, str]]) -> list[Migration]:
+def pending_migrations(migrations_of_program: list[Migration], applied: Iterable[tuple[int, str]]) -> list[Migration]:
     """Return the migrations to apply. Raises `SchemaError` if an applied migration had other content.
 
     Migrations that are applied but not known here are fine: migrations only ever add to the schema, so that an older
     server can run beside a newer one.
     """
     checksums = dict(applied)
-    for migration in known:
+    for migration in migrations_of_program:
         checksum = checksums.get(migration.number)
         if checksum is not None and checksum != migration.checksum:
             raise SchemaError(
                 f"migration {migration.name} was applied with other content; this program is not the one that "
                 "made this database: use the matching version, or restore the file"
             )
-    return [migration for migration in known if migration.number not in checksums]
+    return [migration for migration in migrations_of_program if migration.number not in checksums]

@@ -254,15 +254,15 @@ class SqliteStore:
         ]
 
     def _load(self, connection: sqlite3.Connection, ids: Iterable[str]) -> list[StoredRecord]:
-        wanted, found = list(ids), list[StoredRecord]()
-        for start in range(0, len(wanted), MAX_VARIABLES):
-            some = wanted[start : start + MAX_VARIABLES]
-            found += self._fetch_records(connection, _select_by_ids(len(some)), some)
-        return found
+        unique_ids, records = list(ids), list[StoredRecord]()
+        for start in range(0, len(unique_ids), MAX_VARIABLES):
+            part = unique_ids[start : start + MAX_VARIABLES]
+            records += self._fetch_records(connection, _select_by_ids(len(part)), part)
+        return records
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
         """Find the best attempts of each queue with a short index scan, then the best of all."""
-        found: list[tuple[int, int, str, StoredRecord]] = []
+        records: list[tuple[int, int, str, StoredRecord]] = []
         connection = self._connected(self._write_connection)
         if request.only_ids:
             return self._find_ready_by_ids(request)
@@ -276,23 +276,23 @@ class SqliteStore:
             values = [request.tenant, key, request.now, *(request.excluded_groups or ()), request.limit]
             rows = connection.execute(_READY.format(without), values)
             for priority, ready_at, id, kind, version, due_at, body in rows:
-                found.append((-priority, ready_at, id, StoredRecord(decode_record(id, kind, body), version, due_at)))
-        found.sort(key=lambda entry: entry[:3])
-        return [entry[3] for entry in found[: request.limit]]
+                records.append((-priority, ready_at, id, StoredRecord(decode_record(id, kind, body), version, due_at)))
+        records.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in records[: request.limit]]
 
     def _find_ready_by_ids(self, request: FindReady) -> list[StoredRecord]:
-        found: list[tuple[int, int, str, StoredRecord]] = []
-        wanted = list(dict.fromkeys(request.only_ids))
-        for start in range(0, len(wanted), MAX_VARIABLES):
-            some = wanted[start : start + MAX_VARIABLES]
-            sql = _READY_BY_IDS.format(", ".join("?" * len(some)))
-            rows = self._connected(self._write_connection).execute(sql, [*some, request.tenant, request.now])
+        records: list[tuple[int, int, str, StoredRecord]] = []
+        unique_ids = list(dict.fromkeys(request.only_ids))
+        for start in range(0, len(unique_ids), MAX_VARIABLES):
+            part = unique_ids[start : start + MAX_VARIABLES]
+            sql = _READY_BY_IDS.format(", ".join("?" * len(part)))
+            rows = self._connected(self._write_connection).execute(sql, [*part, request.tenant, request.now])
             for priority, ready_at, id, kind, version, due_at, body in rows:
-                held = StoredRecord(decode_record(id, kind, body), version, due_at)
-                if matches_labels(held, request.labels):
-                    found.append((-priority, ready_at, id, held))
-        found.sort(key=lambda entry: entry[:3])
-        return [entry[3] for entry in found[: request.limit]]
+                stored = StoredRecord(decode_record(id, kind, body), version, due_at)
+                if matches_labels(stored, request.labels):
+                    records.append((-priority, ready_at, id, stored))
+        records.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in records[: request.limit]]
 
     def _write(self, write: Write) -> int:
         connection = self._connected(self._write_connection)
@@ -352,12 +352,12 @@ class SqliteStore:
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         """Return these records in this order, without ids that do not exist."""
-        wanted, found = list(dict.fromkeys(ids)), dict[str, Record]()
-        for start in range(0, len(wanted), MAX_VARIABLES):
-            some = wanted[start : start + MAX_VARIABLES]
-            rows = await self._read(_select_by_ids(len(some)), *some)
-            found.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
-        return [found[id] for id in wanted if id in found]
+        unique_ids, records = list(dict.fromkeys(ids)), dict[str, Record]()
+        for start in range(0, len(unique_ids), MAX_VARIABLES):
+            part = unique_ids[start : start + MAX_VARIABLES]
+            rows = await self._read(_select_by_ids(len(part)), *part)
+            records.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
+        return [records[id] for id in unique_ids if id in records]
 
     async def page(self, query: ListQuery) -> RecordPage:
         """Return one page of the records that are on all of these lists."""
@@ -440,7 +440,7 @@ _READY: Final = (
     f"SELECT priority, ready_at, {_COLUMNS} FROM records r WHERE tenant = ?1 AND queue_key = ?2 AND ready_at <= ?3 "
     "{} ORDER BY priority DESC, ready_at, id LIMIT ?"
 )
-# Groups from which this transaction has granted are not held yet in the table, so they are excluded by name.
+# Groups from which this transaction has granted are not stored yet in the table, so they are excluded by name.
 _EXCLUDE_GROUPS: Final = f"AND (group_name IS NULL OR group_name NOT IN ({{}})) AND {GROUP_IS_FREE.format('?3')}"
 _HOLDER: Final = GROUP_HOLDER.format("?1", "?2", "?3")
 # Unary plus keeps SQLite from using the index of ready attempts instead of the ids.

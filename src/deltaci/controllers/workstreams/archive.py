@@ -172,7 +172,7 @@ def _logs(logs: LogStore, attempt: Attempt, folder: Path) -> Iterator[dict[str, 
     for number in range(1, attempt.claims + 1):
         size = logs.size(attempt.id, number)
         if size:
-            file = logs.place(attempt.id, number)
+            file = logs.path(attempt.id, number)
             shown = file.relative_to(folder) if file.is_relative_to(folder) else file
             yield {"lease": number, "file": str(shown), "bytes": size}
 

@@ -1,4 +1,7 @@
-"""What is too large for a record: logs, artifacts, caches."""
+"""Stores what is too large for a record: logs, artifacts, caches and secrets.
+
+`store.py` defines the interface and the store in a folder; `keys.py` says which key holds what. Imports only `core`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ EXPECTED = "expected a folder, s3://BUCKET/PREFIX or memory:"
 
 
 def open_blob_store(url: str) -> BlobStore:
-    """The store that a URL names: a folder (a path, or `file:PATH`), `s3://BUCKET/PREFIX` or `memory:`."""
+    """Return the store that a URL names: a folder (a path, or `file:PATH`), `s3://BUCKET/PREFIX` or `memory:`."""
     if url == "memory:":
         from deltaci.storage.blobs.memory import MemoryBlobStore
 
@@ -21,5 +24,5 @@ def open_blob_store(url: str) -> BlobStore:
         return open_s3(url)
     path = url.removeprefix("file:")
     if not path or "://" in path:
-        raise ValueError(f"{url!r} names no store of blobs; {EXPECTED}")
+        raise ValueError(f"{url!r} names no blob store; {EXPECTED}")
     return FolderBlobStore(Path(path))

@@ -1,7 +1,7 @@
-"""Logs, one file for each lease: bytes are appended at the end that the writer knows, so nothing is lost or doubled.
+"""Job logs, one file per lease. A writer appends at an explicit offset, so that no bytes are lost or duplicated.
 
-A writer that lost an answer sends the same bytes again, or asks how far the log is and goes on from there. Every lease
-has a file of its own: whoever lost it can only spoil its own.
+A writer that did not get an answer sends the same bytes again, or asks for the size and continues from there. As every
+lease has its own file, a worker that lost its lease cannot change the log of its successor.
 """
 
 from __future__ import annotations
@@ -19,58 +19,56 @@ from deltaci.core.errors import Refused
 from deltaci.storage.blobs.disk_reserve import check_free_space
 
 MAX_LOG_BYTES: Final = 1024 * 1024 * 1024
-SMALL_LOG_BYTES: Final = 64 * 1024  # So much is kept while there is little room.
+SMALL_LOG_BYTES: Final = 64 * 1024  # This much of a log may use a part of the disk reserve.
 MAX_NAME: Final = 200
 
 
 class LogStore:
-    """A folder of logs."""
+    """Logs in a folder."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._ears: dict[tuple[str, int], tuple[Callable[[], None], ...]] = {}  # Replaced as a whole: threads read it.
+        # The tuples are replaced, never changed: other threads read them.
+        self._listeners: dict[tuple[str, int], tuple[Callable[[], None], ...]] = {}
 
     @contextmanager
-    def subscribe(self, attempt_id: str, number: int, hear: Callable[[], None]) -> Iterator[None]:
-        """Call this, in whatever thread, when somebody appended to the log through this object."""
+    def subscribe(self, attempt_id: str, number: int, on_append: Callable[[], None]) -> Iterator[None]:
+        """While the context is open, call `on_append` in the appending thread after each append by this object."""
         key = (attempt_id, number)
-        self._ears[key] = (*self._ears.get(key, ()), hear)
+        self._listeners[key] = (*self._listeners.get(key, ()), on_append)
         try:
             yield
         finally:
-            left = list(self._ears[key])
-            left.remove(hear)
-            self._ears[key] = tuple(left)
-            if not left:
-                del self._ears[key]
+            remaining = list(self._listeners[key])
+            remaining.remove(on_append)
+            self._listeners[key] = tuple(remaining)
+            if not remaining:
+                del self._listeners[key]
 
-    def _path(self, attempt_id: str, number: int) -> Path:
+    def path(self, attempt_id: str, number: int) -> Path:
+        """Return the path of the log, whether it exists or not."""
         name = quote(attempt_id, safe="")
         if name.startswith((".", "_")) or len(name) > MAX_NAME:
-            # No way out of the folder, and no name that a file system would refuse.
+            # The name must not leave the folder and must be valid for any file system.
             name = f"_{sha256(attempt_id.encode()).hexdigest()}"
         return self._folder / name / f"{number}.log"
 
-    def place(self, attempt_id: str, number: int) -> Path:
-        """Where it is kept, or would be."""
-        return self._path(attempt_id, number)
-
     def size(self, attempt_id: str, number: int) -> int:
-        """How many bytes are kept."""
+        """Return the size of the log in bytes, 0 if there is none."""
         try:
-            return self._path(attempt_id, number).stat().st_size
+            return self.path(attempt_id, number).stat().st_size
         except FileNotFoundError:
             return 0
 
     def append(self, attempt_id: str, number: int, offset: int, data: bytes) -> int:
-        """Keep the bytes that begin at this offset; returns where the log ends now. What is kept already is skipped."""
-        path = self._path(attempt_id, number)
+        """Append the bytes, which begin at this offset, except those that the log has. Return its new size."""
+        path = self.path(attempt_id, number)
         if offset and not path.exists():
             raise Refused("log_gap", f"the log ends at byte 0, not at {offset}; send it from there")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
-            # A repeat may be under way beside its first try, in another thread or server: each must see a true end.
+            # A repeated request may run beside the first one, in another thread or server: both need the true end.
             fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
             if offset > end:
@@ -83,14 +81,14 @@ class LogStore:
                 file.write(new)
                 file.flush()
                 os.fsync(file.fileno())
-        for hear in self._ears.get((attempt_id, number), ()) if new else ():
-            hear()
+        for on_append in self._listeners.get((attempt_id, number), ()) if new else ():
+            on_append()
         return end + len(new)
 
     def read(self, attempt_id: str, number: int, offset: int = 0, limit: int = 1024 * 1024) -> bytes:
-        """Some bytes from an offset on."""
+        """Return up to `limit` bytes from an offset on."""
         try:
-            with self._path(attempt_id, number).open("rb") as file:
+            with self.path(attempt_id, number).open("rb") as file:
                 file.seek(offset)
                 return file.read(limit)
         except FileNotFoundError:

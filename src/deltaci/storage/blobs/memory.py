@@ -1,4 +1,4 @@
-"""Blobs in memory, for tests and trials: the same promises as any store, except to be there tomorrow."""
+"""Blobs in memory, for tests and trials. They are lost when the process ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deltaci.storage.blobs.store import (
 
 
 class MemoryBlobStore:
-    """A dictionary with manners."""
+    """Blobs in a dictionary. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int = MAX_BLOB_BYTES) -> None:
         self._blobs: dict[str, bytes] = {}
@@ -28,25 +28,25 @@ class MemoryBlobStore:
         self._max_bytes = max_bytes
 
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
-        """Keep all bytes of the source, in place of what was there."""
+        """Store all bytes of the source under the key, replacing what was there."""
         parse_key(key)
         content = b"".join(read_chunks(source, self._max_bytes))
         with self._lock:
             self._blobs[key] = content
-        return _stored(content)
+        return _stat(content)
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
-        """Keep the bytes if nothing is there; None if something is."""
+        """Store the bytes unless the key exists. Return None if it does."""
         parse_key(key)
         content = b"".join(read_chunks(source, self._max_bytes))
         with self._lock:
             if key in self._blobs:
                 return None
             self._blobs[key] = content
-        return _stored(content)
+        return _stat(content)
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
-        """Some bytes from an offset on."""
+        """Return up to `limit` bytes from an offset on. Refused `not_found` if there is no such blob."""
         parse_key(key)
         offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         content = self._blobs.get(key)
@@ -55,24 +55,24 @@ class MemoryBlobStore:
         return content[offset : offset + limit]
 
     def stat(self, key: str) -> BlobStat | None:
-        """Size and checksum, or None."""
+        """Return size and checksum, or None if there is no such blob."""
         parse_key(key)
         content = self._blobs.get(key)
-        return None if content is None else _stored(content)
+        return None if content is None else _stat(content)
 
     def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[BlobEntry]:
-        """Blobs whose key begins with the prefix and comes after `after`, in the order of their keys."""
+        """Return up to `limit` blobs with this key prefix and a key greater than `after`, in key order."""
         _, limit = clamp_range(0, limit, MAX_LISTED)
         with self._lock:
-            found = sorted((k, len(v)) for k, v in self._blobs.items() if k.startswith(prefix) and k > after)
-        return [BlobEntry(key, size) for key, size in found[:limit]]
+            entries = sorted((k, len(v)) for k, v in self._blobs.items() if k.startswith(prefix) and k > after)
+        return [BlobEntry(key, size) for key, size in entries[:limit]]
 
     def delete(self, key: str) -> bool:
-        """Forget it."""
+        """Delete the blob. Return whether there was one."""
         parse_key(key)
         with self._lock:
             return self._blobs.pop(key, None) is not None
 
 
-def _stored(content: bytes) -> BlobStat:
+def _stat(content: bytes) -> BlobStat:
     return BlobStat(len(content), hashlib.sha256(content).hexdigest())

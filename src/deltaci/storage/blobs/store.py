@@ -1,10 +1,10 @@
-"""Blobs: bytes under a key, whole or not at all. The port, and the folder that implements it.
+"""Blobs: bytes stored under a key, completely or not at all. The interface, and its implementation in a folder.
 
 A blob is replaced in one step: a reader sees the old bytes or the new ones, also after a crash. Keys look like paths
-but are only texts: `a` and `a/b` may both exist, and a listing goes by prefix. So a store of objects fits the port too.
+but are plain texts: `a` and `a/b` may both exist, and a listing goes by prefix. So an object store fits as well.
 
-In the folder, a key's names become folders `+name` and a last file `=name`, so that no two keys ever meet. A file ends
-with the SHA-256 of what is before it: one rename makes content and checksum true together.
+In the folder, the names of a key become folders `+name` and a last file `=name`, so that the paths of two keys never
+collide. A file ends with the SHA-256 of its content: one rename publishes content and checksum together.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ MAX_READ_BYTES: Final = 16 * 1024**2
 MAX_LISTED: Final = 1000
 _CHUNK_BYTES: Final = 1024 * 1024
 _DIGEST_BYTES: Final = 32
-_PLACING_TRIES: Final = 10
+_PUBLISH_ATTEMPTS: Final = 10
 
 
 class BlobStat(msgspec.Struct, frozen=True):
-    """What is kept under a key."""
+    """Size and checksum of a blob."""
 
     bytes: int
     sha256: str
 
 
 class BlobEntry(msgspec.Struct, frozen=True):
-    """One line of a listing."""
+    """Key and size of a blob in a listing."""
 
     key: str
     bytes: int
 
 
 class BlobStoreUnavailable(Exception):
-    """The store does not answer, or not as it should. Whether it did what it was asked is unknown: ask again."""
+    """The store failed to answer correctly. It is unknown whether the request was carried out: repeat it."""
 
 
 class BlobStore(Protocol):
-    """What every store of blobs does. A key that breaks the rules of `checked` is refused by each of these."""
+    """The interface of a blob store. Every method but `list` refuses a key that `parse_key` refuses."""
 
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
-        """Keep all bytes of the source, in place of what was there. Safe to repeat."""
+        """Store all bytes of the source under the key, replacing what was there. Safe to repeat."""
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
-        """Keep the bytes if nothing is there; None if something is. Of many at once, exactly one succeeds."""
+        """Store the bytes unless the key exists: then return None. Of concurrent calls, exactly one succeeds."""
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
-        """Some bytes from an offset on, none beyond the end. Refused `not_found` if there is no such blob."""
+        """Return up to `limit` bytes from an offset on, none beyond the end. Refused `not_found` without a blob."""
 
     def stat(self, key: str) -> BlobStat | None:
-        """Size and checksum, or None."""
+        """Return size and checksum, or None if there is no such blob."""
 
     def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[BlobEntry]:
-        """Blobs whose key begins with the prefix and comes after `after`, in the order of their keys."""
+        """Return up to `limit` blobs with this key prefix and a key greater than `after`, in key order."""
 
     def delete(self, key: str) -> bool:
-        """Forget it; whether there was something to forget. Safe to repeat."""
+        """Delete the blob. Return whether there was one. Safe to repeat."""
 
 
 def parse_key(key: str) -> list[str]:
-    """The names in a key, or a refusal."""
+    """Return the names in a key. Raises `Refused` for an invalid key."""
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
@@ -92,25 +92,25 @@ def parse_key(key: str) -> list[str]:
 
 
 def read_chunks(source: BinaryIO | bytes, max_bytes: int) -> Iterator[bytes]:
-    """The source, part by part; refused as soon as it is too much."""
+    """Yield the source in chunks. Raises `Refused` once it is larger than `max_bytes`."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     size = 0
-    while part := file.read(_CHUNK_BYTES):
-        size += len(part)
+    while chunk := file.read(_CHUNK_BYTES):
+        size += len(chunk)
         if size > max_bytes:
             raise Refused("too_large", f"a blob has at most {max_bytes} bytes; split it")
-        yield part
+        yield chunk
 
 
 def clamp_range(offset: int, limit: int, max_limit: int) -> tuple[int, int]:
-    """What a reader asked for, as far as it makes sense."""
+    """Return the offset and the limit, capped at `max_limit`. Raises `Refused` if one is negative."""
     if offset < 0 or limit < 0:
         raise Refused("bad_request", f"offset {offset}, limit {limit}: neither can be negative")
     return offset, min(limit, max_limit)
 
 
 class FolderBlobStore:
-    """Blobs in a folder of one file system. Processes may share it."""
+    """Blobs in a folder of one file system. Several processes may use it."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BLOB_BYTES) -> None:
         self._folder = folder
@@ -122,28 +122,28 @@ class FolderBlobStore:
         return self._folder.joinpath(*(f"+{folder}" for folder in folders), f"={name}")
 
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
-        """Keep all bytes of the source, in place of what was there."""
+        """Store all bytes of the source under the key, replacing what was there."""
         path = self._path(key)
         unfinished, stored = self._write(source)
-        with _removed_at_last(unfinished):
-            self._place(path, lambda: os.replace(unfinished, path))
+        with _deleted_on_exit(unfinished):
+            self._publish(path, lambda: os.replace(unfinished, path))
         return stored
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
-        """Keep the bytes if nothing is there; None if something is."""
+        """Store the bytes unless the key exists. Return None if it does."""
         path = self._path(key)
         if path.exists():
             return None
         unfinished, stored = self._write(source)
-        with _removed_at_last(unfinished):
+        with _deleted_on_exit(unfinished):
             try:
-                self._place(path, lambda: os.link(unfinished, path))
+                self._publish(path, lambda: os.link(unfinished, path))
             except FileExistsError:
                 return None
         return stored
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
-        """Some bytes from an offset on."""
+        """Return up to `limit` bytes from an offset on. Refused `not_found` if there is no such blob."""
         offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         try:
             with self._path(key).open("rb") as file:
@@ -154,7 +154,7 @@ class FolderBlobStore:
             raise Refused("not_found", f"there is no blob {key[:80]!r}") from None
 
     def stat(self, key: str) -> BlobStat | None:
-        """Size and checksum, or None."""
+        """Return size and checksum, or None if there is no such blob."""
         try:
             with self._path(key).open("rb") as file:
                 size = file.seek(-_DIGEST_BYTES, os.SEEK_END)
@@ -163,21 +163,21 @@ class FolderBlobStore:
             return None
 
     def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[BlobEntry]:
-        """Blobs whose key begins with the prefix and comes after `after`, in the order of their keys."""
+        """Return up to `limit` blobs with this key prefix and a key greater than `after`, in key order."""
         _, limit = clamp_range(0, limit, MAX_LISTED)
-        found: list[BlobEntry] = []
-        # What the prefix names whole is gone straight to: its neighbours may be many.
+        entries: list[BlobEntry] = []
+        # Start in the folder that the prefix names: there may be many others beside it.
         *names, _ = prefix.split("/")
         if any(name in ("", ".", "..") for name in names):
             return []
         start = self._folder.joinpath(*(f"+{name}" for name in names))
         walk = self._walk(start, "".join(f"{name}/" for name in names), prefix, after)
-        while len(found) < limit and (listed := next(walk, None)) is not None:
-            found.append(listed)
-        return found
+        while len(entries) < limit and (entry := next(walk, None)) is not None:
+            entries.append(entry)
+        return entries
 
     def delete(self, key: str) -> bool:
-        """Forget it, and the folders that are empty then."""
+        """Delete the blob and folders that become empty. Return whether there was a blob."""
         path = self._path(key)
         try:
             path.unlink()
@@ -187,12 +187,12 @@ class FolderBlobStore:
         for folder in path.parents:
             if folder == self._folder:
                 break
-            with suppress(OSError):  # Not empty, or another process was faster.
+            with suppress(OSError):  # Not empty, or removed by another process.
                 folder.rmdir()
         return True
 
     def sweep(self, before: float) -> int:
-        """Remove what a crash left unfinished and nobody wrote to since `before` (seconds since 1970); how many."""
+        """Delete unfinished files that were last written before `before` (seconds since 1970). Return how many."""
         removed = 0
         for path in self._unfinished.glob("*"):
             with suppress(FileNotFoundError):
@@ -202,17 +202,17 @@ class FolderBlobStore:
         return removed
 
     def _write(self, source: BinaryIO | bytes) -> tuple[Path, BlobStat]:
-        """All of it in a file of its own, on the disk."""
+        """Write the source to a new unfinished file and sync it to disk."""
         self._unfinished.mkdir(parents=True, exist_ok=True)
         path = self._unfinished / secrets.token_hex(16)
         digest, size = hashlib.sha256(), 0
         try:
             with path.open("xb") as file:
-                for part in read_chunks(source, self._max_bytes):
-                    check_free_space(self._unfinished, len(part))
-                    digest.update(part)
-                    size += len(part)
-                    file.write(part)
+                for chunk in read_chunks(source, self._max_bytes):
+                    check_free_space(self._unfinished, len(chunk))
+                    digest.update(chunk)
+                    size += len(chunk)
+                    file.write(chunk)
                 file.write(digest.digest())
                 file.flush()
                 os.fsync(file.fileno())
@@ -221,41 +221,41 @@ class FolderBlobStore:
             raise
         return path, BlobStat(size, digest.hexdigest())
 
-    def _place(self, path: Path, place: Callable[[], None]) -> None:
-        """Give the file its name, for good. Its folder may be removed as empty in the same moment: then again."""
-        for left in reversed(range(_PLACING_TRIES)):
+    def _publish(self, path: Path, publish: Callable[[], None]) -> None:
+        """Give the file its final name, durably. Retry if `delete` removes the empty folder at the same moment."""
+        for remaining_attempts in reversed(range(_PUBLISH_ATTEMPTS)):
             try:
                 _make_folders(path.parent)
-                place()
+                publish()
                 _sync(path.parent)
                 return
             except FileNotFoundError:
-                if not left:
+                if not remaining_attempts:
                     raise
 
     def _walk(self, folder: Path, key: str, prefix: str, after: str) -> Iterator[BlobEntry]:
         try:
             with os.scandir(folder) as entries:
-                # A folder is ordered as what all keys in it begin with: `a-b` is before `a/b`.
+                # A folder sorts by the prefix of its keys, with the slash: `a-b` is before `a/b`.
                 names = sorted(
                     e.name[1:] + ("/" if e.name[0] == "+" else "") for e in entries if e.name.startswith(("+", "="))
                 )
         except FileNotFoundError:
             return
         for name in names:
-            here = key + name
+            entry_key = key + name
             if name.endswith("/"):
-                may_match = here.startswith(prefix) or prefix.startswith(here)
-                if may_match and (here > after or after.startswith(here)):
-                    yield from self._walk(folder / f"+{name[:-1]}", here, prefix, after)
-            elif here.startswith(prefix) and here > after:
+                may_match = entry_key.startswith(prefix) or prefix.startswith(entry_key)
+                if may_match and (entry_key > after or after.startswith(entry_key)):
+                    yield from self._walk(folder / f"+{name[:-1]}", entry_key, prefix, after)
+            elif entry_key.startswith(prefix) and entry_key > after:
                 with suppress(FileNotFoundError):
-                    yield BlobEntry(here, (folder / f"={name}").stat().st_size - _DIGEST_BYTES)
+                    yield BlobEntry(entry_key, (folder / f"={name}").stat().st_size - _DIGEST_BYTES)
 
 
 @contextmanager
-def _removed_at_last(path: Path) -> Iterator[None]:
-    """Remove a file in the end, if it is still there."""
+def _deleted_on_exit(path: Path) -> Iterator[None]:
+    """Delete the file on exit if it still exists."""
     try:
         yield
     finally:
@@ -263,7 +263,7 @@ def _removed_at_last(path: Path) -> Iterator[None]:
 
 
 def _make_folders(folder: Path) -> None:
-    """Make a folder and those above it, each entered in the one above for good."""
+    """Create a folder and its parents durably."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)
@@ -273,7 +273,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """What was entered in a folder or removed from it is on the disk."""
+    """Sync a folder, so that added and removed entries are on disk."""
     with suppress(FileNotFoundError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
