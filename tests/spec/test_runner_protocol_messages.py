@@ -31,29 +31,29 @@ decode_request = wire.decoder(REQUEST)
 
 
 def decoded(name: str, text: str | bytes) -> Any:
-    """What a receiver of this message makes of the text."""
+    """Decode a message as its receiver does."""
     kind = KINDS[name]
     if kind in protocol.FROM_RUNNER:
         return decode_request(text)
     return wire.decode_answer(text) if kind in protocol.FROM_SERVER else wire.decoder(kind)(text)
 
 
-def altered(name: str, place: str = "", value: Any = None, *, without: str = "") -> bytes:
-    """The example, with one thing in it that is different. `place` is a path like `progress.percent`."""
-    told = json.loads(EXAMPLES[name])
+def altered(name: str, path: str = "", value: Any = None, *, without: str = "") -> bytes:
+    """Return the example with one value changed or without one field. `path` is like `progress.percent`."""
+    message = json.loads(EXAMPLES[name])
     if without:
-        del told[without]
-        return json.dumps(told).encode()
-    *path, last = place.split(".")
-    inner = told
-    for part in path:
+        del message[without]
+        return json.dumps(message).encode()
+    *parents, last = path.split(".")
+    inner = message
+    for part in parents:
         inner = inner[int(part) if part.isdecimal() else part]
     inner[last] = value
-    return json.dumps(told).encode()
+    return json.dumps(message).encode()
 
 
 def refusal(name: str, text: bytes) -> str:
-    """Why the text is refused."""
+    """Return the error with which the text is refused."""
     with pytest.raises(msgspec.ValidationError) as caught:
         decoded(name, text)
     return str(caught.value)
@@ -63,13 +63,13 @@ def refusal(name: str, text: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ("Registered", "Problem")])
-def test_a_field_that_is_not_known_is_refused_by_name(name: str) -> None:
-    """A field that is misspelled and silently dropped is found only when it hurts."""
+def test_an_unknown_field_is_refused_by_name(name: str) -> None:
+    """A misspelled field that is silently dropped would be noticed too late."""
     assert "unknown field `speed`" in refusal(name, altered(name, "speed", 9))
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "value", "told"),
+    ("name", "path", "value", "error"),
     [
         ("LeaseGranted", "job_spec.colour", "red", "unknown field `colour` - at `$.job_spec`"),
         ("Complete", "artifacts.0.size", 1, "unknown field `size` - at `$.artifacts[0]`"),
@@ -100,14 +100,14 @@ def test_a_field_that_is_not_known_is_refused_by_name(name: str) -> None:
         ("AckLease", "type", 1, "at `$.type`"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_place(name: str, place: str, value: Any, told: str) -> None:
-    """Whoever writes a runner must see from the answer alone what to change."""
-    assert told in refusal(name, altered(name, place, value))
+def test_an_invalid_value_is_refused_with_its_path(name: str, path: str, value: Any, error: str) -> None:
+    """The author of a runner must see from the answer alone what to change."""
+    assert error in refusal(name, altered(name, path, value))
 
 
 @pytest.mark.parametrize("name", [*DOCUMENT_EXAMPLES, "Lease"])
-def test_a_message_without_its_type_or_speaker_is_refused(name: str) -> None:
-    """Nothing is guessed."""
+def test_a_message_without_its_type_or_sender_is_refused(name: str) -> None:
+    """Neither has a default."""
     key = "runner_id" if name == "Lease" else "lease_id"
 
     assert "missing required field `type`" in refusal(name, altered(name, without="type"))
@@ -117,7 +117,7 @@ def test_a_message_without_its_type_or_speaker_is_refused(name: str) -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_arbitrary_bytes_are_refused_and_raise_nothing_else(data: bytes) -> None:
-    """What comes in from outside must never be more than a refusal."""
+    """Untrusted input must only raise msgspec's errors."""
     for read in (decode_request, wire.decode_answer, wire.decode_message, wire.decoder(wire.Registration)):
         with pytest.raises(msgspec.MsgspecError):
             read(data)
@@ -126,7 +126,7 @@ def test_arbitrary_bytes_are_refused_and_raise_nothing_else(data: bytes) -> None
 @settings(deadline=None)
 @given(st.sampled_from(sorted(DOCUMENT_EXAMPLES)), st.data())
 def test_a_message_with_bytes_altered_is_read_or_refused(name: str, data: st.DataObject) -> None:
-    """Damage in the middle of something good reaches deeper than noise does."""
+    """A damaged valid message reaches more code than random bytes do."""
     text = bytearray(DOCUMENT_EXAMPLES[name].encode())
     for _ in range(data.draw(st.integers(1, 4))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
@@ -136,8 +136,8 @@ def test_a_message_with_bytes_altered_is_read_or_refused(name: str, data: st.Dat
 
 
 @pytest.mark.parametrize("bad", [b'"\xff"', b"[" * 100_000, b'{"a":' * 100_000])
-def test_what_is_not_text_or_has_no_end_is_refused(bad: bytes) -> None:
-    """msgspec itself lets two of Python's own errors through here."""
+def test_invalid_utf8_and_deep_nesting_are_refused(bad: bytes) -> None:
+    """msgspec itself raises Python's own errors for these."""
     with pytest.raises(msgspec.DecodeError):
         decode_request(altered("Complete", "output", "X").replace(b'"X"', bad))
 
@@ -164,8 +164,8 @@ def test_what_is_not_text_or_has_no_end_is_refused(bad: bytes) -> None:
         "Problem",
     ],
 )
-def test_the_example_is_read_and_written_again_as_it_was(name: str) -> None:
-    """A runner that was written after document 001 alone can talk to us."""
+def test_an_example_survives_decoding_and_encoding(name: str) -> None:
+    """A runner that implements document 001 alone can use this server."""
     message = decoded(name, EXAMPLES[name])
 
     assert type(message) is KINDS[name]
@@ -174,7 +174,7 @@ def test_the_example_is_read_and_written_again_as_it_was(name: str) -> None:
 
 @pytest.mark.proves("PRO-M11")
 def test_another_encoding_carries_the_same_fields() -> None:
-    """The fields are the protocol; JSON is only how they travel here."""
+    """The fields are the protocol; JSON is only one encoding of them."""
     for name, text in DOCUMENT_EXAMPLES.items():
         message = decoded(name, text)
 
@@ -185,23 +185,23 @@ def test_another_encoding_carries_the_same_fields() -> None:
 
 
 def test_every_example_has_all_fields_of_document_001() -> None:
-    """Only what is marked as ours may be missing from an example that document 001 gives, and what it left open."""
+    """Only extensions, and fields that document 001 leaves open, may be missing from its examples."""
     left_open = {"job_spec_ref", "stale"}
     for name in DOCUMENT_EXAMPLES:
         info = inspect.type_info(KINDS[name])
         assert isinstance(info, inspect.StructType)
         for field in info.fields:
             assert isinstance(field.type, inspect.Metadata), field
-            is_ours = (field.type.extra_json_schema or {})["description"].startswith("extension: ")
-            is_told = field.name in json.loads(DOCUMENT_EXAMPLES[name])
-            assert is_ours != is_told or field.name in {*left_open, "extend_lease"}, (name, field.name)
+            is_extension = (field.type.extra_json_schema or {})["description"].startswith("extension: ")
+            is_in_example = field.name in json.loads(DOCUMENT_EXAMPLES[name])
+            assert is_extension != is_in_example or field.name in {*left_open, "extend_lease"}, (name, field.name)
 
 
 # -- any message
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
-    """Anything that this type allows."""
+    """Return a strategy for all values of a type."""
     match kind:
         case inspect.Metadata():
             return values(kind.type)
@@ -240,45 +240,45 @@ _PLAIN: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
 
 
 def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
-    """Any message or part of one, with some of what is not required."""
+    """Return a strategy for a message or a part of one, with some of its optional fields."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    needed = {field.name: values(field.type) for field in info.fields if field.required}
+    required = {field.name: values(field.type) for field in info.fields if field.required}
     optional = {field.name: values(field.type) for field in info.fields if not field.required}
-    return st.fixed_dictionaries(needed, optional=optional).map(lambda fields: kind(**fields))
+    return st.fixed_dictionaries(required, optional=optional).map(lambda fields: kind(**fields))
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 @settings(deadline=None)
 @given(data=st.data())
-def test_any_message_comes_out_as_it_went_in(name: str, data: st.DataObject) -> None:
-    """Whatever one side may say, the other understands."""
+def test_every_message_survives_encoding_and_decoding(name: str, data: st.DataObject) -> None:
+    """Each side decodes whatever the other may send."""
     message = data.draw(structs(KINDS[name]))
 
     assert decoded(name, wire.encode(message)) == message
 
 
-# -- the words and the page
+# -- codes and documentation
 
 
-def test_the_reasons_of_a_stale_lease_are_the_cores() -> None:
-    """A reason that the core finds and the protocol does not know could not be told."""
+def test_stale_lease_reasons_are_those_of_core() -> None:
+    """The protocol must be able to report every reason of the core."""
     assert set(get_args(wire.StaleReason)) == STALE_REASONS
 
 
-def test_every_code_that_an_address_refuses_with_is_explained() -> None:
-    """A code is worth something only if one can look it up; one that nothing sends is noise."""
-    used = {code for address in PROTOCOL_ROUTES for code in address.codes}
-    of_addresses = {"not_found", "wrong_method"}
+def test_every_error_code_of_a_route_is_documented() -> None:
+    """Every code that is sent is documented, and every documented code is sent."""
+    used = {code for route in PROTOCOL_ROUTES for code in route.codes}
+    of_routing = {"not_found", "wrong_method"}
 
-    assert used | of_addresses == REFUSALS.keys()
+    assert used | of_routing == REFUSALS.keys()
     assert {code for code in REFUSALS if code not in CODES} == {"bad_json", "bad_message", "overloaded", "unavailable"}
 
 
-def test_every_field_says_what_it_means() -> None:
-    """The page is only as good as the words in the types."""
+def test_every_field_has_a_description() -> None:
+    """docs/protocol.md is generated from the descriptions."""
     for kind in (*KINDS.values(), *protocol.PARTS):
         info = inspect.type_info(kind)
         assert isinstance(info, inspect.StructType)
         for field in info.fields:
-            assert isinstance(field.type, inspect.Metadata), f"{kind.__name__}.{field.name} does not say what it means"
+            assert isinstance(field.type, inspect.Metadata), f"{kind.__name__}.{field.name} has no description"

@@ -237,5 +237,5 @@ def openapi_text() -> str:
 
 @cache
 def openapi_bytes() -> bytes:
-    """Return the document as it is served."""
+    """Return the document encoded as JSON, for the server."""
     return wire.encode(openapi_document())
