@@ -144,9 +144,9 @@ class Shard:
                 await self._apply_separately(batch, error)
                 continue
             for pending in batch:
-                own_responses = list(islice(responses, len(pending.requests)))
+                caller_responses = list(islice(responses, len(pending.requests)))
                 if not pending.responses.done():
-                    pending.responses.set_result(own_responses)
+                    pending.responses.set_result(caller_responses)
 
     async def _apply_separately(self, batch: list[PendingRequests], error: Exception) -> None:
         """Apply the requests of each caller on their own, so that one failing request does not fail the others."""
@@ -155,12 +155,12 @@ class Shard:
             return
         for pending in batch:
             try:
-                own_responses = await self.apply(pending.requests)
-            except Exception as own_error:
-                self._fail([pending], own_error)
+                caller_responses = await self.apply(pending.requests)
+            except Exception as caller_error:
+                self._fail([pending], caller_error)
             else:
                 if not pending.responses.done():
-                    pending.responses.set_result(own_responses)
+                    pending.responses.set_result(caller_responses)
 
     @staticmethod
     def _fail(batch: Iterable[PendingRequests], error: BaseException) -> None:
@@ -375,19 +375,19 @@ class Shard:
         pool_key = claim.pool_key
         if ready is not None and not any(isinstance(stored.record, UnreadableRecord) for stored in ready):
             self._pools[pool_key] = self._cache_loaded(ready)
-        taken_count = self._granted_count
+        granted_count = self._granted_count
         while pool_key not in self._pools:
             # Attempts that this batch granted are still ready in the store, so ask for that many more. Not for more:
             # the query locks what it finds until the commit.
-            limit, excluded_groups = self._requested[pool_key] + taken_count, self._groups.held_groups(claim.tenant)
+            limit, excluded_groups = self._requested[pool_key] + granted_count, self._groups.held_groups(claim.tenant)
             query = FindReady(claim.tenant, claim.labels, now, limit, claim.only_ids, excluded_groups)
             stored_records: list[StoredRecord] = yield from self._unreadable_reporter.find_readable(
                 query, now + STUCK_SECONDS * SECOND
             )
-            found_taken_count = sum(not self._is_still_ready(stored) for stored in stored_records)
-            if found_taken_count <= taken_count or len(stored_records) < query.limit:
+            found_granted_count = sum(not self._is_still_ready(stored) for stored in stored_records)
+            if found_granted_count <= granted_count or len(stored_records) < query.limit:
                 self._pools[pool_key] = self._cache_loaded(stored_records)
-            taken_count = found_taken_count
+            granted_count = found_granted_count
         return self._pools[pool_key]
 
     def _is_still_ready(self, stored: StoredRecord) -> bool:
@@ -429,8 +429,8 @@ class Shard:
             if record.group and not (yield from self._groups.try_lock(record, now)):
                 may_have_more = True
                 continue
-            own_secret = secret_hex[len(claimed) * SECRET_BYTES * 2 : (len(claimed) + 1) * SECRET_BYTES * 2]
-            granted = yield from self._grant(record, claim, own_secret, now, changed, events)
+            lease_secret = secret_hex[len(claimed) * SECRET_BYTES * 2 : (len(claimed) + 1) * SECRET_BYTES * 2]
+            granted = yield from self._grant(record, claim, lease_secret, now, changed, events)
             if granted is None:
                 skipped.append(stored)
                 continue

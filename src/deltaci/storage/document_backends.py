@@ -78,8 +78,12 @@ class MemoryDocuments:
     def list_documents(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
         """Return up to `limit` documents with this name prefix, by name, after the name `after`."""
         after = after if is_storable_text(after) else ""
-        own = [document for document in self._documents.values() if (document.kind, document.tenant) == (kind, tenant)]
-        matching = [document for document in own if document.name > after and document.name.startswith(prefix)]
+        documents_of_tenant = [
+            document for document in self._documents.values() if (document.kind, document.tenant) == (kind, tenant)
+        ]
+        matching = [
+            document for document in documents_of_tenant if document.name > after and document.name.startswith(prefix)
+        ]
         return sorted(matching, key=_sort_key)[:limit]
 
     def put(self, documents: Sequence[Document], now: int) -> None:
@@ -95,8 +99,8 @@ class MemoryDocuments:
         stored = self._documents.get(_sort_key(document))
         if stored is not None:
             return document.version == stored.version
-        is_taken = document.kind == API_KEY_KIND and self.find(API_KEY_KIND, document.name, "") is not None
-        return not document.version and not is_taken
+        has_conflicting_key = document.kind == API_KEY_KIND and self.find(API_KEY_KIND, document.name, "") is not None
+        return not document.version and not has_conflicting_key
 
     def delete(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Delete the document if it still has this version. Return whether it was deleted."""

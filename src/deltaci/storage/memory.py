@@ -110,7 +110,7 @@ class MemoryStore:
         """Nothing to do."""
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run the transaction. If it raises, undo what it wrote."""
+        """Run the transaction. If it raises, undo its writes."""
         count = len(self._events)
         try:
             result, ready = run_transaction(work(), self._answer)

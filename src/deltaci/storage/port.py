@@ -301,7 +301,7 @@ class Store(Protocol):
         ...
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run a read-only transaction beside writers. It may or may not see what is committed meanwhile."""
+        """Run a read-only transaction beside writers. It may or may not see commits that happen meanwhile."""
         ...
 
     async def find(self, id: str) -> Record | None:

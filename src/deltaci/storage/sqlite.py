@@ -262,26 +262,26 @@ class SqliteStore:
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
         """Find the best attempts of each queue with a short index scan, then the best of all."""
-        records: list[tuple[int, int, str, StoredRecord]] = []
+        ranked: list[tuple[int, int, str, StoredRecord]] = []
         connection = self._connected(self._write_connection)
         if request.only_ids:
             return self._find_ready_by_ids(request)
         keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
         for key in matching_queue_keys(keys, request.labels):
-            without = (
+            exclude_groups = (
                 _EXCLUDE_GROUPS.format(", ".join("?" * len(request.excluded_groups)))
                 if request.excluded_groups is not None
                 else ""
             )
-            values = [request.tenant, key, request.now, *(request.excluded_groups or ()), request.limit]
-            rows = connection.execute(_READY.format(without), values)
+            parameters = [request.tenant, key, request.now, *(request.excluded_groups or ()), request.limit]
+            rows = connection.execute(_READY.format(exclude_groups), parameters)
             for priority, ready_at, id, kind, version, due_at, body in rows:
-                records.append((-priority, ready_at, id, StoredRecord(decode_record(id, kind, body), version, due_at)))
-        records.sort(key=lambda entry: entry[:3])
-        return [entry[3] for entry in records[: request.limit]]
+                ranked.append((-priority, ready_at, id, StoredRecord(decode_record(id, kind, body), version, due_at)))
+        ranked.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in ranked[: request.limit]]
 
     def _find_ready_by_ids(self, request: FindReady) -> list[StoredRecord]:
-        records: list[tuple[int, int, str, StoredRecord]] = []
+        ranked: list[tuple[int, int, str, StoredRecord]] = []
         unique_ids = list(dict.fromkeys(request.only_ids))
         for start in range(0, len(unique_ids), MAX_VARIABLES):
             part = unique_ids[start : start + MAX_VARIABLES]
@@ -290,9 +290,9 @@ class SqliteStore:
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 stored = StoredRecord(decode_record(id, kind, body), version, due_at)
                 if matches_labels(stored, request.labels):
-                    records.append((-priority, ready_at, id, stored))
-        records.sort(key=lambda entry: entry[:3])
-        return [entry[3] for entry in records[: request.limit]]
+                    ranked.append((-priority, ready_at, id, stored))
+        ranked.sort(key=lambda entry: entry[:3])
+        return [entry[3] for entry in ranked[: request.limit]]
 
     def _write(self, write: Write) -> int:
         connection = self._connected(self._write_connection)
@@ -377,13 +377,13 @@ class SqliteStore:
 
     def _put_documents(self, connection: sqlite3.Connection, documents: Sequence[Document]) -> None:
         now = self._clock()
-        for each in sorted_for_write(documents):
-            name = (each.kind, each.tenant, each.name)
-            if each.version:
-                done = connection.execute(_UPDATE_DOCUMENT, (now, each.body, *name, each.version))
+        for document in sorted_for_write(documents):
+            key = (document.kind, document.tenant, document.name)
+            if document.version:
+                cursor = connection.execute(_UPDATE_DOCUMENT, (now, document.body, *key, document.version))
             else:
-                done = connection.execute(_INSERT_DOCUMENT, (*name, now, each.body))
-            if not done.rowcount:
+                cursor = connection.execute(_INSERT_DOCUMENT, (*key, now, document.body))
+            if not cursor.rowcount:
                 raise document_conflict(documents)
 
     async def list_documents(

@@ -1,4 +1,4 @@
-"""Stores what is too large for a record: logs, artifacts, caches and secrets.
+"""Stores data that is too large for a record: logs, artifacts, caches and secrets.
 
 `store.py` defines the interface and the store in a folder; `keys.py` says which key holds what. Imports only `core`.
 """
