@@ -1,4 +1,4 @@
-"""The fixtures of the fleet: servers with ears, over memory and SQLite."""
+"""Fixtures of the fleet tests: servers over memory and SQLite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["fleet", "place"]
 
 @pytest.fixture(params=("memory", "sqlite"))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """The stores of the contract that cost little; tests/contract, tests/fuzz and tests/e2e use PostgreSQL too."""
+    """Provide the cheap stores; tests/contract, tests/fuzz and tests/e2e use PostgreSQL too."""
     return make_place(request.param, tmp_path, request)
 
 
@@ -26,6 +26,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def fleet(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> Callable[[], AbstractAsyncContextManager[FleetSite]]:
-    """Opens a server over this place, and one more each time that it is called."""
+    """Return a function that opens one more server over the same store with each call."""
     caplog.set_level(logging.DEBUG)
     return lambda: opened(place, tmp_path / "logs", caplog)

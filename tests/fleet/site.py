@@ -1,4 +1,4 @@
-"""A server that looks after its fleet, one check at a time: the clock and the checks are moved by hand."""
+"""A server with a fleet whose clock and health checks are driven by the test."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ STEP_SECONDS = HEALTH_SECONDS / 2
 
 
 class FleetSite(Site):
-    """One of the servers of a deployment, with the fleet as it sees it."""
+    """One server of a deployment, with its fleet."""
 
     def __init__(self, place: Place, server: Server, folder: Path) -> None:
         self.fleet = Fleet(server.store, server.engine)
         super().__init__(place, server, folder, self.fleet)
-        self._heard = 0
+        self._last_seq = 0
 
-    async def hear(self) -> None:
-        """Let the fleet hear what was committed since the last time."""
-        events = await self.server.store.events(self._heard, EVERYTHING)
+    async def receive_events(self) -> None:
+        """Pass the events that were committed since the last call to the fleet."""
+        events = await self.server.store.events(self._last_seq, EVERYTHING)
         if events:
-            self._heard = events[-1].seq
+            self._last_seq = events[-1].seq
             self.fleet.on_events(events)
         await self.fleet.refresh()
 
-    async def check(self, *beside: FleetSite) -> None:
-        """One health check, here and on the servers beside this one."""
-        for each in (self, *beside):
-            await each.hear()
-            await each.fleet.check_health()
-            await each.hear()
+    async def check(self, *others: FleetSite) -> None:
+        """Run one health check on this server and on the others."""
+        for site in (self, *others):
+            await site.receive_events()
+            await site.fleet.check_health()
+            await site.receive_events()
 
-    async def quiet(self, seconds: float, *beside: FleetSite) -> None:
-        """So much time passes, in which all servers look after the fleet and nobody says anything."""
+    async def pass_silently(self, seconds: float, *others: FleetSite) -> None:
+        """Advance the clock while no worker sends anything and all servers run their health checks."""
         for _ in range(round(seconds / STEP_SECONDS)):
             self.place.after(STEP_SECONDS)
-            await self.check(*beside)
+            await self.check(*others)
 
     async def plan(self, run_id: str = "r1", **fields: Any) -> str:
-        """A run with one job, which waits; the id of its attempt."""
+        """Create a run with one queued job; return the id of its attempt."""
         await self.server.do(NewRecord(id=run_id, record=Run(id=run_id, run_id=run_id, tenant=TENANT)))
         await self.server.do(run.BeginPlanning(id=run_id))
         job = task("a", **{"work": {"steps": ["true"]}, "max_attempts": 5, **fields})
@@ -62,23 +62,23 @@ class FleetSite(Site):
         return f"{run_id}/a.1"
 
     async def worker(self, id: str = "w1") -> Worker:
-        """A worker as everybody can read it."""
+        """Return a worker's record from the store."""
         return await self.server.find(id, Worker)
 
     async def state(self, id: str = "w1") -> str:
-        """The state of its record."""
+        """Return the state of a worker's record."""
         return (await self.worker(id)).state
 
     async def steps(self, id: str = "w1") -> list[tuple[str, str]]:
-        """What happened to a worker: each event's word, and how severe it was."""
-        return [(each.trigger, each.severity) for each in await self.events(id)]
+        """Return trigger and severity of each event of a worker."""
+        return [(event.trigger, event.severity) for event in await self.events(id)]
 
     async def events(self, id: str) -> list[Event]:
-        """All that happened to it."""
+        """Return all events of a worker."""
         return await self.server.log(entity_id=id)
 
-    def known(self, runner: Runner) -> Runner:
-        """The same runner at this server."""
+    def connected(self, runner: Runner) -> Runner:
+        """Return the same runner, connected to this server."""
         return Runner(self, runner.id, runner.credential)
 
 
@@ -87,11 +87,11 @@ OpenFleet = Callable[[], AbstractAsyncContextManager[FleetSite]]
 
 @asynccontextmanager
 async def opened(place: Place, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[FleetSite]:
-    """A site that is open, and checked when it closes."""
+    """Open a site; when it closes, verify its log and that no secret was logged."""
     async with place.server(mint=LEASE_IDS.mint) as server:
         site = FleetSite(place, server, folder)
         await site.fleet.load()
-        await site.hear()
+        await site.receive_events()
         try:
             yield site
         finally:

@@ -1,4 +1,4 @@
-"""One that is quarantined is tried once more after a while: it may be the only one there is."""
+"""A quarantined worker is resumed after a while, because it may be the only one."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from deltaci.core.worker import DRAINED, IDLE, QUARANTINED, Resume, Worker
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_MISSED_CHECKS, PROBATION_SECONDS, HealthLimits, next_command
 
 NOW = 10**9 * SECOND
-SERVED = NOW - PROBATION_SECONDS * SECOND
+PROBATION_START = NOW - PROBATION_SECONDS * SECOND
 
 
-def held(hold: str, at: int) -> Worker:
-    """A worker that is held since then."""
-    return Worker(id="w1", tenant="t", state=IDLE, rev=7, hold=hold, hold_reason="why", held_at=at, created_at=1)
+def worker_on_hold(hold: str, since: int) -> Worker:
+    """Return a worker that has been on hold since this time."""
+    return Worker(id="w1", tenant="t", state=IDLE, rev=7, hold=hold, hold_reason="why", held_at=since, created_at=1)
 
 
 @pytest.mark.parametrize(
-    ("hold", "since", "heard"),
+    ("hold", "since", "last_seen_at"),
     [
-        (QUARANTINED, SERVED + 1, NOW),  # not long enough
-        (QUARANTINED, SERVED, NOW - MAX_MISSED_CHECKS * HEALTH_SECONDS * SECOND),  # and it must be there
-        (DRAINED, SERVED, NOW),  # somebody wants it so
+        (QUARANTINED, PROBATION_START + 1, NOW),  # not long enough
+        (QUARANTINED, PROBATION_START, NOW - MAX_MISSED_CHECKS * HEALTH_SECONDS * SECOND),  # silent
+        (DRAINED, PROBATION_START, NOW),  # by a person
         ("", 0, NOW),
     ],
 )
-def test_nobody_else_is_resumed(hold: str, since: int, heard: int) -> None:
-    """A drain ends only by a person's word."""
-    assert not isinstance(next_command(held(hold, since), heard, 0, NOW, HealthLimits()), Resume)
+def test_no_other_worker_is_resumed(hold: str, since: int, last_seen_at: int) -> None:
+    """A drain ends only when a person resumes the worker."""
+    assert not isinstance(next_command(worker_on_hold(hold, since), last_seen_at, 0, NOW, HealthLimits()), Resume)
 
 
 @pytest.mark.proves("WST-KH2")
-def test_who_was_quarantined_for_long_enough_is_resumed() -> None:
-    """By the orchestrator, once: who was faster, or quarantined it anew, is not overruled."""
-    found = next_command(held(QUARANTINED, SERVED), NOW, 0, NOW, HealthLimits())
+def test_a_worker_is_resumed_after_its_probation() -> None:
+    """Only at the expected revision, so that a concurrent change is not overruled."""
+    command = next_command(worker_on_hold(QUARANTINED, PROBATION_START), NOW, 0, NOW, HealthLimits())
 
-    assert found == worker.Resume(id="w1", expected_rev=7)
+    assert command == worker.Resume(id="w1", expected_rev=7)

@@ -1,4 +1,4 @@
-"""Lives: what is over stays over, and whoever went by itself comes back as somebody new under the same name."""
+"""Incarnations: a worker that was shut down never changes; its machine returns as a new record of the same name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.fleet.site import FleetSite, OpenFleet
 from tests.lab import TENANT
 from tests.server.site import Reply, Runner
 
-OWN = "a random text that this runner made"
+REQUEST_ID = "a random text that this runner made"
 
 
 async def renewed(runner: Runner, **fields: Any) -> Runner:
-    """The runner, as it is called after it renewed its credential."""
+    """Renew the runner's credential; return the runner with its new id and credential."""
     reply = await runner.ask("POST", "renew", json.dumps(fields).encode())
     assert reply.status == 200, reply
     runner.site.secrets.add(reply.body["credential"])
@@ -31,27 +31,27 @@ async def renewed(runner: Runner, **fields: Any) -> Runner:
 
 
 async def presumed_gone(site: FleetSite, id: str = "w1") -> None:
-    """Nobody has heard of it for too long."""
+    """Shut down the worker as presumed gone."""
     await site.server.do(worker.Shutdown(id=id, reason=PRESUMED_GONE))
-    await site.hear()
+    await site.receive_events()
 
 
-def token(site: FleetSite, *, again: bool) -> str:
-    """A new token for w1."""
-    made = site.signer.sign("register", "w1", TENANT, REGISTRATION_SECONDS, again=again)
-    site.secrets.add(made)
-    return made
+def new_token(site: FleetSite, *, again: bool) -> str:
+    """Return a new registration token for w1."""
+    token = site.signer.sign("register", "w1", TENANT, REGISTRATION_SECONDS, again=again)
+    site.secrets.add(token)
+    return token
 
 
-async def refused(site: FleetSite, shown: str, **fields: Any) -> str:
-    """Why somebody was not let in."""
-    reply: Reply = await site.refused(lambda: site.register(shown, **fields))
+async def refused(site: FleetSite, token: str, **fields: Any) -> str:
+    """Try to register with the token; return the message of the refusal."""
+    reply: Reply = await site.refused(lambda: site.register(token, **fields))
     assert reply.code == "bad_credential", reply
     return reply.message
 
 
-def test_a_life_is_called_by_its_name_and_number() -> None:
-    """The first one has the name itself. What else stands behind a slash is somebody who shares a credential."""
+def test_an_incarnation_is_identified_by_name_and_number() -> None:
+    """The id of the first one is the name. Any other suffix belongs to a runner that shares a credential."""
     assert [incarnation_id("w", number) for number in (1, 2, 10)] == ["w", "w/2", "w/10"]
     assert [worker_name(id) for id in ("w", "w/2", "host/a")] == ["w", "w", "host"]
     assert [first_incarnation_id(id) for id in ("w", "w/2", "w/10")] == ["w"] * 3
@@ -65,14 +65,14 @@ def test_a_life_is_called_by_its_name_and_number() -> None:
 
 
 @on_loop
-async def test_who_was_removed_stays_out_until_there_is_a_new_token(fleet: OpenFleet) -> None:
-    """Neither its credential nor any token of before lets it in."""
+async def test_a_removed_worker_returns_only_with_a_new_token(fleet: OpenFleet) -> None:
+    """Neither its credential nor an earlier token is accepted."""
     async with fleet() as here:
         runner = await here.runner("w1")
         here.place.after(5)
-        spares = [token(here, again=again) for again in (True, False)]
+        spares = [new_token(here, again=again) for again in (True, False)]
         await here.server.do(worker.Shutdown(id="w1", reason=worker.REMOVED, actor="user:ada"))
-        await here.hear()
+        await here.receive_events()
         here.place.after(5)
 
         reply = await here.refused(lambda: runner.ask("POST", "renew"))
@@ -81,7 +81,7 @@ async def test_who_was_removed_stays_out_until_there_is_a_new_token(fleet: OpenF
         assert (reply.code, "REMOVED" in reply.message) == ("shut_down", True)
         for spare in spares:
             await refused(here, spare)
-        back = await here.register(token(here, again=True))
+        back = await here.register(new_token(here, again=True))
 
         assert (back.status, back.body["runner_id"]) == (200, "w1/2")
         here.secrets.add(back.body["credential"])
@@ -89,19 +89,19 @@ async def test_who_was_removed_stays_out_until_there_is_a_new_token(fleet: OpenF
 
 
 @on_loop
-async def test_who_was_gone_already_can_be_removed_as_well(fleet: OpenFleet) -> None:
-    """Somebody does not want it back: then it does not come back by itself."""
+async def test_a_worker_that_is_presumed_gone_can_be_removed_too(fleet: OpenFleet) -> None:
+    """Then it does not come back without a new token."""
     async with fleet() as here:
         runner = await here.runner("w1")
         await presumed_gone(here)
-        life = await here.lives.latest(TENANT, "w1")
-        assert life.may_return
+        incarnation = await here.lives.latest(TENANT, "w1")
+        assert incarnation.may_return
         for by in ("user:ada", "user:bob"):
-            await here.lives.mark_removed(TENANT, life, by, here.place.now())
+            await here.lives.mark_removed(TENANT, incarnation, by, here.place.now())
 
         assert (await here.refused(lambda: runner.ask("POST", "renew"))).code == "bad_credential"
         here.place.after(5)
-        back = await here.register(token(here, again=False))
+        back = await here.register(new_token(here, again=False))
 
         here.secrets.add(back.body["credential"])
         assert back.body["runner_id"] == "w1/2"
@@ -110,45 +110,44 @@ async def test_who_was_gone_already_can_be_removed_as_well(fleet: OpenFleet) -> 
 
 
 @on_loop
-async def test_one_that_was_presumed_gone_learns_it_when_it_asks_and_goes_on(fleet: OpenFleet) -> None:
-    """Its machine only slept. It offers what it offered, unless it says otherwise, and gets work."""
+async def test_a_worker_that_was_presumed_gone_can_return_by_itself(fleet: OpenFleet) -> None:
+    """Its machine was only suspended. It keeps its labels and slots unless it sends others, and gets work."""
     async with fleet() as here:
         runner = await here.runner("w1", capabilities=["gpu"], slots=3)
-        await here.quiet(MAX_SILENT_SECONDS + HEALTH_SECONDS)
+        await here.pass_silently(MAX_SILENT_SECONDS + HEALTH_SECONDS)
         assert await here.state() == SHUTDOWN
         await here.plan(queue_key="gpu")
 
-        asked = b'{"type": "Lease", "runner_id": "w1", "capabilities": ["gpu"]}'
-        assert (await runner.ask("POST", "lease", asked)).code == "shut_down"
+        request = b'{"type": "Lease", "runner_id": "w1", "capabilities": ["gpu"]}'
+        assert (await runner.ask("POST", "lease", request)).code == "shut_down"
         back = await renewed(runner)
-        await here.hear()
-        held = await back.take(capabilities=["gpu"])
-        assert (await held.say("AckLease")).status == 200
+        await here.receive_events()
+        lease = await back.take(capabilities=["gpu"])
+        assert (await lease.say("AckLease")).status == 200
 
-        known = await here.worker("w1/2")
-        assert (back.id, known.labels, known.max_concurrent_tasks, known.tasks) == ("w1/2", ("gpu",), 3, ("r1/a.1",))
+        record = await here.worker("w1/2")
+        assert (back.id, record.labels, record.max_concurrent_tasks, record.tasks) == ("w1/2", ("gpu",), 3, ("r1/a.1",))
         assert (await renewed(back, capabilities=["cpu"])).id == "w1/2"
         assert (await here.worker("w1/2")).labels == ("cpu",)
 
 
 @on_loop
-async def test_many_who_come_back_at_once_are_one(fleet: OpenFleet) -> None:
-    """A new life begins once, whoever asks for it and at which server."""
+async def test_concurrent_returns_create_one_incarnation(fleet: OpenFleet) -> None:
+    """Also at different servers."""
     async with fleet() as here, fleet() as beside:
         runner = await here.runner("w1")
         await presumed_gone(here)
 
-        found = await asyncio.gather(*(renewed(each.known(runner)) for each in (here, beside, here, beside)))
+        sites = (here, beside, here, beside)
+        runners = await asyncio.gather(*(renewed(site.connected(runner)) for site in sites))
 
-        assert {each.id for each in found} == {"w1/2"}
-        assert [word for word, _ in await here.steps("w1/2")] == ["registered", "registration_complete"]
+        assert {returned.id for returned in runners} == {"w1/2"}
+        assert [trigger for trigger, _ in await here.steps("w1/2")] == ["registered", "registration_complete"]
 
 
 @on_loop
-async def test_a_life_that_was_not_counted_is_found_all_the_same(
-    fleet: OpenFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server was killed between the birth and the count."""
+async def test_an_incarnation_that_was_not_counted_is_found(fleet: OpenFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server was killed between creating the record and counting it."""
     async with fleet() as here:
         runner = await here.runner("w1")
         await presumed_gone(here)
@@ -169,42 +168,42 @@ async def test_a_life_that_was_not_counted_is_found_all_the_same(
 
 
 @on_loop
-async def test_a_token_is_good_once_over_all_lives(fleet: OpenFleet) -> None:
-    """Not for the next life either; and a lost answer is answered again, with the same life."""
+async def test_a_token_is_valid_once_over_all_incarnations(fleet: OpenFleet) -> None:
+    """A repeat of the same request, after a lost response, returns the same incarnation."""
     async with fleet() as here:
-        here.secrets.add(OWN)
+        here.secrets.add(REQUEST_ID)
         first = here.token("w1")
-        reply = await here.register(first, request_id=OWN)
+        reply = await here.register(first, request_id=REQUEST_ID)
         here.secrets.add(reply.body["credential"])
         here.place.after(5)
         await presumed_gone(here)
         here.place.after(5)
-        second = token(here, again=True)
+        second = new_token(here, again=True)
 
         assert "registered" in await refused(here, first, request_id="a thief's")
-        back = [await here.register(second, request_id=OWN) for _ in range(2)]
-        here.secrets |= {each.body["credential"] for each in back}
+        replies = [await here.register(second, request_id=REQUEST_ID) for _ in range(2)]
+        here.secrets |= {reply.body["credential"] for reply in replies}
         await refused(here, second, request_id="a thief's")
         await presumed_gone(here, "w1/2")
 
         await refused(here, second, request_id="a thief's")
-        assert {each.body["runner_id"] for each in back} == {"w1/2"}
-        assert (await renewed(Runner(here, "w1/2", back[0].body["credential"]))).id == "w1/3"
+        assert {reply.body["runner_id"] for reply in replies} == {"w1/2"}
+        assert (await renewed(Runner(here, "w1/2", replies[0].body["credential"]))).id == "w1/3"
         await refused(here, second, request_id="a thief's")
 
 
 @on_loop
-async def test_nobody_escapes_what_was_decided_about_it_by_coming_back(fleet: OpenFleet) -> None:
-    """One that was drained stays drained. One that lost trust is trusted again when it was set up anew."""
+async def test_a_worker_does_not_escape_its_hold_by_returning(fleet: OpenFleet) -> None:
+    """A drained worker stays drained. A quarantined one is trusted again after a new registration."""
     async with fleet() as here:
-        drained, distrusted = await here.runner("w1"), await here.runner("w2")
+        drained, quarantined = await here.runner("w1"), await here.runner("w2")
         await here.server.do(worker.Drain(id="w1", reason="new disk", actor="user:ada"))
         await here.server.do(worker.Quarantine(id="w2", reason="odd"))
         for id in ("w1", "w2"):
             await presumed_gone(here, id)
         here.place.after(5)
 
-        assert [(await renewed(each)).id for each in (drained, distrusted)] == ["w1/2", "w2/2"]
+        assert [(await renewed(runner)).id for runner in (drained, quarantined)] == ["w1/2", "w2/2"]
         first, second = await here.worker("w1/2"), await here.worker("w2/2")
         assert (first.hold, first.hold_reason) == (DRAINED, "new disk")
         assert (second.hold, second.hold_reason) == (QUARANTINED, "from its previous incarnation: odd")
@@ -213,15 +212,15 @@ async def test_nobody_escapes_what_was_decided_about_it_by_coming_back(fleet: Op
         assert (await here.worker("w1/2")).hold == ""
         await presumed_gone(here, "w2/2")
         here.place.after(5)
-        anew = await here.register(here.signer.sign("register", "w2", TENANT, 60, again=True))
-        here.secrets.add(anew.body["credential"])
+        reply = await here.register(here.signer.sign("register", "w2", TENANT, 60, again=True))
+        here.secrets.add(reply.body["credential"])
 
         assert (await here.worker("w2/3")).hold == ""
 
 
 @on_loop
-async def test_another_tenants_runner_of_the_same_name_has_no_part_in_it(fleet: OpenFleet) -> None:
-    """Names are one tenant's; whose they are nobody is told."""
+async def test_a_runner_of_another_tenant_with_the_same_name_is_independent(fleet: OpenFleet) -> None:
+    """The refusal does not reveal that the name exists."""
     async with fleet() as here:
         await here.runner("w1")
         await presumed_gone(here)
