@@ -1,4 +1,4 @@
-"""The fixtures of these cases."""
+"""Fixtures of the forge tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forge that merges: real HTTP in front of a real bare repository, with as much of each API as a merge needs."""
+"""A fake forge that merges: HTTP in front of a real bare repository, with the needed part of each API."""
 
 from __future__ import annotations
 

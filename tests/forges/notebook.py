@@ -1,4 +1,4 @@
-"""Projects and changes, small and real: kept in documents, like everything that people write."""
+"""Projects and changes in documents, for tests of webhooks and statuses."""
 
 from __future__ import annotations
 

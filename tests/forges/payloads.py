@@ -1,4 +1,4 @@
-"""Deliveries as forges send them: the documented shapes, written by hand, with fields that nobody needs."""
+"""Webhook requests as forges send them: the documented payloads, written by hand, with unused fields."""
 
 from __future__ import annotations
 

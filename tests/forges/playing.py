@@ -1,4 +1,4 @@
-"""A forge to speak to: a real HTTP endpoint on 127.0.0.1 that keeps what it is told, and fails as it is asked to."""
+"""A fake forge: an HTTP endpoint on 127.0.0.1 that records requests and fails as planned."""
 
 from __future__ import annotations
 

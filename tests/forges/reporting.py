@@ -1,4 +1,4 @@
-"""A server with a reporter, runs to report, and a clock that jumps ahead when somebody waits."""
+"""A server with a reporter, runs to report, and a clock that jumps ahead instead of waiting."""
 
 from __future__ import annotations
 

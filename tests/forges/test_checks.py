@@ -1,4 +1,4 @@
-"""Check runs of GitHub: made by an App, one for each run, with notes at the lines that jobs complained about."""
+"""Check runs of GitHub: created by an App, one for each run, with annotations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ plain words: nothing
 
 
 @on_loop
-async def test_a_check_run_is_made_once_and_then_changed(memory: Place, tmp_path: Path) -> None:
+async def test_a_check_run_is_created_once_and_then_updated(memory: Place, tmp_path: Path) -> None:
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
         await joined(at, forge, reports="checks")
         await at.begin(jobs=(task("unit tests"), task("deploy", "unit tests")))
@@ -63,7 +63,7 @@ async def test_a_check_run_is_made_once_and_then_changed(memory: Place, tmp_path
 
 
 @on_loop
-async def test_another_run_of_the_commit_has_a_check_run_of_its_own(memory: Place, tmp_path: Path) -> None:
+async def test_each_run_of_a_commit_has_its_own_check_run(memory: Place, tmp_path: Path) -> None:
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
         await joined(at, forge, reports="checks")
         for id in ("r1", "r2"):
@@ -78,16 +78,16 @@ async def test_another_run_of_the_commit_has_a_check_run_of_its_own(memory: Plac
 # -- Apps
 
 
-def claims_of(word: str) -> tuple[bytes, bytes, Any]:
-    """What is signed, by what, and what it says."""
+def decode_jwt(word: str) -> tuple[bytes, bytes, Any]:
+    """Return the signed text, the signature and the claims of a JSON Web Token."""
     head, claims, signature = (each + "=" * (-len(each) % 4) for each in word.split("."))
     assert json.loads(urlsafe_b64decode(head)) == {"alg": "RS256", "typ": "JWT"}
     return word.rpartition(".")[0].encode(), urlsafe_b64decode(signature), json.loads(urlsafe_b64decode(claims))
 
 
 @on_loop
-async def test_an_app_shows_who_it_is_and_is_given_a_token(memory: Place, tmp_path: Path) -> None:
-    """It is asked for once, and again when it is not taken any more."""
+async def test_an_app_authenticates_and_gets_a_token(memory: Place, tmp_path: Path) -> None:
+    """The token is requested once, and again after GitHub refused it."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
@@ -105,7 +105,7 @@ async def test_an_app_shows_who_it_is_and_is_given_a_token(memory: Place, tmp_pa
 
         asked = [each for each in forge.heard if each.path == "/app/installations/77/access_tokens"]
         assert len(asked) == 2
-        signed, signature, claims = claims_of(asked[0].headers["authorization"].removeprefix("Bearer "))
+        signed, signature, claims = decode_jwt(asked[0].headers["authorization"].removeprefix("Bearer "))
         key.public_key().verify(signature, signed, padding.PKCS1v15(), hashes.SHA256())
         assert (claims["iss"], claims["exp"] - claims["iat"]) == ("1234", 600)
         used = [each.headers["authorization"] for each in forge.kept if "check-runs" in each.path]
@@ -115,7 +115,7 @@ async def test_an_app_shows_who_it_is_and_is_given_a_token(memory: Place, tmp_pa
 
 @pytest.mark.parametrize("pem", ["no key at all", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"])
 @on_loop
-async def test_a_key_that_is_none_is_given_up_without_being_shown(memory: Place, tmp_path: Path, pem: str) -> None:
+async def test_an_invalid_app_key_is_reported_without_being_shown(memory: Place, tmp_path: Path, pem: str) -> None:
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=Jumping()) as at:
         await joined(at, forge, api_token=pem, app_id="1234", installation_id="77")
         await at.begin()
@@ -152,11 +152,11 @@ async def test_a_key_that_is_none_is_given_up_without_being_shown(memory: Place,
         ("::step 5f0c end index=0 exit=0", None),
     ],
 )
-def test_a_line_of_a_log_may_be_about_a_line_of_a_file(line: str, note: Annotation | None) -> None:
+def test_log_lines_become_annotations(line: str, note: Annotation | None) -> None:
     assert list(check_annotations.from_log(line)) == ([note] if note is not None else [])
 
 
-def test_notes_are_few_each_once_and_failures_first() -> None:
+def test_annotations_are_limited_and_unique_with_failures_first() -> None:
     many = [Annotation(path="a", line=n, message="w", level="warning") for n in range(1, 100)]
     failures = [Annotation(path="b", line=n, message="f") for n in (1, 1, 2)]
 
@@ -166,8 +166,8 @@ def test_notes_are_few_each_once_and_failures_first() -> None:
     assert [each.path for each in found[:3]] == ["b", "b", "a"]
 
 
-def test_a_log_may_be_anything() -> None:
-    """Long lines, and nothing but what looks like a path, take no time to speak of."""
+def test_parsing_any_log_takes_linear_time() -> None:
+    """Long lines, and lines that only look like paths."""
     hostile = "\n".join(
         ["a:" * 200_000, "::error file=" + "x," * 100_000, "(" * 100_000, "a/" * 50_000 + ".c:1: error"]
     )

@@ -1,4 +1,4 @@
-"""What forges tell us: what becomes a change, what does not, and what is refused."""
+"""Webhook events of all forges: which become a change, which are ignored, and which are refused."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.forges.payloads import (
 )
 
 
-async def heard(memory: Place, forge: str, sent: Sent, **fields: Any) -> tuple[int, dict[str, Any], list[Change]]:
-    """One delivery to a new project; the answer, and the changes afterwards."""
+async def deliver(memory: Place, forge: str, sent: Sent, **fields: Any) -> tuple[int, dict[str, Any], list[Change]]:
+    """Send one delivery to a new project; return the response and the changes."""
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", forge, **fields)
         status, said = await post.send(sent)
@@ -57,7 +57,7 @@ PUSHES = {
 @pytest.mark.parametrize("forge", PUSHES)
 @on_loop
 async def test_a_push_becomes_a_change(memory: Place, forge: str) -> None:
-    status, said, [change] = await heard(memory, forge, PUSHES[forge])
+    status, said, [change] = await deliver(memory, forge, PUSHES[forge])
 
     assert (status, said["result"]) == (202, "accepted")
     assert said["change"].startswith("p/")
@@ -80,8 +80,8 @@ TAGS = {
 @pytest.mark.parametrize("forge", TAGS)
 @on_loop
 async def test_a_tag_is_a_change_of_its_commit(memory: Place, forge: str) -> None:
-    """An annotated tag is an object of its own; what is built is the commit."""
-    _, _, [change] = await heard(memory, forge, TAGS[forge])
+    """An annotated tag is an object; the commit that it points to is built."""
+    _, _, [change] = await deliver(memory, forge, TAGS[forge])
 
     assert (change.event, change.ref, change.branch, change.tag) == ("push", "refs/tags/v1", "", "v1")
     assert (change.commit, change.before) == (NEW, "")
@@ -97,15 +97,15 @@ async def test_a_tag_is_a_change_of_its_commit(memory: Place, forge: str) -> Non
     ],
 )
 @on_loop
-async def test_a_branch_that_is_deleted_is_nothing_to_do(memory: Place, forge: str, sent: Sent) -> None:
-    status, said, changes = await heard(memory, forge, sent)
+async def test_deleting_a_branch_is_ignored(memory: Place, forge: str, sent: Sent) -> None:
+    status, said, changes = await deliver(memory, forge, sent)
 
     assert (status, said) == (202, {"result": "ignored", "why": "the branch 'main' was deleted"})
     assert not changes
 
 
-def asked(forge: str, **fields: Any) -> Sent:
-    """A pull request, as this forge tells it."""
+def pull_request_event(forge: str, **fields: Any) -> Sent:
+    """Return a pull request event in this forge's form."""
     if forge == "github":
         return github("pull_request", github_pull_request(**fields))
     return {"gitea": gitea, "forgejo": forgejo}[forge]("pull_request", gitea_pull_request(**fields))
@@ -117,8 +117,8 @@ def asked(forge: str, **fields: Any) -> Sent:
 async def test_a_pull_request_is_trusted_only_from_the_same_repository(
     memory: Place, forge: str, head_repo: Any, is_fork: bool
 ) -> None:
-    """A head whose repository is gone may have been anybody's."""
-    _, _, [change] = await heard(memory, forge, asked(forge, head_repo=head_repo))
+    """A deleted head repository counts as a fork."""
+    _, _, [change] = await deliver(memory, forge, pull_request_event(forge, head_repo=head_repo))
 
     assert (change.event, change.action, change.number) == ("pull_request", "opened", 7)
     assert (change.commit, change.base, change.branch, change.head) == (NEW, OLD, "main", "gate")
@@ -138,7 +138,7 @@ async def test_a_merge_request_is_trusted_only_from_the_same_project(
 ) -> None:
     sent = gitlab("Merge Request Hook", gitlab_merge_request(source=source))
 
-    _, _, [change] = await heard(memory, "gitlab", sent)
+    _, _, [change] = await deliver(memory, "gitlab", sent)
 
     assert (change.event, change.action, change.number) == ("pull_request", "opened", 7)
     assert (change.commit, change.branch, change.head) == (NEW, "main", "gate")
@@ -163,10 +163,10 @@ async def test_a_merge_request_is_trusted_only_from_the_same_project(
     ],
 )
 @on_loop
-async def test_what_happened_to_a_merge_request_is_said_in_the_words_of_pipelines(
+async def test_actions_of_a_merge_request_have_the_names_of_pipelines(
     memory: Place, payload: Any, action: str | None
 ) -> None:
-    status, said, changes = await heard(memory, "gitlab", gitlab("Merge Request Hook", payload))
+    status, said, changes = await deliver(memory, "gitlab", gitlab("Merge Request Hook", payload))
 
     assert [each.action for each in changes] == ([action] if action else [])
     assert (status, said["result"]) == (202, "accepted" if action else "ignored")
@@ -182,15 +182,17 @@ async def test_what_happened_to_a_merge_request_is_said_in_the_words_of_pipeline
     ],
 )
 @on_loop
-async def test_giteas_words_are_said_in_the_words_of_pipelines(memory: Place, theirs: str, ours: str) -> None:
-    _, _, [change] = await heard(memory, "gitea", gitea("pull_request", gitea_pull_request(theirs)))
+async def test_actions_of_gitea_have_the_names_of_pipelines(memory: Place, theirs: str, ours: str) -> None:
+    _, _, [change] = await deliver(memory, "gitea", gitea("pull_request", gitea_pull_request(theirs)))
 
     assert change.action == ours
 
 
 @on_loop
 async def test_a_ping_is_answered(memory: Place) -> None:
-    status, said, changes = await heard(memory, "github", github("ping", {"zen": "Design for failure.", "hook_id": 1}))
+    status, said, changes = await deliver(
+        memory, "github", github("ping", {"zen": "Design for failure.", "hook_id": 1})
+    )
 
     assert (status, said["result"], changes) == (200, "pong", [])
 
@@ -211,8 +213,8 @@ async def test_a_ping_is_answered(memory: Place) -> None:
     ],
 )
 @on_loop
-async def test_what_is_of_no_concern_is_taken_with_a_reason(memory: Place, forge: str, sent: Sent, why: str) -> None:
-    status, said, changes = await heard(memory, forge, sent)
+async def test_an_irrelevant_event_is_ignored_with_a_reason(memory: Place, forge: str, sent: Sent, why: str) -> None:
+    status, said, changes = await deliver(memory, forge, sent)
 
     assert (status, said["result"], changes) == (202, "ignored", [])
     assert why in said["why"]
@@ -228,23 +230,23 @@ async def test_what_is_of_no_concern_is_taken_with_a_reason(memory: Place, forge
     ],
 )
 @on_loop
-async def test_a_webhook_may_tell_of_other_repositories(memory: Place, repository: str, result: str) -> None:
-    """One of a whole organization does, with one secret for all."""
-    _, said, changes = await heard(memory, "github", PUSHES["github"], repository=repository)
+async def test_events_of_other_repositories_are_ignored(memory: Place, repository: str, result: str) -> None:
+    """The webhook of a whole organization sends them, with one secret for all."""
+    _, said, changes = await deliver(memory, "github", PUSHES["github"], repository=repository)
 
     assert (said["result"], len(changes)) == (result, int(result == "accepted"))
 
 
 @on_loop
-async def test_a_bare_repository_is_called_what_its_project_calls_it(memory: Place) -> None:
-    _, _, [change] = await heard(memory, "git", PUSHES["git"], repository="gates")
+async def test_a_bare_repository_has_the_name_of_its_project(memory: Place) -> None:
+    _, _, [change] = await deliver(memory, "git", PUSHES["git"], repository="gates")
 
     assert change.repository == "gates"
 
 
 @on_loop
-async def test_there_is_room_for_so_much_at_once(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And it is given back."""
+async def test_the_total_size_of_bodies_in_memory_is_limited(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room is released afterwards."""
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
         with monkeypatch.context() as small:
@@ -292,11 +294,11 @@ NOT_BELIEVED = {
 
 @pytest.mark.parametrize("case", NOT_BELIEVED)
 @on_loop
-async def test_who_is_not_believed_changes_nothing(memory: Place, case: str) -> None:
+async def test_an_unauthenticated_delivery_changes_nothing(memory: Place, case: str) -> None:
     forge, sent = NOT_BELIEVED[case]
     headers = {name: value.encode("latin-1").decode("latin-1") for name, value in sent.headers.items()}
 
-    status, said, changes = await heard(
+    status, said, changes = await deliver(
         memory, forge, Sent({k: v for k, v in headers.items() if v.isascii()}, sent.body)
     )
 
@@ -305,7 +307,7 @@ async def test_who_is_not_believed_changes_nothing(memory: Place, case: str) -> 
 
 @on_loop
 async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_and_as_late(memory: Place) -> None:
-    """Or else anybody could list the projects of a server."""
+    """Otherwise anybody could list the projects of a server."""
     clock = asyncio.get_running_loop().time
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
@@ -329,8 +331,8 @@ async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_an
 
 
 @on_loop
-async def test_a_project_without_a_secret_believes_nobody(memory: Place) -> None:
-    """An empty secret would be everybody's."""
+async def test_a_project_without_a_secret_accepts_no_delivery(memory: Place) -> None:
+    """Anybody could sign with an empty secret."""
     async with memory.opened() as store, post_office(store) as post:
         unsigned = {
             "github": github("push", github_push(), secret=""),
@@ -363,14 +365,14 @@ async def test_a_project_without_a_secret_believes_nobody(memory: Place) -> None
     ],
 )
 @on_loop
-async def test_what_is_signed_and_makes_no_sense_is_refused(memory: Place, sent: Sent, status: int) -> None:
-    got, said, changes = await heard(memory, "github", sent)
+async def test_a_signed_but_invalid_event_is_refused(memory: Place, sent: Sent, status: int) -> None:
+    got, said, changes = await deliver(memory, "github", sent)
 
     assert (got, said["result"], changes) == (status, "refused", [])
 
 
 def signed(body: bytes, **headers: str) -> Sent:
-    """Any bytes, signed like GitHub does."""
+    """Return any bytes, signed as GitHub does."""
     made = hmac.new(SECRET.encode(), body, sha256).hexdigest()
     return Sent({"X-GitHub-Event": "push", "X-Hub-Signature-256": f"sha256={made}", **headers}, body)
 
@@ -391,13 +393,15 @@ def signed(body: bytes, **headers: str) -> Sent:
 )
 @on_loop
 async def test_bytes_that_are_no_event_are_refused(memory: Place, sent: Sent, status: int, code: str) -> None:
-    got, said, changes = await heard(memory, "github", sent)
+    got, said, changes = await deliver(memory, "github", sent)
 
     assert (got, said["code"], changes) == (status, code, [])
 
 
 @on_loop
-async def test_what_is_too_large_is_refused_before_it_is_read(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
+    memory: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(webhooks, "MAX_BYTES", 2000)
     big = github("push", github_push(filler="x" * 3000))
 
@@ -414,7 +418,7 @@ async def test_what_is_too_large_is_refused_before_it_is_read(memory: Place, mon
 
 
 @on_loop
-async def test_addresses_are_a_tenant_and_a_project(memory: Place) -> None:
+async def test_a_webhook_url_names_a_tenant_and_a_project(memory: Place) -> None:
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github", tenant="default")
 

@@ -1,4 +1,4 @@
-"""What was heard before has no effect, and what is signed with a time is heard only at that time."""
+"""Repeated webhook deliveries have no effect, and signatures with a time are valid only for some minutes."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from tests.forges.test_hooks import PUSHES, heard
 SIGNING = "whsec_" + "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="  # 32 times k
 
 
-async def twice(post: Post, first: Sent, second: Sent) -> list[str]:
+async def send_twice(post: Post, first: Sent, second: Sent) -> list[str]:
     return [(await post.send(each))[1]["result"] for each in (first, second)]
 
 
 @pytest.mark.proves("ORC-I1")
 @pytest.mark.parametrize("forge", PUSHES)
 @on_loop
-async def test_a_delivery_that_comes_again_has_no_effect(memory: Place, forge: str) -> None:
+async def test_a_repeated_delivery_has_no_effect(memory: Place, forge: str) -> None:
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", forge)
 
-        assert await twice(post, PUSHES[forge], PUSHES[forge]) == ["accepted", "duplicate"]
+        assert await send_twice(post, PUSHES[forge], PUSHES[forge]) == ["accepted", "duplicate"]
         assert len(await post.notebook.changes()) == 1
 
 
@@ -56,11 +56,11 @@ async def test_a_delivery_that_comes_again_has_no_effect(memory: Place, forge: s
 )
 @on_loop
 async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forge: str, again: Sent) -> None:
-    """The id is not signed: whoever saw a delivery could send it again under a new one."""
+    """The id is not signed, so an eavesdropper could send a delivery again under a new one."""
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", forge)
 
-        assert await twice(post, PUSHES[forge], again) == ["accepted", "duplicate"]
+        assert await send_twice(post, PUSHES[forge], again) == ["accepted", "duplicate"]
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forg
     ],
 )
 @on_loop
-async def test_a_delivery_without_an_id_is_known_by_what_it_says(memory: Place, forge: str, again: Sent) -> None:
+async def test_a_delivery_without_an_id_is_recognized_by_its_content(memory: Place, forge: str, again: Sent) -> None:
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", forge)
 
-        assert await twice(post, again, again) == ["accepted", "duplicate"]
+        assert await send_twice(post, again, again) == ["accepted", "duplicate"]
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ async def test_a_delivery_without_an_id_is_known_by_what_it_says(memory: Place, 
 )
 @on_loop
 async def test_another_event_is_another_change(memory: Place, forge: str, other: Sent) -> None:
-    """Also the same commit, pushed to the same branch once more: what was built in between may count now."""
+    """Also the same commit, pushed to the same branch again after another one."""
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", forge)
 
-        assert await twice(post, PUSHES[forge], other) == ["accepted", "accepted"]
+        assert await send_twice(post, PUSHES[forge], other) == ["accepted", "accepted"]
 
 
 @on_loop
-async def test_two_labels_that_are_added_at_once_are_two_changes(memory: Place) -> None:
-    """At the same second, to the same pull request."""
+async def test_two_labels_added_in_the_same_second_are_two_changes(memory: Place) -> None:
+    """To the same pull request."""
     first, second = (
         github("pull_request", github_pull_request("labeled", label={"id": 1, "name": name}), delivery=name)
         for name in ("bug", "urgent")
@@ -107,12 +107,12 @@ async def test_two_labels_that_are_added_at_once_are_two_changes(memory: Place) 
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
 
-        assert await twice(post, first, second) == ["accepted", "accepted"]
+        assert await send_twice(post, first, second) == ["accepted", "accepted"]
         assert {each.payload["label"]["name"] for each in await post.notebook.changes()} == {"bug", "urgent"}
 
 
 @on_loop
-async def test_two_projects_may_hear_the_same(memory: Place) -> None:
+async def test_two_projects_may_receive_the_same_event(memory: Place) -> None:
     async with memory.opened() as store, post_office(store) as post:
         for name in ("p", "q"):
             await post.notebook.write(name, "github")
@@ -124,7 +124,7 @@ async def test_two_projects_may_hear_the_same(memory: Place) -> None:
 
 @pytest.mark.proves("ORC-I1")
 @on_loop
-async def test_fifty_at_once_make_one_change(place: Place) -> None:
+async def test_fifty_concurrent_deliveries_create_one_change(place: Place) -> None:
     async with place.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
 
@@ -136,8 +136,8 @@ async def test_fifty_at_once_make_one_change(place: Place) -> None:
 
 
 @on_loop
-async def test_a_server_that_dies_before_it_remembers_hears_it_again_and_makes_nothing(memory: Place) -> None:
-    """The change is there; only the memory of the delivery is not."""
+async def test_a_delivery_repeated_after_a_crash_creates_no_second_change(memory: Place) -> None:
+    """The change was stored, but not yet the record of the delivery."""
     async with memory.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
         _, first = await post.send(PUSHES["github"])
@@ -151,7 +151,7 @@ async def test_a_server_that_dies_before_it_remembers_hears_it_again_and_makes_n
 
 
 @on_loop
-async def test_what_was_heard_is_remembered_for_a_year_and_not_for_ever(place: Place) -> None:
+async def test_deliveries_are_remembered_for_a_year(place: Place) -> None:
     async with place.opened() as store, post_office(store) as post:
         await post.notebook.write("p", "github")
         await post.send(PUSHES["github"])
@@ -184,15 +184,15 @@ async def test_what_was_heard_is_remembered_for_a_year_and_not_for_ever(place: P
 async def test_a_signature_of_gitlab_is_checked_with_its_time(
     memory: Place, sent: Sent, secret: str, is_believed: bool
 ) -> None:
-    """A signing token is never sent: whoever shows it is not GitLab."""
+    """GitLab never sends a signing token itself, so a request with it is refused."""
     status, _, changes = await heard(memory, "gitlab", sent, webhook_secret=secret)
 
     assert (status, len(changes)) == ((202, 1) if is_believed else (401, 0))
 
 
 @on_loop
-async def test_one_of_many_signatures_is_enough(memory: Place) -> None:
-    """While a key is changed, both are sent."""
+async def test_one_valid_signature_of_several_is_enough(memory: Place) -> None:
+    """While a key is rotated, GitLab sends both signatures."""
     headers, body = gitlab_signed("Push Hook", gitlab_push())
     both = {**headers, "webhook-signature": f"v1,AAAA {headers['webhook-signature']}"}
 
@@ -200,7 +200,7 @@ async def test_one_of_many_signatures_is_enough(memory: Place) -> None:
 
 
 @on_loop
-async def test_a_bad_signature_is_not_made_good_by_the_token(memory: Place) -> None:
+async def test_a_valid_token_does_not_outweigh_an_invalid_signature(memory: Place) -> None:
     headers, body = gitlab_signed("Push Hook", gitlab_push(), key=b"a guess")
 
     assert (await heard(memory, "gitlab", Sent({**headers, "X-Gitlab-Token": SECRET}, body)))[0] == 401

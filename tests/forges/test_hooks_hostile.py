@@ -1,4 +1,4 @@
-"""Whatever a delivery says: it is heard, it is nothing, or it makes no sense. It never breaks anything."""
+"""Any delivery is parsed, ignored or refused; none causes an internal error."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ VALUES = st.recursive(
 
 
 def paths(value: Any, so_far: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something can be put in place of something else."""
+    """Return the paths of all parts of a JSON value that can be replaced."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [so_far, *(path for key, inner in items for path in paths(inner, (*so_far, key)))]
 
 
 def altered(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """The same, with something else there."""
+    """Return a copy with another value at the path."""
     if not path:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -56,17 +56,17 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-def delivered(forge: str, event: str, body: bytes) -> Delivery:
-    """Believed already."""
+def delivery_of(forge: str, event: str, body: bytes) -> Delivery:
+    """Return a delivery as after the check of its signature."""
     headers = {f"x-{forge}-event".encode(): event}
     return Delivery(lambda name: headers.get(name, ""), body, NOW)
 
 
 @pytest.mark.parametrize(("forge", "event", "payload"), SHAPES)
 @given(data=st.data())
-def test_an_event_with_anything_in_it_is_read_or_refused(forge: str, event: str, payload: Any, data: Any) -> None:
+def test_an_event_with_arbitrary_parts_is_parsed_or_refused(forge: str, event: str, payload: Any, data: Any) -> None:
     changed = altered(payload, data.draw(st.sampled_from(paths(payload))), data.draw(VALUES))
-    delivery = delivered(forge, event, json.dumps(changed).encode())
+    delivery = delivery_of(forge, event, json.dumps(changed).encode())
 
     try:
         said = WEBHOOK_PARSERS[forge].parse(delivery)
@@ -83,10 +83,10 @@ def test_an_event_with_anything_in_it_is_read_or_refused(forge: str, event: str,
 
 @pytest.mark.parametrize(("forge", "event", "payload"), SHAPES)
 @given(cut=st.integers(0, 5000))
-def test_an_event_that_is_cut_off_is_refused(forge: str, event: str, payload: Any, cut: int) -> None:
+def test_a_truncated_event_is_refused(forge: str, event: str, payload: Any, cut: int) -> None:
     body = json.dumps(payload).encode()
     with pytest.raises(msgspec.DecodeError):
-        WEBHOOK_PARSERS[forge].parse(delivered(forge, event, body[: cut % len(body)]))
+        WEBHOOK_PARSERS[forge].parse(delivery_of(forge, event, body[: cut % len(body)]))
 
 
 @pytest.mark.parametrize("forge", WEBHOOK_PARSERS)
@@ -94,7 +94,7 @@ def test_an_event_that_is_cut_off_is_refused(forge: str, event: str, payload: An
     headers=st.dictionaries(st.sampled_from(["signature", "token", "time", "id"]), st.text(max_size=80)),
     body=st.binary(),
 )
-def test_nobody_is_believed_by_chance(forge: str, headers: dict[str, str], body: bytes) -> None:
+def test_arbitrary_headers_are_no_valid_signature(forge: str, headers: dict[str, str], body: bytes) -> None:
     def header(name: bytes) -> str:
         for word, value in headers.items():
             if word.encode() in name:
@@ -104,12 +104,12 @@ def test_nobody_is_believed_by_chance(forge: str, headers: dict[str, str], body:
     assert not WEBHOOK_PARSERS[forge].has_valid_signature(Delivery(header, body, NOW), SECRET)
 
 
-def test_a_fork_stays_one_whatever_its_payload_claims() -> None:
-    """Only the ids of the repositories decide."""
+def test_a_fork_is_recognized_by_repository_ids_only() -> None:
+    """Other fields of its payload do not matter."""
     claims = github_pull_request(head_repo="fork")
     claims["pull_request"]["head"]["repo"] |= {"full_name": "octo/hello", "fork": False, "owner": {"login": "octo"}}
 
-    said = WEBHOOK_PARSERS["github"].parse(delivered("github", "pull_request", json.dumps(claims).encode()))
+    said = WEBHOOK_PARSERS["github"].parse(delivery_of("github", "pull_request", json.dumps(claims).encode()))
 
     assert isinstance(said, WebhookEvent)
     assert said.change.is_fork

@@ -1,4 +1,4 @@
-"""Landing through a forge: the base ends at exactly the tested commit, or where it was, whatever goes wrong."""
+"""Landing through a forge: whatever fails, the base ends at exactly the tested commit, or stays."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Site(NamedTuple):
         return self.upstream.push({"other": "1\n"}, "somebody else's")
 
 
-async def no_rest(_seconds: float) -> None:
-    """Forges that are played need none."""
+async def no_sleep(_seconds: float) -> None:
+    """Return at once; the fake forges need no time."""
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
 async def test_a_tested_commit_becomes_the_base_and_nothing_is_left_behind(tmp_path: Path, kind: str) -> None:
-    """By the forge, and not by a push of ours."""
+    """Moved by the forge and not by a push; the temporary branch is deleted."""
     async with site(tmp_path, kind) as here:
         await here.land()
 
@@ -127,8 +127,8 @@ async def test_a_tested_commit_becomes_the_base_and_nothing_is_left_behind(tmp_p
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_a_base_that_moved_is_left_where_it_is(tmp_path: Path, kind: str) -> None:
-    """Before anything is asked: what was tested is not what would come of it."""
+async def test_a_base_that_moved_before_is_left_there(tmp_path: Path, kind: str) -> None:
+    """Before the forge is asked: the result would be an untested commit."""
     async with site(tmp_path, kind) as here:
         found = here.move_on()
 
@@ -141,8 +141,8 @@ async def test_a_base_that_moved_is_left_where_it_is(tmp_path: Path, kind: str) 
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_a_base_that_moves_in_the_last_moment_is_left_there_too(tmp_path: Path, kind: str) -> None:
-    """The forge finds that it is no fast-forward any more, and we look where it is."""
+async def test_a_base_that_moves_meanwhile_is_left_there(tmp_path: Path, kind: str) -> None:
+    """The forge refuses, because it is no fast-forward any more."""
     async with site(tmp_path, kind) as here:
         moves: list[str] = []
 
@@ -160,8 +160,8 @@ async def test_a_base_that_moves_in_the_last_moment_is_left_there_too(tmp_path: 
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_a_protected_branch_is_a_clear_no(tmp_path: Path, kind: str) -> None:
-    """It says what the forge said and what to do, and is not tried again by itself."""
+async def test_a_protected_branch_is_a_permanent_error(tmp_path: Path, kind: str) -> None:
+    """The message says what the forge answered and what to do."""
     async with site(tmp_path, kind) as here:
         here.forge.protected = True
 
@@ -177,8 +177,8 @@ async def test_a_protected_branch_is_a_clear_no(tmp_path: Path, kind: str) -> No
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_a_token_that_is_not_taken_changes_nothing(tmp_path: Path, kind: str) -> None:
-    """And is named as the reason; the token itself is not told."""
+async def test_an_invalid_token_changes_nothing(tmp_path: Path, kind: str) -> None:
+    """The message names it as the reason but does not show it."""
     async with site(tmp_path, kind) as here:
         with pytest.raises(GitFailed) as failed:
             await here.land(api_token="wrong-one")
@@ -192,10 +192,10 @@ async def test_a_token_that_is_not_taken_changes_nothing(tmp_path: Path, kind: s
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind in FORGES for step in range(STEPS[kind])])
 @on_loop
-async def test_a_server_that_ends_at_any_step_is_followed_by_one_that_lands(
+async def test_another_server_completes_a_landing_after_a_crash_at_any_request(
     tmp_path: Path, kind: str, step: int, *, is_after: bool
 ) -> None:
-    """Each request is the last one of a server once: not heard any more, or done without it hearing the answer."""
+    """The request was either not received, or done without its response being received."""
     async with site(tmp_path, kind) as here:
         here.forge.held, here.forge.is_after = step, is_after
         first = asyncio.create_task(here.land())
@@ -215,8 +215,8 @@ async def test_a_server_that_ends_at_any_step_is_followed_by_one_that_lands(
 
 @pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind in FORGES for step in range(STEPS[kind])])
 @on_loop
-async def test_a_forge_in_trouble_is_asked_another_time(tmp_path: Path, kind: str, step: int) -> None:
-    """What it did though it said 502 counts; what it did not passes, and the next one lands."""
+async def test_a_server_error_of_the_forge_is_transient(tmp_path: Path, kind: str, step: int) -> None:
+    """An effect in spite of status 502 counts; without one, the next try lands."""
     async with site(tmp_path, kind) as here:
         here.forge.broken = {step: 502}
 
@@ -234,8 +234,8 @@ async def test_a_forge_in_trouble_is_asked_another_time(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("kind", ["gitea", "gitlab"])
 @on_loop
-async def test_a_forge_that_looks_for_too_long_is_asked_another_time(tmp_path: Path, kind: str) -> None:
-    """It is given some seconds, and what was begun is of use the next time."""
+async def test_a_forge_that_checks_for_too_long_is_a_transient_error(tmp_path: Path, kind: str) -> None:
+    """The next try continues with the same pull request."""
     async with site(tmp_path, kind) as here:
         here.forge.looking = 25
 
@@ -252,8 +252,8 @@ async def test_a_forge_that_looks_for_too_long_is_asked_another_time(tmp_path: P
 
 @pytest.mark.parametrize(("name", "value"), [("merge_method", "merge"), ("squash_option", "always")])
 @on_loop
-async def test_gitlab_is_not_asked_where_it_would_make_another_commit(tmp_path: Path, name: str, value: str) -> None:
-    """What nobody tested never gets to the base: it is pushed instead."""
+async def test_gitlab_is_not_used_if_it_would_create_another_commit(tmp_path: Path, name: str, value: str) -> None:
+    """That commit would be untested; the tested one is pushed instead."""
     async with site(tmp_path, "gitlab") as here:
         here.forge.project[name] = value
 
@@ -266,7 +266,6 @@ async def test_gitlab_is_not_asked_where_it_would_make_another_commit(tmp_path: 
 
 @on_loop
 async def test_a_project_without_a_token_is_pushed_to(tmp_path: Path) -> None:
-    """There is nobody to ask."""
     async with site(tmp_path, "github") as here:
         await here.land(api_token="")
 
@@ -274,8 +273,8 @@ async def test_a_project_without_a_token_is_pushed_to(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_a_token_that_cannot_be_had_is_no_reason_to_push(tmp_path: Path) -> None:
-    """Who wants the forge to be asked is told what is wrong."""
+async def test_an_unreadable_token_is_an_error_and_no_reason_to_push(tmp_path: Path) -> None:
+    """The message says why it cannot be used."""
     async with site(tmp_path, "github") as here:
         with pytest.raises(GitFailed, match="there is no secret 'TOKEN'"):
             await here.land(api_token="", problem="there is no secret 'TOKEN'")
@@ -284,8 +283,8 @@ async def test_a_token_that_cannot_be_had_is_no_reason_to_push(tmp_path: Path) -
 
 
 @on_loop
-async def test_a_forge_that_nobody_allowed_is_not_spoken_to(tmp_path: Path) -> None:
-    """A project cannot have the server talk to whatever it likes."""
+async def test_no_request_is_sent_to_a_forge_that_is_not_allowed(tmp_path: Path) -> None:
+    """A project must not make the server send requests to arbitrary hosts."""
     async with site(tmp_path, "github") as here:
         with pytest.raises(GitFailed, match="without TLS") as failed:
             await here.land(api_url=here.forge.url.replace("127.0.0.1", "localhost"))
@@ -295,8 +294,7 @@ async def test_a_forge_that_nobody_allowed_is_not_spoken_to(tmp_path: Path) -> N
 
 
 @on_loop
-async def test_a_forge_that_is_away_passes(tmp_path: Path) -> None:
-    """Nobody listens there now."""
+async def test_an_unreachable_forge_is_a_transient_error(tmp_path: Path) -> None:
     async with site(tmp_path, "github") as here:
         outlet = ForgeHttpClient(["127.0.0.1"], timeout_seconds=2.0)
         gone = ForgeProject(
@@ -312,8 +310,8 @@ async def test_a_forge_that_is_away_passes(tmp_path: Path) -> None:
         assert here.main == here.base
 
 
-def test_what_the_merge_queue_pushes_is_nobodys_change() -> None:
-    """Its branches are pushed and proposed for a moment: no pipeline runs for that. A fork's are not ours."""
+def test_temporary_branches_of_the_merge_queue_cause_no_change() -> None:
+    """No pipeline runs for them. A branch of that name in a fork is not ours."""
     name = temporary_branch("main", "a" * 40)
     pushed = Push(ref=f"refs/heads/{name}", before=ZEROS, after="a" * 40, commit="a" * 40)
     asked = PullRequest(

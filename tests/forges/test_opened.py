@@ -1,4 +1,4 @@
-"""Projects with their secrets opened: where their forges are, what they are called, and what is kept for how long."""
+"""Projects with the values of their secrets, default API URLs, names of repositories and pipelines."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Shelf:
 
 
 @on_loop
-async def test_secrets_are_opened_by_their_names() -> None:
-    """Without the newline that files end with."""
+async def test_secrets_are_read_by_name() -> None:
+    """Without the newline at the end of files."""
     found = await Shelf(Written(), HOOK="hook\n", TOKEN="token\n").looked_up().find("t", "p")
 
     assert found is not None
@@ -70,7 +70,7 @@ async def test_secrets_are_opened_by_their_names() -> None:
 )
 @on_loop
 async def test_a_token_may_be_an_app(token: str, app: str, installation: str, key: str) -> None:
-    """One secret says who it is, where it is installed, and its private key."""
+    """One secret contains its id, its installation and its private key."""
     found = await Shelf(Written(), HOOK="hook", TOKEN=token).looked_up().find("t", "p")
 
     assert found is not None
@@ -78,7 +78,7 @@ async def test_a_token_may_be_an_app(token: str, app: str, installation: str, ke
 
 
 @on_loop
-async def test_a_secret_that_does_not_open_leaves_the_other_one() -> None:
+async def test_an_unreadable_secret_does_not_affect_the_other_one() -> None:
     no_token = await Shelf(Written(), HOOK="hook").looked_up().find("t", "p")
     no_hook = await Shelf(Written(), TOKEN="token").looked_up().find("t", "p")
 
@@ -89,7 +89,7 @@ async def test_a_secret_that_does_not_open_leaves_the_other_one() -> None:
 
 
 @on_loop
-async def test_what_is_opened_is_kept_for_a_moment() -> None:
+async def test_secret_values_are_cached_for_some_seconds() -> None:
     shelf = Shelf(Written(), HOOK="hook", TOKEN="token")
     projects = shelf.looked_up()
 
@@ -110,8 +110,8 @@ async def test_what_is_opened_is_kept_for_a_moment() -> None:
 
 
 @on_loop
-async def test_a_disk_that_fails_is_no_missing_secret() -> None:
-    """Whoever asks tries again."""
+async def test_a_disk_failure_is_not_a_missing_secret() -> None:
+    """It is a temporary error."""
 
     def broken(*_: str) -> str:
         raise OSError(5, "Input/output error")
@@ -132,7 +132,7 @@ async def test_a_disk_that_fails_is_no_missing_secret() -> None:
         ("https://[broken", ""),
     ],
 )
-def test_a_repository_is_called_by_its_whole_path(url: str, repository: str) -> None:
+def test_a_repository_is_named_by_its_whole_path(url: str, repository: str) -> None:
     assert repository_path(url) == repository
 
 
@@ -150,7 +150,7 @@ def test_a_repository_is_called_by_its_whole_path(url: str, repository: str) -> 
         ("github", "/srv/git/h.git", ""),
     ],
 )
-def test_the_api_is_where_it_usually_is(forge: str, url: str, api: str) -> None:
+def test_the_default_api_url_follows_from_the_clone_url(forge: str, url: str, api: str) -> None:
     assert default_api_url(forge, url) == api
 
 
@@ -158,12 +158,12 @@ def test_the_api_is_where_it_usually_is(forge: str, url: str, api: str) -> None:
     ("file", "name"),
     [("", ""), (".deltaci.yml", ""), (".deltaci/lint.yml", "lint"), (".github/workflows/ci.yaml", "ci")],
 )
-def test_a_pipeline_is_called_by_its_file(file: str, name: str) -> None:
+def test_a_pipeline_has_the_name_of_its_file(file: str, name: str) -> None:
     assert pipeline_name(file) == name
 
 
 @on_loop
-async def test_a_run_is_about_what_it_comes_from() -> None:
+async def test_the_status_target_follows_from_the_origin_of_the_run() -> None:
     about = Run(id="r", origin=Origin(project="p", commit="c", template="build"))
 
     subject = await OriginTargets().target_of(about)

@@ -1,4 +1,4 @@
-"""The way out: where it leads, where it does not, and what is read of what comes back."""
+"""The HTTP client for forges: which addresses it allows, and what it reads of a response."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.contract.places import on_loop
 from tests.forges.playing import Answered, PlayedForge
 
 
-def call(url: str) -> ForgeRequest:
+def request_for(url: str) -> ForgeRequest:
     return ForgeRequest("POST", f"{url}/x", {"Authorization": "Bearer hush"}, {"a": 1})
 
 
 async def say(outlet: ForgeHttpClient, url: str) -> ForgeResponse:
     try:
-        return await outlet.send(call(url))
+        return await outlet.send(request_for(url))
     finally:
         await outlet.close()
 
@@ -51,7 +51,7 @@ async def say(outlet: ForgeHttpClient, url: str) -> ForgeResponse:
         ("not an address", False),
     ],
 )
-def test_what_is_inside_is_known(address: str, is_so: bool) -> None:
+def test_public_and_private_addresses(address: str, is_so: bool) -> None:
     assert is_public(address) is is_so
 
 
@@ -71,7 +71,7 @@ def test_what_is_inside_is_known(address: str, is_so: bool) -> None:
     ],
 )
 @on_loop
-async def test_nobody_is_led_inside_or_out_in_the_open(url: str) -> None:
+async def test_private_addresses_and_plain_http_are_refused(url: str) -> None:
     with pytest.raises((NotAllowed, Unreachable)) as caught:
         await say(ForgeHttpClient(), url)
 
@@ -81,7 +81,7 @@ async def test_nobody_is_led_inside_or_out_in_the_open(url: str) -> None:
 
 
 @on_loop
-async def test_what_is_allowed_is_allowed_by_its_port() -> None:
+async def test_a_host_may_be_allowed_for_one_port_only() -> None:
     async with PlayedForge() as forge, PlayedForge() as other:
         assert (await say(ForgeHttpClient([forge.host]), forge.url)).status == 201
         with pytest.raises(NotAllowed):
@@ -98,8 +98,8 @@ async def test_a_redirect_is_not_followed() -> None:
 
 
 @on_loop
-async def test_the_connection_goes_to_what_was_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that leads outside when it is checked and inside when it is used would lead us inside."""
+async def test_the_connection_goes_to_the_resolved_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS could return a public address for the check and a private one for the connection."""
     async with PlayedForge() as forge:
         port = int(forge.url.rpartition(":")[2])
         asked: list[str] = []
@@ -142,8 +142,10 @@ async def _tls_forge(context: ssl.SSLContext) -> tuple[asyncio.Server, int, list
 
 @pytest.mark.parametrize(("name", "is_trusted"), [("localhost", True), ("another.example", False)])
 @on_loop
-async def test_the_certificate_must_be_the_names(authority: trustme.CA, name: str, is_trusted: bool) -> None:
-    """Though the connection goes to an address."""
+async def test_the_certificate_must_be_valid_for_the_host_name(
+    authority: trustme.CA, name: str, is_trusted: bool
+) -> None:
+    """Though the connection goes to an IP address."""
     ours, theirs = ssl.create_default_context(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.configure_trust(ours)
     authority.issue_cert(name).configure_cert(theirs)
@@ -162,7 +164,7 @@ async def test_the_certificate_must_be_the_names(authority: trustme.CA, name: st
 
 
 @on_loop
-async def test_a_certificate_of_nobody_we_know_is_not_trusted(authority: trustme.CA) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_refused(authority: trustme.CA) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(theirs)
     server, port, heard = await _tls_forge(theirs)
@@ -176,7 +178,7 @@ async def test_a_certificate_of_nobody_we_know_is_not_trusted(authority: trustme
 
 
 @on_loop
-async def test_a_long_answer_is_read_only_at_its_beginning() -> None:
+async def test_only_the_beginning_of_a_long_response_is_read() -> None:
     async with PlayedForge() as forge:
         forge.otherwise = Answered(201, body={"id": 3, "filler": "x" * 1_000_000})
 
@@ -199,14 +201,14 @@ async def test_a_long_answer_is_read_only_at_its_beginning() -> None:
         ({"x-ratelimit-remaining": "1", "x-ratelimit-reset": "90"}, 0.0),
     ],
 )
-def test_how_long_a_forge_wants_to_be_left_alone(headers: dict[str, str], seconds: float) -> None:
+def test_retry_after_is_read_from_the_headers(headers: dict[str, str], seconds: float) -> None:
     assert retry_after_seconds(headers, 60.0) == seconds
 
 
 @pytest.mark.parametrize("token", ["hush\n", "hüsh", "hush\x00"])
 @on_loop
-async def test_a_token_that_no_header_can_hold_is_not_shown(token: str) -> None:
-    """Libraries quote what they cannot send."""
+async def test_an_invalid_token_is_not_shown(token: str) -> None:
+    """HTTP libraries quote header values that they cannot send."""
     async with PlayedForge() as forge:
         outlet = ForgeHttpClient([forge.host])
         with pytest.raises(NotAllowed) as caught:
@@ -216,5 +218,5 @@ async def test_a_token_that_no_header_can_hold_is_not_shown(token: str) -> None:
         assert "sh" not in str(caught.value).replace("perhaps", "")
 
 
-def test_a_call_never_shows_its_token() -> None:
-    assert "hush" not in repr(call("https://example.org"))
+def test_the_repr_of_a_request_has_no_token() -> None:
+    assert "hush" not in repr(request_for("https://example.org"))

@@ -1,4 +1,4 @@
-"""What forges are told of runs: what, in which order, how often, and what follows from it."""
+"""Statuses of runs on their forges: their order, repetition, and the effect on the run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.lab import TENANT, task
 TOKEN = "a token of the project's own"
 
 
-async def joined(at: Desk, forge: PlayedForge, kind: str = "github", name: str = "p", **fields: Any) -> None:
-    """A project whose forge is this one."""
+async def add_project(at: Desk, forge: PlayedForge, kind: str = "github", name: str = "p", **fields: Any) -> None:
+    """Store a project whose forge is this one."""
     told = {"repository": "octo/hello", "api_url": forge.url, "api_token": TOKEN, **fields}
     await at.notebook.write(name, kind, TENANT, **told)
 
@@ -38,11 +38,11 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @on_loop
-async def test_a_run_is_told_from_its_beginning_to_its_end(memory: Place, tmp_path: Path, kind: str) -> None:
-    """And is reported only once its forge has the outcome."""
+async def test_each_status_of_a_run_is_sent(memory: Place, tmp_path: Path, kind: str) -> None:
+    """The run is reported only after its forge accepted the outcome."""
     states, path, prefix = KINDS[kind]
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge, kind)
+        await add_project(at, forge, kind)
         await at.begin()
         await forge.told(1)
         lease = await at.work()
@@ -69,7 +69,7 @@ async def test_a_run_is_told_from_its_beginning_to_its_end(memory: Place, tmp_pa
 async def test_a_run_is_not_reported_before_its_forge_has_the_outcome(place: Place, tmp_path: Path) -> None:
     gate = asyncio.Event()
     async with PlayedForge() as forge, desk(place, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin()
         lease = await at.work()
         await forge.until(lambda: any(each.body["description"] == "under way" for each in forge.kept))
@@ -85,9 +85,9 @@ async def test_a_run_is_not_reported_before_its_forge_has_the_outcome(place: Pla
 
 
 @on_loop
-async def test_what_failed_is_said_by_name(memory: Place, tmp_path: Path) -> None:
+async def test_the_description_names_the_failed_job(memory: Place, tmp_path: Path) -> None:
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin(jobs=(task("unit tests"), task("deploy", "unit tests")))
         await at.end(await at.work(), ok=False)
         await at.reported()
@@ -98,9 +98,9 @@ async def test_what_failed_is_said_by_name(memory: Place, tmp_path: Path) -> Non
 
 
 @on_loop
-async def test_a_run_that_cannot_be_planned_and_one_that_is_cancelled_are_errors(memory: Place, tmp_path: Path) -> None:
+async def test_planning_failures_and_cancellations_are_errors(memory: Place, tmp_path: Path) -> None:
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin("r1")
         await at.server.do(run.Cancel(id="r1", actor="user:ada"))
         await at.reported("r1")
@@ -114,11 +114,11 @@ async def test_a_run_that_cannot_be_planned_and_one_that_is_cancelled_are_errors
     [{"api_token": ""}, {"reports": "nothing"}, {"repository": ""}, {"kind": "git"}],
 )
 @on_loop
-async def test_a_project_whose_forge_is_told_nothing_is_reported_at_once(
+async def test_a_run_is_reported_at_once_if_its_project_sends_no_statuses(
     memory: Place, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge, **fields)
+        await add_project(at, forge, **fields)
         await at.begin()
         await at.end(await at.work())
 
@@ -128,11 +128,11 @@ async def test_a_project_whose_forge_is_told_nothing_is_reported_at_once(
 
 @pytest.mark.parametrize("origin", [{"project": "nobody"}, {"project": ""}, {"commit": ""}, {"commit": "main/../x"}])
 @on_loop
-async def test_a_run_of_no_project_or_commit_is_reported_at_once(
+async def test_a_run_without_project_or_commit_is_reported_at_once(
     memory: Place, tmp_path: Path, origin: dict[str, Any]
 ) -> None:
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin(**origin)
         await at.end(await at.work())
 
@@ -141,10 +141,10 @@ async def test_a_run_of_no_project_or_commit_is_reported_at_once(
 
 
 @on_loop
-async def test_a_token_that_does_not_open_is_no_secret(memory: Place, tmp_path: Path) -> None:
-    """The run is reported all the same, and says why its forge was not told."""
+async def test_an_unreadable_token_is_the_reason_in_the_last_event(memory: Place, tmp_path: Path) -> None:
+    """The run is reported nevertheless."""
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge, api_token="", problem="there is no secret 'TOKEN'")
+        await add_project(at, forge, api_token="", problem="there is no secret 'TOKEN'")
         await at.begin()
         await at.end(await at.work())
 
@@ -155,13 +155,13 @@ async def test_a_token_that_does_not_open_is_no_secret(memory: Place, tmp_path: 
 
 
 @on_loop
-async def test_what_fails_is_told_again_until_it_is_heard(memory: Place, tmp_path: Path) -> None:
-    """Errors, connections that break, and silence: the outcome comes through, and nothing older after it."""
+async def test_a_failed_request_is_repeated_until_it_succeeds(memory: Place, tmp_path: Path) -> None:
+    """After errors, broken connections and timeouts, the outcome arrives and nothing older after it."""
     async with (
         PlayedForge(Answered(500), "reset", "silence", Answered(502)) as forge,
         desk(memory, tmp_path, allowed=(forge.host,), seconds=0.2) as at,
     ):
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin()
         await at.end(await at.work())
 
@@ -171,11 +171,11 @@ async def test_what_fails_is_told_again_until_it_is_heard(memory: Place, tmp_pat
 
 
 @on_loop
-async def test_who_asks_to_be_left_alone_is_left_alone(memory: Place, tmp_path: Path) -> None:
+async def test_retry_after_is_respected(memory: Place, tmp_path: Path) -> None:
     clock = Jumping()
     busy = Answered(429, {"Retry-After": "77"})
     async with PlayedForge(busy) as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=clock) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin()
         await forge.told(1)
 
@@ -183,12 +183,12 @@ async def test_who_asks_to_be_left_alone_is_left_alone(memory: Place, tmp_path: 
 
 
 @on_loop
-async def test_a_limit_that_is_used_up_is_no_refusal(memory: Place, tmp_path: Path) -> None:
-    """GitHub says 403 then, and when it starts anew."""
+async def test_an_exceeded_rate_limit_is_not_a_refusal(memory: Place, tmp_path: Path) -> None:
+    """GitHub answers 403 with the time of the reset."""
     clock = Jumping()
     spent = Answered(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "99999999999"})
     async with PlayedForge(spent) as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=clock) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin()
         await forge.told(1)
 
@@ -196,15 +196,15 @@ async def test_a_limit_that_is_used_up_is_no_refusal(memory: Place, tmp_path: Pa
 
 
 @on_loop
-async def test_waits_grow_and_have_an_end(memory: Place, tmp_path: Path) -> None:
-    """A forge that never comes back is given up, and the run says so."""
+async def test_retry_delays_grow_and_sending_is_abandoned_at_last(memory: Place, tmp_path: Path) -> None:
+    """The last event of the run says so."""
     clock = Jumping()
     async with (
         PlayedForge() as forge,
         desk(memory, tmp_path, allowed=(forge.host,), clock=clock, patience=StatusRetryPolicy()) as at,
     ):
         forge.otherwise = Answered(503, body={"message": "down"})
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin()
         await at.end(await at.work())
 
@@ -219,11 +219,11 @@ async def test_waits_grow_and_have_an_end(memory: Place, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("status", [301, 401, 404, 422])
 @on_loop
-async def test_what_a_forge_refuses_is_not_told_for_ever(memory: Place, tmp_path: Path, status: int) -> None:
+async def test_a_refused_status_is_not_sent_forever(memory: Place, tmp_path: Path, status: int) -> None:
     clock = Jumping()
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=clock) as at:
         forge.otherwise = Answered(status, {"Location": forge.url}, {"message": "no"})
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin()
         await at.end(await at.work())
 
@@ -237,10 +237,10 @@ async def test_what_a_forge_refuses_is_not_told_for_ever(memory: Place, tmp_path
 
 
 @on_loop
-async def test_gitlab_that_knows_a_state_already_has_it(memory: Place, tmp_path: Path) -> None:
+async def test_gitlab_refusing_an_equal_state_counts_as_success(memory: Place, tmp_path: Path) -> None:
     said = {"message": "Cannot transition status via :enqueue from :pending (Reason(s): Status cannot transition)"}
     async with PlayedForge(Answered(400, body=said)) as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge, "gitlab")
+        await add_project(at, forge, "gitlab")
         await at.begin()
         await at.end(await at.work())
 
@@ -248,12 +248,12 @@ async def test_gitlab_that_knows_a_state_already_has_it(memory: Place, tmp_path:
 
 
 @on_loop
-async def test_a_dead_forge_holds_up_nobody_else(memory: Place, tmp_path: Path) -> None:
+async def test_an_unresponsive_forge_does_not_delay_other_projects(memory: Place, tmp_path: Path) -> None:
     async with PlayedForge() as dead, PlayedForge() as alive:
         dead.otherwise = "silence"
         async with desk(memory, tmp_path, allowed=(dead.host, alive.host), seconds=30.0) as at:
-            await joined(at, dead, name="dead")
-            await joined(at, alive, name="alive")
+            await add_project(at, dead, name="dead")
+            await add_project(at, alive, name="alive")
             await at.begin("r0", project="dead")
             await dead.tried(1)
             await at.begin("r1", project="alive")
@@ -266,9 +266,9 @@ async def test_a_dead_forge_holds_up_nobody_else(memory: Place, tmp_path: Path) 
 
 
 @on_loop
-async def test_an_address_inside_is_spoken_to_only_if_the_server_allows_it(memory: Place, tmp_path: Path) -> None:
+async def test_a_private_address_is_used_only_if_the_server_allows_it(memory: Place, tmp_path: Path) -> None:
     async with PlayedForge() as forge, desk(memory, tmp_path, clock=Jumping()) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin()
         await at.end(await at.work())
 
@@ -291,12 +291,12 @@ class Broken:
 
 
 @on_loop
-async def test_a_project_that_cannot_be_looked_up_holds_up_nobody_else(memory: Place, tmp_path: Path) -> None:
-    """And is told once it can."""
+async def test_a_failing_project_lookup_does_not_delay_other_projects(memory: Place, tmp_path: Path) -> None:
+    """Its status is sent as soon as the lookup succeeds."""
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=Jumping()) as at:
         at.projects(Broken(at.notebook))
-        await joined(at, forge, name="broken")
-        await joined(at, forge, name="fine")
+        await add_project(at, forge, name="broken")
+        await add_project(at, forge, name="fine")
         await at.begin("r1", project="broken", pipeline="one")
         await at.begin("r2", project="fine", pipeline="two")
         for _ in range(2):
@@ -311,9 +311,9 @@ async def test_a_project_that_cannot_be_looked_up_holds_up_nobody_else(memory: P
 
 @on_loop
 async def test_of_two_runs_of_a_commit_the_newer_one_is_shown(memory: Place, tmp_path: Path) -> None:
-    """An older one that ends later is not told any more; it is reported, and says why."""
+    """The status of an older run that ends later is not sent; its last event says why."""
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin("old")
         old = await at.work("w1")
         await at.begin("new")
@@ -328,10 +328,10 @@ async def test_of_two_runs_of_a_commit_the_newer_one_is_shown(memory: Place, tmp
 
 
 @on_loop
-async def test_a_fork_does_not_change_what_is_shown_of_a_commit_that_is_here(memory: Place, tmp_path: Path) -> None:
-    """Anybody may propose the commit that a branch has; its check stays what our own run made of it."""
+async def test_a_fork_does_not_change_the_status_of_our_commit(memory: Place, tmp_path: Path) -> None:
+    """Anybody may open a pull request with the commit of a branch; its status stays that of our own run."""
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin("fork 1", is_fork=True)
         await forge.told(1)
         await at.begin("ours")
@@ -349,10 +349,10 @@ async def test_a_fork_does_not_change_what_is_shown_of_a_commit_that_is_here(mem
 
 
 @on_loop
-async def test_contexts_and_commits_are_told_each_for_itself(memory: Place, tmp_path: Path) -> None:
+async def test_contexts_and_commits_are_independent(memory: Place, tmp_path: Path) -> None:
     other = "d" * 40
     async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge)
+        await add_project(at, forge)
         await at.begin("r1", pipeline="build")
         await at.begin("r2", pipeline="lint")
         await at.begin("r3", commit=other)
@@ -383,11 +383,11 @@ class Forgetful(Wrapped):
 
 
 @on_loop
-async def test_a_crash_between_telling_and_remembering_is_harmless(memory: Place, tmp_path: Path) -> None:
-    """It is told once more, by whoever comes next, once the dead one's turn is over."""
+async def test_a_crash_between_sending_and_recording_is_harmless(memory: Place, tmp_path: Path) -> None:
+    """Another server sends the status again after the claim has expired."""
     async with PlayedForge() as forge:
         async with desk(memory, tmp_path, allowed=(forge.host,), wrap=Forgetful) as at:
-            await joined(at, forge)
+            await add_project(at, forge)
             await at.begin()
             assert isinstance(at.server.store, Forgetful)
             await at.server.store.died.wait()
@@ -400,10 +400,10 @@ async def test_a_crash_between_telling_and_remembering_is_harmless(memory: Place
 
 
 @on_loop
-async def test_what_happened_while_nobody_listened_is_told_afterwards(memory: Place, tmp_path: Path) -> None:
+async def test_statuses_missed_while_no_server_ran_are_sent_afterwards(memory: Place, tmp_path: Path) -> None:
     async with PlayedForge() as forge:
         async with desk(memory, tmp_path, allowed=(forge.host,), is_started=False) as at:
-            await joined(at, forge)
+            await add_project(at, forge)
             await at.begin("r1", pipeline="one")
             await at.end(await at.work())
             await at.begin("r2", pipeline="two")
@@ -418,14 +418,14 @@ async def test_what_happened_while_nobody_listened_is_told_afterwards(memory: Pl
 
 
 @on_loop
-async def test_two_servers_tell_each_step_once_and_in_order(servers_place: Place, tmp_path: Path) -> None:
+async def test_two_servers_send_each_status_once_and_in_order(servers_place: Place, tmp_path: Path) -> None:
     async with PlayedForge() as forge:
         allowed = (forge.host,)
         async with (
             desk(servers_place, tmp_path, allowed=allowed) as one,
             desk(servers_place, tmp_path, allowed=allowed) as two,
         ):
-            await joined(one, forge)
+            await add_project(one, forge)
             for number in range(5):
                 at = (one, two)[number % 2]
                 await at.begin(f"r{number}", pipeline=f"p{number}")
@@ -441,14 +441,14 @@ async def test_two_servers_tell_each_step_once_and_in_order(servers_place: Place
 
 
 @on_loop
-async def test_who_took_too_long_has_the_newest_told_once_more(memory: Place, tmp_path: Path) -> None:
-    """A server that was asleep may have said something old after something new: that is put right."""
+async def test_after_an_expired_claim_the_newest_status_is_sent_again(memory: Place, tmp_path: Path) -> None:
+    """A suspended server may have sent an old status after a newer one."""
     asleep = asyncio.Event()
     slow = StatusRetryPolicy(initial_seconds=0.01, max_seconds=0.05, claim_seconds=0.0)  # Its turn is over at once.
     async with PlayedForge(asleep) as forge:
         allowed = (forge.host,)
         async with desk(memory, tmp_path, allowed=allowed, patience=slow, seconds=30.0) as one:
-            await joined(one, forge)
+            await add_project(one, forge)
             await one.begin()
             await forge.tried(1)
             async with desk(memory, tmp_path, allowed=allowed, patience=slow) as two:

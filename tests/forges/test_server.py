@@ -1,4 +1,4 @@
-"""A whole server, a real repository and a forge: a signed push comes in, its commit is built, and the forge knows."""
+"""A whole server, a real repository and a forge: a signed push is built and its status sent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAME = "upstream/shop"
 
 @asynccontextmanager
 async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
-    """A server that listens. When it closes its log must be legal."""
+    """Run a server. When it stops, verify its log."""
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     place = Place("sqlite", lambda at: SqliteStore(str(folder / "ci.db"), clock=at.now), origin=wall_clock)
@@ -65,14 +65,14 @@ async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
 
 
 async def deliver(site: RepositorySite, sent: Sent) -> tuple[int, Any]:
-    """One delivery to the project, and everything that follows from it."""
+    """Send one delivery to the project and wait until its effects are complete."""
     answer = await site.http.post(f"/hooks/{TENANT}/{PROJECT}", content=sent.body, headers=sent.headers)
     await site.settled()
     return answer.status_code, answer.json()
 
 
-def pushed(forge: str, before: str, after: str, delivery: str = "delivery") -> Sent:
-    """A push of these commits, as this forge tells it."""
+def push_event(forge: str, before: str, after: str, delivery: str = "delivery") -> Sent:
+    """Return a push event in this forge's form."""
     repository = {"id": 140, "full_name": NAME, "default_branch": "main", "pushed_at": 1767513600}
     head = {"id": after, "message": "a change"}
     if forge == "github":
@@ -88,11 +88,11 @@ def pushed(forge: str, before: str, after: str, delivery: str = "delivery") -> S
 
 @pytest.mark.parametrize("forge", ["github", "gitlab", "gitea"])
 @on_loop
-async def test_a_push_comes_in_is_built_and_its_outcome_goes_out(tmp_path: Path, forge: str) -> None:
-    """From the signed delivery to the green check; what is delivered twice, or forged, makes nothing."""
+async def test_a_pushed_commit_is_built_and_its_status_is_sent(tmp_path: Path, forge: str) -> None:
+    """A delivery that is repeated or forged has no effect."""
     upstream = Upstream(tmp_path / "upstream")
     second = upstream.push({"a": "1"})
-    sent = pushed(forge, upstream.first, second)
+    sent = push_event(forge, upstream.first, second)
     async with PlayedForge() as played, serving(tmp_path, played.host) as here:
         people = await here.project(
             upstream.url, forge=forge, webhook_secret="HOOK", api_url=played.url, api_token="TOKEN"
@@ -101,7 +101,7 @@ async def test_a_push_comes_in_is_built_and_its_outcome_goes_out(tmp_path: Path,
         altered = Sent({**sent.headers, "X-Gitlab-Token": "a guess"}, sent.body.replace(b"ada", b"eve"))
         forged = await deliver(here, altered)
         status, said = await deliver(here, sent)
-        again = [await deliver(here, each) for each in (sent, pushed(forge, upstream.first, second, "another"))]
+        again = [await deliver(here, each) for each in (sent, push_event(forge, upstream.first, second, "another"))]
         [run] = await here.runs()
         player = await here.player()
         for _ in range(2):
@@ -121,14 +121,14 @@ async def test_a_push_comes_in_is_built_and_its_outcome_goes_out(tmp_path: Path,
 
 
 @on_loop
-async def test_a_bare_repository_tells_by_its_own_hook(tmp_path: Path) -> None:
-    """There is no forge to be told: the run is reported as soon as it is over."""
+async def test_a_bare_repository_reports_pushes_by_its_hook(tmp_path: Path) -> None:
+    """It gets no statuses, so the run is reported as soon as it is over."""
     upstream = Upstream(tmp_path / "upstream")
     second = upstream.push({"a": "1"})
     async with serving(tmp_path) as here:
         people = await here.project(upstream.url, webhook_secret="HOOK")
 
-        status, said = await deliver(here, pushed("git", upstream.first, second))
+        status, said = await deliver(here, push_event("git", upstream.first, second))
         [run] = await here.runs()
         player = await here.player()
         for _ in range(2):
@@ -141,8 +141,8 @@ async def test_a_bare_repository_tells_by_its_own_hook(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("forge", ["github", "gitea"])
 @on_loop
-async def test_a_fork_waits_for_approval_and_the_forge_is_told_so(tmp_path: Path, forge: str) -> None:
-    """What it proposes runs only when somebody here says so."""
+async def test_a_fork_waits_for_approval_and_the_status_says_so(tmp_path: Path, forge: str) -> None:
+    """Its jobs run only after approval by a person."""
     upstream = Upstream(tmp_path / "upstream")
     upstream.switch("theirs", upstream.first)
     theirs = upstream.commit({"b": "2"})
@@ -165,8 +165,8 @@ async def test_a_fork_waits_for_approval_and_the_forge_is_told_so(tmp_path: Path
 
 
 @on_loop
-async def test_a_body_that_never_ends_is_hung_up_on(tmp_path: Path) -> None:
-    """By its size, whatever it says of it."""
+async def test_the_connection_of_an_endless_body_is_closed(tmp_path: Path) -> None:
+    """By the received size, whatever the headers declare."""
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
