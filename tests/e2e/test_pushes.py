@@ -21,8 +21,8 @@ from deltaci.server.auth.credentials import Signer, server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
-from tests.forges.payloads import SECRET, Sent, gitea, gitea_push, github, github_push, gitlab, gitlab_push
-from tests.forges.playing import PlayedForge
+from tests.forges.fake_forge import FakeForge
+from tests.forges.payloads import SECRET, WebhookRequest, gitea, gitea_push, github, github_push, gitlab, gitlab_push
 from tests.repositories.upstream import Upstream
 
 PIPELINE: Final = """\
@@ -100,7 +100,7 @@ async def test_a_push_to_a_bare_repository_becomes_a_green_check(tmp_path: Path)
     """Its hook tells the server; each job has the commit; the forge hears of it once the run is over."""
     upstream = Upstream(tmp_path / "up", {".deltaci.yml": PIPELINE, "README": "hello"})
     async with (
-        PlayedForge() as forge,
+        FakeForge() as forge,
         deployed(_site(tmp_path), "--allow-repositories", "file", "--allow-forge", forge.host) as place,
         httpx.AsyncClient(base_url=place.url, trust_env=False) as http,
     ):
@@ -114,7 +114,7 @@ async def test_a_push_to_a_bare_repository_becomes_a_green_check(tmp_path: Path)
         await person.deltaci("project", "hook", "shop", "--repository", str(upstream.bare))
 
         commit = await asyncio.to_thread(upstream.push, {"src.txt": "x"}, "Say x")
-        await forge.until(lambda: "success" in green([each.body for each in forge.kept]))
+        await forge.wait_until(lambda: "success" in green([each.body for each in forge.accepted]))
         told = await finished(place, person)
 
         assert (told["state"], told["status"]) == ("REPORTED", "SUCCEEDED")
@@ -127,32 +127,36 @@ async def test_a_push_to_a_bare_repository_becomes_a_green_check(tmp_path: Path)
             "docs": False,
         }
         assert all(each["reason"] for each in plan["choices"])
-        assert all(each.path.endswith(f"/statuses/{commit}") for each in forge.kept)
-        assert all(TOKEN in each.headers["authorization"] for each in forge.kept)
-        states = green([each.body for each in forge.kept])
+        assert all(each.path.endswith(f"/statuses/{commit}") for each in forge.accepted)
+        assert all(TOKEN in each.headers["authorization"] for each in forge.accepted)
+        states = green([each.body for each in forge.accepted])
         assert states[-1] == "success"
         assert states.count("success") == 1
 
 
-def _github(before: str, after: str, repository: str) -> Sent:
+def _github(before: str, after: str, repository: str) -> WebhookRequest:
     payload = github_push(before=before, after=after)
     payload["repository"]["full_name"] = repository
     return github("push", payload)
 
 
-def _gitlab(before: str, after: str, repository: str) -> Sent:
+def _gitlab(before: str, after: str, repository: str) -> WebhookRequest:
     payload = gitlab_push(before=before, after=after, checkout_sha=after)
     payload["project"]["path_with_namespace"] = repository
     return gitlab("Push Hook", payload)
 
 
-def _gitea(before: str, after: str, repository: str) -> Sent:
+def _gitea(before: str, after: str, repository: str) -> WebhookRequest:
     payload = gitea_push(before=before, after=after)
     payload["repository"]["full_name"] = repository
     return gitea("push", payload)
 
 
-SENDERS: Final[dict[str, Callable[[str, str, str], Sent]]] = {"github": _github, "gitlab": _gitlab, "gitea": _gitea}
+SENDERS: Final[dict[str, Callable[[str, str, str], WebhookRequest]]] = {
+    "github": _github,
+    "gitlab": _gitlab,
+    "gitea": _gitea,
+}
 
 
 @pytest.mark.parametrize("kind", SENDERS)
@@ -163,7 +167,7 @@ async def test_a_signed_webhook_becomes_a_green_check_once(kind: str, tmp_path: 
     commit = upstream.push({"src.txt": "x"})
     repository = f"{upstream.bare.parent}/shop".strip("/")
     async with (
-        PlayedForge() as forge,
+        FakeForge() as forge,
         deployed(_site(tmp_path), "--allow-repositories", "file", "--allow-forge", forge.host) as place,
         httpx.AsyncClient(base_url=place.url, trust_env=False, timeout=60) as http,
     ):
@@ -185,7 +189,7 @@ async def test_a_signed_webhook_becomes_a_green_check_once(kind: str, tmp_path: 
 
         forged = await deliver(*_forged(sent, commit))
         answers = await asyncio.gather(*(deliver() for _ in range(10)))
-        await forge.until(lambda: any(_is_green(each.body) for each in forge.kept))
+        await forge.wait_until(lambda: any(_is_green(each.body) for each in forge.accepted))
         told = await finished(place, person)
         again = await deliver()
 
@@ -196,7 +200,7 @@ async def test_a_signed_webhook_becomes_a_green_check_once(kind: str, tmp_path: 
         assert len(await person.runs()) == 1
 
 
-def _forged(sent: Sent, commit: str) -> tuple[bytes, dict[str, str]]:
+def _forged(sent: WebhookRequest, commit: str) -> tuple[bytes, dict[str, str]]:
     """About another commit; from somebody who does not know the secret, where that is all that is asked for."""
     headers = {name: "guessed" if name == "X-Gitlab-Token" else value for name, value in sent.headers.items()}
     return sent.body.replace(commit.encode(), b"a" * 40), headers

@@ -1,1 +1,1 @@
-"""What forges say, and what they are told."""
+"""Tests of `deltaci.forges`: webhooks in, statuses and merges out."""

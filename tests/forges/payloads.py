@@ -17,8 +17,8 @@ NOW: Final = 1_767_500_000
 UUID: Final = "72d3162e-cc78-11e3-81ab-4c9367dc0958"
 
 
-class Sent(NamedTuple):
-    """One request of a forge."""
+class WebhookRequest(NamedTuple):
+    """A webhook request of a forge."""
 
     headers: dict[str, str]
     body: bytes
@@ -33,8 +33,8 @@ def _hex(body: bytes, secret: str) -> str:
 
 def github(
     event: str, payload: Any, *, delivery: str = "72d3162e-cc78-11e3-81ab-4c9367dc0958", secret: str = SECRET
-) -> Sent:
-    """Signed like GitHub does."""
+) -> WebhookRequest:
+    """Return a request signed as GitHub does."""
     body = json.dumps(payload).encode()
     headers = {
         "Content-Type": "application/json",
@@ -46,7 +46,7 @@ def github(
         "X-Hub-Signature": "sha1=" + "0" * 40,
         "X-Hub-Signature-256": f"sha256={_hex(body, secret)}",
     }
-    return Sent(headers, body)
+    return WebhookRequest(headers, body)
 
 
 def _github_repo(id: int = 35129377, name: str = "octo/hello", **fields: Any) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def _github_repo(id: int = 35129377, name: str = "octo/hello", **fields: Any) ->
 
 
 def github_push(ref: str = "refs/heads/main", before: str = OLD, after: str = NEW, **fields: Any) -> dict[str, Any]:
-    """The event `push`."""
-    is_gone = after == ZERO
+    """Return the payload of the event `push`."""
+    is_deleted = after == ZERO
     commit = {
         "id": after,
         "tree_id": "f" * 40,
@@ -86,12 +86,12 @@ def github_push(ref: str = "refs/heads/main", before: str = OLD, after: str = NE
         "before": before,
         "after": after,
         "created": before == ZERO,
-        "deleted": is_gone,
+        "deleted": is_deleted,
         "forced": False,
         "base_ref": None,
         "compare": "https://github.com/octo/hello/compare/1...a",
-        "commits": [] if is_gone else [commit],
-        "head_commit": None if is_gone else commit,
+        "commits": [] if is_deleted else [commit],
+        "head_commit": None if is_deleted else commit,
         "repository": _github_repo(pushed_at=1767513600),
         "pusher": {"name": "ada", "email": "ada@example.org"},
         "sender": {"login": "ada", "id": 6752317, "type": "User"},
@@ -133,8 +133,8 @@ def github_pull_request(action: str = "opened", *, head_repo: Any = "same", **fi
 
 def gitlab(
     event: str, payload: Any, *, uuid: str = "13792a34-cac6-4fda-95a8-c58e00a3954e", token: str = SECRET
-) -> Sent:
-    """With the token in plain text, as GitLab has always done."""
+) -> WebhookRequest:
+    """Return a request of GitLab with the token in plain text."""
     headers = {
         "Content-Type": "application/json",
         "User-Agent": "GitLab/18.1.0",
@@ -145,16 +145,22 @@ def gitlab(
         "X-Gitlab-Webhook-UUID": "02affd2d-2cba-4033-917d-ec22d5dc4b38",
         "X-Gitlab-Token": token,
     }
-    return Sent(headers, json.dumps(payload).encode())
+    return WebhookRequest(headers, json.dumps(payload).encode())
 
 
-def gitlab_signed(event: str, payload: Any, *, id: str = "wh-1", at: int = NOW, key: bytes = b"k" * 32) -> Sent:
-    """With a signing token: over id, time and body."""
+def gitlab_signed(
+    event: str, payload: Any, *, id: str = "wh-1", at: int = NOW, key: bytes = b"k" * 32
+) -> WebhookRequest:
+    """Return a request of GitLab signed over id, time and body."""
     headers, body = gitlab(event, payload)
     del headers["X-Gitlab-Token"]
-    made = hmac.new(key, f"{id}.{at}.".encode() + body, sha256).digest()
-    signed = {"webhook-id": id, "webhook-timestamp": str(at), "webhook-signature": f"v1,{b64encode(made).decode()}"}
-    return Sent({**headers, "Idempotency-Key": id, **signed}, body)
+    signature = hmac.new(key, f"{id}.{at}.".encode() + body, sha256).digest()
+    signed = {
+        "webhook-id": id,
+        "webhook-timestamp": str(at),
+        "webhook-signature": f"v1,{b64encode(signature).decode()}",
+    }
+    return WebhookRequest({**headers, "Idempotency-Key": id, **signed}, body)
 
 
 def _gitlab_project(id: int = 15, path: str = "mike/diaspora") -> dict[str, Any]:
@@ -171,8 +177,8 @@ def _gitlab_project(id: int = 15, path: str = "mike/diaspora") -> dict[str, Any]
 
 
 def gitlab_push(ref: str = "refs/heads/main", before: str = OLD, after: str = NEW, **fields: Any) -> dict[str, Any]:
-    """`Push Hook`, and with a ref of a tag `Tag Push Hook`."""
-    is_gone = after == ZERO
+    """Return the payload of `Push Hook`, or for the ref of a tag, of `Tag Push Hook`."""
+    is_deleted = after == ZERO
     commit = {
         "id": NEW,
         "message": "Fix the gate\n\nIt did not close.",
@@ -190,7 +196,7 @@ def gitlab_push(ref: str = "refs/heads/main", before: str = OLD, after: str = NE
         "after": after,
         "ref": ref,
         "ref_protected": True,
-        "checkout_sha": None if is_gone else NEW,
+        "checkout_sha": None if is_deleted else NEW,
         "message": None,
         "user_id": 4,
         "user_name": "Ada",
@@ -198,8 +204,8 @@ def gitlab_push(ref: str = "refs/heads/main", before: str = OLD, after: str = NE
         "user_email": "",
         "project_id": 15,
         "project": _gitlab_project(),
-        "commits": [] if is_gone else [commit],
-        "total_commits_count": 0 if is_gone else 1,
+        "commits": [] if is_deleted else [commit],
+        "total_commits_count": 0 if is_deleted else 1,
         "push_options": {},
         "repository": {"name": "Diaspora", "url": "git@gitlab.example.org:mike/diaspora.git"},
         **fields,
@@ -207,7 +213,7 @@ def gitlab_push(ref: str = "refs/heads/main", before: str = OLD, after: str = NE
 
 
 def gitlab_merge_request(action: str = "open", *, source: int | None = 15, **fields: Any) -> dict[str, Any]:
-    """`Merge Request Hook`; it comes from the project `source`."""
+    """Return the payload of `Merge Request Hook` from the project with id `source`."""
     about = {
         "id": 99,
         "iid": 7,
@@ -246,10 +252,10 @@ def gitlab_merge_request(action: str = "open", *, source: int | None = 15, **fie
 # -- Gitea and Forgejo
 
 
-def gitea(event: str, payload: Any, *, delivery: str = UUID, secret: str = SECRET) -> Sent:
-    """Signed like Gitea does: it also sends what GitHub would."""
+def gitea(event: str, payload: Any, *, delivery: str = UUID, secret: str = SECRET) -> WebhookRequest:
+    """Return a request signed as Gitea does, which also sends GitHub's headers."""
     body = json.dumps(payload).encode()
-    made = _hex(body, secret)
+    signature = _hex(body, secret)
     headers = {
         "Content-Type": "application/json",
         "X-GitHub-Delivery": delivery,
@@ -258,17 +264,17 @@ def gitea(event: str, payload: Any, *, delivery: str = UUID, secret: str = SECRE
         "X-Gitea-Delivery": delivery,
         "X-Gitea-Event": event,
         "X-Gitea-Event-Type": event,
-        "X-Gitea-Signature": made,
-        "X-Hub-Signature-256": f"sha256={made}",
+        "X-Gitea-Signature": signature,
+        "X-Hub-Signature-256": f"sha256={signature}",
     }
-    return Sent(headers, body)
+    return WebhookRequest(headers, body)
 
 
-def forgejo(event: str, payload: Any, *, delivery: str = UUID, secret: str = SECRET) -> Sent:
-    """Forgejo has names of its own, too."""
+def forgejo(event: str, payload: Any, *, delivery: str = UUID, secret: str = SECRET) -> WebhookRequest:
+    """Return a request of Forgejo, which adds its own headers to Gitea's."""
     headers, body = gitea(event, payload, delivery=delivery, secret=secret)
     more = {"X-Forgejo-Delivery": delivery, "X-Forgejo-Event": event, "X-Forgejo-Signature": _hex(body, secret)}
-    return Sent({**headers, **more}, body)
+    return WebhookRequest({**headers, **more}, body)
 
 
 def _gitea_repo(id: int = 140, name: str = "gitea/webhooks") -> dict[str, Any]:
@@ -286,7 +292,7 @@ def _gitea_repo(id: int = 140, name: str = "gitea/webhooks") -> dict[str, Any]:
 
 
 def gitea_push(ref: str = "refs/heads/main", before: str = OLD, after: str = NEW, **fields: Any) -> dict[str, Any]:
-    """The event `push`."""
+    """Return the payload of the event `push`."""
     commit = {"id": after, "message": "Fix the gate\n", "url": "https://…", "author": {"name": "Ada"}, "added": None}
     person = {"id": 1, "login": "ada", "full_name": "Ada", "username": "ada"}
     return {
@@ -337,9 +343,9 @@ def gitea_pull_request(action: str = "opened", *, head_repo: Any = "same", **fie
 # -- a bare repository
 
 
-def plain_git(*, at: int = NOW, secret: str = SECRET, delivery: str = "3f1c9a52", **fields: Any) -> Sent:
-    """What our own post-receive hook sends."""
+def plain_git(*, at: int = NOW, secret: str = SECRET, delivery: str = "3f1c9a52", **fields: Any) -> WebhookRequest:
+    """Return a request of our post-receive hook."""
     payload = {"delivery": delivery, "ref": "refs/heads/main", "before": OLD, "after": NEW, "pusher": "ada", **fields}
     body = json.dumps(payload).encode()
-    made = hmac.new(secret.encode(), f"{at}.".encode() + body, sha256).hexdigest()
-    return Sent({"X-Deltaci-Timestamp": str(at), "X-Deltaci-Signature-256": f"sha256={made}"}, body)
+    signature = hmac.new(secret.encode(), f"{at}.".encode() + body, sha256).hexdigest()
+    return WebhookRequest({"X-Deltaci-Timestamp": str(at), "X-Deltaci-Signature-256": f"sha256={signature}"}, body)

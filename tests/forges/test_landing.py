@@ -19,7 +19,7 @@ from deltaci.forges.webhook_event import IgnoredEvent, PullRequest, Push, pull_r
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BranchMoved, CommitBuilder, Signature
 from tests.contract.places import on_loop
-from tests.forges.merging import NAME, TOKEN, Asked, MergingForge
+from tests.forges.merging_forge import NAME, TOKEN, ApiRequest, MergingForge
 from tests.repositories.test_mirrors import mirrors
 from tests.repositories.upstream import ZEROS, Upstream
 
@@ -27,60 +27,58 @@ FORGES = ("github", "gitea", "gitlab")
 STEPS = {"github": 2, "gitea": 5, "gitlab": 8}  # So many requests a landing makes.
 
 
-class Pushing:
-    """A plain push."""
+class CountingPush:
+    """The fallback of the landing: a plain push, counted."""
 
     def __init__(self) -> None:
         self.count = 0
 
     async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
-        """Push it."""
         self.count += 1
         await builder.push(branch, commit, expected)
 
 
-class One:
-    """One project, as its forge knows it."""
+class OneProject:
+    """A lookup that always returns the same project."""
 
     def __init__(self, forge: ForgeProject | None) -> None:
         self.forge = forge
 
     async def find(self, tenant: str, project: str) -> ForgeProject | None:
-        """That one."""
         return self.forge
 
 
 class Site(NamedTuple):
-    """A repository, its forge, and a commit that was tested."""
+    """A repository, its forge, and a tested commit."""
 
     upstream: Upstream
     forge: MergingForge
     project: Project
-    known: ForgeProject
+    forge_project: ForgeProject
     builder: CommitBuilder
     base: str
     commit: str
-    pushing: Pushing
+    pushing: CountingPush
 
     async def land(self, **changes: str) -> None:
-        """As a server does that has just been started."""
-        known = msgspec.structs.replace(self.known, **changes)
-        outlet = ForgeHttpClient([self.forge.host], timeout_seconds=5.0)
-        landing = ForgeLanding(One(known), outlet, self.pushing, sleep=no_rest)
+        """Land the commit from a new server."""
+        forge_project = msgspec.structs.replace(self.forge_project, **changes)
+        client = ForgeHttpClient([self.forge.host], timeout_seconds=5.0)
+        landing = ForgeLanding(OneProject(forge_project), client, self.pushing, sleep=no_sleep)
         try:
             await landing.land(self.project, self.builder, "main", self.commit, self.base)
         finally:
-            await outlet.close()
+            await client.close()
 
     @property
     def main(self) -> str:
-        """Where the base is."""
+        """The commit of the base branch."""
         return self.forge.branches["main"]
 
     def move_on(self) -> str:
-        """Somebody else pushes to the base."""
+        """Push another commit to the base branch."""
         self.upstream.switch("main", self.base)
-        return self.upstream.push({"other": "1\n"}, "somebody else's")
+        return self.upstream.push({"other": "1\n"}, "a concurrent push")
 
 
 async def no_sleep(_seconds: float) -> None:
@@ -89,7 +87,7 @@ async def no_sleep(_seconds: float) -> None:
 
 @asynccontextmanager
 async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
-    """A repository with a branch to merge, and the commit that does."""
+    """Create a repository with a branch, and a commit that merges it."""
     upstream = Upstream(folder / "upstream")
     upstream.switch("work")
     head = upstream.push({"new": "1\n"}, "some work", branch="work")
@@ -99,7 +97,7 @@ async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
     await builder.fetch_branch("work")
     commit = await builder.merge(base, [head], "Merge some work", Signature("Delta CI", "ci@example.org", 10**15))
     async with MergingForge(upstream.bare) as forge:
-        told = {
+        fields = {
             "tenant": "t",
             "name": "shop",
             "forge": kind,
@@ -107,8 +105,8 @@ async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
             "api_url": forge.url,
             "api_token": TOKEN,
         }
-        known = msgspec.convert(told, ForgeProject)
-        yield Site(upstream, forge, project, known, builder, base, commit, Pushing())
+        forge_project = msgspec.convert(fields, ForgeProject)
+        yield Site(upstream, forge, project, forge_project, builder, base, commit, CountingPush())
 
 
 @pytest.mark.parametrize("kind", FORGES)
@@ -119,10 +117,10 @@ async def test_a_tested_commit_becomes_the_base_and_nothing_is_left_behind(tmp_p
         await here.land()
 
         assert here.main == here.commit
-        assert here.forge.left == []
+        assert here.forge.leftovers == []
         assert sorted(here.forge.branches) == ["main", "work"]
         assert here.pushing.count == 0
-        assert len(here.forge.asked) == STEPS[kind]
+        assert len(here.forge.received) == STEPS[kind]
 
 
 @pytest.mark.parametrize("kind", FORGES)
@@ -136,7 +134,7 @@ async def test_a_base_that_moved_before_is_left_there(tmp_path: Path, kind: str)
             await here.land()
 
         assert moved.value.tip == here.main == found
-        assert here.forge.left == []
+        assert here.forge.leftovers == []
 
 
 @pytest.mark.parametrize("kind", FORGES)
@@ -146,16 +144,16 @@ async def test_a_base_that_moves_meanwhile_is_left_there(tmp_path: Path, kind: s
     async with site(tmp_path, kind) as here:
         moves: list[str] = []
 
-        def meanwhile(asked: Asked) -> None:
+        def meanwhile(asked: ApiRequest) -> None:
             if not moves and ("sha" in asked.body or "head_commit_id" in asked.body):
                 moves.append(here.move_on())
 
-        here.forge.meanwhile = meanwhile
+        here.forge.before_request = meanwhile
         with pytest.raises(BranchMoved) as moved:
             await here.land()
 
         assert moved.value.tip == here.main == moves[0]
-        assert here.forge.left == []
+        assert here.forge.leftovers == []
 
 
 @pytest.mark.parametrize("kind", FORGES)
@@ -172,7 +170,7 @@ async def test_a_protected_branch_is_a_permanent_error(tmp_path: Path, kind: str
         assert str(failed.value).startswith(f"{kind} does not move 'main': it answered 4")
         assert "past its protection" in str(failed.value)
         assert here.main == here.base
-        assert here.forge.left == []
+        assert here.forge.leftovers == []
 
 
 @pytest.mark.parametrize("kind", FORGES)
@@ -197,19 +195,19 @@ async def test_another_server_completes_a_landing_after_a_crash_at_any_request(
 ) -> None:
     """The request was either not received, or done without its response being received."""
     async with site(tmp_path, kind) as here:
-        here.forge.held, here.forge.is_after = step, is_after
+        here.forge.stop_at, here.forge.stop_after = step, is_after
         first = asyncio.create_task(here.land())
-        await here.forge.is_held.wait()
+        await here.forge.is_stopped.wait()
         first.cancel()
         with suppress(asyncio.CancelledError):
             await first
         assert here.main in (here.base, here.commit)
 
-        here.forge.held = None
+        here.forge.stop_at = None
         await here.land()
 
         assert here.main == here.commit
-        assert here.forge.left == []
+        assert here.forge.leftovers == []
         assert here.pushing.count == 0
 
 
@@ -218,18 +216,18 @@ async def test_another_server_completes_a_landing_after_a_crash_at_any_request(
 async def test_a_server_error_of_the_forge_is_transient(tmp_path: Path, kind: str, step: int) -> None:
     """An effect in spite of status 502 counts; without one, the next try lands."""
     async with site(tmp_path, kind) as here:
-        here.forge.broken = {step: 502}
+        here.forge.status_overrides = {step: 502}
 
         try:
             await here.land()
         except GitFailed as failed:
             assert failed.is_transient  # noqa: PT017
             assert here.main == here.base
-        here.forge.broken = {}
+        here.forge.status_overrides = {}
         await here.land()
 
         assert here.main == here.commit
-        assert here.forge.left == []
+        assert here.forge.leftovers == []
 
 
 @pytest.mark.parametrize("kind", ["gitea", "gitlab"])
@@ -237,7 +235,7 @@ async def test_a_server_error_of_the_forge_is_transient(tmp_path: Path, kind: st
 async def test_a_forge_that_checks_for_too_long_is_a_transient_error(tmp_path: Path, kind: str) -> None:
     """The next try continues with the same pull request."""
     async with site(tmp_path, kind) as here:
-        here.forge.looking = 25
+        here.forge.checks_before_merge = 25
 
         with pytest.raises(GitFailed, match="still checking") as failed:
             await here.land()
@@ -247,7 +245,7 @@ async def test_a_forge_that_checks_for_too_long_is_a_transient_error(tmp_path: P
 
         assert here.main == here.commit
         assert len(here.forge.requests) == 1
-        assert here.forge.left == []
+        assert here.forge.leftovers == []
 
 
 @pytest.mark.parametrize(("name", "value"), [("merge_method", "merge"), ("squash_option", "always")])
@@ -269,7 +267,7 @@ async def test_a_project_without_a_token_is_pushed_to(tmp_path: Path) -> None:
     async with site(tmp_path, "github") as here:
         await here.land(api_token="")
 
-        assert (here.main, here.pushing.count, here.forge.asked) == (here.commit, 1, [])
+        assert (here.main, here.pushing.count, here.forge.received) == (here.commit, 1, [])
 
 
 @on_loop
@@ -290,21 +288,21 @@ async def test_no_request_is_sent_to_a_forge_that_is_not_allowed(tmp_path: Path)
             await here.land(api_url=here.forge.url.replace("127.0.0.1", "localhost"))
 
         assert not failed.value.is_transient
-        assert (here.main, here.forge.asked) == (here.base, [])
+        assert (here.main, here.forge.received) == (here.base, [])
 
 
 @on_loop
 async def test_an_unreachable_forge_is_a_transient_error(tmp_path: Path) -> None:
     async with site(tmp_path, "github") as here:
-        outlet = ForgeHttpClient(["127.0.0.1"], timeout_seconds=2.0)
+        client = ForgeHttpClient(["127.0.0.1"], timeout_seconds=2.0)
         gone = ForgeProject(
             tenant="t", name="shop", forge="github", repository=NAME, api_url="http://127.0.0.1:1", api_token=TOKEN
         )
-        landing = ForgeLanding(One(gone), outlet, here.pushing)
+        landing = ForgeLanding(OneProject(gone), client, here.pushing)
 
         with pytest.raises(GitFailed) as failed:
             await landing.land(here.project, here.builder, "main", here.commit, here.base)
-        await outlet.close()
+        await client.close()
 
         assert failed.value.is_transient
         assert here.main == here.base

@@ -19,9 +19,10 @@ from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.api.site import TENANT, WAIT_SECONDS
 from tests.contract.places import Place, legal, on_loop
+from tests.forges.fake_forge import FakeForge
 from tests.forges.payloads import (
     SECRET,
-    Sent,
+    WebhookRequest,
     gitea,
     gitea_pull_request,
     gitea_push,
@@ -32,7 +33,6 @@ from tests.forges.payloads import (
     gitlab_push,
     plain_git,
 )
-from tests.forges.playing import PlayedForge
 from tests.repositories.site import LOCAL, PROJECT, RepositorySite
 from tests.repositories.upstream import Upstream, git
 
@@ -64,14 +64,14 @@ async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
             await task
 
 
-async def deliver(site: RepositorySite, sent: Sent) -> tuple[int, Any]:
+async def deliver(site: RepositorySite, sent: WebhookRequest) -> tuple[int, Any]:
     """Send one delivery to the project and wait until its effects are complete."""
     answer = await site.http.post(f"/hooks/{TENANT}/{PROJECT}", content=sent.body, headers=sent.headers)
     await site.settled()
     return answer.status_code, answer.json()
 
 
-def push_event(forge: str, before: str, after: str, delivery: str = "delivery") -> Sent:
+def push_event(forge: str, before: str, after: str, delivery: str = "delivery") -> WebhookRequest:
     """Return a push event in this forge's form."""
     repository = {"id": 140, "full_name": NAME, "default_branch": "main", "pushed_at": 1767513600}
     head = {"id": after, "message": "a change"}
@@ -81,8 +81,8 @@ def push_event(forge: str, before: str, after: str, delivery: str = "delivery") 
         return gitea("push", gitea_push(before=before, after=after, repository=repository), delivery=delivery)
     if forge == "gitlab":
         project = {"id": 15, "path_with_namespace": NAME, "default_branch": "main"}
-        told = gitlab_push(before=before, after=after, checkout_sha=after, commits=[head], project=project)
-        return gitlab("Push Hook", told, uuid=delivery)
+        payload = gitlab_push(before=before, after=after, checkout_sha=after, commits=[head], project=project)
+        return gitlab("Push Hook", payload, uuid=delivery)
     return plain_git(at=int(time.time()), before=before, after=after, delivery=delivery)
 
 
@@ -93,14 +93,14 @@ async def test_a_pushed_commit_is_built_and_its_status_is_sent(tmp_path: Path, f
     upstream = Upstream(tmp_path / "upstream")
     second = upstream.push({"a": "1"})
     sent = push_event(forge, upstream.first, second)
-    async with PlayedForge() as played, serving(tmp_path, played.host) as here:
+    async with FakeForge() as played, serving(tmp_path, played.host) as here:
         people = await here.project(
             upstream.url, forge=forge, webhook_secret="HOOK", api_url=played.url, api_token="TOKEN"
         )
 
-        altered = Sent({**sent.headers, "X-Gitlab-Token": "a guess"}, sent.body.replace(b"ada", b"eve"))
+        altered = WebhookRequest({**sent.headers, "X-Gitlab-Token": "a guess"}, sent.body.replace(b"ada", b"eve"))
         forged = await deliver(here, altered)
-        status, said = await deliver(here, sent)
+        status, response = await deliver(here, sent)
         again = [await deliver(here, each) for each in (sent, push_event(forge, upstream.first, second, "another"))]
         [run] = await here.runs()
         player = await here.player()
@@ -109,12 +109,12 @@ async def test_a_pushed_commit_is_built_and_its_status_is_sent(tmp_path: Path, f
         await here.until(people, run["id"], "REPORTED")
 
         assert (forged[0], forged[1]["result"]) == (401, "refused")
-        assert (status, said["result"]) == (202, "accepted")
-        assert {each["change"] for _, each in again} == {said["change"]}
+        assert (status, response["result"]) == (202, "accepted")
+        assert {each["change"] for _, each in again} == {response["change"]}
         assert {each["result"] for _, each in again} == {"duplicate"}
         assert (run["commit"], run["project"], run["file"]) == (second, PROJECT, ".deltaci.yml")
-        assert {each.path.rpartition("/")[2] for each in played.kept} == {second}
-        last = played.kept[-1].body
+        assert {each.path.rpartition("/")[2] for each in played.accepted} == {second}
+        last = played.accepted[-1].body
         assert (last["state"], last["description"]) == ("success", "succeeded")
         assert last["target_url"] == f"https://ci.example.org/runs/{run['id']}"
         assert [event.metadata["told"] for event in await here.log() if event.to == "REPORTED"] == ["success"]
@@ -128,14 +128,14 @@ async def test_a_bare_repository_reports_pushes_by_its_hook(tmp_path: Path) -> N
     async with serving(tmp_path) as here:
         people = await here.project(upstream.url, webhook_secret="HOOK")
 
-        status, said = await deliver(here, push_event("git", upstream.first, second))
+        status, response = await deliver(here, push_event("git", upstream.first, second))
         [run] = await here.runs()
         player = await here.player()
         for _ in range(2):
             await player.finish(await player.take())
         await here.until(people, run["id"], "REPORTED")
 
-        assert (status, said["result"], run["commit"]) == (202, "accepted", second)
+        assert (status, response["result"], run["commit"]) == (202, "accepted", second)
         assert all("told" not in event.metadata for event in await here.log())
 
 
@@ -152,16 +152,16 @@ async def test_a_fork_waits_for_approval_and_the_status_says_so(tmp_path: Path, 
     payload["repository"] |= {"full_name": NAME}
     payload["pull_request"]["head"]["sha"] = theirs
     payload["pull_request"]["base"]["sha"] = upstream.first
-    async with PlayedForge() as played, serving(tmp_path, played.host) as here:
+    async with FakeForge() as played, serving(tmp_path, played.host) as here:
         await here.project(upstream.url, forge=forge, webhook_secret="HOOK", api_url=played.url, api_token="TOKEN")
 
-        status, said = await deliver(here, make[0]("pull_request", payload))
+        status, response = await deliver(here, make[0]("pull_request", payload))
         [run] = await here.runs()
-        await played.until(lambda: any("approval" in each.body["description"] for each in played.kept))
+        await played.wait_until(lambda: any("approval" in each.body["description"] for each in played.accepted))
 
-        assert (status, said["result"]) == (202, "accepted")
+        assert (status, response["result"]) == (202, "accepted")
         assert (run["commit"], run["event"]) == (theirs, "pull_request")
-        assert played.kept[-1].body["state"] == "pending"
+        assert played.accepted[-1].body["state"] == "pending"
 
 
 @on_loop

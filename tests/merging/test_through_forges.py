@@ -10,8 +10,8 @@ from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.landing import ForgeLanding
 from deltaci.forges.projects import ForgeProject
 from tests.contract.places import on_loop
-from tests.forges.merging import NAME, TOKEN, MergingForge
-from tests.forges.test_landing import FORGES, One, no_rest
+from tests.forges.merging_forge import NAME, TOKEN, MergingForge
+from tests.forges.test_landing import FORGES, OneProject, no_sleep
 from tests.merging.conftest import Opened
 from tests.merging.site import Streams
 
@@ -23,9 +23,9 @@ async def test_a_batch_lands_through_the_forge_without_who_is_bad(site: Opened, 
     async with MergingForge(streams.upstream.bare) as forge:
         told = {"tenant": "acme", "name": "shop", "forge": kind, "repository": NAME, "api_url": forge.url}
         known = msgspec.convert({**told, "api_token": TOKEN}, ForgeProject)
-        outlet = ForgeHttpClient([forge.host], timeout_seconds=5.0)
+        client = ForgeHttpClient([forge.host], timeout_seconds=5.0)
         try:
-            async with site(landing=ForgeLanding(One(known), outlet, Pushing(), sleep=no_rest)) as here:
+            async with site(landing=ForgeLanding(OneProject(known), client, Pushing(), sleep=no_sleep)) as here:
                 good = [streams.made(f"w{n}", {f"{n}.txt": "good\n"}) for n in range(2)]
                 await here.enter(*good, streams.made("bad", {"bad.txt": "BAD\n"}))
                 await here.settle()
@@ -33,10 +33,10 @@ async def test_a_batch_lands_through_the_forge_without_who_is_bad(site: Opened, 
                 assert here.files() == {"0.txt", "1.txt"}
                 assert here.merged() == {"w0", "w1"}
                 assert set(here.places()) <= here.tester.good
-                assert forge.left == []
-                assert [each for each in forge.asked if "sha" in each.body or "head_commit_id" in each.body]
+                assert forge.leftovers == []
+                assert [each for each in forge.received if "sha" in each.body or "head_commit_id" in each.body]
         finally:
-            await outlet.close()
+            await client.close()
 
 
 @on_loop
@@ -47,9 +47,9 @@ async def test_a_forge_that_says_no_costs_nobody_their_place(site: Opened, strea
         known = ForgeProject(
             tenant="acme", name="shop", forge="github", repository=NAME, api_url=forge.url, api_token=TOKEN
         )
-        outlet = ForgeHttpClient([forge.host], timeout_seconds=5.0)
+        client = ForgeHttpClient([forge.host], timeout_seconds=5.0)
         try:
-            async with site(landing=ForgeLanding(One(known), outlet, Pushing(), sleep=no_rest)) as here:
+            async with site(landing=ForgeLanding(OneProject(known), client, Pushing(), sleep=no_sleep)) as here:
                 await here.enter(streams.made("w", {"a.txt": "good\n"}))
                 await here.settle()
 
@@ -57,4 +57,4 @@ async def test_a_forge_that_says_no_costs_nobody_their_place(site: Opened, strea
                 assert here.tip == streams.upstream.first
                 assert (await here.view()).problem.startswith("github does not move 'main': it answered 422")
         finally:
-            await outlet.close()
+            await client.close()

@@ -1,4 +1,4 @@
-"""The fixtures of repositories: a real one, and a server beside it."""
+"""Fixtures of the repository tests: a real repository and a server."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ __all__ = ["contract_dsn", "place", "postgres_place", "site", "upstream"]
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Upstream:
-    """A repository with a pipeline."""
+    """Provide a repository with a pipeline."""
     return Upstream(tmp_path / "upstream")
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """Where the server keeps everything."""
+    """Provide a SQLite store on the wall clock."""
     return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "ci.db"), clock=place.now), origin=wall_clock)
 
 
 @pytest.fixture
 def postgres_place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    """The same for servers side by side."""
+    """Provide a PostgreSQL store, for several servers."""
     return make_place("postgres", tmp_path, request)
 
 
 @pytest.fixture
 def site(place: Place, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[RepositorySite]]:
-    """Opens a server."""
+    """Return a function that opens a server."""
     return lambda: opened(place, tmp_path / "data")

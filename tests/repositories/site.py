@@ -1,4 +1,4 @@
-"""A running server that may clone from folders, with a project."""
+"""A running server that may clone local folders, and a project on it."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ PROJECT: Final = "shop"
 
 
 class RepositorySite(ApiSite):
-    """One server that runs, and what cases often do with it."""
+    """A running server, with shortcuts for projects and changes."""
 
     async def project(self, url: str, caller: Caller | None = None, **fields: Any) -> Caller:
-        """Tell it of a repository; who did."""
+        """Create or update the project; return the caller."""
         caller = caller or self.operator()
         reply = await caller.ask("PUT", f"/projects/{PROJECT}", {"url": url, "default_branch": "main", **fields})
         assert reply.status == 200, reply
         return caller
 
     async def pushed(self, commit: str, before: str = "", branch: str = "main", delivery: str = "") -> Accepted:
-        """A push that somebody told of."""
+        """Report a push."""
         return await self.happened(push(f"refs/heads/{branch}", before, commit), delivery or f"{branch} {commit}")
 
     async def happened(self, change: Change, delivery: str) -> Accepted:
-        """A change that somebody told of, handled and planned."""
+        """Report a change and wait until it is planned."""
         accepted = await self.service.control_plane.repositories.changes.accept(TENANT, PROJECT, change, delivery)
         await self.settled()
         return accepted
 
     async def settled(self) -> None:
-        """Everything that can be done now is done."""
+        """Wait until everything that can be done now is done."""
         async with asyncio.timeout(WAIT_SECONDS):
             await self.service.control_plane.repositories.settled()
 
     async def change(self, id: str, caller: Caller | None = None) -> Any:
-        """What came of a change."""
+        """Return a change as the API shows it."""
         reply = await (caller or self.operator()).get(f"/changes/{id}")
         assert reply.status == 200, reply
         return reply.body
 
     async def runs(self) -> list[Any]:
-        """All runs, the newest first."""
+        """Return all runs, newest first."""
         return list((await self.operator().get("/runs?limit=200")).body["runs"])
 
 
 @asynccontextmanager
 async def opened(place: Place, folder: Path, url_policy: UrlPolicy = LOCAL) -> AsyncIterator[RepositorySite]:
-    """The server, listening. When it closes its log must be legal."""
+    """Run a server. When it stops, verify its log."""
     folder.mkdir(parents=True, exist_ok=True)
     async with Server(place.store(), folder, url_policy=url_policy) as service:
         listener = HttpListener(service, "127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""Git on the server: exact commits, what changed, and nothing that a repository could make it do."""
+"""Mirrors: exact commits, changed paths, isolation from repository and machine configuration, and credentials."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ LOCAL = UrlPolicy(frozenset({"file"}))
 
 
 def secrets_missing(_tenant: str, _project: str, name: str) -> str:
-    """For who has no secrets."""
+    """Refuse: there are no secrets."""
     raise Refused("no_secret", f"there is no secret {name!r}")
 
 
 def mirrors(folder: Path, **values: str) -> Mirrors:
-    """With these secrets."""
+    """Return mirrors that can read these secrets."""
 
-    def secret_of(_tenant: str, _project: str, name: str) -> str:
+    def read_secret(_tenant: str, _project: str, name: str) -> str:
         return values[name] if name in values else secrets_missing("", "", name)
 
-    return Mirrors(folder, LOCAL, secret_of)
+    return Mirrors(folder, LOCAL, read_secret)
 
 
 def mirror(folder: Path, upstream: Upstream, credential: str = "") -> Mirror:
-    """Of this repository."""
+    """Return the mirror of this repository."""
     return mirrors(folder).for_project(Project(name="shop", tenant="t", url=upstream.url, credential=credential))
 
 
 @on_loop
 async def test_a_commit_is_fetched_with_its_history_and_read(tmp_path: Path, upstream: Upstream) -> None:
-    """By its ref, and once it left the branch by its name alone."""
+    """Through its ref, or by its hash alone after the branch has moved away."""
     second = upstream.push({"src/a.py": "1\n", "README": None}, "second\n\nmore about it")
     upstream.switch("main", upstream.first)
     other = upstream.push({"b": "2"}, "written anew")
@@ -63,10 +63,10 @@ async def test_a_commit_is_fetched_with_its_history_and_read(tmp_path: Path, ups
 
 
 @on_loop
-async def test_a_server_may_keep_its_data_beside_where_it_was_started(
+async def test_the_data_folder_may_be_a_relative_path(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--data .state` is the default, and git is called from elsewhere."""
+    """`--data .state` is the default, and git runs in another working directory."""
     monkeypatch.chdir(tmp_path)
     here = mirror(Path(".state"), upstream)
 
@@ -77,7 +77,7 @@ async def test_a_server_may_keep_its_data_beside_where_it_was_started(
 
 @on_loop
 async def test_renames_and_submodules_count_with_everything(tmp_path: Path, upstream: Upstream) -> None:
-    """Both names of a file that moved; all that is below a submodule."""
+    """Both names of a renamed file, and everything below a submodule."""
     upstream.push({"a/long name\twith tab": "x" * 1000})
     base = git(upstream.tree, "rev-parse", "HEAD")
     git(upstream.tree, "mv", "a/long name\twith tab", "b.txt")
@@ -96,8 +96,8 @@ async def test_renames_and_submodules_count_with_everything(tmp_path: Path, upst
 
 
 @on_loop
-async def test_what_is_not_there_is_told(tmp_path: Path, upstream: Upstream) -> None:
-    """A commit, a file, a repository, a secret."""
+async def test_missing_objects_are_reported(tmp_path: Path, upstream: Upstream) -> None:
+    """Commits, files, repositories and secrets."""
     here = mirror(tmp_path, upstream)
     await here.ensure_commit(upstream.first)
 
@@ -109,16 +109,16 @@ async def test_what_is_not_there_is_told(tmp_path: Path, upstream: Upstream) -> 
         await here.read_file(upstream.first, "nothing")
     with pytest.raises(GitFailed, match="more than 10 bytes"):
         await here.read_file(upstream.first, ".deltaci.yml", max_bytes=10)
-    gone = mirrors(tmp_path).for_project(Project(name="x", tenant="t", url=f"{upstream.url}.gone"))
+    missing = mirrors(tmp_path).for_project(Project(name="x", tenant="t", url=f"{upstream.url}.gone"))
     with pytest.raises(GitFailed, match="ls-remote failed"):
-        await gone.ls_remote()
+        await missing.ls_remote()
     with pytest.raises(Refused, match="no secret 'KEY'"):
         await mirror(tmp_path, upstream, credential="KEY").ls_remote()
 
 
 @on_loop
-async def test_branches_become_folders_of_branches(tmp_path: Path, upstream: Upstream) -> None:
-    """A mirror keeps no names that could be in each other's way."""
+async def test_a_branch_may_become_a_folder_of_branches(tmp_path: Path, upstream: Upstream) -> None:
+    """The names under which a mirror stores refs cannot conflict."""
     here = mirror(tmp_path, upstream)
     first = upstream.push({"a": "1"}, branch="topic")
     assert await here.fetch_refs(["refs/heads/topic", "refs/heads/none"]) == {"refs/heads/topic": first}
@@ -133,8 +133,8 @@ async def test_branches_become_folders_of_branches(tmp_path: Path, upstream: Ups
 
 
 @on_loop
-async def test_a_tag_with_a_message_stands_for_its_commit(tmp_path: Path, upstream: Upstream) -> None:
-    """Wherever it is looked at."""
+async def test_an_annotated_tag_resolves_to_its_commit(tmp_path: Path, upstream: Upstream) -> None:
+    """On the remote and in the mirror."""
     git(upstream.tree, "tag", "-a", "v1", "-m", "one")
     git(upstream.tree, "push", "-q", "origin", "v1")
     tag = git(upstream.tree, "rev-parse", "v1")
@@ -146,8 +146,8 @@ async def test_a_tag_with_a_message_stands_for_its_commit(tmp_path: Path, upstre
 
 
 @on_loop
-async def test_nothing_of_a_repository_or_of_this_machine_is_run(tmp_path: Path, upstream: Upstream) -> None:
-    """Hooks, filters and configuration of the repository; those of whoever started the server."""
+async def test_no_code_of_a_repository_or_of_this_machine_is_run(tmp_path: Path, upstream: Upstream) -> None:
+    """Neither hooks nor configuration of the repository, nor variables of the server's environment."""
     proof = tmp_path / "proof"
     for name in ("post-checkout", "reference-transaction", "post-merge"):
         hook = upstream.bare / "hooks" / name
@@ -161,17 +161,16 @@ async def test_nothing_of_a_repository_or_of_this_machine_is_run(tmp_path: Path,
     await here.ensure_commit(upstream.first, "refs/heads/main")
 
     assert not proof.exists()
-    told = environment(GitRemote(address=parse_url("https://git.example.org/a", LOCAL), credential="user:pa:ss"))
-    assert (told["DELTACI_USER"], told["DELTACI_PASSWORD"]) == ("user", "pa:ss")
-    assert told["GIT_ALLOW_PROTOCOL"] == "https"
-    assert not set(told) & (
+    env = environment(GitRemote(address=parse_url("https://git.example.org/a", LOCAL), credential="user:pa:ss"))
+    assert (env["DELTACI_USER"], env["DELTACI_PASSWORD"]) == ("user", "pa:ss")
+    assert env["GIT_ALLOW_PROTOCOL"] == "https"
+    assert not set(env) & (
         set(os.environ) - {"PATH", "GIT_SSL_CAINFO", "SSL_CERT_FILE", "SSL_CERT_DIR", "HOME", "LC_ALL"}
     )
 
 
 @on_loop
-async def test_git_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    """With everything that it started."""
+async def test_git_is_killed_after_its_timeout(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "never")
 
     with pytest.raises(GitFailed, match="longer than"):
@@ -179,8 +178,7 @@ async def test_git_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ref", ["refs/heads/main", "refs/heads/größe", "refs/pull/7/head", "refs/tags/v1.0"])
-def test_good_refs(ref: str) -> None:
-    """What git allows."""
+def test_valid_refs(ref: str) -> None:
     assert is_ref(ref)
 
 
@@ -192,13 +190,12 @@ def test_good_refs(ref: str) -> None:
         *("refs/heads/a\n", "refs/" + "a" * 300),
     ],
 )
-def test_bad_refs(ref: str) -> None:
-    """What git would refuse, or read as something else."""
+def test_invalid_refs(ref: str) -> None:
+    """Git would refuse them or interpret them as something else."""
     assert not is_ref(ref)
 
 
-def test_names() -> None:
-    """Of commits and of repositories."""
+def test_names_of_commits_and_repositories() -> None:
     assert is_commit("a" * 40)
     assert is_commit("a" * 64)
     assert not any(map(is_commit, ("0" * 40, "a" * 39, "A" * 40, "", "g" * 40)))
@@ -211,45 +208,45 @@ def test_names() -> None:
     assert repository_path("https://gitlab.example/group/part/shop.git") == "group/part/shop"
 
 
-class Forge:
-    """A server that asks who comes, writes it down, and sends everybody elsewhere."""
+class RedirectingServer:
+    """A server that demands credentials, records them, and redirects authenticated requests."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
-        self.elsewhere = 0
+        self.received: list[str] = []
+        self.redirect_port = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request."""
+        """Answer one request."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        self.heard += [line for line in head.splitlines() if line.lower().startswith(("authorization:", "host:"))]
+        self.received += [line for line in head.splitlines() if line.lower().startswith(("authorization:", "host:"))]
         if "authorization:" not in head.lower():
-            told = 'HTTP/1.1 401 No\r\nWWW-Authenticate: Basic realm="x"'
+            response = 'HTTP/1.1 401 No\r\nWWW-Authenticate: Basic realm="x"'
         else:
-            told = f"HTTP/1.1 302 Go\r\nLocation: http://127.0.0.1:{self.elsewhere}/other.git/info/refs"
-        writer.write(f"{told}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+            response = f"HTTP/1.1 302 Go\r\nLocation: http://127.0.0.1:{self.redirect_port}/other.git/info/refs"
+        writer.write(f"{response}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()
         writer.close()
         await writer.wait_closed()
 
 
 @on_loop
-async def test_a_credential_is_shown_where_it_belongs_and_nowhere_else(tmp_path: Path) -> None:
-    """Only to who asks for it, at the address that was looked at; a redirect is not followed."""
-    forge, other = Forge(), Forge()
+async def test_a_credential_is_sent_only_to_the_host_of_its_url(tmp_path: Path) -> None:
+    """Only if the host demands it, at the resolved address; a redirect is not followed."""
+    forge, other = RedirectingServer(), RedirectingServer()
     policy = UrlPolicy(frozenset({"http", "private"}))
-    known = Mirrors(tmp_path, policy, lambda _tenant, _project, name: {"TOKEN": "s3cret-token"}[name])
+    mirrors = Mirrors(tmp_path, policy, lambda _tenant, _project, name: {"TOKEN": "s3cret-token"}[name])
     async with (
         await asyncio.start_server(forge.answer, "127.0.0.1", 0) as first,
         await asyncio.start_server(other.answer, "127.0.0.1", 0) as second,
     ):
-        port, forge.elsewhere = (each.sockets[0].getsockname()[1] for each in (first, second))
+        port, forge.redirect_port = (server.sockets[0].getsockname()[1] for server in (first, second))
         url = f"http://localhost:{port}/acme/shop.git"
 
         with pytest.raises(GitFailed, match="ls-remote failed") as failed:
-            await known.for_project(Project(name="shop", tenant="t", url=url, credential="TOKEN")).ls_remote()
+            await mirrors.for_project(Project(name="shop", tenant="t", url=url, credential="TOKEN")).ls_remote()
 
-    told = b64encode(b"x-access-token:s3cret-token").decode()
-    assert f"Authorization: Basic {told}" in forge.heard
-    assert forge.heard[0] == f"Host: localhost:{port}"
-    assert other.heard == []
+    token = b64encode(b"x-access-token:s3cret-token").decode()
+    assert f"Authorization: Basic {token}" in forge.received
+    assert forge.received[0] == f"Host: localhost:{port}"
+    assert other.received == []
     assert "s3cret" not in str(failed.value)

@@ -1,4 +1,4 @@
-"""A real bare repository, and somebody with a work tree who pushes to it."""
+"""A real bare repository, and a work tree from which tests push to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ jobs:
     steps: [run: make test]
 """
 ZEROS: Final = "0" * 40
-_NOBODY: Final = {
+_GIT_ENVIRONMENT: Final = {
     **{"GIT_AUTHOR_NAME": "Ada", "GIT_AUTHOR_EMAIL": "ada@example.org"},
     **{"GIT_COMMITTER_NAME": "Ada", "GIT_COMMITTER_EMAIL": "ada@example.org"},
     **{"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"},
@@ -25,22 +25,22 @@ _NOBODY: Final = {
 
 
 def git(folder: Path, *words: str, **env: str) -> str:
-    """What git prints."""
-    done = subprocess.run(
+    """Run git and return its output."""
+    result = subprocess.run(
         ["git", *words],
         cwd=folder,
-        env={**os.environ, **_NOBODY, **env},
+        env={**os.environ, **_GIT_ENVIRONMENT, **env},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, (words, done.stderr.decode())
-    return done.stdout.decode().strip()
+    assert result.returncode == 0, (words, result.stderr.decode())
+    return result.stdout.decode().strip()
 
 
 class Upstream:
-    """`bare` is what servers clone; commits are made beside it and pushed."""
+    """`bare` is the repository that servers clone; `tree` is the work tree in which commits are made."""
 
     def __init__(self, folder: Path, files: dict[str, str] | None = None) -> None:
         self.bare = folder / "shop.git"
@@ -53,11 +53,11 @@ class Upstream:
 
     @property
     def url(self) -> str:
-        """Where to clone it from."""
+        """The clone URL."""
         return f"file://{self.bare}"
 
     def commit(self, files: dict[str, str | None], message: str = "a change") -> str:
-        """A commit with these files in it; None removes one. Its name."""
+        """Commit these files; None removes a file. Return the commit's hash."""
         for name, text in files.items():
             path = self.tree / name
             if text is None:
@@ -70,11 +70,11 @@ class Upstream:
         return git(self.tree, "rev-parse", "HEAD")
 
     def push(self, files: dict[str, str | None], message: str = "a change", branch: str = "main") -> str:
-        """The same, pushed to a branch."""
-        made = self.commit(files, message)
+        """Commit these files and push to a branch. Return the commit's hash."""
+        commit = self.commit(files, message)
         git(self.tree, "push", "-q", "--force", "origin", f"HEAD:refs/heads/{branch}")
-        return made
+        return commit
 
     def switch(self, branch: str, at: str = "HEAD") -> None:
-        """Go on from there."""
+        """Check out a new branch at a commit."""
         git(self.tree, "checkout", "-q", "-B", branch, at)

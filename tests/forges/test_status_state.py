@@ -30,7 +30,7 @@ from deltaci.forges.status_state import (
 )
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import Place
-from tests.forges.reporting import Desk, desk, turns
+from tests.forges.reporting_server import ReportingServer, let_others_run, reporting
 from tests.lab import TENANT, Lease
 
 ORDER = ("waiting to start", "under way")
@@ -46,14 +46,14 @@ class UnreliableClient(ForgeHttpClient):
 
     async def send(self, request: ForgeRequest) -> ForgeResponse:
         """Deliver the request and the response, each only with some probability."""
-        await turns(self._random.randrange(20))
+        await let_others_run(self._random.randrange(20))
         chance = self._random.random()
         if chance < 0.15:
             raise Unreachable("the request is lost")
         if chance < 0.25:
             return ForgeResponse(503)
         self._effects.append((request.body["target_url"].rpartition("/")[2], request.body["description"]))
-        await turns(self._random.randrange(20))
+        await let_others_run(self._random.randrange(20))
         if chance < 0.4:
             raise Unreachable("the response is lost")
         return ForgeResponse(201)
@@ -70,52 +70,54 @@ async def history(random: Random, folder: Path) -> tuple[list[tuple[str, str]], 
     quick = StatusRetryPolicy(initial_seconds=0.001, max_seconds=0.005, claim_seconds=30)
     clients = [UnreliableClient(random, effects), UnreliableClient(random, effects)]
     async with (
-        desk(place, folder, patience=quick, outlet=clients[0]) as one,
-        desk(place, folder, patience=quick, outlet=clients[1]) as two,
+        reporting(place, folder, retry_policy=quick, client=clients[0]) as one,
+        reporting(place, folder, retry_policy=quick, client=clients[1]) as two,
     ):
-        await one.notebook.write("p", "github", TENANT, repository="o/h", api_url="https://x", api_token="t")
+        await one.project_documents.add("p", "github", TENANT, repository="o/h", api_url="https://x", api_token="t")
         ids: list[str] = []
         held: list[Lease] = []
         for _ in range(random.randrange(1, 10)):
             at = random.choice((one, two))
-            await turns(random.randrange(60))
+            await let_others_run(random.randrange(60))
             await _happen(random, at, ids, held)
         if not ids:
-            await one.begin("r0")
+            await one.start_run("r0")
             ids.append("r0")
         for id in ids:
             if not run.is_over(await one.server.find(id, run.Run)):
                 await one.server.do(run.Cancel(id=id, actor="user:ada"))
         while held:
-            await one.end(held.pop())
-        told = {id: str((await one.reported(id)).metadata.get("told")) for id in ids}
-        return effects, told, ids
+            await one.finish_job(held.pop())
+        outcomes = {id: str((await one.reported_event(id)).metadata.get("told")) for id in ids}
+        return effects, outcomes, ids
 
 
-async def _happen(random: Random, at: Desk, ids: list[str], held: list[Lease]) -> None:
+async def _happen(random: Random, at: ReportingServer, ids: list[str], held: list[Lease]) -> None:
     match random.choice(("begin", "work", "end")):
         case "begin":
             ids.append(f"r{len(ids)}")
-            await at.begin(ids[-1])
+            await at.start_run(ids[-1])
         case "work":
             for claimed in await at.server.claim("w1"):
                 held.append(Lease("w1", claimed.lease_id))
-                await at.server.do(at.started(held[-1]))
+                await at.server.do(at.start_command(held[-1]))
         case "end" if held:
-            await at.end(held.pop(random.randrange(len(held))), ok=random.random() < 0.5)
+            await at.finish_job(held.pop(random.randrange(len(held))), ok=random.random() < 0.5)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_forge_never_goes_back_and_ends_up_with_the_truth(seed: int, tmp_path: Path) -> None:
     """Time is real here, so a seed does not repeat a history exactly; but each is another one."""
-    effects, told, ids = asyncio.run(asyncio.wait_for(history(Random(seed), tmp_path), 30))
+    effects, outcomes, ids = asyncio.run(asyncio.wait_for(history(Random(seed), tmp_path), 30))
 
-    steps = [(ids.index(id), ORDER.index(said) if said in ORDER else len(ORDER)) for id, said in effects]
+    steps = [
+        (ids.index(id), ORDER.index(description) if description in ORDER else len(ORDER)) for id, description in effects
+    ]
     assert steps == sorted(steps)
     assert steps[-1] == (len(ids) - 1, len(ORDER))
     for place, id in enumerate(ids):
-        is_heard = (place, len(ORDER)) in steps
-        assert is_heard or told[id].startswith("superseded"), (id, told[id], effects)
+        is_sent = (place, len(ORDER)) in steps
+        assert is_sent or outcomes[id].startswith("superseded"), (id, outcomes[id], effects)
 
 
 # -- the pure functions

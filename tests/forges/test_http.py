@@ -13,14 +13,14 @@ import trustme
 from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable, is_public, retry_after_seconds
 from deltaci.forges.status_state import ForgeRequest, ForgeResponse
 from tests.contract.places import on_loop
-from tests.forges.playing import Answered, PlayedForge
+from tests.forges.fake_forge import FakeForge, PlannedResponse
 
 
 def request_for(url: str) -> ForgeRequest:
     return ForgeRequest("POST", f"{url}/x", {"Authorization": "Bearer hush"}, {"a": 1})
 
 
-async def say(outlet: ForgeHttpClient, url: str) -> ForgeResponse:
+async def send(outlet: ForgeHttpClient, url: str) -> ForgeResponse:
     try:
         return await outlet.send(request_for(url))
     finally:
@@ -73,7 +73,7 @@ def test_public_and_private_addresses(address: str, is_so: bool) -> None:
 @on_loop
 async def test_private_addresses_and_plain_http_are_refused(url: str) -> None:
     with pytest.raises((NotAllowed, Unreachable)) as caught:
-        await say(ForgeHttpClient(), url)
+        await send(ForgeHttpClient(), url)
 
     assert isinstance(caught.value, NotAllowed) or "no address" in str(caught.value) or "URL" in str(caught.value)
     assert "hush" not in str(caught.value)
@@ -82,25 +82,25 @@ async def test_private_addresses_and_plain_http_are_refused(url: str) -> None:
 
 @on_loop
 async def test_a_host_may_be_allowed_for_one_port_only() -> None:
-    async with PlayedForge() as forge, PlayedForge() as other:
-        assert (await say(ForgeHttpClient([forge.host]), forge.url)).status == 201
+    async with FakeForge() as forge, FakeForge() as other:
+        assert (await send(ForgeHttpClient([forge.host]), forge.url)).status == 201
         with pytest.raises(NotAllowed):
-            await say(ForgeHttpClient([other.host]), forge.url)
+            await send(ForgeHttpClient([other.host]), forge.url)
 
 
 @on_loop
 async def test_a_redirect_is_not_followed() -> None:
-    async with PlayedForge() as inside, PlayedForge() as forge:
-        forge.otherwise = Answered(302, {"Location": inside.url})
+    async with FakeForge() as inside, FakeForge() as forge:
+        forge.default = PlannedResponse(302, {"Location": inside.url})
 
-        assert (await say(ForgeHttpClient([forge.host, inside.host]), forge.url)).status == 302
-        assert not inside.heard
+        assert (await send(ForgeHttpClient([forge.host, inside.host]), forge.url)).status == 302
+        assert not inside.received
 
 
 @on_loop
 async def test_the_connection_goes_to_the_resolved_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """DNS could return a public address for the check and a private one for the connection."""
-    async with PlayedForge() as forge:
+    async with FakeForge() as forge:
         port = int(forge.url.rpartition(":")[2])
         asked: list[str] = []
 
@@ -111,10 +111,10 @@ async def test_the_connection_goes_to_the_resolved_address(monkeypatch: pytest.M
 
         monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "getaddrinfo", getaddrinfo)
 
-        answer = await say(ForgeHttpClient([f"forge.example:{port}"]), f"http://forge.example:{port}")
+        answer = await send(ForgeHttpClient([f"forge.example:{port}"]), f"http://forge.example:{port}")
 
         assert answer.status == 201
-        assert forge.heard[0].headers["host"] == f"forge.example:{port}"
+        assert forge.received[0].headers["host"] == f"forge.example:{port}"
         assert asked[0] == "forge.example"
 
 
@@ -124,11 +124,11 @@ def authority() -> trustme.CA:
 
 
 async def _tls_forge(context: ssl.SSLContext) -> tuple[asyncio.Server, int, list[bytes]]:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            received.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(b"HTTP/1.1 201 So\r\nContent-Length: 8\r\nConnection: close\r\n\r\n" + b'{"id":7}')
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
@@ -137,7 +137,7 @@ async def _tls_forge(context: ssl.SSLContext) -> tuple[asyncio.Server, int, list
             writer.close()
 
     server = await asyncio.start_server(meet, "127.0.0.1", 0, ssl=context)
-    return server, server.sockets[0].getsockname()[1], heard
+    return server, server.sockets[0].getsockname()[1], received
 
 
 @pytest.mark.parametrize(("name", "is_trusted"), [("localhost", True), ("another.example", False)])
@@ -149,15 +149,15 @@ async def test_the_certificate_must_be_valid_for_the_host_name(
     ours, theirs = ssl.create_default_context(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.configure_trust(ours)
     authority.issue_cert(name).configure_cert(theirs)
-    server, port, heard = await _tls_forge(theirs)
+    server, port, received = await _tls_forge(theirs)
     try:
         outlet = ForgeHttpClient([f"localhost:{port}"], verify=ours)
         if is_trusted:
-            assert await say(outlet, f"https://localhost:{port}") == ForgeResponse(201, '{"id":7}', 0.0, "7")
+            assert await send(outlet, f"https://localhost:{port}") == ForgeResponse(201, '{"id":7}', 0.0, "7")
         else:
             with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
-                await say(outlet, f"https://localhost:{port}")
-            assert not heard
+                await send(outlet, f"https://localhost:{port}")
+            assert not received
     finally:
         server.close()
         await server.wait_closed()
@@ -167,11 +167,11 @@ async def test_the_certificate_must_be_valid_for_the_host_name(
 async def test_a_certificate_of_an_unknown_authority_is_refused(authority: trustme.CA) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(theirs)
-    server, port, heard = await _tls_forge(theirs)
+    server, port, received = await _tls_forge(theirs)
     try:
         with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
-            await say(ForgeHttpClient([f"localhost:{port}"]), f"https://localhost:{port}")
-        assert not heard
+            await send(ForgeHttpClient([f"localhost:{port}"]), f"https://localhost:{port}")
+        assert not received
     finally:
         server.close()
         await server.wait_closed()
@@ -179,10 +179,10 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(authority: trust
 
 @on_loop
 async def test_only_the_beginning_of_a_long_response_is_read() -> None:
-    async with PlayedForge() as forge:
-        forge.otherwise = Answered(201, body={"id": 3, "filler": "x" * 1_000_000})
+    async with FakeForge() as forge:
+        forge.default = PlannedResponse(201, body={"id": 3, "filler": "x" * 1_000_000})
 
-        answer = await say(ForgeHttpClient([forge.host]), forge.url)
+        answer = await send(ForgeHttpClient([forge.host]), forge.url)
 
         assert (answer.status, len(answer.text), answer.id) == (201, 200, "")
 
@@ -209,7 +209,7 @@ def test_retry_after_is_read_from_the_headers(headers: dict[str, str], seconds: 
 @on_loop
 async def test_an_invalid_token_is_not_shown(token: str) -> None:
     """HTTP libraries quote header values that they cannot send."""
-    async with PlayedForge() as forge:
+    async with FakeForge() as forge:
         outlet = ForgeHttpClient([forge.host])
         with pytest.raises(NotAllowed) as caught:
             await outlet.send(ForgeRequest("POST", forge.url, {"Authorization": f"Bearer {token}"}, {}))

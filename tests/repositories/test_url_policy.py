@@ -1,4 +1,4 @@
-"""Where repositories may be, and where nothing may ever be sent."""
+"""The URL policy: allowed repository URLs, and hosts to which nothing is sent."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ALL = UrlPolicy(frozenset(ALLOWABLE))
         ("https://[2606:50c0::1]/shop", "2606:50c0::1", 443),
     ],
 )
-def test_good_addresses(url: str, host: str, port: int) -> None:
-    """What people write, with its host and port; the address itself stays as it is."""
-    read = url_policy.parse_url(url, PUBLIC)
+def test_valid_urls(url: str, host: str, port: int) -> None:
+    """Host and port are parsed; the URL itself is unchanged."""
+    address = url_policy.parse_url(url, PUBLIC)
 
-    assert (read.url, read.host, read.port) == (url, host, port)
+    assert (address.url, address.host, address.port) == (url, host, port)
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reason"),
     [
         ("", "printable"),
         ("https://github.com/a b", "spaces"),
@@ -63,16 +63,16 @@ def test_good_addresses(url: str, host: str, port: int) -> None:
         ("../a", "begins with"),
     ],
 )
-def test_bad_addresses(url: str, told: str) -> None:
-    """Refused with what is wrong, before anything is asked."""
+def test_invalid_urls(url: str, reason: str) -> None:
+    """Refused with the reason, without using the network."""
     with pytest.raises(Refused) as refused:
         url_policy.parse_url(url, PUBLIC)
 
-    assert told in refused.value.message
+    assert reason in refused.value.message
 
 
-def test_what_whoever_started_the_server_allows() -> None:
-    """And folders are named by their whole path."""
+def test_the_operator_may_allow_http_and_local_folders() -> None:
+    """A folder needs an absolute path."""
     assert url_policy.parse_url("http://git.example.org/a", ALL).protocol == "http"
     assert url_policy.parse_url("/srv/git/a.git", ALL) == Address(url="file:///srv/git/a.git", protocol="file")
     assert url_policy.parse_url("file:///srv/git/a.git", ALL).url == "file:///srv/git/a.git"
@@ -90,43 +90,42 @@ def test_what_whoever_started_the_server_allows() -> None:
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "2002:7f00:1::", "2002:a00:1::"),
     ],
 )
-def test_private_ranges(ip: str) -> None:
-    """However they are written."""
+def test_private_addresses(ip: str) -> None:
+    """Also embedded in an IPv6 address."""
     assert not is_public(ip)
 
 
 @pytest.mark.parametrize("ip", ["140.82.121.4", "1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"])
-def test_public_ranges(ip: str) -> None:
-    """What everybody can reach."""
+def test_public_addresses(ip: str) -> None:
     assert is_public(ip)
 
 
 @on_loop
-async def test_a_host_of_our_own_is_refused_before_a_packet_is_sent() -> None:
-    """A name counts by what it leads to."""
+async def test_a_private_host_is_refused() -> None:
+    """A host name counts by its IP addresses."""
     for url in ("https://127.0.0.1/a", "https://localhost/a", "ssh://git@[::1]/a", "git@localhost:a"):
         with pytest.raises(Refused) as refused:
             await url_policy.resolve_host(url_policy.parse_url(url, PUBLIC), PUBLIC)
         assert refused.value.code == "not_allowed"
         assert "nothing was sent" in refused.value.message
-    found = await url_policy.resolve_host(url_policy.parse_url("https://localhost/a", ALL), ALL)
-    assert found is not None
-    assert found.port == 443
+    resolved = await url_policy.resolve_host(url_policy.parse_url("https://localhost/a", ALL), ALL)
+    assert resolved is not None
+    assert resolved.port == 443
 
 
 @on_loop
-async def test_a_project_at_a_private_host_sends_no_packet() -> None:
-    """A socket that listens there hears nobody."""
-    heard = asyncio.Event()
+async def test_nothing_is_sent_to_a_refused_host() -> None:
+    """A server at that address gets no connection."""
+    is_connected = asyncio.Event()
 
-    async def hear(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.set()
+    async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_connected.set()
         writer.close()
         await writer.wait_closed()
 
-    async with await asyncio.start_server(hear, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         policy = UrlPolicy(frozenset({"http"}))
         with pytest.raises(Refused):
             await url_policy.resolve_host(url_policy.parse_url(f"http://127.0.0.1:{port}/a", policy), policy)
-        assert not heard.is_set()
+        assert not is_connected.is_set()

@@ -30,15 +30,15 @@ from deltaci.server.follower import Follower
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store
 from tests.contract.places import Place, Server, saying
-from tests.forges.notebook import Notebook
+from tests.forges.project_documents import ProjectDocuments
 from tests.lab import TENANT, Lease, task
 
 COMMIT: Final = "c0ffee1234" * 4
 QUICK: Final = StatusRetryPolicy(initial_seconds=0.01, max_seconds=0.05, claim_seconds=5.0)
 
 
-async def turns(count: int) -> None:
-    """Everybody else has so many turns first."""
+async def let_others_run(count: int) -> None:
+    """Yield to the event loop so many times."""
     loop = asyncio.get_running_loop()
     for _ in range(count):
         future: asyncio.Future[None] = loop.create_future()
@@ -46,60 +46,59 @@ async def turns(count: int) -> None:
         await future
 
 
-class Jumping:
-    """A clock that stands still, and jumps when somebody waits for a time."""
+class JumpingClock:
+    """A clock that moves only when somebody waits: then it jumps ahead by the waiting time."""
 
     def __init__(self, now: float = 1_767_500_000.0) -> None:
         self.now = now
         self.waited: list[float] = []
 
     def read(self) -> float:
-        """What it says."""
+        """Return the current time."""
         return self.now
 
     async def wait(self, seconds: float) -> None:
-        """No time passes, but the clock is that much later; everybody else has a turn first."""
+        """Move the clock ahead and let other tasks run, instead of sleeping."""
         self.waited.append(seconds)
         self.now += max(0.0, seconds)
-        await turns(5)
+        await let_others_run(5)
 
 
-class Directory:
-    """Where projects are looked up, until a case puts something else there."""
+class ReplaceableProjects:
+    """Looks up projects in another object, which a test may replace."""
 
     def __init__(self, projects: ForgeProjects) -> None:
         self.projects = projects
 
     async def find(self, tenant: str, project: str) -> ForgeProject | None:
-        """As it is there."""
         return await self.projects.find(tenant, project)
 
 
-class Desk:
-    """One server that reports."""
+class ReportingServer:
+    """A server that sends statuses, and its runs."""
 
     def __init__(
         self,
         server: Server,
         place: Place,
         reporter: Reporter,
-        directory: Directory,
-        notebook: Notebook,
+        directory: ReplaceableProjects,
+        project_documents: ProjectDocuments,
         logs: LogStore,
     ) -> None:
         self._directory = directory
         self.server = server
         self.place = place
         self.reporter = reporter
-        self.notebook = notebook
+        self.project_documents = project_documents
         self.logs = logs
 
-    def projects(self, instead: ForgeProjects) -> None:
-        """Look projects up there."""
+    def replace_projects(self, instead: ForgeProjects) -> None:
+        """Look up projects in another object from now on."""
         self._directory.projects = instead
 
-    async def begin(self, id: str = "r1", *, project: str = "p", commit: str = COMMIT, **fields: Any) -> None:
-        """A run of one job, or of these, that is queued."""
+    async def start_run(self, id: str = "r1", *, project: str = "p", commit: str = COMMIT, **fields: Any) -> None:
+        """Create a queued run with one job, or with the given jobs."""
         self.place.after(1)
         pipeline, is_fork = fields.pop("pipeline", "build"), fields.pop("is_fork", False)
         origin = Origin(project=project, commit=commit, template=pipeline, is_fork=is_fork)
@@ -108,63 +107,63 @@ class Desk:
         await self.server.do(run.BeginPlanning(id=id))
         await self.server.do(Plan(id=id, jobs=specs, plan_hash="hash"))
 
-    async def work(self, by: str = "w1") -> Lease:
-        """A worker takes a job, and starts."""
+    async def start_job(self, by: str = "w1") -> Lease:
+        """Let a worker claim and start a job."""
         lease = await self.server.take(by)
         await self.server.say(attempt.Start, lease)
         return lease
 
-    def started(self, lease: Lease) -> Command:
-        """The word of a worker that it has begun."""
+    def start_command(self, lease: Lease) -> Command:
+        """Return the command by which a worker starts the job."""
         return saying(attempt.Start, lease)
 
-    async def end(self, lease: Lease, *, ok: bool = True, **fields: Any) -> None:
-        """And ends."""
+    async def finish_job(self, lease: Lease, *, ok: bool = True, **fields: Any) -> None:
+        """Let the worker complete the job."""
         facts = {} if ok else {"facts": Facts(exit_code=1)}
         code = 0 if ok else 1
         await self.server.say(attempt.Complete, lease, is_success=ok, exit_code=code, **facts, **fields)
 
-    async def reported(self, id: str = "r1") -> Event:
-        """Wait for the last event of the run."""
+    async def reported_event(self, id: str = "r1") -> Event:
+        """Wait for the event by which the run is reported, and return it."""
         async for page in feed.pages(self.server.store, 0):
             for event in page:
                 if (event.entity_id, event.to) == (id, run.REPORTED):
                     return event
         raise AssertionError("the log has no end")
 
-    async def told(self) -> list[StatusState]:
-        """What the documents say."""
-        found = await self.server.store.list_documents(delivery_dedupe.STATUS_KIND, ALL_TENANTS)
-        return [msgspec.json.decode(each.body, type=StatusState) for each in found]
+    async def status_states(self) -> list[StatusState]:
+        """Return the stored states of all contexts."""
+        documents = await self.server.store.list_documents(delivery_dedupe.STATUS_KIND, ALL_TENANTS)
+        return [msgspec.json.decode(document.body, type=StatusState) for document in documents]
 
     async def is_reported(self, id: str = "r1") -> bool:
-        """Whether it is, by now."""
+        """Return whether the run is reported by now."""
         return await self.server.state(id) == run.REPORTED
 
 
 @asynccontextmanager
-async def desk(
+async def reporting(
     place: Place,
     folder: Path,
     *,
-    allowed: tuple[str, ...] = (),
-    clock: Jumping | None = None,
-    patience: StatusRetryPolicy = QUICK,
-    seconds: float = 5.0,
+    hosts: tuple[str, ...] = (),
+    clock: JumpingClock | None = None,
+    retry_policy: StatusRetryPolicy = QUICK,
+    timeout_seconds: float = 5.0,
     wrap: Any = lambda store: store,
-    outlet: ForgeHttpClient | None = None,
+    client: ForgeHttpClient | None = None,
     is_started: bool = True,
-) -> AsyncIterator[Desk]:
-    """A server over this place that reports to forges."""
+) -> AsyncIterator[ReportingServer]:
+    """Run a server over this store that sends statuses to forges."""
     async with place.server(wrap) as server:
         store: Store = server.store
-        notebook, logs = Notebook(store), LogStore(folder / "logs")
-        directory = Directory(notebook)
+        project_documents, logs = ProjectDocuments(store), LogStore(folder / "logs")
+        directory = ReplaceableProjects(project_documents)
         forges = Forges(
             directory,
-            outlet or ForgeHttpClient(allowed, timeout_seconds=seconds),
+            client or ForgeHttpClient(hosts, timeout_seconds=timeout_seconds),
             ReportBuilder(store, logs, "https://ci.example.org"),
-            patience=patience,
+            patience=retry_policy,
         )
         if clock is not None:
             forges = msgspec.structs.replace(forges, clock=clock.read, sleep=clock.wait, dice=lambda: 1.0)
@@ -175,7 +174,7 @@ async def desk(
         if is_started:
             reporter.start()
         try:
-            yield Desk(server, place, reporter, directory, notebook, logs)
+            yield ReportingServer(server, place, reporter, directory, project_documents, logs)
         finally:
             await reporter.stop()
             await follower.stop()

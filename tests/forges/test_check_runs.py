@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from deltaci.forges import check_annotations
 from deltaci.forges.status_state import Annotation
 from tests.contract.places import Place, on_loop
-from tests.forges.playing import Answered, PlayedForge
-from tests.forges.reporting import COMMIT, Jumping, desk
-from tests.forges.test_reporter import joined
+from tests.forges.fake_forge import FakeForge, PlannedResponse
+from tests.forges.reporting_server import COMMIT, JumpingClock, reporting
+from tests.forges.test_reporter import add_project
 from tests.lab import task
 
 LOG = b"""::log 1 nonce=5f0c5f0c5f0c5f0c5f0c5f0c5f0c5f0c
@@ -30,21 +30,21 @@ plain words: nothing
 
 @on_loop
 async def test_a_check_run_is_created_once_and_then_updated(memory: Place, tmp_path: Path) -> None:
-    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge, reports="checks")
-        await at.begin(jobs=(task("unit tests"), task("deploy", "unit tests")))
-        await forge.told(1)
-        lease = await at.work()
-        await forge.told(2)
+    async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
+        await add_project(at, forge, reports="checks")
+        await at.start_run(jobs=(task("unit tests"), task("deploy", "unit tests")))
+        await forge.accepted_bodies(1)
+        lease = await at.start_job()
+        await forge.accepted_bodies(2)
         at.logs.append(lease.ref.attempt_id, lease.ref.number, 0, LOG)
         failures = [{"name": "tests.test_gate::test_close", "message": "tests/test_gate.py:9: AssertionError"}]
-        await at.end(lease, ok=False, report={"tests": {"total": 3, "failed": 1, "failures": failures}})
-        await at.reported()
+        await at.finish_job(lease, ok=False, report={"tests": {"total": 3, "failed": 1, "failures": failures}})
+        await at.reported_event()
 
-        first, second, third = forge.kept
+        first, second, third = forge.accepted
         assert (first.method, first.path) == ("POST", "/repos/octo/hello/check-runs")
         assert {(each.method, each.path) for each in (second, third)} == {("PATCH", "/repos/octo/hello/check-runs/1")}
-        assert [each.body["status"] for each in forge.kept] == ["queued", "in_progress", "completed"]
+        assert [each.body["status"] for each in forge.accepted] == ["queued", "in_progress", "completed"]
         assert (first.body["head_sha"], first.body["name"], first.body["external_id"]) == (
             COMMIT,
             "deltaci/build",
@@ -64,14 +64,14 @@ async def test_a_check_run_is_created_once_and_then_updated(memory: Place, tmp_p
 
 @on_loop
 async def test_each_run_of_a_commit_has_its_own_check_run(memory: Place, tmp_path: Path) -> None:
-    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,)) as at:
-        await joined(at, forge, reports="checks")
+    async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
+        await add_project(at, forge, reports="checks")
         for id in ("r1", "r2"):
-            await at.begin(id)
-            await at.end(await at.work())
-            await at.reported(id)
+            await at.start_run(id)
+            await at.finish_job(await at.start_job())
+            await at.reported_event(id)
 
-        made = [each.body["external_id"] for each in forge.kept if each.method == "POST"]
+        made = [each.body["external_id"] for each in forge.accepted if each.method == "POST"]
         assert made == ["r1", "r2"]
 
 
@@ -92,23 +92,26 @@ async def test_an_app_authenticates_and_gets_a_token(memory: Place, tmp_path: Pa
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     ).decode()
-    clock = Jumping()
-    given = [Answered(201, body={"token": f"ghs_{n}", "expires_at": "2026-01-04T09:00:00Z"}) for n in (1, 2)]
-    plan = [given[0], Answered(), Answered(401), given[1]]
-    async with PlayedForge(*plan) as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=clock) as at:
+    clock = JumpingClock()
+    given = [PlannedResponse(201, body={"token": f"ghs_{n}", "expires_at": "2026-01-04T09:00:00Z"}) for n in (1, 2)]
+    plan = [given[0], PlannedResponse(), PlannedResponse(401), given[1]]
+    async with (
+        FakeForge(*plan) as forge,
+        reporting(memory, tmp_path, hosts=(forge.host,), clock=clock) as at,
+    ):
         app = {"app_id": "1234", "installation_id": "77"}
-        await joined(at, forge, api_token=pem, reports="checks", **app)
-        await at.begin()
-        await forge.told(2)
-        await at.end(await at.work())
-        await at.reported()
+        await add_project(at, forge, api_token=pem, reports="checks", **app)
+        await at.start_run()
+        await forge.accepted_bodies(2)
+        await at.finish_job(await at.start_job())
+        await at.reported_event()
 
-        asked = [each for each in forge.heard if each.path == "/app/installations/77/access_tokens"]
+        asked = [each for each in forge.received if each.path == "/app/installations/77/access_tokens"]
         assert len(asked) == 2
         signed, signature, claims = decode_jwt(asked[0].headers["authorization"].removeprefix("Bearer "))
         key.public_key().verify(signature, signed, padding.PKCS1v15(), hashes.SHA256())
         assert (claims["iss"], claims["exp"] - claims["iat"]) == ("1234", 600)
-        used = [each.headers["authorization"] for each in forge.kept if "check-runs" in each.path]
+        used = [each.headers["authorization"] for each in forge.accepted if "check-runs" in each.path]
         assert used[0] == "Bearer ghs_1"
         assert used[-1] == "Bearer ghs_2"
 
@@ -116,15 +119,18 @@ async def test_an_app_authenticates_and_gets_a_token(memory: Place, tmp_path: Pa
 @pytest.mark.parametrize("pem", ["no key at all", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"])
 @on_loop
 async def test_an_invalid_app_key_is_reported_without_being_shown(memory: Place, tmp_path: Path, pem: str) -> None:
-    async with PlayedForge() as forge, desk(memory, tmp_path, allowed=(forge.host,), clock=Jumping()) as at:
-        await joined(at, forge, api_token=pem, app_id="1234", installation_id="77")
-        await at.begin()
-        await at.end(await at.work())
+    async with (
+        FakeForge() as forge,
+        reporting(memory, tmp_path, hosts=(forge.host,), clock=JumpingClock()) as at,
+    ):
+        await add_project(at, forge, api_token=pem, app_id="1234", installation_id="77")
+        await at.start_run()
+        await at.finish_job(await at.start_job())
 
-        told = (await at.reported()).metadata["told"]
+        outcome = (await at.reported_event()).metadata["told"]
 
-        assert told.startswith("exhausted: not allowed: the token of a project with an App must be the App's")
-        assert not forge.heard
+        assert outcome.startswith("exhausted: not allowed: the token of a project with an App must be the App's")
+        assert not forge.received
 
 
 # -- notes

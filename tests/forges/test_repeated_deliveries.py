@@ -9,12 +9,11 @@ import pytest
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.forges import delivery_dedupe
 from tests.contract.places import Place, on_loop
-from tests.forges.notebook import Post, post_office
 from tests.forges.payloads import (
     NOW,
     SECRET,
     TAG,
-    Sent,
+    WebhookRequest,
     gitea,
     gitea_push,
     github,
@@ -25,12 +24,13 @@ from tests.forges.payloads import (
     gitlab_signed,
     plain_git,
 )
-from tests.forges.test_hooks import PUSHES, heard
+from tests.forges.project_documents import WebhookSender, webhook_sender
+from tests.forges.test_webhooks import PUSHES, deliver
 
 SIGNING = "whsec_" + "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="  # 32 times k
 
 
-async def send_twice(post: Post, first: Sent, second: Sent) -> list[str]:
+async def send_twice(post: WebhookSender, first: WebhookRequest, second: WebhookRequest) -> list[str]:
     return [(await post.send(each))[1]["result"] for each in (first, second)]
 
 
@@ -38,11 +38,11 @@ async def send_twice(post: Post, first: Sent, second: Sent) -> list[str]:
 @pytest.mark.parametrize("forge", PUSHES)
 @on_loop
 async def test_a_repeated_delivery_has_no_effect(memory: Place, forge: str) -> None:
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", forge)
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", forge)
 
         assert await send_twice(post, PUSHES[forge], PUSHES[forge]) == ["accepted", "duplicate"]
-        assert len(await post.notebook.changes()) == 1
+        assert len(await post.project_documents.changes()) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ async def test_a_repeated_delivery_has_no_effect(memory: Place, forge: str) -> N
     ],
 )
 @on_loop
-async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forge: str, again: Sent) -> None:
+async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forge: str, again: WebhookRequest) -> None:
     """The id is not signed, so an eavesdropper could send a delivery again under a new one."""
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", forge)
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", forge)
 
         assert await send_twice(post, PUSHES[forge], again) == ["accepted", "duplicate"]
 
@@ -71,9 +71,11 @@ async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forg
     ],
 )
 @on_loop
-async def test_a_delivery_without_an_id_is_recognized_by_its_content(memory: Place, forge: str, again: Sent) -> None:
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", forge)
+async def test_a_delivery_without_an_id_is_recognized_by_its_content(
+    memory: Place, forge: str, again: WebhookRequest
+) -> None:
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", forge)
 
         assert await send_twice(post, again, again) == ["accepted", "duplicate"]
 
@@ -89,10 +91,10 @@ async def test_a_delivery_without_an_id_is_recognized_by_its_content(memory: Pla
     ],
 )
 @on_loop
-async def test_another_event_is_another_change(memory: Place, forge: str, other: Sent) -> None:
+async def test_another_event_is_another_change(memory: Place, forge: str, other: WebhookRequest) -> None:
     """Also the same commit, pushed to the same branch again after another one."""
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", forge)
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", forge)
 
         assert await send_twice(post, PUSHES[forge], other) == ["accepted", "accepted"]
 
@@ -104,42 +106,42 @@ async def test_two_labels_added_in_the_same_second_are_two_changes(memory: Place
         github("pull_request", github_pull_request("labeled", label={"id": 1, "name": name}), delivery=name)
         for name in ("bug", "urgent")
     )
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", "github")
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", "github")
 
         assert await send_twice(post, first, second) == ["accepted", "accepted"]
-        assert {each.payload["label"]["name"] for each in await post.notebook.changes()} == {"bug", "urgent"}
+        assert {each.payload["label"]["name"] for each in await post.project_documents.changes()} == {"bug", "urgent"}
 
 
 @on_loop
 async def test_two_projects_may_receive_the_same_event(memory: Place) -> None:
-    async with memory.opened() as store, post_office(store) as post:
+    async with memory.opened() as store, webhook_sender(store) as post:
         for name in ("p", "q"):
-            await post.notebook.write(name, "github")
+            await post.project_documents.add(name, "github")
 
-        said = [(await post.send(PUSHES["github"], name))[1]["result"] for name in ("p", "q")]
+        response = [(await post.send(PUSHES["github"], name))[1]["result"] for name in ("p", "q")]
 
-        assert said == ["accepted", "accepted"]
+        assert response == ["accepted", "accepted"]
 
 
 @pytest.mark.proves("ORC-I1")
 @on_loop
 async def test_fifty_concurrent_deliveries_create_one_change(place: Place) -> None:
-    async with place.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", "github")
+    async with place.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", "github")
 
-        said = await asyncio.gather(*(post.send(PUSHES["github"]) for _ in range(50)))
+        response = await asyncio.gather(*(post.send(PUSHES["github"]) for _ in range(50)))
 
-        assert sorted(each["result"] for _, each in said) == ["accepted", *["duplicate"] * 49]
-        assert len({each["change"] for _, each in said}) == 1
-        assert len(await post.notebook.changes()) == 1
+        assert sorted(each["result"] for _, each in response) == ["accepted", *["duplicate"] * 49]
+        assert len({each["change"] for _, each in response}) == 1
+        assert len(await post.project_documents.changes()) == 1
 
 
 @on_loop
 async def test_a_delivery_repeated_after_a_crash_creates_no_second_change(memory: Place) -> None:
     """The change was stored, but not yet the record of the delivery."""
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", "github")
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", "github")
         _, first = await post.send(PUSHES["github"])
         for each in await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS):
             await store.delete_document(each.kind, each.tenant, each.name, each.version)
@@ -152,8 +154,8 @@ async def test_a_delivery_repeated_after_a_crash_creates_no_second_change(memory
 
 @on_loop
 async def test_deliveries_are_remembered_for_a_year(place: Place) -> None:
-    async with place.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", "github")
+    async with place.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", "github")
         await post.send(PUSHES["github"])
         place.after(390 * 86400)
         other = github("push", github_push(before=TAG), delivery="2")
@@ -182,10 +184,10 @@ async def test_deliveries_are_remembered_for_a_year(place: Place) -> None:
 )
 @on_loop
 async def test_a_signature_of_gitlab_is_checked_with_its_time(
-    memory: Place, sent: Sent, secret: str, is_believed: bool
+    memory: Place, sent: WebhookRequest, secret: str, is_believed: bool
 ) -> None:
     """GitLab never sends a signing token itself, so a request with it is refused."""
-    status, _, changes = await heard(memory, "gitlab", sent, webhook_secret=secret)
+    status, _, changes = await deliver(memory, "gitlab", sent, webhook_secret=secret)
 
     assert (status, len(changes)) == ((202, 1) if is_believed else (401, 0))
 
@@ -196,11 +198,11 @@ async def test_one_valid_signature_of_several_is_enough(memory: Place) -> None:
     headers, body = gitlab_signed("Push Hook", gitlab_push())
     both = {**headers, "webhook-signature": f"v1,AAAA {headers['webhook-signature']}"}
 
-    assert (await heard(memory, "gitlab", Sent(both, body), webhook_secret=SIGNING))[0] == 202
+    assert (await deliver(memory, "gitlab", WebhookRequest(both, body), webhook_secret=SIGNING))[0] == 202
 
 
 @on_loop
 async def test_a_valid_token_does_not_outweigh_an_invalid_signature(memory: Place) -> None:
     headers, body = gitlab_signed("Push Hook", gitlab_push(), key=b"a guess")
 
-    assert (await heard(memory, "gitlab", Sent({**headers, "X-Gitlab-Token": SECRET}, body)))[0] == 401
+    assert (await deliver(memory, "gitlab", WebhookRequest({**headers, "X-Gitlab-Token": SECRET}, body)))[0] == 401

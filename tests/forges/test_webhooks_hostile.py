@@ -69,14 +69,14 @@ def test_an_event_with_arbitrary_parts_is_parsed_or_refused(forge: str, event: s
     delivery = delivery_of(forge, event, json.dumps(changed).encode())
 
     try:
-        said = WEBHOOK_PARSERS[forge].parse(delivery)
+        parsed = WEBHOOK_PARSERS[forge].parse(delivery)
     except msgspec.DecodeError:
         return
 
-    assert isinstance(said, WebhookEvent | IgnoredEvent)
-    if isinstance(said, WebhookEvent):
-        again = msgspec.json.decode(msgspec.json.encode(said.change), type=Change)
-        assert again == said.change
+    assert isinstance(parsed, WebhookEvent | IgnoredEvent)
+    if isinstance(parsed, WebhookEvent):
+        again = msgspec.json.decode(msgspec.json.encode(parsed.change), type=Change)
+        assert again == parsed.change
         assert len(again.commit) in (40, 64)
         assert not set(again.ref) & set("\x00\n\r ")
 
@@ -109,7 +109,7 @@ def test_a_fork_is_recognized_by_repository_ids_only() -> None:
     claims = github_pull_request(head_repo="fork")
     claims["pull_request"]["head"]["repo"] |= {"full_name": "octo/hello", "fork": False, "owner": {"login": "octo"}}
 
-    said = WEBHOOK_PARSERS["github"].parse(delivery_of("github", "pull_request", json.dumps(claims).encode()))
+    event = WEBHOOK_PARSERS["github"].parse(delivery_of("github", "pull_request", json.dumps(claims).encode()))
 
-    assert isinstance(said, WebhookEvent)
-    assert said.change.is_fork
+    assert isinstance(event, WebhookEvent)
+    assert event.change.is_fork

@@ -14,7 +14,6 @@ from deltaci.forges.webhook_event import TOLERANCE_SECONDS
 from deltaci.pipeline.change import Change
 from deltaci.server import webhooks
 from tests.contract.places import Place, on_loop
-from tests.forges.notebook import TENANT, post_office
 from tests.forges.payloads import (
     NEW,
     NOW,
@@ -22,7 +21,7 @@ from tests.forges.payloads import (
     SECRET,
     TAG,
     ZERO,
-    Sent,
+    WebhookRequest,
     forgejo,
     gitea,
     gitea_pull_request,
@@ -35,14 +34,17 @@ from tests.forges.payloads import (
     gitlab_push,
     plain_git,
 )
+from tests.forges.project_documents import TENANT, webhook_sender
 
 
-async def deliver(memory: Place, forge: str, sent: Sent, **fields: Any) -> tuple[int, dict[str, Any], list[Change]]:
+async def deliver(
+    memory: Place, forge: str, sent: WebhookRequest, **fields: Any
+) -> tuple[int, dict[str, Any], list[Change]]:
     """Send one delivery to a new project; return the response and the changes."""
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", forge, **fields)
-        status, said = await post.send(sent)
-        return status, said, await post.notebook.changes()
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", forge, **fields)
+        status, response = await post.send(sent)
+        return status, response, await post.project_documents.changes()
 
 
 PUSHES = {
@@ -57,10 +59,10 @@ PUSHES = {
 @pytest.mark.parametrize("forge", PUSHES)
 @on_loop
 async def test_a_push_becomes_a_change(memory: Place, forge: str) -> None:
-    status, said, [change] = await deliver(memory, forge, PUSHES[forge])
+    status, response, [change] = await deliver(memory, forge, PUSHES[forge])
 
-    assert (status, said["result"]) == (202, "accepted")
-    assert said["change"].startswith("p/")
+    assert (status, response["result"]) == (202, "accepted")
+    assert response["change"].startswith("p/")
     assert (change.event, change.ref, change.branch, change.tag) == ("push", "refs/heads/main", "main", "")
     assert (change.commit, change.before, change.actor, change.is_fork) == (NEW, OLD, "ada", False)
     if forge != "git":
@@ -97,14 +99,14 @@ async def test_a_tag_is_a_change_of_its_commit(memory: Place, forge: str) -> Non
     ],
 )
 @on_loop
-async def test_deleting_a_branch_is_ignored(memory: Place, forge: str, sent: Sent) -> None:
-    status, said, changes = await deliver(memory, forge, sent)
+async def test_deleting_a_branch_is_ignored(memory: Place, forge: str, sent: WebhookRequest) -> None:
+    status, response, changes = await deliver(memory, forge, sent)
 
-    assert (status, said) == (202, {"result": "ignored", "why": "the branch 'main' was deleted"})
+    assert (status, response) == (202, {"result": "ignored", "why": "the branch 'main' was deleted"})
     assert not changes
 
 
-def pull_request_event(forge: str, **fields: Any) -> Sent:
+def pull_request_event(forge: str, **fields: Any) -> WebhookRequest:
     """Return a pull request event in this forge's form."""
     if forge == "github":
         return github("pull_request", github_pull_request(**fields))
@@ -166,10 +168,10 @@ async def test_a_merge_request_is_trusted_only_from_the_same_project(
 async def test_actions_of_a_merge_request_have_the_names_of_pipelines(
     memory: Place, payload: Any, action: str | None
 ) -> None:
-    status, said, changes = await deliver(memory, "gitlab", gitlab("Merge Request Hook", payload))
+    status, response, changes = await deliver(memory, "gitlab", gitlab("Merge Request Hook", payload))
 
     assert [each.action for each in changes] == ([action] if action else [])
-    assert (status, said["result"]) == (202, "accepted" if action else "ignored")
+    assert (status, response["result"]) == (202, "accepted" if action else "ignored")
 
 
 @pytest.mark.parametrize(
@@ -190,11 +192,11 @@ async def test_actions_of_gitea_have_the_names_of_pipelines(memory: Place, their
 
 @on_loop
 async def test_a_ping_is_answered(memory: Place) -> None:
-    status, said, changes = await deliver(
+    status, response, changes = await deliver(
         memory, "github", github("ping", {"zen": "Design for failure.", "hook_id": 1})
     )
 
-    assert (status, said["result"], changes) == (200, "pong", [])
+    assert (status, response["result"], changes) == (200, "pong", [])
 
 
 @pytest.mark.parametrize(
@@ -213,11 +215,13 @@ async def test_a_ping_is_answered(memory: Place) -> None:
     ],
 )
 @on_loop
-async def test_an_irrelevant_event_is_ignored_with_a_reason(memory: Place, forge: str, sent: Sent, why: str) -> None:
-    status, said, changes = await deliver(memory, forge, sent)
+async def test_an_irrelevant_event_is_ignored_with_a_reason(
+    memory: Place, forge: str, sent: WebhookRequest, why: str
+) -> None:
+    status, response, changes = await deliver(memory, forge, sent)
 
-    assert (status, said["result"], changes) == (202, "ignored", [])
-    assert why in said["why"]
+    assert (status, response["result"], changes) == (202, "ignored", [])
+    assert why in response["why"]
 
 
 @pytest.mark.parametrize(
@@ -232,9 +236,9 @@ async def test_an_irrelevant_event_is_ignored_with_a_reason(memory: Place, forge
 @on_loop
 async def test_events_of_other_repositories_are_ignored(memory: Place, repository: str, result: str) -> None:
     """The webhook of a whole organization sends them, with one secret for all."""
-    _, said, changes = await deliver(memory, "github", PUSHES["github"], repository=repository)
+    _, response, changes = await deliver(memory, "github", PUSHES["github"], repository=repository)
 
-    assert (said["result"], len(changes)) == (result, int(result == "accepted"))
+    assert (response["result"], len(changes)) == (result, int(result == "accepted"))
 
 
 @on_loop
@@ -247,12 +251,12 @@ async def test_a_bare_repository_has_the_name_of_its_project(memory: Place) -> N
 @on_loop
 async def test_the_total_size_of_bodies_in_memory_is_limited(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The room is released afterwards."""
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", "github")
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", "github")
         with monkeypatch.context() as small:
             small.setattr(webhooks, "MAX_HELD_BYTES", 100)
-            status, said = await post.send(PUSHES["github"])
-        assert (status, said["code"]) == (503, "unavailable")
+            status, response = await post.send(PUSHES["github"])
+        assert (status, response["code"]) == (503, "unavailable")
 
         assert (await post.send(PUSHES["github"]))[0] == 202
 
@@ -262,32 +266,37 @@ async def test_the_total_size_of_bodies_in_memory_is_limited(memory: Place, monk
 NOT_BELIEVED = {
     "another secret": ("github", github("push", github_push(), secret="a guess")),
     "an empty secret": ("github", github("push", github_push(), secret="")),
-    "an altered body": ("github", Sent(PUSHES["github"].headers, PUSHES["github"].body.replace(b"main", b"evil"))),
-    "a body cut off": ("github", Sent(PUSHES["github"].headers, PUSHES["github"].body[:-10])),
-    "no signature": ("github", Sent({"X-GitHub-Event": "push"}, PUSHES["github"].body)),
+    "an altered body": (
+        "github",
+        WebhookRequest(PUSHES["github"].headers, PUSHES["github"].body.replace(b"main", b"evil")),
+    ),
+    "a body cut off": ("github", WebhookRequest(PUSHES["github"].headers, PUSHES["github"].body[:-10])),
+    "no signature": ("github", WebhookRequest({"X-GitHub-Event": "push"}, PUSHES["github"].body)),
     "only the old signature": (
         "github",
-        Sent({**PUSHES["github"].headers, "X-Hub-Signature-256": ""}, PUSHES["github"].body),
+        WebhookRequest({**PUSHES["github"].headers, "X-Hub-Signature-256": ""}, PUSHES["github"].body),
     ),
     "another forge": ("gitlab", PUSHES["github"]),
     "another forge still": ("github", PUSHES["gitlab"]),
     "gitlab with another token": ("gitlab", gitlab("Push Hook", gitlab_push(), token="a guess")),
-    "gitlab without a token": ("gitlab", Sent({"X-Gitlab-Event": "Push Hook"}, PUSHES["gitlab"].body)),
-    "gitea altered": ("gitea", Sent(PUSHES["gitea"].headers, PUSHES["gitea"].body.replace(b"main", b"evil"))),
+    "gitlab without a token": ("gitlab", WebhookRequest({"X-Gitlab-Event": "Push Hook"}, PUSHES["gitlab"].body)),
+    "gitea altered": ("gitea", WebhookRequest(PUSHES["gitea"].headers, PUSHES["gitea"].body.replace(b"main", b"evil"))),
     "a bad signature beside a good one": (
         "forgejo",
-        Sent({**PUSHES["forgejo"].headers, "X-Forgejo-Signature": "0" * 64}, PUSHES["forgejo"].body),
+        WebhookRequest({**PUSHES["forgejo"].headers, "X-Forgejo-Signature": "0" * 64}, PUSHES["forgejo"].body),
     ),
     "a letter that is none": (
         "github",
-        Sent({**PUSHES["github"].headers, "X-Hub-Signature-256": "sha256=\xe9"}, PUSHES["github"].body),
+        WebhookRequest({**PUSHES["github"].headers, "X-Hub-Signature-256": "sha256=\xe9"}, PUSHES["github"].body),
     ),
-    "our hook, altered": ("git", Sent(PUSHES["git"].headers, PUSHES["git"].body.replace(b"main", b"evil"))),
+    "our hook, altered": ("git", WebhookRequest(PUSHES["git"].headers, PUSHES["git"].body.replace(b"main", b"evil"))),
     "our hook, too old": ("git", plain_git(at=NOW - int(TOLERANCE_SECONDS) - 1)),
     "our hook, too early": ("git", plain_git(at=NOW + int(TOLERANCE_SECONDS) + 1)),
     "our hook with another time": (
         "git",
-        Sent({**plain_git(at=NOW - 400).headers, "X-Deltaci-Timestamp": str(NOW)}, plain_git(at=NOW - 400).body),
+        WebhookRequest(
+            {**plain_git(at=NOW - 400).headers, "X-Deltaci-Timestamp": str(NOW)}, plain_git(at=NOW - 400).body
+        ),
     ),
 }
 
@@ -298,20 +307,20 @@ async def test_an_unauthenticated_delivery_changes_nothing(memory: Place, case: 
     forge, sent = NOT_BELIEVED[case]
     headers = {name: value.encode("latin-1").decode("latin-1") for name, value in sent.headers.items()}
 
-    status, said, changes = await deliver(
-        memory, forge, Sent({k: v for k, v in headers.items() if v.isascii()}, sent.body)
+    status, response, changes = await deliver(
+        memory, forge, WebhookRequest({k: v for k, v in headers.items() if v.isascii()}, sent.body)
     )
 
-    assert (status, said["result"], said["code"], changes) == (401, "refused", "bad_credential", [])
+    assert (status, response["result"], response["code"], changes) == (401, "refused", "bad_credential", [])
 
 
 @on_loop
 async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_and_as_late(memory: Place) -> None:
     """Otherwise anybody could list the projects of a server."""
     clock = asyncio.get_running_loop().time
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", "github")
-        await post.notebook.write("open", "github", webhook_secret="")
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", "github")
+        await post.project_documents.add("open", "github", webhook_secret="")
 
         answers, times = [], []
         for tenant, project in (
@@ -333,7 +342,7 @@ async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_an
 @on_loop
 async def test_a_project_without_a_secret_accepts_no_delivery(memory: Place) -> None:
     """Anybody could sign with an empty secret."""
-    async with memory.opened() as store, post_office(store) as post:
+    async with memory.opened() as store, webhook_sender(store) as post:
         unsigned = {
             "github": github("push", github_push(), secret=""),
             "gitlab": gitlab("Push Hook", gitlab_push(), token=""),
@@ -341,7 +350,7 @@ async def test_a_project_without_a_secret_accepts_no_delivery(memory: Place) -> 
             "git": plain_git(secret=""),
         }
         for forge, sent in unsigned.items():
-            await post.notebook.write(forge, forge, webhook_secret="")
+            await post.project_documents.add(forge, forge, webhook_secret="")
 
             assert (await post.send(sent, forge))[0] == 401
 
@@ -365,16 +374,16 @@ async def test_a_project_without_a_secret_accepts_no_delivery(memory: Place) -> 
     ],
 )
 @on_loop
-async def test_a_signed_but_invalid_event_is_refused(memory: Place, sent: Sent, status: int) -> None:
-    got, said, changes = await deliver(memory, "github", sent)
+async def test_a_signed_but_invalid_event_is_refused(memory: Place, sent: WebhookRequest, status: int) -> None:
+    actual_status, response, changes = await deliver(memory, "github", sent)
 
-    assert (got, said["result"], changes) == (status, "refused", [])
+    assert (actual_status, response["result"], changes) == (status, "refused", [])
 
 
-def signed(body: bytes, **headers: str) -> Sent:
+def signed(body: bytes, **headers: str) -> WebhookRequest:
     """Return any bytes, signed as GitHub does."""
     made = hmac.new(SECRET.encode(), body, sha256).hexdigest()
-    return Sent({"X-GitHub-Event": "push", "X-Hub-Signature-256": f"sha256={made}", **headers}, body)
+    return WebhookRequest({"X-GitHub-Event": "push", "X-Hub-Signature-256": f"sha256={made}", **headers}, body)
 
 
 @pytest.mark.parametrize(
@@ -392,35 +401,33 @@ def signed(body: bytes, **headers: str) -> Sent:
     ],
 )
 @on_loop
-async def test_bytes_that_are_no_event_are_refused(memory: Place, sent: Sent, status: int, code: str) -> None:
-    got, said, changes = await deliver(memory, "github", sent)
+async def test_bytes_that_are_no_event_are_refused(memory: Place, sent: WebhookRequest, status: int, code: str) -> None:
+    actual_status, response, changes = await deliver(memory, "github", sent)
 
-    assert (got, said["code"], changes) == (status, code, [])
+    assert (actual_status, response["code"], changes) == (status, code, [])
 
 
 @on_loop
-async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
-    memory: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_body_that_is_too_large_is_refused_unread(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "MAX_BYTES", 2000)
     big = github("push", github_push(filler="x" * 3000))
 
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", "github")
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", "github")
 
-        told = await post.http.post("/hooks/acme/p", content=big.body, headers=big.headers)
+        complete = await post.http.post("/hooks/acme/p", content=big.body, headers=big.headers)
         streamed = await post.http.post(
             "/hooks/acme/p", content=big.body, headers={**big.headers, "Content-Length": "9"}
         )
 
-        assert [told.status_code, streamed.status_code] == [413, 413]
-        assert not await post.notebook.changes()
+        assert [complete.status_code, streamed.status_code] == [413, 413]
+        assert not await post.project_documents.changes()
 
 
 @on_loop
 async def test_a_webhook_url_names_a_tenant_and_a_project(memory: Place) -> None:
-    async with memory.opened() as store, post_office(store) as post:
-        await post.notebook.write("p", "github", tenant="default")
+    async with memory.opened() as store, webhook_sender(store) as post:
+        await post.project_documents.add("p", "github", tenant="default")
 
         short = await post.http.post("/hooks/p", content=PUSHES["github"].body, headers=PUSHES["github"].headers)
         wrong = [await post.http.post(path) for path in ("/hooks/", "/hooks/a/b/c", "/hooks//p", "/hook/p")]

@@ -13,8 +13,8 @@ from deltaci.storage.blobs.store import BlobStoreUnavailable
 from tests.contract.places import on_loop
 
 
-class Written(Struct, frozen=True, kw_only=True):
-    """A project as people write it."""
+class ExampleProject(Struct, frozen=True, kw_only=True):
+    """A stored project with the names of its secrets."""
 
     name: str = "p"
     url: str = "https://github.com/octo/hello.git"
@@ -25,38 +25,40 @@ class Written(Struct, frozen=True, kw_only=True):
     reports: str = "statuses"
 
 
-class Shelf:
-    """Where projects and secrets are; it counts how often a secret is opened."""
+class ProjectsAndSecrets:
+    """Projects and secrets in memory; `secrets_read` records each read of a secret."""
 
-    def __init__(self, *projects: Written, **secrets: str) -> None:
-        self.projects = {each.name: each for each in projects}
+    def __init__(self, *projects: ExampleProject, **secrets: str) -> None:
+        self.projects = {project.name: project for project in projects}
         self.secrets = secrets
-        self.opened: list[str] = []
+        self.secrets_read: list[str] = []
         self.now = 0.0
 
-    async def find(self, _tenant: str, name: str) -> Written | None:
+    async def find(self, _tenant: str, name: str) -> ExampleProject | None:
         return self.projects.get(name)
 
-    def secret_of(self, _tenant: str, _project: str, name: str) -> str:
-        self.opened.append(name)
+    def read_secret(self, _tenant: str, _project: str, name: str) -> str:
+        self.secrets_read.append(name)
         if name not in self.secrets:
             raise Refused("no_secret", f"there is no secret {name!r}")
         return self.secrets[name]
 
-    def looked_up(self) -> CachedForgeProjects:
-        return CachedForgeProjects(self.find, self.secret_of, lambda: self.now)
+    def cached_projects(self) -> CachedForgeProjects:
+        return CachedForgeProjects(self.find, self.read_secret, lambda: self.now)
 
 
 @on_loop
 async def test_secrets_are_read_by_name() -> None:
     """Without the newline at the end of files."""
-    found = await Shelf(Written(), HOOK="hook\n", TOKEN="token\n").looked_up().find("t", "p")
+    project = (
+        await ProjectsAndSecrets(ExampleProject(), HOOK="hook\n", TOKEN="token\n").cached_projects().find("t", "p")
+    )
 
-    assert found is not None
-    assert (found.tenant, found.name, found.forge) == ("t", "p", "github")
-    assert (found.webhook_secret, found.api_token, found.problem) == ("hook", "token", "")
-    assert (found.repository, found.api_url) == ("octo/hello", "https://api.github.com")
-    assert await Shelf().looked_up().find("t", "p") is None
+    assert project is not None
+    assert (project.tenant, project.name, project.forge) == ("t", "p", "github")
+    assert (project.webhook_secret, project.api_token, project.problem) == ("hook", "token", "")
+    assert (project.repository, project.api_url) == ("octo/hello", "https://api.github.com")
+    assert await ProjectsAndSecrets().cached_projects().find("t", "p") is None
 
 
 @pytest.mark.parametrize(
@@ -71,16 +73,16 @@ async def test_secrets_are_read_by_name() -> None:
 @on_loop
 async def test_a_token_may_be_an_app(token: str, app: str, installation: str, key: str) -> None:
     """One secret contains its id, its installation and its private key."""
-    found = await Shelf(Written(), HOOK="hook", TOKEN=token).looked_up().find("t", "p")
+    project = await ProjectsAndSecrets(ExampleProject(), HOOK="hook", TOKEN=token).cached_projects().find("t", "p")
 
-    assert found is not None
-    assert (found.app_id, found.installation_id, found.api_token) == (app, installation, key)
+    assert project is not None
+    assert (project.app_id, project.installation_id, project.api_token) == (app, installation, key)
 
 
 @on_loop
 async def test_an_unreadable_secret_does_not_affect_the_other_one() -> None:
-    no_token = await Shelf(Written(), HOOK="hook").looked_up().find("t", "p")
-    no_hook = await Shelf(Written(), TOKEN="token").looked_up().find("t", "p")
+    no_token = await ProjectsAndSecrets(ExampleProject(), HOOK="hook").cached_projects().find("t", "p")
+    no_hook = await ProjectsAndSecrets(ExampleProject(), TOKEN="token").cached_projects().find("t", "p")
 
     assert no_token is not None
     assert no_hook is not None
@@ -90,23 +92,23 @@ async def test_an_unreadable_secret_does_not_affect_the_other_one() -> None:
 
 @on_loop
 async def test_secret_values_are_cached_for_some_seconds() -> None:
-    shelf = Shelf(Written(), HOOK="hook", TOKEN="token")
-    projects = shelf.looked_up()
+    source = ProjectsAndSecrets(ExampleProject(), HOOK="hook", TOKEN="token")
+    projects = source.cached_projects()
 
     for _ in range(3):
         await projects.find("t", "p")
-    assert len(shelf.opened) == 2
+    assert len(source.secrets_read) == 2
 
-    shelf.projects["p"] = Written(url="https://github.com/octo/other")
+    source.projects["p"] = ExampleProject(url="https://github.com/octo/other")
     changed = await projects.find("t", "p")
     assert changed is not None
     assert changed.repository == "octo/other"
 
-    shelf.now += CACHE_SECONDS
+    source.now += CACHE_SECONDS
     await projects.find("t", "p")
-    assert len(shelf.opened) == 6
+    assert len(source.secrets_read) == 6
     assert await projects.find("others", "p") is not None
-    assert len(shelf.opened) == 8  # What is opened for one tenant is not another's.
+    assert len(source.secrets_read) == 8  # The cache is separate for each tenant.
 
 
 @on_loop
@@ -117,7 +119,7 @@ async def test_a_disk_failure_is_not_a_missing_secret() -> None:
         raise OSError(5, "Input/output error")
 
     with pytest.raises(BlobStoreUnavailable, match="Input/output error"):
-        await CachedForgeProjects(Shelf(Written()).find, broken).find("t", "p")
+        await CachedForgeProjects(ProjectsAndSecrets(ExampleProject()).find, broken).find("t", "p")
 
 
 @pytest.mark.parametrize(
@@ -172,5 +174,5 @@ async def test_the_status_target_follows_from_the_origin_of_the_run() -> None:
     assert (subject.project, subject.commit, subject.pipeline) == ("p", "c", "build")
     assert await OriginTargets().target_of(Run(id="r")) is None
     assert await OriginTargets().target_of(Run(id="merge-1", origin=about.origin)) is None, (
-        "nobody else has that commit"
+        "the forge does not have that commit"
     )
