@@ -272,10 +272,10 @@ class ControlPlane:
         self.streams = EventStreams(store)
         self.repositories = Repositories(store, server.engine, folder, read_secret, url_policy)
         projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
-        outlet = ForgeHttpClient(allowed_forges)
-        self.forges = Forges(projects, outlet, ReportBuilder(store, server.logs, public_url))
+        client = ForgeHttpClient(allowed_forges)
+        self.forges = Forges(projects, client, ReportBuilder(store, server.logs, public_url))
         self.transitions = LiveTransitions(store, folder) if has_transitions else None
-        self.workstreams = self._create_workstreams(server, ForgeLanding(projects, outlet, Pushing()))
+        self.workstreams = self._create_workstreams(server, ForgeLanding(projects, client, Pushing()))
         self.worktrees = Trees(
             server.protocol,
             store,

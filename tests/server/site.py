@@ -85,8 +85,8 @@ class Site:
         self.sealed = Secrets(self.blobs, KEY)
         self.protocol = protocol = Protocol(server.store, server.engine, fleet=fleet)
         self.uploads = Uploads(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
-        hearing = fleet.heartbeats if fleet is not None else None
-        self.app = RunnerApp(protocol, registry, self.logs, self.control, self.uploads, hearing=hearing)
+        heartbeats = fleet.heartbeats if fleet is not None else None
+        self.app = RunnerApp(protocol, registry, self.logs, self.control, self.uploads, heartbeats=heartbeats)
         self.secrets: set[str] = set()
 
     async def listen(self) -> None:

@@ -63,7 +63,7 @@ class Forges(msgspec.Struct, frozen=True):
     """All that is needed to tell forges something."""
 
     projects: ForgeProjects
-    outlet: ForgeHttpClient
+    client: ForgeHttpClient
     reports: ReportBuilder
     subjects: StatusTargets = OriginTargets()
     patience: StatusRetryPolicy = StatusRetryPolicy()
@@ -93,7 +93,7 @@ class Teller:
         self._who = secrets.token_hex(8)
         self._lines: dict[tuple[str, str], _Line] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._apps = AppTokens(forges.outlet, forges.clock)
+        self._apps = AppTokens(forges.client, forges.clock)
 
     async def take(self, record: run.Run) -> bool:
         """Tell this one soon. False: there is no forge that waits for it."""
@@ -117,7 +117,7 @@ class Teller:
             if line.task is not None:
                 await cancel_and_wait(line.task)
         self._lines.clear()
-        await self._forges.outlet.close()
+        await self._forges.client.close()
 
     def _put(self, tenant: str, project: str, run_id: str, at: float) -> None:
         line = self._lines.setdefault((tenant, project), _Line())
@@ -225,7 +225,7 @@ class Teller:
         try:
             async with self._room:
                 opened = await self._apps.with_token(project)
-                answer = await forges.outlet.send(
+                answer = await forges.client.send(
                     speaker.build_request(opened, report, existing_check_id(told, report))
                 )
             if (id := speaker.accepted_id(answer)) is not None:

@@ -187,7 +187,7 @@ class RunnerApp:
         control: ControlHub,
         uploads: Uploads,
         trees: Trees | None = None,
-        hearing: Heartbeats | None = None,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
         self._protocol = protocol
         self._control = control
@@ -195,7 +195,7 @@ class RunnerApp:
         self._logs = logs
         self._uploads = uploads
         self._trees = trees
-        self._hearing = hearing
+        self._heartbeats = heartbeats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -301,12 +301,12 @@ class RunnerApp:
             gone.cancel()
 
     def _heard(self, tenant: str, name: str) -> None:
-        if self._hearing is not None:
-            self._hearing.record(tenant, name)
+        if self._heartbeats is not None:
+            self._heartbeats.record(tenant, name)
 
     def _present(self, who: Runner) -> AbstractContextManager[None]:
         """While it waits for its answer, it is there."""
-        return self._hearing.connected(who.tenant, who.id) if self._hearing is not None else nullcontext()
+        return self._heartbeats.connected(who.tenant, who.id) if self._heartbeats is not None else nullcontext()
 
     async def _batch(self, who: Runner, request: Request) -> list[wire.ServerMessage | Problem]:
         """Each message is read, accepted or refused on its own: one bad one does not hold up the others."""
