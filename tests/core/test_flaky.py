@@ -1,4 +1,4 @@
-"""What is flaky, by its definition: both outcomes on one commit, in any order, told once or again, within bounds."""
+"""Flaky jobs and tests: both outcomes on one commit, in any order, with repeats, within bounds."""
 
 from __future__ import annotations
 
@@ -20,115 +20,119 @@ from deltaci.core.run import Origin, Run
 NAMES = ["a", "b", "c"]
 
 
-def seen(attempt: str, *failed: str, tests: int = 10, at: int = 1, ok: bool | None = None) -> Observation:
-    """An attempt in which these tests failed."""
+def observation(attempt: str, *failed: str, tests: int = 10, at: int = 1, ok: bool | None = None) -> Observation:
+    """Return the observation of an attempt in which these tests failed."""
     is_success = not failed if ok is None else ok
     return Observation(attempt=attempt, at=at, is_success=is_success, tests=tests, failed=tuple(sorted(failed)))
 
 
-def told(*all_of_it: tuple[str, Observation]) -> History:
-    """What is known after all of this."""
+def history_of(*observations: tuple[str, Observation]) -> History:
+    """Return the history after these observations."""
     history = History(project="p", job="j")
-    for commit, each in all_of_it:
-        history = add_observation(history, commit, each)
+    for commit, new in observations:
+        history = add_observation(history, commit, new)
     return history
 
 
-def by_definition(all_of_it: list[tuple[str, Observation]]) -> set[str]:
-    """Tests that failed in one attempt and not in another of the same commit, which ran at least as many."""
+def by_definition(observations: list[tuple[str, Observation]]) -> set[str]:
+    """Return the tests that failed in one attempt and not in another of the same commit that ran at least as many."""
     return {
         name
-        for commit, bad in all_of_it
-        for other, good in all_of_it
-        if commit == other and good.tests >= bad.tests > 0
-        for name in bad.failed
-        if name not in good.failed
+        for commit, failing in observations
+        for other, passing in observations
+        if commit == other and passing.tests >= failing.tests > 0
+        for name in failing.failed
+        if name not in passing.failed
     }
 
 
 @st.composite
 def histories(draw: Any) -> list[tuple[str, Observation]]:
-    """A few attempts on a few commits."""
-    found = []
+    """Draw a few attempts on a few commits."""
+    drawn = []
     for number in range(draw(st.integers(0, 6))):
         failed = draw(st.sets(st.sampled_from(NAMES)))
         ok = draw(st.booleans()) and not failed
-        each = seen(f"x{number}", *failed, tests=draw(st.sampled_from([0, 5, 10])) if not failed else 5, ok=ok)
-        found.append((draw(st.sampled_from(["c1", "c2"])), each))
-    return found
+        new = observation(f"x{number}", *failed, tests=draw(st.sampled_from([0, 5, 10])) if not failed else 5, ok=ok)
+        drawn.append((draw(st.sampled_from(["c1", "c2"])), new))
+    return drawn
 
 
 @given(histories(), st.randoms())
-def test_a_test_is_flaky_by_its_definition_in_whatever_order_it_is_told(
-    all_of_it: list[tuple[str, Observation]], random: Any
+def test_a_test_is_flaky_by_its_definition_in_any_order_of_observations(
+    observations: list[tuple[str, Observation]], random: Any
 ) -> None:
-    """And whoever hears it twice knows no more than who heard it once."""
-    shuffled = [*all_of_it, *all_of_it]
+    """Adding an observation twice changes nothing."""
+    shuffled = [*observations, *observations]
     random.shuffle(shuffled)
 
-    history = told(*shuffled)
+    history = history_of(*shuffled)
 
-    assert set(flaky_tests(history, 2)) == by_definition(all_of_it)
-    both = any(one.is_success != other.is_success for at, one in all_of_it for on, other in all_of_it if at == on)
+    assert set(flaky_tests(history, 2)) == by_definition(observations)
+    both = any(one.is_success != other.is_success for at, one in observations for on, other in observations if at == on)
     assert flaky.is_current(history.flake, 2) == both
-    for commit, each in all_of_it:
-        assert add_observation(history, commit, each) is history
+    for commit, new in observations:
+        assert add_observation(history, commit, new) is history
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1), st.sets(st.sampled_from(NAMES)), histories())
-def test_a_failure_is_flaky_exactly_if_every_failed_test_is_known_to_be(
-    failed: set[str], others: set[str], all_of_it: list[tuple[str, Observation]]
+def test_a_failure_is_flaky_exactly_if_every_failed_test_is_flaky(
+    failed: set[str], others: set[str], observations: list[tuple[str, Observation]]
 ) -> None:
-    """One that is not among them makes it a mistake, which is never tried again."""
-    known = set(flaky_tests(told(*all_of_it), 2)) | others
-    facts = Facts(exit_code=1, failed_tests=tuple(sorted(failed)), flaky_tests=tuple(sorted(known)))
+    """One other failed test makes it a failure of the job, which is not retried."""
+    flaky_names = set(flaky_tests(history_of(*observations), 2)) | others
+    facts = Facts(exit_code=1, failed_tests=tuple(sorted(failed)), flaky_tests=tuple(sorted(flaky_names)))
 
     verdict = classify(facts)
 
-    assert (verdict.failure_class == "FLAKY") == (failed <= known)
-    assert verdict.is_retryable == (failed <= known)
-    assert verdict.rule == ("known-flaky-tests" if failed <= known else "failed-tests")
+    assert (verdict.failure_class == "FLAKY") == (failed <= flaky_names)
+    assert verdict.is_retryable == (failed <= flaky_names)
+    assert verdict.rule == ("known-flaky-tests" if failed <= flaky_names else "failed-tests")
 
 
-def test_what_fails_always_or_on_another_commit_is_not_flaky() -> None:
-    """A mistake that was corrected looks the same from afar."""
-    assert told(("c1", seen("1", "a")), ("c1", seen("2", "a")), ("c2", seen("3"))).tests == {}
-    assert told(("c1", seen("1", "a")), ("c1", seen("2", tests=9))).tests == {}
-    assert told(("c1", seen("1", "a")), ("c1", seen("2", tests=0, ok=True))).tests == {}
+def test_a_test_that_fails_always_or_on_another_commit_is_not_flaky() -> None:
+    """A corrected mistake passes on another commit, too."""
+    assert (
+        history_of(("c1", observation("1", "a")), ("c1", observation("2", "a")), ("c2", observation("3"))).tests == {}
+    )
+    assert history_of(("c1", observation("1", "a")), ("c1", observation("2", tests=9))).tests == {}
+    assert history_of(("c1", observation("1", "a")), ("c1", observation("2", tests=0, ok=True))).tests == {}
 
 
-def test_what_is_flaky_is_forgotten_after_a_while() -> None:
-    """Unless it was seen again."""
-    history = told(("c1", seen("1", "a", at=1)), ("c1", seen("2", at=5)))
+def test_a_flake_expires() -> None:
+    """Unless it is observed again."""
+    history = history_of(("c1", observation("1", "a", at=1)), ("c1", observation("2", at=5)))
 
     assert history.tests == {"a": Flake(times=1, last_at=5, commit="c1")}
     assert list(flaky_tests(history, 5 + EXPIRES - 1)) == ["a"]
     assert flaky_tests(history, 5 + EXPIRES) == {}
-    again = add_observation(add_observation(history, "c2", seen("3", at=EXPIRES)), "c2", seen("4", "a", at=EXPIRES))
+    again = add_observation(
+        add_observation(history, "c2", observation("3", at=EXPIRES)), "c2", observation("4", "a", at=EXPIRES)
+    )
     assert again.tests["a"] == Flake(times=2, last_at=EXPIRES, commit="c2")
     assert list(flaky_tests(again, 2 * EXPIRES - 1)) == ["a"]
 
 
-def test_a_history_stays_small_whatever_is_told() -> None:
-    """Of everything the newest."""
+def test_a_history_is_bounded() -> None:
+    """It has the latest of everything."""
     history = History()
     for number in range(300):
-        history = add_observation(history, f"c{number % 40}", seen(f"x{number}", f"test{number}", at=number))
-        history = add_observation(history, f"c{number % 40}", seen(f"y{number}", at=number))
+        history = add_observation(history, f"c{number % 40}", observation(f"x{number}", f"test{number}", at=number))
+        history = add_observation(history, f"c{number % 40}", observation(f"y{number}", at=number))
 
     assert len(history.commits) == flaky.MAX_COMMITS
-    assert max(len(each.observations) for each in history.commits) <= flaky.MAX_OBSERVATIONS
+    assert max(len(commit.observations) for commit in history.commits) <= flaky.MAX_OBSERVATIONS
     assert len(history.tests) == flaky.MAX_TESTS
     assert "test299" in history.tests
     assert "test0" not in history.tests
     assert len(msgspec.json.encode(history)) < 100_000
 
 
-# -- what an attempt tells
+# -- the observation of an attempt
 
 
 def attempt(state: str = "FAILED", failure_class: str = "USER", **fields: Any) -> Attempt:
-    """A finished one."""
+    """Return a finished attempt."""
     error = (
         Failure(code="EXIT", failure_class=failure_class, is_retryable=False, rule="r") if state == "FAILED" else None
     )
@@ -145,13 +149,13 @@ def attempt(state: str = "FAILED", failure_class: str = "USER", **fields: Any) -
 
 
 def report(*failed: str, total: int = 10, **more: Any) -> dict[str, Any]:
-    """What a runner reports of tests."""
+    """Return a runner's report with these failed tests."""
     failures = [{"name": name, "message": "no"} for name in failed]
     return {"tests": {"total": total, "failed": len(failed), "failures": failures, **more}}
 
 
 @pytest.mark.parametrize(
-    "of",
+    "record",
     [
         attempt(failure_class="INFRA"),
         attempt(failure_class="TOOLING"),
@@ -163,27 +167,27 @@ def report(*failed: str, total: int = 10, **more: Any) -> dict[str, Any]:
         attempt("SUCCEEDED", report={"is_skipped": True}),
     ],
 )
-def test_an_end_that_is_not_the_jobs_own_tells_nothing(of: Attempt) -> None:
-    """Nor does a run that anybody may have written."""
-    assert observe(of) is None
+def test_an_end_without_the_jobs_own_fault_is_not_observed(record: Attempt) -> None:
+    """Neither is a run of untrusted code."""
+    assert observe(record) is None
 
 
-def test_what_is_told_of_tests_is_all_or_nothing() -> None:
-    """A list that was cut says nothing of those that are not on it."""
+def test_an_incomplete_list_of_failed_tests_is_ignored() -> None:
+    """A truncated list does not say which tests passed."""
     assert observe(attempt(report=report("b", "a"))) == Observation(
         attempt="r/j.1", at=0, is_success=False, tests=10, failed=("a", "b")
     )
-    for bad in (report("a", errors=1), report(*map(str, range(31))), report("x" * 4001), {}, None, {"tests": 3}):
-        found = observe(attempt(report=bad))
-        assert found is not None
-        assert (found.tests, found.failed) == (0, ())
-    well = observe(attempt("SUCCEEDED", report=report()))
-    assert well is not None
-    assert (well.is_success, well.tests) == (True, 10)
+    for ignored in (report("a", errors=1), report(*map(str, range(31))), report("x" * 4001), {}, None, {"tests": 3}):
+        observed = observe(attempt(report=ignored))
+        assert observed is not None
+        assert (observed.tests, observed.failed) == (0, ())
+    passed = observe(attempt("SUCCEEDED", report=report()))
+    assert passed is not None
+    assert (passed.is_success, passed.tests) == (True, 10)
 
 
-def test_where_a_run_is_remembered() -> None:
-    """By project, or else by repository; the commit, or else the plan."""
+def test_the_history_of_a_run_is_found_by_project_and_commit() -> None:
+    """Or else by repository, and by the hash of the plan."""
     full = Run(id="r", plan_hash="h", origin=Origin(project="p", repository="o/p", commit="c"))
     assert flaky.history_key(full) == ("p", "c")
     assert flaky.history_key(Run(id="r", plan_hash="h", origin=Origin(repository="o/p"))) == ("o/p", "h")
@@ -193,7 +197,7 @@ def test_where_a_run_is_remembered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "known", "said"),
+    ("failed", "flaky_names", "sentence"),
     [
         (["a"], {"a"}, "1 of 1 failed test is known to be flaky: a."),
         (["a", "b"], {"a", "b"}, "2 of 2 failed tests are known to be flaky: a and b."),
@@ -202,15 +206,16 @@ def test_where_a_run_is_remembered() -> None:
         ([], {"b"}, ""),
     ],
 )
-def test_how_many_of_the_failed_tests_are_flaky_is_said(failed: list[str], known: set[str], said: str) -> None:
-    """In a sentence of its own."""
-    assert describe_flaky_tests(report(*failed), known) == said
+def test_a_sentence_says_how_many_failed_tests_are_flaky(
+    failed: list[str], flaky_names: set[str], sentence: str
+) -> None:
+    assert describe_flaky_tests(report(*failed), flaky_names) == sentence
     assert describe_flaky_tests(report(*failed), None) == ""
-    assert describe_flaky_tests(None, known) == ""
+    assert describe_flaky_tests(None, flaky_names) == ""
 
 
-def test_no_order_of_three_attempts_makes_a_difference() -> None:
-    """Small enough to try them all."""
-    three = [("c", seen("1", "a", "b")), ("c", seen("2", "b")), ("c", seen("3", "a", "b", "c"))]
+def test_the_order_of_three_attempts_does_not_matter() -> None:
+    """Try all permutations."""
+    three = [("c", observation("1", "a", "b")), ("c", observation("2", "b")), ("c", observation("3", "a", "b", "c"))]
 
-    assert {frozenset(told(*order).tests) for order in permutations(three)} == {frozenset({"a", "c"})}
+    assert {frozenset(history_of(*order).tests) for order in permutations(three)} == {frozenset({"a", "c"})}

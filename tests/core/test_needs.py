@@ -1,4 +1,4 @@
-"""How a job ended, in the words of those that need it."""
+"""The result and the outputs of a job, as jobs that need it read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltaci.core.status.needs import job_outputs, job_result
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "is_required", "report", "wanted"),
+    ("state", "reason", "is_required", "report", "expected"),
     [
         (job.SUCCEEDED, "", True, None, "success"),
         (job.SUCCEEDED, "", True, {"is_skipped": True}, "skipped"),
@@ -27,13 +27,15 @@ from deltaci.core.status.needs import job_outputs, job_result
         (job.RUNNING, "", True, None, "skipped"),
     ],
 )
-def test_results(state: str, reason: str, is_required: bool, report: Any, wanted: str) -> None:
+def test_the_result_follows_from_state_reason_and_report(
+    state: str, reason: str, is_required: bool, report: Any, expected: str
+) -> None:
     needed = Job(id="r/a", tenant="t", state=state, reason=reason, spec=JobSpec(name="a", is_required=is_required))
 
-    assert job_result(needed, Attempt(id="r/a.1", tenant="t", report=report)) == wanted
+    assert job_result(needed, Attempt(id="r/a.1", tenant="t", report=report)) == expected
 
 
 def test_only_an_object_has_outputs() -> None:
-    for result, wanted in (({"a": 1}, {"a": 1}), ([1], {}), (None, {}), ("text", {})):
-        assert job_outputs(Attempt(id="a", tenant="t", result=result)) == wanted
+    for result, expected in (({"a": 1}, {"a": 1}), ([1], {}), (None, {}), ("text", {})):
+        assert job_outputs(Attempt(id="a", tenant="t", result=result)) == expected
     assert job_outputs(None) == {}

@@ -1,4 +1,4 @@
-"""What a plan is: the order of its steps, and the one name of what people approve."""
+"""The order of a plan's steps, and the hash that approvals refer to."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.lab import gate, task
 
 
 def shuffled(value: Any, draw: Random) -> Any:
-    """The same content, its dicts written in another order."""
+    """Return the same content with the keys of its dicts in another order."""
     if isinstance(value, dict):
         keys = list(value)
         draw.shuffle(keys)
         return {key: shuffled(value[key], draw) for key in keys}
-    return [shuffled(each, draw) for each in value] if isinstance(value, list) else value
+    return [shuffled(element, draw) for element in value] if isinstance(value, list) else value
 
 
 WORK = st.recursive(
@@ -34,7 +34,7 @@ WORK = st.recursive(
 @pytest.mark.proves("MOD-S3")
 @given(work=WORK, draw=st.randoms(use_true_random=False))
 def test_the_same_plan_has_the_same_hash(work: Any, draw: Random) -> None:
-    """Who wrote the keys in which order is nobody's business."""
+    """The order of keys does not matter."""
     one = plan_hash([task("a", work=work), gate("g", "a")])
     other = plan_hash((task("a", work=shuffled(work, draw)), gate("g", "a")))
 
@@ -43,8 +43,8 @@ def test_the_same_plan_has_the_same_hash(work: Any, draw: Random) -> None:
 
 
 @pytest.mark.proves("MOD-S3")
-def test_every_difference_that_matters_gives_another_hash() -> None:
-    """A person approves what will be done, and how; if one bit of that changes it is another plan."""
+def test_every_change_of_a_plan_changes_its_hash() -> None:
+    """A person approves exactly one plan."""
     plain = task("a", work={"steps": ["make"]})
     changed: dict[str, Any] = {
         "name": "b",
@@ -84,15 +84,15 @@ def test_every_difference_that_matters_gives_another_hash() -> None:
 
 
 @pytest.mark.proves("STP-O4", "STP-O3")
-def test_steps_that_say_nothing_about_needs_are_a_sequence() -> None:
-    """A list of steps is meant in its order."""
+def test_steps_without_declared_needs_are_a_sequence() -> None:
+    """A list of steps runs in its order."""
     assert resolve_needs([("a", None), ("b", None), ("c", None)]) == ((), ("a",), ("b",))
     assert resolve_needs([("a", None)]) == ((),)
     assert resolve_needs([]) == ()
 
 
 @pytest.mark.proves("STP-O4")
-def test_one_step_with_needs_makes_all_of_them_a_graph() -> None:
-    """Even to say that a step needs nothing is to speak of needs."""
+def test_one_step_with_declared_needs_makes_all_of_them_a_graph() -> None:
+    """An empty list declares needs as well."""
     assert resolve_needs([("a", None), ("b", []), ("c", None)]) == ((), (), ())
     assert resolve_needs([("a", None), ("b", None), ("c", ["a", "b"])]) == ((), (), ("a", "b"))

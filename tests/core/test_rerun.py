@@ -1,4 +1,4 @@
-"""A rerun: the plan of another run, all of it or what did not succeed."""
+"""A rerun: the plan of a run that repeats another one, completely or only what did not succeed."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from tests.support.budget import budget
 
 
 def jobs_of(lab: Lab, id: str = "r1") -> list[Job]:
-    """The run's jobs in the order of their births."""
-    return [each for each in lab.unit.records.values() if isinstance(each, Job) and each.run_id == id]
+    """Return the run's jobs in the order of their creation."""
+    return [record for record in lab.unit.records.values() if isinstance(record, Job) and record.run_id == id]
 
 
 def repeated(lab: Lab, *, failed_only: bool = True) -> dict[str, tuple[str, ...]]:
-    """What a rerun has to do, and what each part of it waits for."""
+    """Return the jobs of a rerun of r1 with their needs."""
     return needs(rerun_jobs(lab.run(), jobs_of(lab), failed_only=failed_only))
 
 
 def needs(specs: Iterable[JobSpec]) -> dict[str, tuple[str, ...]]:
-    """By name."""
+    """Return the needs of each job by name."""
     return {spec.name: spec.needs for spec in specs}
 
 
 @pytest.mark.proves("MOD-T3")
 @pytest.mark.parametrize("failed_only", [False, True])
 def test_a_run_that_is_not_over_cannot_be_repeated(failed_only: bool) -> None:
-    """Its outcome is not known yet."""
+    """It has no outcome yet."""
     lab = Lab().plan(task("a"), task("b"))
     lab.work("a", ok=False)
 
@@ -67,7 +67,7 @@ def test_a_run_in_which_nothing_failed_has_nothing_to_repeat_of_that() -> None:
 @pytest.mark.proves("MOD-T3")
 @pytest.mark.parametrize("failed_only", [False, True])
 def test_a_run_that_was_never_planned_cannot_be_repeated(failed_only: bool) -> None:
-    """An empty plan would succeed, which the run did not."""
+    """An empty plan would succeed, although the run failed."""
     lab = Lab()
     lab.create()
     lab.do(run.BeginPlanning(id="r1"))
@@ -79,7 +79,7 @@ def test_a_run_that_was_never_planned_cannot_be_repeated(failed_only: bool) -> N
 
 @pytest.mark.proves("MOD-T3")
 def test_a_rerun_of_all_has_the_same_jobs() -> None:
-    """Whatever became of them."""
+    """In any state of the jobs."""
     specs = (task("a", work={"x": 1}), gate("g", "a", gate=Gate(approvers=2)), task("b", "g", max_attempts=3))
     lab = Lab().plan(*specs)
     lab.cancel_run()
@@ -88,8 +88,8 @@ def test_a_rerun_of_all_has_the_same_jobs() -> None:
 
 
 @pytest.mark.proves("MOD-T3")
-def test_what_succeeded_is_left_out_and_counts_as_met() -> None:
-    """Failed, blocked and canceled jobs are repeated; nobody waits for what is done."""
+def test_successful_jobs_are_omitted_and_count_as_satisfied() -> None:
+    """Failed, blocked and canceled jobs are repeated, without needs that succeeded."""
     lab = Lab().plan(
         task("build"),
         task("lint", is_required=False),
@@ -110,7 +110,7 @@ def test_what_succeeded_is_left_out_and_counts_as_met() -> None:
 
 @pytest.mark.proves("MOD-T3", "MOD-G4")
 def test_no_approval_is_inherited() -> None:
-    """Somebody approved then, for what was known then. What is done again is asked for again, however far away."""
+    """An approval was given for the old run. The rerun asks again, also for gates before omitted jobs."""
     lab = Lab().plan(
         gate("first"),
         task("build", "first"),
@@ -128,7 +128,7 @@ def test_no_approval_is_inherited() -> None:
 
     specs = rerun_jobs(lab.run(), jobs_of(lab), failed_only=True)
 
-    # `smoke` waits for both gates through jobs that are left out; `aside` stands before nothing that is repeated.
+    # `smoke` needs both gates through omitted jobs; no repeated job needs `aside`.
     assert needs(specs) == {"first": (), "second": ("first",), "smoke": ("first", "second")}
     again = Run(id="r2", run_id="r2", tenant=TENANT, rerun_of="r1")
     lab.do(StartRun(id="r2", record=again, jobs=specs, plan_hash="hash"))
@@ -140,7 +140,7 @@ def test_no_approval_is_inherited() -> None:
 
 @pytest.mark.proves("MOD-T3")
 def test_a_long_chain_is_repeated_without_recursion() -> None:
-    """A plan may be as deep as it is large."""
+    """A plan may be a single chain of all its jobs."""
     count = 20_000
     names = [f"j{n}" for n in range(count)]
     chain = [gate("g"), *(task(name, names[n - 1] if n else "g") for n, name in enumerate(names))]
@@ -153,66 +153,72 @@ def test_a_long_chain_is_repeated_without_recursion() -> None:
 @pytest.mark.proves("MOD-T3", "MOD-G4")
 @settings(max_examples=budget(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(randomness=st.randoms(use_true_random=False))
-def test_a_rerun_of_any_run_makes_sense(randomness: Random) -> None:
-    """It starts, repeats all that did not succeed, and keeps who comes after whom."""
+def test_a_rerun_of_any_run_is_valid(randomness: Random) -> None:
+    """It starts, repeats all jobs that did not succeed, and keeps their order."""
     history = History(randomness).go(80).calm()
     lab = history.lab
-    for n, each in enumerate([record for record in lab.unit.records.values() if isinstance(record, Run)]):
-        jobs = {one.spec.name: one for one in jobs_of(lab, each.id)}
-        lost = {name for name, one in jobs.items() if not job.satisfies(one)}
-        if not lost:
+    for n, record in enumerate([r for r in lab.unit.records.values() if isinstance(r, Run)]):
+        jobs = {old.spec.name: old for old in jobs_of(lab, record.id)}
+        failed = {name for name, old in jobs.items() if not job.satisfies(old)}
+        if not failed:
             continue
-        specs = rerun_jobs(each, jobs.values(), failed_only=True)
+        specs = rerun_jobs(record, jobs.values(), failed_only=True)
         kept = {spec.name for spec in specs}
         assert [spec.name for spec in specs] == [name for name in jobs if name in kept]
-        needed = {name: reached(name, {key: one.spec.needs for key, one in jobs.items()}) for name in jobs}
-        before = {name: reached(name, waits(one.spec for one in jobs.values())) for name in jobs}
-        again_too = lost | {name for name in jobs if before[name] & lost}
+        needed_before = {name: reached(name, {key: old.spec.needs for key, old in jobs.items()}) for name in jobs}
+        before = {name: reached(name, prerequisites(old.spec for old in jobs.values())) for name in jobs}
+        repeated_names = failed | {name for name in jobs if before[name] & failed}
         gates = {name for name in jobs if jobs[name].spec.kind == job.APPROVAL}
-        assert kept == again_too | {name for name in gates if any(name in before[one] for one in again_too)}
-        assert {one: reached(one, needs(specs)) for one in kept} == {one: needed[one] & kept for one in kept}
-        assert {one: reached(one, waits(specs)) for one in kept} == {one: before[one] & kept for one in kept}
-        again = Run(id=f"again-{n}", run_id=f"again-{n}", tenant=TENANT, rerun_of=each.id)
+        assert kept == repeated_names | {
+            name for name in gates if any(name in before[later] for later in repeated_names)
+        }
+        assert {name: reached(name, needs(specs)) for name in kept} == {
+            name: needed_before[name] & kept for name in kept
+        }
+        assert {name: reached(name, prerequisites(specs)) for name in kept} == {
+            name: before[name] & kept for name in kept
+        }
+        again = Run(id=f"again-{n}", run_id=f"again-{n}", tenant=TENANT, rerun_of=record.id)
         lab.do(StartRun(id=again.id, record=again, jobs=specs, plan_hash="hash"))
     lab.verified()
 
 
 @pytest.mark.proves("MOD-T3", "MOD-D1")
-def test_who_came_after_what_failed_is_repeated_and_waits_as_before() -> None:
-    """It saw the failure; and what was between them no longer is."""
+def test_jobs_after_a_failed_one_are_repeated_in_the_same_order() -> None:
+    """They saw the failure. Dependencies through omitted jobs are kept."""
     lab = Lab().plan(
         task("a"),
         task("b", "a"),
-        task("mop", after=("b",)),
-        task("tell", "mop"),
+        task("cleanup", after=("b",)),
+        task("notify", "cleanup"),
         task("aside", after=("a",)),
     )
     lab.work("a")
     lab.work("b", ok=False)
-    lab.work("mop")
-    lab.work("tell")
+    lab.work("cleanup")
+    lab.work("notify")
     lab.work("aside")
 
-    found = rerun_jobs(lab.run(), jobs_of(lab), failed_only=True)
+    specs = rerun_jobs(lab.run(), jobs_of(lab), failed_only=True)
 
-    assert [(spec.name, spec.needs, spec.after) for spec in found] == [
+    assert [(spec.name, spec.needs, spec.after) for spec in specs] == [
         ("b", (), ()),
-        ("mop", (), ("b",)),
-        ("tell", ("mop",), ()),
+        ("cleanup", (), ("b",)),
+        ("notify", ("cleanup",), ()),
     ]
 
 
-def waits(specs: Iterable[JobSpec]) -> dict[str, tuple[str, ...]]:
-    """What must be over before each, whether or not it must succeed."""
+def prerequisites(specs: Iterable[JobSpec]) -> dict[str, tuple[str, ...]]:
+    """Return, by name, the jobs that must end before each job."""
     return {spec.name: (*spec.needs, *spec.after) for spec in specs}
 
 
-def reached(name: str, waits: dict[str, tuple[str, ...]]) -> set[str]:
-    """Everything that must be over before this one begins."""
-    found, stack = set[str](), [name]
+def reached(name: str, edges: dict[str, tuple[str, ...]]) -> set[str]:
+    """Return all names that can be reached from this one."""
+    names, stack = set[str](), [name]
     while stack:
-        for need in waits[stack.pop()]:
-            if need not in found:
-                found.add(need)
-                stack.append(need)
-    return found
+        for target in edges[stack.pop()]:
+            if target not in names:
+                names.add(target)
+                stack.append(target)
+    return names

@@ -1,4 +1,4 @@
-"""A run with its plan, started in one decision: all of it or nothing, and as often as its sender likes."""
+"""Start a run with its plan in one decision: atomic, and safe to repeat."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from deltaci.core.unit_of_work import UnitOfWork
 from tests.lab import START, TENANT, Lab, gate, task
 
 ADA = "user:ada"
-SENSELESS: dict[str, tuple[tuple[JobSpec, ...], str]] = {
+INVALID_PLANS: dict[str, tuple[tuple[JobSpec, ...], str]] = {
     "a cycle": ((task("a", "b"), task("b", "a")), "dependency_cycle"),
     "a job that waits for itself": ((task("a", "a"),), "dependency_cycle"),
-    "a need that is not there": ((task("a", "nobody"),), "bad_request"),
+    "a need that is not there": ((task("a", "missing"),), "bad_request"),
     "a need that is named twice": ((task("a"), task("b", "a", "a")), "bad_request"),
     "two jobs of one name": ((task("a"), task("a")), "bad_request"),
     "a job without a name": ((task("a"), task("")), "bad_request"),
     "a job named like an attempt": ((task("a"), task("a.1")), "bad_request"),
     "too many jobs": ((task("a"),) * (MAX_JOBS + 1), "bad_request"),
-    "an unknown kind": ((task("a", kind="wish"),), "bad_request"),
+    "an unknown kind": ((task("a", kind="other"),), "bad_request"),
     "a gate that nobody needs to pass": ((gate("g", gate=Gate(approvers=0)),), "bad_request"),
     "a gate for a crowd": ((gate("g", gate=Gate(approvers=101)),), "bad_request"),
     "a task with a gate": ((task("a", gate=Gate(role="ops")),), "bad_request"),
@@ -34,16 +34,16 @@ SENSELESS: dict[str, tuple[tuple[JobSpec, ...], str]] = {
 
 
 def start(*jobs: JobSpec, id: str = "r1", actor: str = ADA, request_id: str = "key", **fields: Any) -> StartRun:
-    """A start of this plan."""
+    """Return the command that starts a run with this plan."""
     record = Run(id=id, run_id=id, tenant=TENANT, **fields)
     return StartRun(id=id, actor=actor, request_id=request_id, record=record, jobs=jobs, plan_hash="hash")
 
 
 @pytest.mark.proves("MOD-S1")
-@pytest.mark.parametrize("what", SENSELESS)
-def test_a_plan_that_makes_no_sense_starts_nothing(what: str) -> None:
-    """Half a run is worse than none. The plan of a run that exists is refused for the same reasons."""
-    jobs, code = SENSELESS[what]
+@pytest.mark.parametrize("problem", INVALID_PLANS)
+def test_an_invalid_plan_starts_without(problem: str) -> None:
+    """The plan of an existing run is refused for the same reasons."""
+    jobs, code = INVALID_PLANS[problem]
     lab = Lab()
     lab.create("other")
     lab.do(run.BeginPlanning(id="other"))
@@ -57,32 +57,32 @@ def test_a_plan_that_makes_no_sense_starts_nothing(what: str) -> None:
 @pytest.mark.proves("MOD-S1")
 @pytest.mark.parametrize("actor", ["worker:w1", "reporter"])
 def test_only_people_and_programs_start_runs(actor: str) -> None:
-    """A worker executes; it does not decide what."""
+    """Workers and reporters may not start runs."""
     assert Lab().refused(start(task("a"), actor=actor)).code == "wrong_actor"
 
 
 @pytest.mark.proves("MOD-S1")
 @pytest.mark.parametrize("wrong", [{"id": "r2"}, {"run_id": "r2"}, {"state": run.RUNNING}])
 def test_a_record_that_is_not_the_run_to_start_is_refused(wrong: dict[str, str]) -> None:
-    """What is born is what was asked for."""
-    whole = start(task("a"))
+    """The record must be a new run with the id of the command."""
+    command = start(task("a"))
 
-    asked = msgspec.structs.replace(whole, record=msgspec.structs.replace(whole.record, **wrong))
+    changed = msgspec.structs.replace(command, record=msgspec.structs.replace(command.record, **wrong))
 
-    assert Lab().refused(asked).code == "bad_request"
+    assert Lab().refused(changed).code == "bad_request"
 
 
 @pytest.mark.proves("MOD-S1", "MOD-1")
 def test_a_start_skips_no_state_and_is_one_transaction() -> None:
-    """Whoever reads the log sees the same steps as if they had come one by one."""
+    """The log has the same steps as if they had been made one by one."""
     lab, stepwise = Lab(), Lab()
     jobs = (task("a"), gate("g"), task("b", "a", "g"))
 
     decision = lab.do(start(*jobs))
     stepwise.plan(*jobs)
 
-    told = [(event.entity_id, event.from_, event.to, event.trigger, event.metadata) for event in lab.log]
-    assert told == [(event.entity_id, event.from_, event.to, event.trigger, event.metadata) for event in stepwise.log]
+    steps = [(event.entity_id, event.from_, event.to, event.trigger, event.metadata) for event in lab.log]
+    assert steps == [(event.entity_id, event.from_, event.to, event.trigger, event.metadata) for event in stepwise.log]
     assert lab.steps("r1") == [run.CREATED, run.PLANNING, run.QUEUED]
     assert (lab.job("a").state, lab.job("g").state, lab.job("b").state) == ("QUEUED", "WAITING_APPROVAL", "PENDING")
     assert {event.at for event in lab.log} == {START}
@@ -94,7 +94,7 @@ def test_a_start_skips_no_state_and_is_one_transaction() -> None:
 
 @pytest.mark.proves("MOD-S1")
 def test_a_start_without_jobs_succeeds_at_once() -> None:
-    """Nothing to do is done."""
+    """A plan without jobs is complete."""
     lab = Lab()
 
     lab.do(start())
@@ -104,8 +104,8 @@ def test_a_start_without_jobs_succeeds_at_once() -> None:
 
 
 @pytest.mark.proves("MOD-S2")
-def test_a_repeat_is_answered_by_the_same_run_and_changes_nothing() -> None:
-    """Whose answer was lost asks again, perhaps with the keys of its inputs in another order."""
+def test_a_repeat_is_answered_by_the_same_run_and_changes_without() -> None:
+    """A client whose answer was lost repeats the request, perhaps with the keys of its inputs in another order."""
     lab = Lab()
     first = start(task("a", work={"x": 1, "y": 2}), origin=Origin(inputs={"a": "1", "b": "2"}))
     again = start(task("a", work={"y": 2, "x": 1}), origin=Origin(inputs={"b": "2", "a": "1"}))
@@ -129,7 +129,7 @@ def test_a_repeat_is_answered_by_the_same_run_and_changes_nothing() -> None:
     ],
 )
 def test_the_same_request_with_another_content_is_refused(other: StartRun) -> None:
-    """A key that means two things means nothing."""
+    """A request id stands for one content only."""
     lab = Lab()
     lab.do(start(task("a")))
 
@@ -147,8 +147,8 @@ def test_another_request_for_the_same_id_is_refused() -> None:
 
 
 @pytest.mark.proves("MOD-S2")
-def test_a_run_never_forgets_the_request_that_it_was_made_by() -> None:
-    """A client may come back after a week, when the run is long over and much has been asked of it since."""
+def test_a_run_always_remembers_the_request_that_created_it() -> None:
+    """A client may repeat it a week later, after many other requests about the run."""
     lab = Lab()
     first = start(task("a"))
     lab.do(first)
@@ -168,42 +168,42 @@ def test_a_run_never_forgets_the_request_that_it_was_made_by() -> None:
 
 @pytest.mark.proves("MOD-S1")
 @pytest.mark.parametrize("count", [1, 1000])
-def test_a_start_needs_one_look_at_what_is_stored(count: int) -> None:
-    """What is named after a run that is not there is not there: a thousand jobs are not looked for."""
+def test_a_start_loads_only_the_run(count: int) -> None:
+    """If the run does not exist, its jobs do not exist either and are not loaded."""
     jobs = tuple(task(f"j{n}", *([f"j{n - 1}"] if n % 5 else [])) for n in range(count))
 
-    decision = decide(_nothing("r1"), start(*jobs), START)
+    decision = decide(_without("r1"), start(*jobs), START)
 
-    assert sum(each.id.startswith("r1/") for each in decision.changed.values()) == count + (count + 4) // 5
+    assert sum(record.id.startswith("r1/") for record in decision.changed.values()) == count + (count + 4) // 5
 
 
-def _nothing(id: str) -> UnitOfWork:
-    """A world in which all that is known is that there is no such record."""
-    world = UnitOfWork()
-    world.records[id] = None
-    return world
+def _without(id: str) -> UnitOfWork:
+    """Return a unit of work that has loaded only that this record does not exist."""
+    unit = UnitOfWork()
+    unit.records[id] = None
+    return unit
 
 
 @pytest.mark.proves("MOD-S1")
-def test_what_a_refused_start_expected_is_forgotten() -> None:
-    """That something cannot exist holds for one decision only."""
-    world = _nothing("r1")
-    decide(world, start(task("a")), START)
+def test_assumed_absences_end_with_the_decision() -> None:
+    """Another decision may create these records."""
+    unit = _without("r1")
+    decide(unit, start(task("a")), START)
 
-    assert world.absent == set()
+    assert unit.absent == set()
 
 
 @pytest.mark.proves("MOD-G3")
-def test_the_starter_of_a_run_is_its_record_s_or_who_asked_for_it() -> None:
-    """A gate that bars the starter must know one, however the run was started."""
-    barred = gate("g", gate=Gate(not_by_starter=True))
+def test_the_starter_of_a_run_is_that_of_its_record_or_else_the_actor() -> None:
+    """A gate with `not_by_starter` needs to know the starter of every run."""
+    spec = gate("g", gate=Gate(not_by_starter=True))
 
-    known = (
-        (start(barred), "ada"),
-        (start(barred, started_by="bob"), "bob"),
-        (start(barred, started_by="user:eve"), "eve"),
+    starts = (
+        (start(spec), "ada"),
+        (start(spec, started_by="bob"), "bob"),
+        (start(spec, started_by="user:eve"), "eve"),
     )
-    for command, starter in known:
+    for command, starter in starts:
         lab = Lab()
         lab.do(command)
         assert lab.job("g").started_by == starter

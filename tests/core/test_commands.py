@@ -1,4 +1,4 @@
-"""Orders about many records, and what a caller may not claim."""
+"""Commands about several records, and claims of a caller that are refused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.lab import TENANT, Lab, task
 
 
 @pytest.mark.proves("STP-S1")
-def test_an_attempt_that_nobody_claimed_does_not_count() -> None:
-    """Document 002 counts claims; a job that was cancelled in the queue was never tried."""
+def test_an_unclaimed_attempt_does_not_count() -> None:
+    """Document 002 counts claims; a job that was cancelled in the queue has none."""
     lab = Lab().plan(task("a"))
 
     lab.do(CancelJob(id="r1/a", actor="user:ada"))
@@ -25,7 +25,7 @@ def test_an_attempt_that_nobody_claimed_does_not_count() -> None:
 
 @pytest.mark.proves("WST-TG3")
 def test_a_queue_job_cannot_be_completed_with_a_failing_exit_code() -> None:
-    """What the caller says must agree with itself."""
+    """A success with a failing exit code contradicts itself."""
     lab = Lab()
     lab.enqueue()
     lease = lab.claim(lab.queued())
@@ -37,8 +37,8 @@ def test_a_queue_job_cannot_be_completed_with_a_failing_exit_code() -> None:
 
 
 @pytest.mark.proves("WST-KG2")
-def test_a_registered_worker_cannot_claim_labels_that_it_was_not_registered_with() -> None:
-    """What a worker can do is what it said when it came, not what would be handy now."""
+def test_a_claim_cannot_have_labels_that_the_worker_is_not_registered_with() -> None:
+    """The registered labels count, not those of the request."""
     lab = Lab().plan(task("a", queue_key="gpu"))
     lab.register("w1")
     grant = attempt.Grant(id="r1/a.1", actor="worker:w1", fingerprint="f" * 32, labels=("gpu",))
@@ -47,8 +47,8 @@ def test_a_registered_worker_cannot_claim_labels_that_it_was_not_registered_with
 
 
 @pytest.mark.parametrize("reason", ["LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST", "MOOD"])
-def test_a_person_cannot_give_a_stall_the_orchestrators_reasons(reason: str) -> None:
-    """Only the orchestrator finds out that a lease ran out or a worker is lost."""
+def test_a_person_cannot_stall_with_a_reason_of_the_orchestrator(reason: str) -> None:
+    """Only the orchestrator detects that a lease expired or a worker is lost."""
     lab = Lab()
     lab.enqueue()
     lab.claim(lab.queued())
@@ -57,26 +57,26 @@ def test_a_person_cannot_give_a_stall_the_orchestrators_reasons(reason: str) -> 
 
 
 @pytest.mark.proves("QUE-C5", "MOD-10")
-def test_repeating_an_order_about_many_records_changes_nothing() -> None:
+def test_repeating_a_command_about_several_records_changes_nothing() -> None:
     """A planner, a client or a person whose answer was lost sends the same request again."""
     lab = Lab()
-    born = NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT), request_id="b")
+    created = NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT), request_id="b")
     planned = Plan(id="r1", jobs=(task("a"), task("b")), request_id="p")
     canceled = CancelJob(id="r1/a", actor="user:ada", request_id="c")
-    lab.do(born)
+    lab.do(created)
     lab.do(run.BeginPlanning(id="r1"))
     lab.do(planned)
     lab.do(canceled)
     events = len(lab.log)
 
-    decisions = [lab.do(command) for command in (born, planned, canceled)]
+    decisions = [lab.do(command) for command in (created, planned, canceled)]
 
     assert len(lab.log) == events
     assert [decision.changed for decision in decisions] == [{}, {}, {}]
 
 
 def test_the_same_request_with_another_record_is_refused() -> None:
-    """A request id that means two things means nothing."""
+    """A request id stands for one content only."""
     lab = Lab()
     lab.do(NewRecord(id="q1", record=Attempt(id="q1", tenant=TENANT), request_id="b"))
 

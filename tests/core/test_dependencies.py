@@ -1,4 +1,4 @@
-"""What ties jobs together: needs, order without success, families, and classes of failures that are retried."""
+"""Relations between jobs: needs, order without success, families, groups; and the failure classes to retry."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.spec.scenes import grant
 
 
 def states(lab: Lab, *names: str) -> list[str]:
-    """How these jobs stand."""
+    """Return the states of these jobs."""
     return [lab.job(name).state for name in names]
 
 
-# -- what makes no sense
+# -- invalid plans
 
 
 @pytest.mark.proves("MOD-S1", "MOD-D1")
 @pytest.mark.parametrize(
-    ("specs", "said"),
+    ("specs", "message"),
     [
         ((task("a", after=("b",)),), "job 'a' is after 'b', which is not in the plan"),
         ((task("a"), task("b", after=("a", "a"))), "names a dependency twice"),
@@ -36,38 +36,38 @@ def states(lab: Lab, *names: str) -> list[str]:
         ((task("a", after=("b",)), task("b", "a")), "wait for each other"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(specs: tuple[JobSpec, ...], said: str) -> None:
-    """As a need would be; and a circle may be made of both."""
-    with pytest.raises(Refused, match=said):
+def test_an_invalid_order_is_refused(specs: tuple[JobSpec, ...], message: str) -> None:
+    """The same rules hold for `after` as for `needs`; a cycle may consist of both."""
+    with pytest.raises(Refused, match=message):
         dependents(specs)
 
 
 @pytest.mark.proves("MOD-F5")
 @pytest.mark.parametrize("classes", [("USER",), ("INFRA", "USER"), ("BAD_LUCK",)])
-def test_what_is_never_retried_cannot_be_asked_for(classes: tuple[str, ...]) -> None:
-    """The job's own fault would end in the same way."""
+def test_a_plan_cannot_retry_on_user_failures_or_unknown_classes(classes: tuple[str, ...]) -> None:
+    """A failure of the job itself would happen again."""
     with pytest.raises(Refused, match="only INFRA, TOOLING, FLAKY can be retried"):
         dependents([task("a", retry_on=classes)])
 
 
 @pytest.mark.proves("MOD-D3")
 def test_an_approval_has_no_group() -> None:
-    """Nobody has a lease for it."""
+    """A group limits leases, and an approval has none."""
     with pytest.raises(Refused, match="approval with a group"):
         dependents([gate("a", group="deploy")])
 
 
 @pytest.mark.proves("MOD-D3")
 @pytest.mark.parametrize("group", ["a\x00b", "a\nb", "\ud800", "x" * 201])
-def test_a_group_has_a_name_that_can_be_kept_and_shown(group: str) -> None:
-    """Databases keep it, and people read it."""
+def test_the_name_of_a_group_is_short_and_printable(group: str) -> None:
+    """It is stored in databases and read by people."""
     with pytest.raises(Refused, match="printable characters"):
         dependents([task("a", group=group)])
 
 
 @pytest.mark.proves("MOD-D3", "QUE-T3")
-def test_what_was_stalled_by_hand_is_not_claimed_past_its_group() -> None:
-    """Nobody keeps the group for it meanwhile: it goes back to the queue and has its turn."""
+def test_a_stalled_attempt_of_a_group_cannot_be_claimed_before_it_is_requeued() -> None:
+    """Another attempt of the group may have been leased meanwhile."""
     lab = Lab().plan(task("a", group="deploy"), task("b", group="deploy"))
     lab.claim(lab.attempt("a"))
     lab.do(attempt.Stall(id="r1/a.1", actor="user:ada"))
@@ -81,16 +81,16 @@ def test_what_was_stalled_by_hand_is_not_claimed_past_its_group() -> None:
 
 
 @pytest.mark.proves("MOD-S3")
-def test_every_bond_is_part_of_the_plans_hash() -> None:
-    """Whoever approves a plan approves them too."""
-    bonds: tuple[dict[str, Any], ...] = (
+def test_every_relation_is_part_of_the_plan_hash() -> None:
+    """A person who approves a plan approves them too."""
+    relations: tuple[dict[str, Any], ...] = (
         {},
         {"after": ("a",)},
         {"family": "f"},
         {"is_family_fail_fast": True},
         {"retry_on": ("INFRA",)},
     )
-    plans = [(task("a"), task("b", **bond)) for bond in (*bonds, {"group": "g"})]
+    plans = [(task("a"), task("b", **relation)) for relation in (*relations, {"group": "g"})]
 
     assert len({plan_hash(plan) for plan in plans}) == len(plans)
 
@@ -99,22 +99,22 @@ def test_every_bond_is_part_of_the_plans_hash() -> None:
 
 
 @pytest.mark.proves("MOD-D1", "MOD-7")
-def test_a_job_runs_after_one_that_failed_and_the_run_fails_when_it_is_over() -> None:
-    """A failed run is over when nothing else can progress, and this can."""
-    lab = Lab().plan(task("test"), task("deploy", "test"), task("mop", after=("deploy",)))
+def test_a_job_runs_after_a_failed_one_and_the_run_fails_when_it_has_ended() -> None:
+    """A run fails only when no other job can progress."""
+    lab = Lab().plan(task("test"), task("deploy", "test"), task("cleanup", after=("deploy",)))
 
     lab.work("test", ok=False)
 
-    assert states(lab, "test", "deploy", "mop") == ["FAILED", "CANCELED", "QUEUED"]
+    assert states(lab, "test", "deploy", "cleanup") == ["FAILED", "CANCELED", "QUEUED"]
     assert lab.run().state == run.RUNNING
-    lab.work("mop")
+    lab.work("cleanup")
     assert lab.run().state == run.FAILED
     lab.verified()
 
 
 @pytest.mark.proves("MOD-D1")
-def test_a_cancelled_job_opens_whoever_comes_after_it() -> None:
-    """Also an approval."""
+def test_a_cancelled_job_opens_the_jobs_after_it() -> None:
+    """An approval is opened as well."""
     lab = Lab().plan(task("a"), gate("ask", after=("a",)), task("b", "a"))
 
     lab.do(CancelJob(id="r1/a", actor="user:ada"))
@@ -125,8 +125,8 @@ def test_a_cancelled_job_opens_whoever_comes_after_it() -> None:
 
 
 @pytest.mark.proves("MOD-D1")
-def test_who_needs_a_job_and_comes_after_it_needs_it() -> None:
-    """It is one wait, and the stricter one."""
+def test_needs_wins_over_after_for_the_same_job() -> None:
+    """It counts as one dependency, and needs the success."""
     lab = Lab().plan(task("a"), task("b", "a", after=("a",)), task("c"))
     assert lab.job("b").unmet == 1
 
@@ -137,8 +137,8 @@ def test_who_needs_a_job_and_comes_after_it_needs_it() -> None:
 
 
 @pytest.mark.proves("MOD-D1", "ORC-C1")
-def test_a_run_that_is_cancelled_begins_nothing_more() -> None:
-    """Not even what only comes after what was cancelled with it."""
+def test_a_cancelled_run_starts_no_more_jobs() -> None:
+    """Not even jobs that only come after cancelled ones."""
     lab = Lab().plan(task("a"), task("b", after=("a",)), task("c", after=("b",)))
 
     lab.cancel_run()
@@ -151,8 +151,8 @@ def test_a_run_that_is_cancelled_begins_nothing_more() -> None:
 
 
 @pytest.mark.proves("MOD-D1", "ORC-C1")
-def test_an_end_that_comes_late_in_a_cancelled_run_opens_nobody() -> None:
-    """The runner takes its time."""
+def test_a_late_end_in_a_cancelled_run_opens_no_job() -> None:
+    """The runner acknowledges the cancel later."""
     lab = Lab().plan(task("a"), task("b", after=("a",)))
     lease = lab.claim(lab.attempt("a"))
     lab.cancel_run()
@@ -165,13 +165,13 @@ def test_an_end_that_comes_late_in_a_cancelled_run_opens_nobody() -> None:
 
 
 @pytest.mark.proves("MOD-D1", "MOD-7")
-def test_a_run_that_fails_fast_does_not_wait_for_what_comes_after() -> None:
-    """It asked to end at once."""
-    lab = Lab().plan(task("a"), task("mop", after=("a",)), is_fail_fast=True)
+def test_a_fail_fast_run_does_not_run_the_jobs_after_a_failed_one() -> None:
+    """`is_fail_fast` ends the run at once."""
+    lab = Lab().plan(task("a"), task("cleanup", after=("a",)), is_fail_fast=True)
 
     lab.work("a", ok=False)
 
-    assert (lab.job("mop").state, lab.job("mop").reason) == ("CANCELED", "NOT_NEEDED")
+    assert (lab.job("cleanup").state, lab.job("cleanup").reason) == ("CANCELED", "NOT_NEEDED")
     assert lab.run().state == run.FAILED
     lab.verified()
 
@@ -180,11 +180,15 @@ def test_a_run_that_fails_fast_does_not_wait_for_what_comes_after() -> None:
 
 
 @pytest.mark.proves("MOD-D2")
-def test_a_failure_cancels_the_rest_of_its_family_and_nobody_else() -> None:
-    """Whatever they are doing: one runs, one waits in the queue, one for another."""
-    kin = {"family": "os", "is_family_fail_fast": True}
+def test_a_failure_cancels_the_rest_of_its_family_and_no_other_job() -> None:
+    """In any state: one is running, one queued, and one waits for another."""
+    family = {"family": "os", "is_family_fail_fast": True}
     lab = Lab().plan(
-        task("linux", **kin), task("mac", **kin), task("win", **kin), task("old", after=("linux",), **kin), task("doc")
+        task("linux", **family),
+        task("mac", **family),
+        task("win", **family),
+        task("old", after=("linux",), **family),
+        task("doc"),
     )
     running = lab.claim(lab.attempt("mac"), by="w2")
 
@@ -202,10 +206,10 @@ def test_a_failure_cancels_the_rest_of_its_family_and_nobody_else() -> None:
 
 
 @pytest.mark.proves("MOD-D2")
-def test_a_failure_that_is_allowed_or_retried_ends_no_family() -> None:
-    """The first is none, the second not yet."""
-    kin = {"family": "os", "is_family_fail_fast": True}
-    lab = Lab().plan(task("a", is_required=False, **kin), task("b", max_attempts=2, **kin), task("c", **kin))
+def test_an_allowed_or_retried_failure_does_not_cancel_the_family() -> None:
+    """Neither makes its run fail."""
+    family = {"family": "os", "is_family_fail_fast": True}
+    lab = Lab().plan(task("a", is_required=False, **family), task("b", max_attempts=2, **family), task("c", **family))
 
     lab.work("a", ok=False)
     lab.fail(lab.claim(lab.attempt("b")))
@@ -215,10 +219,10 @@ def test_a_failure_that_is_allowed_or_retried_ends_no_family() -> None:
 
 
 @pytest.mark.proves("MOD-D2")
-def test_a_chain_of_a_family_is_not_set_going_on_its_way_out() -> None:
-    """One after the other, as a matrix with one job at a time is; in whatever order the plan names them."""
-    kin = {"family": "os", "is_family_fail_fast": True}
-    specs = [task("a", **kin), task("b", after=("a",), **kin), task("c", after=("b",), **kin)]
+def test_cancelling_a_family_does_not_start_its_other_jobs() -> None:
+    """For a matrix that runs one job at a time, in any order of the plan."""
+    family = {"family": "os", "is_family_fail_fast": True}
+    specs = [task("a", **family), task("b", after=("a",), **family), task("c", after=("b",), **family)]
     lab = Lab().plan(*specs)
     other = Lab().plan(*reversed(specs))
 
@@ -232,7 +236,7 @@ def test_a_chain_of_a_family_is_not_set_going_on_its_way_out() -> None:
     other.verified()
 
 
-# -- what is worth another attempt
+# -- failure classes
 
 
 @pytest.mark.proves("MOD-F5")
@@ -247,7 +251,7 @@ def test_a_chain_of_a_family_is_not_set_going_on_its_way_out() -> None:
     ],
 )
 def test_a_job_is_retried_on_the_classes_that_it_names(classes: tuple[str, ...], code: str, state: str) -> None:
-    """Never on more than are usual."""
+    """It can only restrict the retryable classes."""
     lab = Lab().plan(task("a", max_attempts=3, retry_on=classes))
 
     lab.fail(lab.claim(lab.attempt("a")), code)
@@ -256,37 +260,37 @@ def test_a_job_is_retried_on_the_classes_that_it_names(classes: tuple[str, ...],
     lab.verified()
 
 
-# -- all of it together
+# -- random graphs
 
 
 @pytest.mark.proves("MOD-D1", "MOD-D2", "MOD-6", "MOD-7")
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random=st.randoms(use_true_random=False), is_shuffled=st.booleans())
-def test_any_graph_goes_as_a_few_lines_say(random: Random, is_shuffled: bool) -> None:
-    """Every job ends; exactly the right ones are blocked, or not needed."""
-    specs = [_drawn(random, n) for n in range(random.randint(1, 12))]
+def test_any_graph_ends_as_the_oracle_says(random: Random, is_shuffled: bool) -> None:
+    """Every job ends, with the expected state and reason."""
+    specs = [_random_spec(random, n) for n in range(random.randint(1, 12))]
     fails = {spec.name for spec in specs if random.random() < 0.3}
     lab, oracle = Lab().plan(*(random.sample(specs, len(specs)) if is_shuffled else specs)), Oracle(specs)
 
     while ready := oracle.ready():
-        assert {each.name for each in specs if lab.job(each.name).state == job.QUEUED} == ready
+        assert {spec.name for spec in specs if lab.job(spec.name).state == job.QUEUED} == ready
         assert lab.run().state in (run.QUEUED, run.RUNNING)
         name = random.choice(sorted(ready))
         lab.work(name, ok=name not in fails)
         oracle.finish(name, is_ok=name not in fails)
 
-    found = {spec.name: (lab.job(spec.name).state, lab.job(spec.name).reason) for spec in specs}
-    assert {name: end[0] for name, end in found.items()} == {name: end[0] for name, end in oracle.over.items()}
+    ended = {spec.name: (lab.job(spec.name).state, lab.job(spec.name).reason) for spec in specs}
+    assert {name: end[0] for name, end in ended.items()} == {name: end[0] for name, end in oracle.ended.items()}
     if not is_shuffled:
-        assert {name: end for name, end in found.items() if end[0] == "CANCELED"} == {
-            name: end for name, end in oracle.over.items() if end[0] == "CANCELED"
+        assert {name: end for name, end in ended.items() if end[0] == "CANCELED"} == {
+            name: end for name, end in oracle.ended.items() if end[0] == "CANCELED"
         }
-    is_lost = any(spec.is_required and oracle.over[spec.name][0] != "SUCCEEDED" for spec in specs)
-    assert lab.run().state == (run.FAILED if is_lost else run.SUCCESS)
+    is_failed = any(spec.is_required and oracle.ended[spec.name][0] != "SUCCEEDED" for spec in specs)
+    assert lab.run().state == (run.FAILED if is_failed else run.SUCCESS)
     lab.verified()
 
 
-def _drawn(random: Random, n: int) -> JobSpec:
+def _random_spec(random: Random, n: int) -> JobSpec:
     earlier = [f"j{k}" for k in range(n)]
     family = random.choice(("", "", "x", "y"))
     return task(
@@ -300,30 +304,30 @@ def _drawn(random: Random, n: int) -> JobSpec:
 
 
 class Oracle:
-    """What should become of a plan whose jobs are done one by one, by its words alone."""
+    """The expected end of a plan whose jobs run one by one, computed from the specs alone."""
 
     def __init__(self, specs: list[JobSpec]) -> None:
         self.specs = {spec.name: spec for spec in specs}
-        self.over: dict[str, tuple[str, str]] = {}
+        self.ended: dict[str, tuple[str, str]] = {}
 
-    def _is_met(self, name: str) -> bool:
-        return self.over[name][0] == "SUCCEEDED" or (
-            self.over[name][0] == "FAILED" and not self.specs[name].is_required
+    def _is_satisfied(self, name: str) -> bool:
+        return self.ended[name][0] == "SUCCEEDED" or (
+            self.ended[name][0] == "FAILED" and not self.specs[name].is_required
         )
 
     def ready(self) -> set[str]:
-        """Who could go on now."""
-        waits = {name: {*spec.needs, *spec.after} for name, spec in self.specs.items() if name not in self.over}
-        return {name for name, before in waits.items() if before <= self.over.keys()}
+        """Return the jobs whose dependencies have ended."""
+        dependencies = {name: {*spec.needs, *spec.after} for name, spec in self.specs.items() if name not in self.ended}
+        return {name for name, before in dependencies.items() if before <= self.ended.keys()}
 
     def finish(self, name: str, *, is_ok: bool) -> None:
-        """It is over, and so is whoever cannot or need not go on."""
+        """End a job, and the jobs that are cancelled because of it."""
         spec = self.specs[name]
-        self.over[name] = ("SUCCEEDED" if is_ok else "FAILED", "")
+        self.ended[name] = ("SUCCEEDED" if is_ok else "FAILED", "")
         if not is_ok and spec.is_required and spec.is_family_fail_fast:
-            kin = [each for each in self.specs.values() if each.family == spec.family and each.name not in self.over]
-            self.over.update((each.name, ("CANCELED", "NOT_NEEDED")) for each in kin)
-        for each in self.specs.values():  # In the order of the plan: whoever is needed comes first.
-            lost = [need for need in each.needs if need in self.over and not self._is_met(need)]
-            if each.name not in self.over and lost:
-                self.over[each.name] = ("CANCELED", "BLOCKED")
+            family = [other for other in self.specs.values() if other.family == spec.family]
+            self.ended.update((o.name, ("CANCELED", "NOT_NEEDED")) for o in family if o.name not in self.ended)
+        for other in self.specs.values():  # In the order of the plan: needed jobs come first.
+            blocking = [need for need in other.needs if need in self.ended and not self._is_satisfied(need)]
+            if other.name not in self.ended and blocking:
+                self.ended[other.name] = ("CANCELED", "BLOCKED")
