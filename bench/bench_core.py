@@ -29,8 +29,8 @@ AT = 1_767_513_600_000_000
 def run() -> list[Figure]:
     """The queue's five steps, and runs of ten and of ten thousand jobs."""
     commands = lifecycle(JOBS)
-    world = UnitOfWork(is_complete=True)
-    spent = cpu(lambda: [decide(world, command, AT) for command in commands])
+    unit = UnitOfWork(is_complete=True)
+    spent = cpu(lambda: [decide(unit, command, AT) for command in commands])
     each = spent / len(commands) * 1e6
     floor = copy_cost() * 1e6
     small, large = per_job(10, 100), per_job(LARGE, 1)

@@ -29,8 +29,8 @@ MADE_UP: Final = ("", "r1", "r1/a", "r1/a.1", "r1/b", "q1", "q2", "w1", "w2", "n
 ACTORS: Final = ("orchestrator", "user:ada", "worker:w1", "worker:w2", "worker:", "user:", "", "x", "planner", "timer")
 
 
-def world() -> tuple[UnitOfWork, LeaseRef]:
-    """A little of everything: a run with a job that runs, an approval, a queue job, workers."""
+def sample_records() -> tuple[UnitOfWork, LeaseRef]:
+    """Return a unit of work with a run, a leased job, an approval, queue jobs and workers, and the lease."""
     lab = Lab().plan(task("a", max_attempts=2), gate("ok"), task("b", "a"))
     lab.register("w1")
     lab.register("w2", labels=("linux",))
@@ -47,7 +47,7 @@ def commands() -> Sequence[type[Command]]:
 
 
 COMMANDS: Final = commands()
-_, LIVE = world()
+_, LIVE = sample_records()
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
@@ -91,7 +91,7 @@ def structs(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 @fuzzed(120, said=st.lists(st.sampled_from(COMMANDS).flatmap(structs), min_size=1, max_size=6))
 def test_a_command_is_decided_or_refused(said: list[Command]) -> None:
     """Whatever a caller, a runner or a timer says; and what is refused has changed nothing."""
-    here, _ = world()
+    here, _ = sample_records()
     for command in said:
         before: dict[str, Record | None] = dict(here.records)
         try:

@@ -348,7 +348,7 @@ def requests_are_not_remembered() -> Iterator[None]:
     """No record knows what was asked of it."""
     with (
         instead((machine, "remember_request", lambda record, command: record)),
-        instead((decide, "remembering", lambda record, command: record)),
+        instead((decide, "remember_request", lambda record, command: record)),
     ):
         yield
 
@@ -361,7 +361,7 @@ def a_start_is_forgotten() -> Iterator[None]:
     def remember(record: Any, command: Command) -> Any:
         return record if isinstance(command, decide.StartRun) else real(record, command)
 
-    with instead((decide, "remembering", remember)):
+    with instead((decide, "remember_request", remember)):
         yield
 
 
