@@ -27,7 +27,7 @@ from chaos.workload import TENANT, Workload
 from deltaci.app import registration_token
 from deltaci.core.events import Event
 from deltaci.engine import feed
-from deltaci.runner.sandbox.process_tree import MARK
+from deltaci.runner.sandbox.process_tree import MARKER_VARIABLE
 from tests.support.ports import ReservedPort
 from tests.support.processes import command_line
 
@@ -169,7 +169,7 @@ class Deployment:
                 part.send(signal.SIGTERM)
         for part in [*self.runners.values(), *self.servers]:
             await part.stop()
-        for pid in [*carrying(TOKEN, {self.token}), *carrying(MARK, self.work.witness.marks())]:
+        for pid in [*carrying(TOKEN, {self.token}), *carrying(MARKER_VARIABLE, self.work.witness.marks())]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for port in self._reserved:

@@ -19,7 +19,7 @@ from chaos.rows import Row, measured, not_run, p99
 from chaos.stage import Stage, TooLate, until
 from deltaci.core.attempt import FAILED, SUCCEEDED, Attempt
 from deltaci.core.instants import SECOND
-from deltaci.runner.sandbox.process_tree import MARK
+from deltaci.runner.sandbox.process_tree import MARKER_VARIABLE
 from tests.runner.leftovers import DAEMONS
 
 FAULT: Final = "fork bomb, memory hog, and other hostile jobs"
@@ -30,7 +30,7 @@ NEIGHBOUR_SECONDS: Final = 5.0
 AT_ONCE: Final = 3
 DISK: Final = "small-disk"
 DISK_BYTES: Final = 32 * MEGABYTE
-MARKED: Final = f'echo "mark=${MARK}"\n'
+MARKED: Final = f'echo "mark=${MARKER_VARIABLE}"\n'
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -124,9 +124,9 @@ async def _play(place: Deployment, name: str, case: Case) -> tuple[Row, float]:
     wrong = _ended(place, record, case)
     marks = {line.partition(b"=")[2].decode() for line in log_of(place, record).splitlines() if b"mark=" in line}
     try:
-        await until(lambda: not carrying(MARK, marks), "everybody is gone", GONE_SECONDS)
+        await until(lambda: not carrying(MARKER_VARIABLE, marks), "everybody is gone", GONE_SECONDS)
     except TooLate:
-        wrong.append(f"{len(carrying(MARK, marks))} processes are left")
+        wrong.append(f"{len(carrying(MARKER_VARIABLE, marks))} processes are left")
     told = f"{record.state}: {record.error.code}: {record.error.message[:80]}" if record.error else record.state
     note = "; ".join([*wrong, told])
     return measured(FAULT, name, "it ends, its cause is told, nobody is left", len(wrong), "violations", 0, note), p99(

@@ -21,7 +21,7 @@ from chaos.verdict import Verdict
 from deltaci.core import attempt
 from deltaci.core.events import ATTEMPT
 from deltaci.core.instants import SECOND
-from deltaci.runner.sandbox.process_tree import MARK
+from deltaci.runner.sandbox.process_tree import MARKER_VARIABLE
 from tests.e2e.proxy import Held, Proxy
 
 FAULT: Final = "runner killed in each state"
@@ -226,7 +226,7 @@ async def frozen(stage: Stage) -> list[Row]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         first = min(place.work.witness.executions()["j1"], key=lambda each: each.began).mark
-        await until(lambda: not carrying(MARK, {first}), "the zombie's job is gone", 10)
+        await until(lambda: not carrying(MARKER_VARIABLE, {first}), "the zombie's job is gone", 10)
         gone = time.monotonic() - woken
         found = await place.verdict(overlap_limit=WAKING_SECONDS, all_succeed=True)
         injected = "SIGSTOP of the runner, its keeper and its job until another has the job; then SIGCONT"
@@ -236,7 +236,7 @@ async def frozen(stage: Stage) -> list[Row]:
 
 def machine_of(place: Deployment, runner: Part) -> list[int]:
     """Everybody on the machine of this runner, as far as it is one."""
-    found = {runner.pid, *carrying(MARK, place.work.witness.marks())}
+    found = {runner.pid, *carrying(MARKER_VARIABLE, place.work.witness.marks())}
     waiting = [runner.pid]
     while waiting:
         pid = waiting.pop()

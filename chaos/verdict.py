@@ -26,7 +26,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import ATTEMPT, RUN, WORKER, Event
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
-from deltaci.runner.sandbox.process_tree import MARK
+from deltaci.runner.sandbox.process_tree import MARKER_VARIABLE
 from deltaci.storage.port import Unavailable
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ async def _left(place: Deployment, found: Verdict) -> None:
     """Processes of jobs that are over."""
     marks = place.work.witness.marks()
     try:
-        await until(lambda: not carrying(MARK, marks), "every process of every job is gone", GRACE_SECONDS)
+        await until(lambda: not carrying(MARKER_VARIABLE, marks), "every process of every job is gone", GRACE_SECONDS)
     except TooLate:
-        left = carrying(MARK, marks)
+        left = carrying(MARKER_VARIABLE, marks)
         found.wrong.append(f"{len(left)} processes of jobs that are over are left: {left[:5]}")
 
 

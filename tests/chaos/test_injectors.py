@@ -24,7 +24,7 @@ from deltaci.conformance.http_client import HttpClient
 from deltaci.conformance.scripted_runner import ScriptedRunner
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
-from deltaci.runner.workspace.archive import Bounds, unpack
+from deltaci.runner.workspace.archive import ArchiveLimits, unpack
 from deltaci.server.auth.credentials import Signer, server_key
 
 SECONDS = 10.0
@@ -281,7 +281,7 @@ def test_forged_archives_lead_elsewhere_or_are_none(tmp_path: Path) -> None:
         inside = root / str(number)
         inside.mkdir()
         try:
-            unpack(inside, io.BytesIO(data), Bounds(entries=100, bytes=10_000, depth=64))
+            unpack(inside, io.BytesIO(data), ArchiveLimits(entries=100, bytes=10_000, depth=64))
         except Refused:
             refused.append(name)
 

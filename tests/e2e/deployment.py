@@ -27,7 +27,7 @@ from deltaci.engine import feed
 from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue
 from deltaci.runner.sandbox import process_tree
-from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.storage import open_store
 from deltaci.storage.blobs.logs import LogStore
 from tests.contract.places import within
@@ -206,7 +206,7 @@ class Deployment:
         record = await self.outcome(id)
         assert record.lease is None
         for mark in marks:
-            assert process_tree.members(Handle(marker=mark)) == []
+            assert process_tree.members(JobHandle(marker=mark)) == []
         for event in await feed.read(self.store, 0, 1_000_000):
             if event.entity == "worker":
                 assert id not in (await self.worker(event.entity_id)).tasks

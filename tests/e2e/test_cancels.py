@@ -12,7 +12,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.runner.sandbox import process_tree
-from deltaci.runner.sandbox.process_tree import MARK, Handle
+from deltaci.runner.sandbox.process_tree import MARKER_VARIABLE, JobHandle
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, is_alive, on_loop
 from tests.e2e.pipes import Death
 from tests.e2e.proxy import Held
@@ -32,7 +32,7 @@ async def test_a_cancel_that_comes_before_the_completion_wins(tmp_path: Path) ->
         way = await place.way()
         place.start_runner("r1", way=way)
         held = way.on("Complete", Held("request"))
-        id = await place.enqueue(f"echo mark=${MARK}; seq 1 1000")
+        id = await place.enqueue(f"echo mark=${MARKER_VARIABLE}; seq 1 1000")
         await held.came.wait()
 
         await place.queue.cancel(id)
@@ -43,7 +43,7 @@ async def test_a_cancel_that_comes_before_the_completion_wins(tmp_path: Path) ->
 
         assert (record.state, record.claims) == ("CANCELED", 1)
         assert place.numbers(id, 1) == list(range(1, 1001))
-        assert process_tree.members(Handle(marker=mark_in(place.log_of(record)))) == []
+        assert process_tree.members(JobHandle(marker=mark_in(place.log_of(record)))) == []
         assert msgspec.json.decode(held.body)["status"] == "SUCCEEDED"
 
 
@@ -120,7 +120,7 @@ def test_whoever_a_job_leaves_behind_ends_with_it(tmp_path: Path, executor: str)
         async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
             way = await place.way()
             place.start_runner("r1", "--slots", "3", way=way)
-            say = f"echo mark=${MARK}\n"
+            say = f"echo mark=${MARKER_VARIABLE}\n"
             # It waits for one word more from the pipe in its workspace, which a sandbox has too.
             ended = await place.enqueue(f"{say}{DAEMONS}read -r word <&9", executor=executor)
             canceled = await place.enqueue(f"{say}{LEFTOVERS}", executor=executor)
@@ -129,7 +129,7 @@ def test_whoever_a_job_leaves_behind_ends_with_it(tmp_path: Path, executor: str)
             deaths: list[Death] = []
             for id in (timed_out, ended, canceled):
                 log = await place.until_logged(id, READY.decode(), way)
-                found = process_tree.members(Handle(marker=mark_in(log)))
+                found = process_tree.members(JobHandle(marker=mark_in(log)))
                 assert len(found) > COUNT
                 deaths += [Death(pid) for pid in found]
             for path in (tmp_path / "r1").glob("job-*/workspace/ready"):
@@ -145,7 +145,7 @@ def test_whoever_a_job_leaves_behind_ends_with_it(tmp_path: Path, executor: str)
             assert records[2].error is not None
             assert "too long" in records[2].error.message
             for record in records:
-                assert process_tree.members(Handle(marker=mark_in(place.log_of(record)))) == []
+                assert process_tree.members(JobHandle(marker=mark_in(place.log_of(record)))) == []
             for death in deaths:
                 await death()
 

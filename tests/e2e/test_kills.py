@@ -16,7 +16,7 @@ import pytest
 
 from deltaci.core.attempt import Attempt
 from deltaci.runner.sandbox import process_tree
-from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.sandbox.process_tree import JobHandle
 from tests.e2e.deployment import (
     LONG_TTL_SECONDS,
     TTL_SECONDS,
@@ -75,7 +75,7 @@ class Scene:
 
     def assert_nobody_is_left(self) -> None:
         """Neither of the job nor of what was around it."""
-        assert not [mark for mark in self.marks if process_tree.members(Handle(marker=mark))]
+        assert not [mark for mark in self.marks if process_tree.members(JobHandle(marker=mark))]
 
 
 def scene(

@@ -22,7 +22,7 @@ from deltaci.runner.log.masking import Mask
 from deltaci.runner.log.secret_encodings import secret_forms
 from deltaci.runner.log.sections import SectionWriter, sections, sections_from
 from deltaci.runner.workspace import archive
-from deltaci.runner.workspace.artifacts import find, open_found
+from deltaci.runner.workspace.artifacts import find_files, open_file
 from deltaci.runner.workspace.cache_keys import cache_key
 from tests.fuzz.profile import fuzzed
 
@@ -225,7 +225,7 @@ def test_an_archive_is_unpacked_inside_or_refused(data: bytes) -> None:
         root = Path(folder, "root")
         root.mkdir()
         with suppress(Refused):
-            archive.unpack(root, io.BytesIO(data), archive.Bounds(entries=20, bytes=10_000, depth=5))
+            archive.unpack(root, io.BytesIO(data), archive.ArchiveLimits(entries=20, bytes=10_000, depth=5))
 
         assert sorted(path.name for path in Path(folder).iterdir()) == ["root"]
         for path in root.rglob("*"):
@@ -248,8 +248,8 @@ def test_a_pattern_finds_files_or_is_refused(pattern: str, name: str) -> None:
         if name not in (".", ".."):
             (workspace / name).write_bytes(b"x")
         with suppress(Refused):
-            for each in find(workspace, [ArtifactRule(path_glob=pattern)]):
-                open_found(workspace, each).close()
+            for each in find_files(workspace, [ArtifactRule(path_glob=pattern)]):
+                open_file(workspace, each).close()
         with suppress(Refused, OSError):
             cache_key(workspace, CacheRule(key="k-{lock_hash}", paths=["x"], lock_files=[pattern]))
         with suppress(Refused, OSError):  # Whoever packs expects both.

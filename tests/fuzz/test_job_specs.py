@@ -18,9 +18,9 @@ from deltaci.core.cascade import NewRecord
 from deltaci.protocol.messages import LeaseRequest
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.job import JobRunner
-from deltaci.runner.lease.keeper import Hold, Order, Proved
+from deltaci.runner.lease.keeper import Confirmed, Hold, KeeperCommand
 from deltaci.runner.runtime import Runtime
-from deltaci.runner.sandbox.cell_pool import Places
+from deltaci.runner.sandbox.cell_pool import CellPool
 from tests.fuzz.profile import fuzzed
 from tests.server.live import Live, served
 
@@ -98,7 +98,7 @@ class Shop:
     """A server and a runner's parts, for many jobs."""
 
     def __init__(
-        self, loop: asyncio.Runner, live: Live, client: RunnerClient, places: Places, machine: Runtime
+        self, loop: asyncio.Runner, live: Live, client: RunnerClient, places: CellPool, machine: Runtime
     ) -> None:
         self._loop = loop
         self._live = live
@@ -118,9 +118,9 @@ class Shop:
         for granted in await asyncio.to_thread(self._client.lease, LeaseRequest(runner_id="w1")):
             job = JobRunner(self._client, "w1", granted, self._places, self._machine)
 
-            def keep(order: Order, job: JobRunner = job) -> None:
+            def keep(order: KeeperCommand, job: JobRunner = job) -> None:
                 if isinstance(order, Hold):
-                    job.on_keeper_message(Proved(lease_id=order.lease_id, until=time.monotonic() + MAX_SECONDS))
+                    job.on_keeper_message(Confirmed(lease_id=order.lease_id, until=time.monotonic() + MAX_SECONDS))
 
             await job.run(keep)
         found = await self._live.record(id)
@@ -133,14 +133,14 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     """For all examples of a test."""
 
     @asynccontextmanager
-    async def whole() -> AsyncIterator[tuple[Live, RunnerClient, Places, Runtime]]:
+    async def whole() -> AsyncIterator[tuple[Live, RunnerClient, CellPool, Runtime]]:
         async with served(tmp_path / "server") as live:
             client = RunnerClient(live.url)
             told = await asyncio.to_thread(client.register, live.token(), [], 1)
             client.token = told.credential
             (tmp_path / "work").mkdir()
             machine = Runtime(live.url)
-            places = Places(tmp_path / "work", machine.executors())
+            places = CellPool(tmp_path / "work", machine.executors())
             try:
                 yield live, client, places, machine
             finally:

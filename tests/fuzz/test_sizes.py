@@ -107,7 +107,9 @@ def unpack_bombs() -> None:
     chained = (link.tobuf(tarfile.GNU_FORMAT) + b"a\0" + bytes(510)) * 5000
     for raw in (zeros.tobuf() + bytes(100 * MB), tarfile.TarInfo("a").tobuf() * 50_000, chained):
         with tempfile.TemporaryDirectory() as folder, suppress(Refused):
-            archive.unpack(Path(folder), io.BytesIO(gzip.compress(raw, 1)), archive.Bounds(bytes=20 * MB, entries=1000))
+            archive.unpack(
+                Path(folder), io.BytesIO(gzip.compress(raw, 1)), archive.ArchiveLimits(bytes=20 * MB, entries=1000)
+            )
 
 
 def mask_what_is_periodic() -> None:
@@ -134,14 +136,14 @@ def match_patterns() -> None:
     """Patterns that a backtracking matcher never ends with."""
     from deltaci.core.errors import Refused
     from deltaci.protocol.messages import ArtifactRule
-    from deltaci.runner.workspace.artifacts import find
+    from deltaci.runner.workspace.artifacts import find_files
 
     with tempfile.TemporaryDirectory() as folder:
         for n in range(20):
             Path(folder, "a" * (200 + n)).touch()
         for pattern in ("*a" * 100 + "b", "a*" * 900 + "b", "**/" * 60 + "b", "?" * 1900, "[a-z]*" * 300 + "b"):
             with suppress(Refused):
-                find(Path(folder), [ArtifactRule(path_glob=pattern)])
+                find_files(Path(folder), [ArtifactRule(path_glob=pattern)])
 
 
 def show_texts() -> None:

@@ -13,8 +13,8 @@ from deltaci.protocol.messages import JobSpec
 from deltaci.runner.actions.versions import fits
 from deltaci.runner.steps.command_files import MAX_VALUES, values
 from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
-from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, checked_ref, checked_url
-from deltaci.runner.workspace.layout import layout_of
+from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, check_ref, check_url
+from deltaci.runner.workspace.layout import layout_for
 
 LINES = st.lists(st.sampled_from(["a=b", "a<<E", "E", "<<", "=", "x", "\0", "a<<E=1", ""]) | st.text(max_size=9))
 
@@ -37,7 +37,7 @@ def test_versions_are_understood_or_refused(wanted: str, version: tuple[int, int
 @given(st.text(max_size=80) | st.from_regex(r"(ssh|https|file|ext|git)(://|::?)[-a-z@:/.]{0,30}"))
 def test_an_address_that_is_taken_is_no_option_and_no_command(url: str) -> None:
     with suppress(Refused):
-        taken = checked_url(url, KNOWN_PROTOCOLS)
+        taken = check_url(url, KNOWN_PROTOCOLS)
         assert taken.isprintable()
         assert not taken.startswith("-")
         assert "::" not in taken.partition("/")[0]
@@ -46,16 +46,16 @@ def test_an_address_that_is_taken_is_no_option_and_no_command(url: str) -> None:
 @given(st.text(max_size=30).map("refs/heads/".__add__) | st.text(max_size=30))
 def test_a_ref_that_is_taken_is_one_word(ref: str) -> None:
     with suppress(Refused):
-        taken = checked_ref(ref)
+        taken = check_ref(ref)
         assert taken.startswith("refs/")
         assert not set(taken) & set(" :?*[\\^~\0\n")
 
 
 @given(st.text(max_size=40) | st.lists(st.sampled_from(["~", "..", "a", "", ".", "/"])).map("/".join))
 def test_a_path_of_a_job_stays_its_own(path: str) -> None:
-    layout = layout_of(JobSpec(contexts={}), Path("/r/job"))
+    layout = layout_for(JobSpec(contexts={}), Path("/r/job"))
     with suppress(Refused):
-        inner = layout.within(path)
+        inner = layout.resolve(path)
         assert inner
         assert not inner.startswith("/")
         assert ".." not in inner.split("/")

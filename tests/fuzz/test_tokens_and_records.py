@@ -17,8 +17,18 @@ from deltaci.protocol import nats_subjects
 from deltaci.protocol.examples import DOCUMENT_EXAMPLES, OWN_EXAMPLES
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.runner import nats_dispatch
-from deltaci.runner.lease.keeper import Cancel, Hold, Lost, NewToken, Proved, Ready, Release, decode_news, decode_order
-from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.lease.keeper import (
+    Cancel,
+    Confirmed,
+    Hold,
+    Lost,
+    NewToken,
+    Ready,
+    Release,
+    decode_command,
+    decode_event,
+)
+from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.server.auth.credentials import Signer, is_runner_name
 from deltaci.server.secrets import MIN_CHARACTERS, Secrets
 from deltaci.storage import codec
@@ -133,21 +143,21 @@ def test_a_record_with_odd_fields_is_read_back(fields: dict[str, Any]) -> None:
 # -- what processes and NATS say
 
 HOLD: Final = Hold(
-    lease_id="l", runner_id="w", ttl_seconds=9, interval_seconds=1, handle=Handle(marker="m"), proved_at=1.0
+    lease_id="l", runner_id="w", ttl_seconds=9, interval_seconds=1, handle=JobHandle(marker="m"), confirmed_at=1.0
 )
 ORDERS: Final = [HOLD, Release(lease_id="l"), NewToken(token="t")]
 NEWS: Final = [
     Ready(),
     Cancel(lease_id="l", deadline_seconds=1, reason="r"),
     Lost(lease_id="l", reason="r"),
-    Proved(lease_id="l", until=1.0),
+    Confirmed(lease_id="l", until=1.0),
 ]
 
 
 @fuzzed(80, said=st.sampled_from([*ORDERS, *NEWS]).map(msgspec.to_builtins).flatmap(mutated))
 def test_what_the_keeper_hears_and_says_is_a_line_of_json(said: bytes) -> None:
     """Both ends are ours; a line that was torn is known as one."""
-    for decode in (decode_order, decode_news):
+    for decode in (decode_command, decode_event):
         with suppress(msgspec.DecodeError):
             decode(said)
 

@@ -16,11 +16,11 @@ from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox.bubblewrap import SandboxExecutor
 from deltaci.runner.sandbox.cell import Cell, Executor, Exit
 from deltaci.runner.sandbox.process import ProcessExecutor
-from deltaci.runner.sandbox.zygote import Nursery
+from deltaci.runner.sandbox.zygote import Zygote
 
 PATIENCE_SECONDS = 60.0
 
-KINDS: dict[str, Callable[[Nursery], Executor]] = {
+KINDS: dict[str, Callable[[Zygote], Executor]] = {
     "process": ProcessExecutor,
     "process-without-cgroup": lambda nursery: ProcessExecutor(nursery, use_cgroups=False),
     "sandbox": lambda _: SandboxExecutor(),
@@ -29,14 +29,14 @@ KINDS: dict[str, Callable[[Nursery], Executor]] = {
 
 def needs(kind: str) -> None:
     """Skip, and say why, where a runner that is a process of its own cannot have this executor."""
-    if kind == "sandbox" and (reason := SandboxExecutor().why_not()):
+    if kind == "sandbox" and (reason := SandboxExecutor().unavailable_reason()):
         pytest.skip(reason)
 
 
-def executor_of(kind: str, nursery: Nursery) -> Executor:
+def executor_of(kind: str, nursery: Zygote) -> Executor:
     """This executor, or a skip that says why it cannot be had here."""
     executor = KINDS[kind](nursery)
-    if reason := executor.why_not():
+    if reason := executor.unavailable_reason():
         pytest.skip(reason)
     return executor
 
@@ -78,7 +78,7 @@ def in_cell(
     kind: str, workspace: Path, story: Callable[[Bench], Coroutine[Any, Any, None]], limits: Limits | None = None
 ) -> None:
     """Tell a story about one cell, which is closed whatever happens."""
-    nursery = Nursery()
+    nursery = Zygote()
     executor = executor_of(kind, nursery)
 
     async def told() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner.sandbox.zygote import Nursery
+from deltaci.runner.sandbox.zygote import Zygote
 from tests.runner.cells import KINDS, Bench
 from tests.runner.leftovers import LEFTOVERS, READY
 
 
 async def live(kind: str, workspace: Path) -> None:
     """Start the job, print its handle on one line, and wait for ever."""
-    bench = Bench(KINDS[kind](Nursery()).cell(workspace=workspace, limits=Limits(), network=False, image=""), workspace)
+    bench = Bench(KINDS[kind](Zygote()).cell(workspace=workspace, limits=Limits(), network=False, image=""), workspace)
     step = bench.start(LEFTOVERS)
     await bench.until(READY)
     print(msgspec.json.encode(bench.cell.handle).decode(), flush=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 from deltaci.protocol.messages import Limits
 from deltaci.runner.actions.context import JobContext
-from deltaci.runner.sandbox.zygote import Nursery
+from deltaci.runner.sandbox.zygote import Zygote
 from deltaci.runner.steps.expressions import JobExpressions
 from deltaci.runner.workspace.caches import Caches
-from deltaci.runner.workspace.collect_outputs import Harvester
+from deltaci.runner.workspace.collect_outputs import OutputCollector
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
-from deltaci.runner.workspace.layout import layout_of
+from deltaci.runner.workspace.layout import layout_for
 from tests.runner.cells import executor_of
 from tests.runner.desk import Desk, Office, opened
 
@@ -23,9 +23,9 @@ Story = Callable[[JobContext, Desk], Coroutine[Any, Any, None]]
 async def staged(office: Office, story: Story, kind: str = "process", **spec: Any) -> None:
     """Tell a story about one job of a pipeline."""
     desk = await office.desk(**{"contexts": {"github": {"repository": "acme/shop"}}, **spec})
-    nursery = Nursery()
-    layout = layout_of(desk.spec, desk.workspace)
-    layout.make()
+    nursery = Zygote()
+    layout = layout_for(desk.spec, desk.workspace)
+    layout.create()
     cell = executor_of(kind, nursery).cell(workspace=desk.workspace, limits=Limits(), network=False, image="")
     stage = JobContext(
         spec=desk.spec,
@@ -34,7 +34,7 @@ async def staged(office: Office, story: Story, kind: str = "process", **spec: An
         log=desk.log,
         transfers=desk.transfers,
         caches=Caches(desk.transfers, layout, desk.folder, desk.log),
-        harvester=Harvester(desk.transfers, layout.workspace, desk.log),
+        harvester=OutputCollector(desk.transfers, layout.workspace, desk.log),
         expressions=JobExpressions(desk.spec, layout, runner="r1"),
         mirrors=office.folder / "mirrors",
         protocols=KNOWN_PROTOCOLS,

@@ -20,9 +20,9 @@ from deltaci.runner.client import PART_BYTES, RunnerClient, Unreachable
 from deltaci.runner.log.sections import SectionWriter, sections
 from deltaci.runner.registration import CREDENTIAL_FILE, CredentialProvider, NoCredential
 from deltaci.runner.sandbox import Executors
-from deltaci.runner.sandbox.cell_pool import Places
+from deltaci.runner.sandbox.cell_pool import CellPool
 from deltaci.runner.workspace import archive
-from deltaci.runner.workspace.layout import inside
+from deltaci.runner.workspace.layout import resolve_workdir
 
 NONCE = "0" * 32
 
@@ -150,7 +150,7 @@ def test_a_workdir_that_cannot_be_is_the_jobs_mistake(tmp_path: Path, workdir: s
     (tmp_path / "file").touch()
 
     with pytest.raises(Refused, match="bad_spec"):
-        inside(tmp_path, workdir)
+        resolve_workdir(tmp_path, workdir)
 
 
 def test_a_marker_that_no_writer_writes_is_passed_over() -> None:
@@ -178,13 +178,13 @@ def test_a_place_that_is_half_made_is_cleared_up(tmp_path: Path) -> None:
     """A runner that leaves just when it makes the next place ready leaves no folder and no supervisor behind."""
 
     async def leave_at_once() -> None:
-        places = Places(tmp_path, Executors())
-        taken = places.take(JobSpec(executor="process"))
+        places = CellPool(tmp_path, Executors())
+        taken = places.acquire(JobSpec(executor="process"))
         async with asyncio.timeout(10):
             while len(list(tmp_path.iterdir())) < 2:  # The spare one is begun, and not ready.
                 await asyncio.get_running_loop().run_in_executor(None, os.sched_yield)
         await places.close()
-        await taken.leave()
+        await taken.release()
 
     asyncio.run(leave_at_once())
 

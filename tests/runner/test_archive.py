@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.runner.workspace.archive import Bounds, inner_path, move, pack, unpack
+from deltaci.runner.workspace.archive import ArchiveLimits, inner_path, move_if_absent, pack, unpack
 
-SMALL = Bounds(entries=20, bytes=10_000, depth=5)
+SMALL = ArchiveLimits(entries=20, bytes=10_000, depth=5)
 
 
-def packed(root: Path, *paths: str, bounds: Bounds = SMALL) -> bytes:
+def packed(root: Path, *paths: str, bounds: ArchiveLimits = SMALL) -> bytes:
     """The archive of some paths."""
     out = io.BytesIO()
     pack(root, list(paths), out, bounds)
@@ -208,9 +208,9 @@ def test_only_what_was_asked_for_is_moved_and_only_where_nothing_is(tmp_path: Pa
     (staged / "l").mkdir()
     (staged / "l" / "x").write_text("new")
 
-    assert [move(staged, root, path) for path in ("a/b", "c", "missing")] == [True, False, False]
+    assert [move_if_absent(staged, root, path) for path in ("a/b", "c", "missing")] == [True, False, False]
     with pytest.raises(OSError, match=r"Not a directory|symbolic"):
-        move(staged, root, "l/x")
+        move_if_absent(staged, root, "l/x")
 
     assert tree(root) == {"a": "/", "a/b": "/", "a/b/x": "new", "c": "/", "l": "-> ../elsewhere"}
     assert os.listdir(tmp_path / "elsewhere") == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import ArtifactRule
-from deltaci.runner.workspace.artifacts import Bounds, Found, find, open_found
+from deltaci.runner.workspace.artifacts import ArtifactFile, SearchLimits, find_files, open_file
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def workspace(tmp_path: Path, outside: Path) -> Path:
 
 
 def paths(workspace: Path, *globs: str) -> list[str]:
-    return [found.path for found in find(workspace, [ArtifactRule(path_glob=glob) for glob in globs])]
+    return [found.path for found in find_files(workspace, [ArtifactRule(path_glob=glob) for glob in globs])]
 
 
-def read(workspace: Path, found: Found) -> str:
-    with open_found(workspace, found) as file:
+def read(workspace: Path, found: ArtifactFile) -> str:
+    with open_file(workspace, found) as file:
         return file.read().decode()
 
 
@@ -71,7 +71,7 @@ def test_a_link_to_a_file_inside_is_kept_as_its_content(workspace: Path) -> None
     """`latest -> run-3.log` is what people write."""
     (workspace / "latest").symlink_to("dist/sub/y.whl")
 
-    [found] = find(workspace, [ArtifactRule(path_glob="latest")])
+    [found] = find_files(workspace, [ArtifactRule(path_glob="latest")])
 
     assert (found.path, found.real_path, read(workspace, found)) == ("latest", "dist/sub/y.whl", "dist/sub/y.whl")
 
@@ -88,7 +88,7 @@ def test_special_files_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("swap", ["link", "fifo", "folder", "other", "gone"])
 def test_a_file_that_is_swapped_after_it_was_found_is_refused(workspace: Path, outside: Path, swap: str) -> None:
     """A process of the job may outlive its steps and wait for this moment."""
-    [found] = find(workspace, [ArtifactRule(path_glob="dist/x.whl")])
+    [found] = find_files(workspace, [ArtifactRule(path_glob="dist/x.whl")])
     path = workspace / "dist/x.whl"
     path.rename(workspace / "moved")
     if swap == "link":
@@ -101,7 +101,7 @@ def test_a_file_that_is_swapped_after_it_was_found_is_refused(workspace: Path, o
         path.write_text("other")
 
     with pytest.raises(Refused) as refused:
-        open_found(workspace, found)
+        open_file(workspace, found)
 
     assert refused.value.code == "not_found"
     assert "dist/x.whl" in refused.value.message
@@ -109,28 +109,28 @@ def test_a_file_that_is_swapped_after_it_was_found_is_refused(workspace: Path, o
 
 def test_a_folder_that_is_swapped_for_a_link_is_refused(workspace: Path, outside: Path) -> None:
     """Every part of the path is walked anew, not only the last."""
-    [found] = find(workspace, [ArtifactRule(path_glob="dist/x.whl")])
+    [found] = find_files(workspace, [ArtifactRule(path_glob="dist/x.whl")])
     (outside / "x.whl").hardlink_to(workspace / "dist/x.whl")
     (workspace / "dist").rename(workspace / "old")
     (workspace / "dist").symlink_to(outside)
 
     with pytest.raises(Refused):
-        open_found(workspace, found)
+        open_file(workspace, found)
 
 
 @pytest.mark.parametrize(
     ("bounds", "word"),
     [
-        (Bounds(files=3), "more than 3 artifacts"),
-        (Bounds(bytes=20), "more than 20 bytes"),
-        (Bounds(depth=1), "more than 1 folders"),
-        (Bounds(looked_at=4), "more than 4 files"),
+        (SearchLimits(files=3), "more than 3 artifacts"),
+        (SearchLimits(bytes=20), "more than 20 bytes"),
+        (SearchLimits(depth=1), "more than 1 folders"),
+        (SearchLimits(entries=4), "more than 4 files"),
     ],
 )
-def test_too_much_is_refused_with_the_bound(workspace: Path, bounds: Bounds, word: str) -> None:
+def test_too_much_is_refused_with_the_bound(workspace: Path, bounds: SearchLimits, word: str) -> None:
     """A pattern that takes everything is usually a mistake, and storage is shared."""
     with pytest.raises(Refused, match=word) as refused:
-        find(workspace, [ArtifactRule(path_glob="**")], bounds)
+        find_files(workspace, [ArtifactRule(path_glob="**")], bounds)
 
     assert refused.value.code == "too_large"
 
@@ -172,7 +172,7 @@ def test_the_first_rule_that_matches_gives_the_type(workspace: Path) -> None:
     """Rules are read from the top."""
     rules = [ArtifactRule(path_glob="dist/*.whl", type="wheel"), ArtifactRule(path_glob="dist/**", type="rest")]
 
-    found = find(workspace, rules)
+    found = find_files(workspace, rules)
 
     assert {f.path: (f.type, f.bytes) for f in found} == {
         "dist/x.whl": ("wheel", 10),
@@ -186,7 +186,7 @@ def test_the_first_rule_that_matches_gives_the_type(workspace: Path) -> None:
 def test_any_pattern_is_searched_or_refused(pattern: str) -> None:
     """Patterns are written by people."""
     with suppress(Refused):
-        find(Path(__file__).parent, [ArtifactRule(path_glob=pattern)], Bounds(depth=2))
+        find_files(Path(__file__).parent, [ArtifactRule(path_glob=pattern)], SearchLimits(depth=2))
 
 
 def test_no_descriptor_is_left_open(workspace: Path) -> None:
@@ -194,7 +194,7 @@ def test_no_descriptor_is_left_open(workspace: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
 
     for _ in range(20):
-        for found in find(workspace, [ArtifactRule(path_glob="**")]):
+        for found in find_files(workspace, [ArtifactRule(path_glob="**")]):
             read(workspace, found)
 
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -98,13 +98,13 @@ async def test_what_an_artifact_holds(path: str, more: dict[str, str], wanted: l
 
         got = stage.layout.workspace / "got"
         assert sorted(tree(got)) == wanted
-        assert outputs["artifact-id"] == stage.harvester.brought.artifacts[0].uri
+        assert outputs["artifact-id"] == stage.harvester.collected.artifacts[0].uri
         if (got / "a.txt").exists():
             assert stat.S_IMODE((got / "a.txt").stat().st_mode) == 0o755
         with pytest.raises(StepFailed, match="already"):
             await upload(stage, {"path": path, "name": "my dist (1)", **more})
         await upload(stage, {"path": path, "name": "my dist (1)", "overwrite": "true", **more})
-        assert len(stage.harvester.brought.artifacts) == 1
+        assert len(stage.harvester.collected.artifacts) == 1
 
     await on_stage(tmp_path, story)
 
@@ -154,11 +154,11 @@ async def test_a_cache_is_found_by_its_key_or_by_its_beginning(tmp_path: Path) -
         assert (found["cache-hit"], found["cache-matched-key"]) == ("false", "os-tool-1")
         assert (stage.layout.home / ".cache/tool/x").read_text() == "kept"
         assert (stage.layout.workspace / "vendor/y").read_text() == "too"
-        assert stage.caches.has_more
+        assert stage.caches.has_unsaved
 
     async def third(stage: JobContext, _desk: Desk) -> None:
         assert (await cache(stage, inputs))["cache-hit"] == "true"
-        assert not stage.caches.has_more
+        assert not stage.caches.has_unsaved
         with pytest.raises(StepFailed, match="fail-on-cache-miss"):
             await cache(stage, {"path": "x", "key": "other", "fail-on-cache-miss": "true"})
         with pytest.raises(Refused, match="needs the inputs"):

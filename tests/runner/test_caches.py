@@ -13,7 +13,7 @@ import pytest
 from deltaci.runner.client import Unreachable
 from deltaci.runner.workspace import caches as module
 from deltaci.runner.workspace.caches import Caches
-from deltaci.runner.workspace.layout import layout_of
+from deltaci.runner.workspace.layout import layout_for
 from deltaci.storage.blobs import keys
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened
@@ -23,7 +23,7 @@ RULE = {"key": "deps", "paths": ["~/deps", "tool"]}
 
 def of(desk: Desk) -> Caches:
     """The job's caches."""
-    return Caches(desk.transfers, layout_of(desk.spec, desk.workspace), desk.folder, desk.log)
+    return Caches(desk.transfers, layout_for(desk.spec, desk.workspace), desk.folder, desk.log)
 
 
 async def made(desk: Desk, content: str = "x") -> None:

@@ -15,19 +15,19 @@ from deltaci.core.errors import Refused
 from deltaci.git.command import GitFailed
 from deltaci.runner.actions.checkout import check_out
 from deltaci.runner.actions.context import JobContext, StepFailed
-from deltaci.runner.workspace.checkout import Wanted, _for_submodules, bring, remote_of
+from deltaci.runner.workspace.checkout import CheckoutSpec, _submodule_remote, fetch_and_check_out, make_remote
 from deltaci.runner.workspace.git import (
     KNOWN_PROTOCOLS,
     PROTOCOLS,
     Remote,
     allowed_protocols,
-    checked_commit,
-    checked_ref,
-    checked_url,
+    check_commit,
+    check_ref,
+    check_url,
     environment,
     git,
 )
-from deltaci.runner.workspace.mirrors import USED, prune
+from deltaci.runner.workspace.mirrors import LAST_USED_FILE, prune
 from deltaci.server.secrets import Secrets
 from tests.contract.places import on_loop
 from tests.e2e.pipes import Death
@@ -51,9 +51,9 @@ def checked_out(repository: Repository, tmp_path: Path, ref: str = "", **wanted:
     """A work tree of the repository's last commit."""
     root = tmp_path / "job" / "workspace"
     root.mkdir(parents=True, exist_ok=True)
-    remote = remote_of(str(repository.path), KNOWN_PROTOCOLS)
-    what = Wanted(**{"commit": repository.git("rev-parse", "HEAD"), "ref": MAIN, **wanted})
-    asyncio.run(bring(remote, what, ref, tmp_path / "mirrors", root, print))
+    remote = make_remote(str(repository.path), KNOWN_PROTOCOLS)
+    what = CheckoutSpec(**{"commit": repository.git("rev-parse", "HEAD"), "ref": MAIN, **wanted})
+    asyncio.run(fetch_and_check_out(remote, what, ref, tmp_path / "mirrors", root, print))
     assert sorted(path.name for path in root.parent.iterdir()) == ["workspace"]
     return root / what.path
 
@@ -87,7 +87,7 @@ def asked(tree: Path, *words: str) -> str:
 )
 def test_an_address_that_git_would_misunderstand_is_refused(url: str) -> None:
     with pytest.raises(Refused, match="repository") as refused:
-        checked_url(url, KNOWN_PROTOCOLS)
+        check_url(url, KNOWN_PROTOCOLS)
 
     assert refused.value.code == "bad_spec"
     assert "pw" not in refused.value.message
@@ -98,24 +98,24 @@ def test_folders_are_only_for_those_who_are_told_so(monkeypatch: pytest.MonkeyPa
     assert allowed_protocols() == PROTOCOLS
     for url in ("/srv/x.git", "file:///srv/x.git"):
         with pytest.raises(Refused, match="DELTACI_GIT_PROTOCOLS=file"):
-            checked_url(url, allowed_protocols())
+            check_url(url, allowed_protocols())
 
     monkeypatch.setenv("DELTACI_GIT_PROTOCOLS", "https, file,ext")
 
     assert allowed_protocols() == ("https", "file")
-    assert checked_url("/srv/x.git", allowed_protocols()) == "/srv/x.git"
+    assert check_url("/srv/x.git", allowed_protocols()) == "/srv/x.git"
 
 
 @pytest.mark.parametrize("ref", ["-x", "main", "refs/heads/-x", "refs/heads/a..b", "refs/heads/a b", "refs/heads/a\0b"])
 def test_a_name_that_is_none_of_a_branch_is_refused(ref: str) -> None:
     with pytest.raises(Refused, match="no name of a branch"):
-        checked_ref(ref)
+        check_ref(ref)
 
 
 @pytest.mark.parametrize("commit", ["HEAD", "-x", "abc", "A" * 40, "0" * 41, "0" * 39 + "\n"])
 def test_a_commit_has_its_full_name(commit: str) -> None:
     with pytest.raises(Refused, match="no full name"):
-        checked_commit(commit)
+        check_commit(commit)
 
 
 def test_a_commit_that_is_not_there_says_so(repository: Repository, tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_a_new_commit_needs_only_what_is_new(repository: Repository, tmp_path: P
     root = tmp_path / "second" / "workspace"
     root.mkdir(parents=True)
 
-    remote = remote_of(str(repository.path), KNOWN_PROTOCOLS)
-    asyncio.run(bring(remote, Wanted(commit=commit), "", tmp_path / "mirrors", root, print))
+    remote = make_remote(str(repository.path), KNOWN_PROTOCOLS)
+    asyncio.run(fetch_and_check_out(remote, CheckoutSpec(commit=commit), "", tmp_path / "mirrors", root, print))
 
     assert (root / "b.txt").read_text() == "new"
 
@@ -239,9 +239,9 @@ def test_mirrors_that_nobody_used_for_long_are_removed(repository: Repository, t
     [kept] = folder.glob("*.git")
     for name in ("old.git", "young.git"):
         (folder / name).mkdir()
-        (folder / name / USED).touch()
+        (folder / name / LAST_USED_FILE).touch()
         (folder / name / "pack").write_bytes(b"x" * 1000)
-    os.utime(folder / "old.git" / USED, (0, 0))
+    os.utime(folder / "old.git" / LAST_USED_FILE, (0, 0))
 
     assert prune(folder, kept) == [folder / "old.git"]
     assert prune(folder, kept, max_bytes=0) == [folder / "young.git"]
@@ -301,7 +301,7 @@ def test_a_submodule_that_is_a_command_is_refused(url: str, repository: Reposito
 def test_submodules_are_not_a_way_to_what_only_the_runner_may_read(url: str, is_trusted: bool, wanted: Any) -> None:
     """A stranger's change may name any repository as a submodule."""
     remote = Remote(url=url, protocols=KNOWN_PROTOCOLS, credential="token", key_file="key")
-    used = _for_submodules(remote, is_trusted)
+    used = _submodule_remote(remote, is_trusted)
 
     assert (used.protocols, used.credential, used.key_file) == wanted
 

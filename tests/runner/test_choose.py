@@ -55,7 +55,9 @@ def test_a_tool_that_does_not_answer_is_quoted(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", str(tmp_path))
     container.working_tool.cache_clear()
 
-    assert ContainerExecutor().why_not() == "podman is not installed; docker does not work (the daemon sleeps)"
+    assert (
+        ContainerExecutor().unavailable_reason() == "podman is not installed; docker does not work (the daemon sleeps)"
+    )
     container.working_tool.cache_clear()
 
 
@@ -72,4 +74,4 @@ def test_a_secret_is_not_in_the_containers_commands(tmp_path: Path) -> None:
         *(f"deltaci-{cell.handle.marker}", "sh", "-c", "make"),
     ]
     assert "--network none --memory 268435456 --pids-limit 9 --cpus 0.5" in start
-    assert f"--env {process_tree.MARK}={cell.handle.marker}" in start
+    assert f"--env {process_tree.MARKER_VARIABLE}={cell.handle.marker}" in start

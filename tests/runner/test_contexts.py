@@ -12,14 +12,14 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec, Source
 from deltaci.protocol.responses import NeededJob
 from deltaci.runner.steps.expressions import JobExpressions, hash_files
-from deltaci.runner.workspace.layout import layout_of
+from deltaci.runner.workspace.layout import layout_for
 
 
 def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -> JobExpressions:
     """The scene of a job with these contexts."""
     spec = JobSpec(contexts={"github": {"repository": "acme/shop", "sha": "abc"}} if contexts is None else contexts)
-    layout = layout_of(spec, tmp_path)
-    layout.make()
+    layout = layout_for(spec, tmp_path)
+    layout.create()
     return JobExpressions(spec, layout, runner="r1", **more)
 
 
@@ -38,7 +38,7 @@ def test_texts_are_filled_in_from_all_there_is(tmp_path: Path) -> None:
 def test_without_contexts_a_text_is_a_text(tmp_path: Path) -> None:
     """Somebody's template of another program must not be eaten."""
     spec = JobSpec(source=None, needs=["a"])
-    assert JobExpressions(spec, layout_of(spec, tmp_path)).text("${{ broken") == "${{ broken"
+    assert JobExpressions(spec, layout_for(spec, tmp_path)).text("${{ broken") == "${{ broken"
 
 
 def test_a_variable_may_mention_those_before_it(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_nobody_mentions_is_known_from_the_sources(tmp_path: Path) -> None:
     """Tools look for these variables, and no expression says so."""
     source = Source(url="https://git.example/acme/shop.git", commit="a" * 40, ref="refs/tags/v1/x")
     spec = JobSpec(contexts={"github": {"ref": "refs/heads/other"}}, source=source)
-    told = JobExpressions(spec, layout_of(spec, tmp_path)).variables()
+    told = JobExpressions(spec, layout_for(spec, tmp_path)).variables()
 
     assert (told["GITHUB_SHA"], told["GITHUB_REF"]) == ("a" * 40, "refs/heads/other")
     assert (told["GITHUB_REF_NAME"], told["GITHUB_REF_TYPE"]) == ("v1/x", "tag")
@@ -163,14 +163,14 @@ def test_what_nobody_mentions_is_known_from_the_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["..", "/etc", "a/../../b", "~/../x", "a\0b"])
 def test_a_path_of_somebody_else_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="not in the job's"):
-        layout_of(JobSpec(contexts={}), tmp_path).within(path)
+        layout_for(JobSpec(contexts={}), tmp_path).resolve(path)
 
 
 def test_paths_are_those_of_the_job(tmp_path: Path) -> None:
-    layout = layout_of(JobSpec(contexts={"github": {"repository": "a/../x.git"}}), tmp_path)
+    layout = layout_for(JobSpec(contexts={"github": {"repository": "a/../x.git"}}), tmp_path)
 
     assert [
-        layout.within(path) for path in (".", "a/b", "~/.cache", "~", f"{tmp_path}/temp/x", f"{layout.workspace}/y")
+        layout.resolve(path) for path in (".", "a/b", "~/.cache", "~", f"{tmp_path}/temp/x", f"{layout.workspace}/y")
     ] == [
         "work/x",
         "work/x/a/b",

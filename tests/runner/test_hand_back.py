@@ -14,7 +14,7 @@ from deltaci.protocol import messages as wire
 from deltaci.runner.job import JobRunner
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
-from deltaci.runner.sandbox.cell_pool import Places
+from deltaci.runner.sandbox.cell_pool import CellPool
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Office, opened
 
@@ -28,7 +28,7 @@ async def taken(folder: Path, step: str) -> AsyncIterator[tuple[Office, JobRunne
         await office.service.engine.do(NewRecord(id="q", record=Attempt(id="q", tenant=TENANT, spec=spec)))
         [granted] = await asyncio.to_thread(office.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
         (folder / "work").mkdir()
-        places = Places(folder / "work", Executors(("process",)))
+        places = CellPool(folder / "work", Executors(("process",)))
         try:
             yield office, JobRunner(office.client, "w1", granted, places, Runtime("http://127.0.0.1"))
         finally:

@@ -18,17 +18,17 @@ from deltaci.runner.result import cost, fitting
 from deltaci.runner.sandbox import Exit
 from deltaci.runner.transfers import JobStopped
 from deltaci.runner.workspace import collect_outputs
-from deltaci.runner.workspace.collect_outputs import Harvest, Harvester
+from deltaci.runner.workspace.collect_outputs import CollectedOutputs, OutputCollector
 from deltaci.storage.blobs import keys
 from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened
 
 
-async def brought(desk: Desk) -> Harvest:
+async def brought(desk: Desk) -> CollectedOutputs:
     """All that is found on the desk."""
-    harvester = Harvester(desk.transfers, desk.workspace, desk.log)
-    await harvester.bring(desk.spec)
-    return harvester.brought
+    harvester = OutputCollector(desk.transfers, desk.workspace, desk.log)
+    await harvester.collect(desk.spec)
+    return harvester.collected
 
 
 def kept(desk: Desk) -> dict[str, bytes]:

@@ -14,10 +14,10 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import HeartbeatAck, Problem, Progress, RunnerMessage, ServerMessage
 from deltaci.runner.client import RunnerClient, Unreachable
-from deltaci.runner.lease.keeper import Hold, Keeper, Lost, News, Proved, Release
-from deltaci.runner.lease.log_recovery import NOTHING, Rest, opened, send_rests
+from deltaci.runner.lease.keeper import Confirmed, Hold, KeeperEvent, LeaseKeeper, Lost, Release
+from deltaci.runner.lease.log_recovery import NO_FILE, UnsentLog, open_log, send_unsent_logs
 from deltaci.runner.log.stream import LogStream
-from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.storage.blobs.logs import LogStore
 
 TTL_SECONDS = 10
@@ -48,8 +48,8 @@ class Bench:
     def __init__(self) -> None:
         self.now = 0.0
         self.lines: list[Line] = []
-        self.news: list[News] = []
-        self.keeper = Keeper(self.connect, self.news.append, lambda: self.now)
+        self.news: list[KeeperEvent] = []
+        self.keeper = LeaseKeeper(self.connect, self.news.append, lambda: self.now)
 
     def connect(self) -> RunnerClient:
         """One more line."""
@@ -57,18 +57,18 @@ class Bench:
         return self.lines[-1]
 
     def hold(
-        self, lease_id: str = "l1", proved_at: float = 0.0, interval: float = 1, progress: Progress | None = None
+        self, lease_id: str = "l1", confirmed_at: float = 0.0, interval: float = 1, progress: Progress | None = None
     ) -> None:
         """Keep a lease of a job that has no processes."""
-        nobody = Handle(marker="nobody-carries-this")
-        self.keeper.take(
+        nobody = JobHandle(marker="nobody-carries-this")
+        self.keeper.execute(
             Hold(
                 lease_id=lease_id,
                 runner_id="r1",
                 ttl_seconds=TTL_SECONDS,
                 interval_seconds=interval,
                 handle=nobody,
-                proved_at=proved_at,
+                confirmed_at=confirmed_at,
                 progress=progress,
             )
         )
@@ -76,13 +76,13 @@ class Bench:
     def at(self, now: float) -> None:
         """It is so late; the keeper takes its turn."""
         self.now = now
-        self.keeper.turn()
+        self.keeper.advance()
 
     def answered(self) -> None:
         """Let the last line answer, and the keeper hear it."""
         self.lines[-1].answer.set()
         assert select.select([self.keeper], [], [], SECONDS)[0]
-        self.keeper.turn()
+        self.keeper.advance()
 
     def lost(self) -> list[str]:
         """The leases that it gave up."""
@@ -110,7 +110,7 @@ def test_an_answer_moves_the_fence(bench: Bench) -> None:
 
     bench.hold()  # Whoever asks is told.
 
-    assert bench.news[-1] == Proved(lease_id="l1", until=1.0 + FENCE)
+    assert bench.news[-1] == Confirmed(lease_id="l1", until=1.0 + FENCE)
     bench.close()
 
 
@@ -122,7 +122,7 @@ def test_that_the_steps_began_is_said_soon(bench: Bench) -> None:
         bench.hold(lease_id, interval=5, progress=Progress(step_index=0))
     bench.at(0.9)
     assert not bench.lines[0].asked.is_set()
-    bench.keeper.take(Release(lease_id="short"))
+    bench.keeper.execute(Release(lease_id="short"))
 
     bench.at(1.1)
     bench.answered()
@@ -177,10 +177,10 @@ def test_an_order_that_waited_makes_no_lease_longer(bench: Bench) -> None:
     """It says when the lease was proved: nobody knows how long it lay in the pipe."""
     bench.now = 60.0
 
-    bench.hold(proved_at=0.0)
+    bench.hold(confirmed_at=0.0)
     bench.at(60.0)
 
-    assert bench.news[0] == Proved(lease_id="l1", until=FENCE)
+    assert bench.news[0] == Confirmed(lease_id="l1", until=FENCE)
     assert bench.lost() == ["l1"]
     bench.close()
 
@@ -189,7 +189,7 @@ def test_an_answer_for_a_lease_that_was_released_is_nobodys(bench: Bench) -> Non
     """The job ended while its heartbeat was on the way."""
     bench.hold()
     bench.at(1.0)
-    bench.keeper.take(Release(lease_id="l1"))
+    bench.keeper.execute(Release(lease_id="l1"))
 
     bench.answered()
     bench.at(100.0)
@@ -233,10 +233,10 @@ def test_the_rest_of_a_log_is_sent_from_where_the_server_has_it(tmp_path: Path) 
     shelf.append_log("l1", 0, said[:1000])
     shelf.failures = 2
 
-    send_rests(shelf, [Rest("l1", opened(str(tmp_path / "log")), time.monotonic() + SECONDS)])
+    send_unsent_logs(shelf, [UnsentLog("l1", open_log(str(tmp_path / "log")), time.monotonic() + SECONDS)])
 
     assert shelf.logs.read("l1", 1, limit=len(said) + 1) == said
-    assert opened(str(tmp_path / "none")) == opened("") == NOTHING
+    assert open_log(str(tmp_path / "none")) == open_log("") == NO_FILE
 
 
 def test_the_rest_of_a_log_is_not_sent_for_ever(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_the_rest_of_a_log_is_not_sent_for_ever(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"words")
     shelf.failures = 1_000_000
     began = time.monotonic()
-    send_rests(shelf, [Rest("l1", opened(str(tmp_path / "log")), began + 0.2)])
+    send_unsent_logs(shelf, [UnsentLog("l1", open_log(str(tmp_path / "log")), began + 0.2)])
     shelf.failures, shelf.is_stale = 0, True
-    send_rests(shelf, [Rest("l1", opened(str(tmp_path / "log")), began + SECONDS)])
+    send_unsent_logs(shelf, [UnsentLog("l1", open_log(str(tmp_path / "log")), began + SECONDS)])
 
     assert time.monotonic() - began < SECONDS / 2
     assert shelf.logs.size("l1", 1) == 0

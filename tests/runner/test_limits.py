@@ -29,9 +29,9 @@ def test_a_limit_that_cannot_be_enforced_is_told(tmp_path: Path) -> None:
     """A limit that is silently ignored is worse than none."""
 
     async def story(bench: Bench) -> None:
-        assert "10 processes NOT in force" in bench.cell.describe
-        assert "1.5 CPUs NOT in force" in bench.cell.describe
-        assert "memory 268435456 bytes (rlimit, each process)" in bench.cell.describe
+        assert "10 processes NOT in force" in bench.cell.description
+        assert "1.5 CPUs NOT in force" in bench.cell.description
+        assert "memory 268435456 bytes (rlimit, each process)" in bench.cell.description
 
     in_cell("process-without-cgroup", tmp_path, story, EVERYTHING)
 
@@ -135,8 +135,8 @@ def test_a_cpu_limit_is_in_force_where_a_cgroup_can_be_had(kind: str, tmp_path: 
     """The kernel's own file says so."""
 
     async def story(bench: Bench) -> None:
-        if "CPUs (cgroup)" not in bench.cell.describe:
-            pytest.skip(f"no cpu cgroup can be had here: {bench.cell.describe}")
+        if "CPUs (cgroup)" not in bench.cell.description:
+            pytest.skip(f"no cpu cgroup can be had here: {bench.cell.description}")
         name = cgroups.name_for(bench.cell.handle.marker)
         mounted = cgroups.mounts()
         texts = [

@@ -18,15 +18,15 @@ from deltaci.runner.sandbox import process_tree
 from deltaci.runner.sandbox.cell import CellFailed
 from deltaci.runner.sandbox.process import ProcessExecutor
 from deltaci.runner.sandbox.supervised_cell import SupervisedCell
-from deltaci.runner.sandbox.zygote import Nursery
+from deltaci.runner.sandbox.zygote import Zygote
 from tests.runner.cells import PATIENCE_SECONDS, Bench, await_deaths, is_alive
 
 
-def in_nursery(tell: Callable[[Nursery], Coroutine[Any, Any, None]]) -> None:
+def in_nursery(tell: Callable[[Zygote], Coroutine[Any, Any, None]]) -> None:
     """Tell a story about one nursery, which is closed whatever happens."""
 
     async def told() -> None:
-        nursery = Nursery()
+        nursery = Zygote()
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await tell(nursery)
@@ -36,7 +36,7 @@ def in_nursery(tell: Callable[[Nursery], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(told())
 
 
-def cell_of(nursery: Nursery, workspace: Path) -> SupervisedCell:
+def cell_of(nursery: Zygote, workspace: Path) -> SupervisedCell:
     """A cell without walls and without groups."""
     workspace.mkdir(exist_ok=True)
     executor = ProcessExecutor(nursery, use_cgroups=False)
@@ -46,7 +46,7 @@ def cell_of(nursery: Nursery, workspace: Path) -> SupervisedCell:
 def test_a_cell_carries_its_own_mark_and_no_others(tmp_path: Path) -> None:
     """A forked process shows its parent's environment; whoever has only the handle must find it nevertheless."""
 
-    async def story(nursery: Nursery) -> None:
+    async def story(nursery: Zygote) -> None:
         one, other = cell_of(nursery, tmp_path / "1"), cell_of(nursery, tmp_path / "2")
         await asyncio.gather(one.open(), other.open())
 
@@ -67,7 +67,7 @@ def test_a_cell_carries_its_own_mark_and_no_others(tmp_path: Path) -> None:
 def test_many_cells_at_once(tmp_path: Path) -> None:
     """None of them holds up another, and none is left."""
 
-    async def story(nursery: Nursery) -> None:
+    async def story(nursery: Zygote) -> None:
         cells = [cell_of(nursery, tmp_path / str(n)) for n in range(20)]
         benches = [Bench(cell, tmp_path) for cell in cells]
 
@@ -84,7 +84,7 @@ def test_many_cells_at_once(tmp_path: Path) -> None:
 def test_a_nursery_that_dies_takes_its_cells_along_and_the_next_cell_gets_a_new_one(tmp_path: Path) -> None:
     """Somebody may kill it; the runner must be able to go on."""
 
-    async def story(nursery: Nursery) -> None:
+    async def story(nursery: Zygote) -> None:
         cell = cell_of(nursery, tmp_path)
         bench = Bench(cell, tmp_path)
         step = bench.start("echo up; exec tail -f /dev/null")
@@ -107,10 +107,10 @@ def test_a_nursery_that_dies_takes_its_cells_along_and_the_next_cell_gets_a_new_
 def test_a_group_that_is_gone_ends_the_cell_before_anything_runs() -> None:
     """Nothing of a job may run outside of its groups."""
 
-    async def story(nursery: Nursery) -> None:
+    async def story(nursery: Zygote) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            guard = await nursery.cell("f" * 32, ["/no/such/group/cgroup.procs"], theirs)
+            guard = await nursery.fork_supervisor("f" * 32, ["/no/such/group/cgroup.procs"], theirs)
             theirs.close()
             assert await guard.wait() == 125
             assert ours.recv(1000).startswith(b"failed [Errno 2] No such file or directory")
@@ -122,7 +122,7 @@ def test_a_nursery_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch, tm
     """Not the job's fault: another runner may do better."""
     monkeypatch.setattr("deltaci.runner.sandbox.zygote.SCRIPT", tmp_path / "gone.py")
 
-    async def story(nursery: Nursery) -> None:
+    async def story(nursery: Zygote) -> None:
         cell = cell_of(nursery, tmp_path)
         with pytest.raises(CellFailed, match="did not start"):
             await cell.open()
@@ -135,7 +135,7 @@ def test_a_nursery_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_text_that_no_command_can_have_is_refused(script: str, env: dict[str, str], tmp_path: Path) -> None:
     """It would end the text too early, and the rest would be taken for something else."""
 
-    async def story(nursery: Nursery) -> None:
+    async def story(nursery: Zygote) -> None:
         cell = cell_of(nursery, tmp_path)
         with pytest.raises(Refused, match="NUL"):
             await Bench(cell, tmp_path).run(script, env=env)
@@ -149,7 +149,7 @@ def test_a_program_that_is_not_on_the_path_is_not_taken_from_the_workspace(tmp_p
     (tmp_path / "fish").write_text("#!/bin/sh\necho mine\n")
     (tmp_path / "fish").chmod(0o755)
 
-    async def story(nursery: Nursery) -> None:
+    async def story(nursery: Zygote) -> None:
         cell = cell_of(nursery, tmp_path)
         bench = Bench(cell, tmp_path)
         ended = await cell.run(

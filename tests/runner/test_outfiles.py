@@ -11,15 +11,15 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.steps.command_files import MAX_FILE_BYTES, MAX_VALUES, CommandFiles, StepReport, values
-from deltaci.runner.workspace.layout import Layout, layout_of
-from deltaci.runner.workspace.safe_fs import write
+from deltaci.runner.workspace.layout import Layout, layout_for
+from deltaci.runner.workspace.safe_fs import write_file
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     """The folders of a pipeline's job."""
-    made = layout_of(JobSpec(contexts={}), tmp_path / "root")
-    made.make()
+    made = layout_for(JobSpec(contexts={}), tmp_path / "root")
+    made.create()
     return made
 
 
@@ -147,8 +147,8 @@ def test_a_script_is_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "temp").symlink_to("elsewhere")
 
-    write(tmp_path, "script", "new")
-    write(tmp_path, "temp/script", "new")
+    write_file(tmp_path, "script", "new")
+    write_file(tmp_path, "temp/script", "new")
 
     assert (tmp_path / "precious").read_text() == "precious"
     assert (tmp_path / "script").read_text() == "new"

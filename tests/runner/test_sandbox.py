@@ -11,7 +11,7 @@ from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import bubblewrap
 from deltaci.runner.sandbox.cell import Exit
 from deltaci.runner.sandbox.environment import interpreter
-from deltaci.runner.sandbox.zygote import Nursery
+from deltaci.runner.sandbox.zygote import Zygote
 from tests.runner.cells import Bench, executor_of, in_cell
 
 
@@ -20,7 +20,7 @@ def test_without_bubblewrap_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     bubblewrap.probe.cache_clear()
 
-    assert "install" in bubblewrap.SandboxExecutor().why_not()
+    assert "install" in bubblewrap.SandboxExecutor().unavailable_reason()
     bubblewrap.probe.cache_clear()
 
 
@@ -31,7 +31,7 @@ def test_a_bubblewrap_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     bubblewrap.probe.cache_clear()
 
-    assert "no namespaces for you" in bubblewrap.SandboxExecutor().why_not()
+    assert "no namespaces for you" in bubblewrap.SandboxExecutor().unavailable_reason()
     bubblewrap.probe.cache_clear()
 
 
@@ -113,7 +113,7 @@ def test_the_network_is_out_of_reach_unless_asked_for(tmp_path: Path) -> None:
             assert bench.output.endswith(b"alone\n")
 
         async def connected(_: Bench) -> None:
-            cell = executor_of("sandbox", Nursery()).cell(workspace=tmp_path, limits=Limits(), network=True, image="")
+            cell = executor_of("sandbox", Zygote()).cell(workspace=tmp_path, limits=Limits(), network=True, image="")
             assert (await connect(Bench(cell, tmp_path), port)).exit_code == 0
             assert await cell.close()
 

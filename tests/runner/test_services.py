@@ -68,7 +68,9 @@ async def test_a_service_is_started_awaited_and_taken_away(calls: Path, tmp_path
         assert asked(calls) == ["run", "inspect", "exec", "inspect", "exec", "inspect", "exec", "port", "rm"]
         started = calls.read_text().splitlines()[0]
         assert "--publish 127.0.0.1::5432 --env TOKEN" in started
-        assert started.endswith(f"--env {process_tree.MARK}={stage.cell.handle.marker} postgres:16 [hunter2]")
+        assert started.endswith(
+            f"--env {process_tree.MARKER_VARIABLE}={stage.cell.handle.marker} postgres:16 [hunter2]"
+        )
         assert "service db: ready" in desk.said
 
     await on_stage(tmp_path, story, services=[POSTGRES])

@@ -10,21 +10,21 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.sandbox.cell import SHELL
 from deltaci.runner.steps.shells import MAX_ARGUMENT_BYTES, start
-from deltaci.runner.workspace.layout import layout_of
+from deltaci.runner.workspace.layout import layout_for
 from tests.runner.cells import Bench, in_cell
 
 
 @pytest.mark.parametrize("shell", ["cmd", "powershell", "fish", "bash -e", "sh 'x {0}", "x\0{0}"])
 def test_one_that_is_not_known_is_refused(shell: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="the shell") as refused:
-        start(shell, "true", layout_of(JobSpec(contexts={}), tmp_path), 0)
+        start(shell, "true", layout_for(JobSpec(contexts={}), tmp_path), 0)
 
     assert refused.value.code == "bad_spec"
 
 
 def test_without_a_wish_it_is_as_ever(tmp_path: Path) -> None:
     """Jobs of the plain queue must not notice anything."""
-    begun = start("", "echo $0", layout_of(JobSpec(), tmp_path), 0)
+    begun = start("", "echo $0", layout_for(JobSpec(), tmp_path), 0)
 
     assert (begun.script, begun.shell) == ("echo $0", SHELL)
     assert list(tmp_path.iterdir()) == []
@@ -43,8 +43,8 @@ def test_without_a_wish_it_is_as_ever(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_runs_in_its_shell(shell: str, script: str, wanted: tuple[int, bytes], tmp_path: Path) -> None:
-    layout = layout_of(JobSpec(contexts={}), tmp_path)
-    layout.make()
+    layout = layout_for(JobSpec(contexts={}), tmp_path)
+    layout.create()
 
     async def story(bench: Bench) -> None:
         begun = start(shell, script, layout, 3)

@@ -11,7 +11,7 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.runner.sandbox import process_tree
 from deltaci.runner.sandbox.environment import environment
-from deltaci.runner.workspace.layout import inside
+from deltaci.runner.workspace.layout import resolve_workdir
 from tests.runner.cells import KINDS, Bench, in_cell
 
 MEGABYTE = 1024 * 1024
@@ -30,7 +30,7 @@ def test_a_secret_of_the_runner_is_not_visible(kind: str, tmp_path: Path, monkey
         assert b"hunter2" not in bench.output
         assert names - {b"PWD", b"SHLVL", b"_", b"OLDPWD", b"LC_CTYPE"} == {
             *(b"PATH", b"HOME", b"LANG", b"CI", b"GIVEN"),
-            process_tree.MARK.encode(),
+            process_tree.MARKER_VARIABLE.encode(),
         }
 
     in_cell(kind, tmp_path, story)
@@ -58,9 +58,9 @@ def test_a_job_cannot_take_off_its_mark(kind: str, tmp_path: Path) -> None:
     """The mark is how its processes are found."""
 
     async def story(bench: Bench) -> None:
-        await bench.run(f'test "${process_tree.MARK}" != mine', env={process_tree.MARK: "mine"})
+        await bench.run(f'test "${process_tree.MARKER_VARIABLE}" != mine', env={process_tree.MARKER_VARIABLE: "mine"})
 
-        assert (await bench.run(f'test "${process_tree.MARK}" = {bench.cell.handle.marker}')).exit_code == 0
+        assert (await bench.run(f'test "${process_tree.MARKER_VARIABLE}" = {bench.cell.handle.marker}')).exit_code == 0
 
     in_cell(kind, tmp_path, story)
 
@@ -191,6 +191,6 @@ def test_a_variable_that_cannot_have_its_name_is_refused(name: str, tmp_path: Pa
 def test_a_folder_that_is_none_inside_is_refused(workdir: str, tmp_path: Path) -> None:
     """An error of ours would let the lease run out, again and again, and nobody would know why."""
     with pytest.raises(Refused, match="workdir") as refused:
-        inside(tmp_path, workdir)
+        resolve_workdir(tmp_path, workdir)
 
     assert refused.value.code == "bad_spec"

@@ -21,8 +21,8 @@ from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import cgroups, process_tree
 from deltaci.runner.sandbox.environment import interpreter
 from deltaci.runner.sandbox.process import ProcessExecutor
-from deltaci.runner.sandbox.process_tree import Handle
-from deltaci.runner.sandbox.zygote import Nursery
+from deltaci.runner.sandbox.process_tree import JobHandle
+from deltaci.runner.sandbox.zygote import Zygote
 from tests.runner.cells import KINDS, PATIENCE_SECONDS, Bench, await_deaths, executor_of, in_cell, is_alive
 from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
 from tests.support.processes import command_line
@@ -38,15 +38,15 @@ def child_of(parent: int, word: bytes) -> int:
 
 
 @pytest.fixture
-def doomed(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Handle]]:
+def doomed(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], JobHandle]]:
     """A runner of its own, with a job that left everything behind that it could."""
-    executor_of(kind, Nursery())
+    executor_of(kind, Zygote())
     command = [sys.executable, "-m", "tests.runner.doomed", kind, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=env) as process:
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], PATIENCE_SECONDS)[0], "the runner did not start its job"
-        handle = msgspec.json.decode(process.stdout.readline(), type=Handle)
+        handle = msgspec.json.decode(process.stdout.readline(), type=JobHandle)
         yield process, handle
         process.kill()
     process_tree.kill_all(handle)
@@ -161,7 +161,7 @@ def test_what_cannot_be_proved_is_not_claimed(tmp_path: Path) -> None:
     """A job that kills its guard and its supervisor at once, and is held by nothing else, may have left unseen."""
 
     async def story() -> bool:
-        nursery = Nursery()
+        nursery = Zygote()
         executor = ProcessExecutor(nursery, use_cgroups=False)
         cell = executor.cell(workspace=tmp_path, limits=Limits(), network=True, image="")
         bench = Bench(cell, tmp_path)
@@ -182,7 +182,7 @@ def test_what_cannot_be_proved_is_not_claimed(tmp_path: Path) -> None:
 
 @both
 def test_a_stranger_can_end_the_job_by_its_handle(
-    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], Handle]
+    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], JobHandle]
 ) -> None:
     """The lease keeper must be able to do it when the runner hangs."""
     runner, handle = doomed
@@ -197,7 +197,7 @@ def test_a_stranger_can_end_the_job_by_its_handle(
 
 @both
 def test_a_killed_runner_leaves_nobody(
-    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], Handle]
+    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], JobHandle]
 ) -> None:
     """Nobody is there to clear up after it, so the job must notice by itself."""
     runner, handle = doomed
@@ -212,7 +212,7 @@ def test_a_killed_runner_leaves_nobody(
 
 @pytest.mark.parametrize("kind", ["process"])
 def test_the_step_dies_with_a_supervisor_that_is_killed_too(
-    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], Handle]
+    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], JobHandle]
 ) -> None:
     """The kernel's word for the direct child; the others are in the cgroup, and the keeper finds them there."""
     runner, handle = doomed
@@ -240,8 +240,8 @@ def test_a_fork_bomb_is_bounded_and_ended(kind: str, tmp_path: Path) -> None:
     bomb = fork + "\nos.write(1, b'full\\n')\nsignal.pause()"
 
     async def story(bench: Bench) -> None:
-        if "40 processes (cgroup)" not in bench.cell.describe:
-            pytest.skip(f"no pids cgroup can be had here: {bench.cell.describe}")
+        if "40 processes (cgroup)" not in bench.cell.description:
+            pytest.skip(f"no pids cgroup can be had here: {bench.cell.description}")
         bench.start(f'{interpreter()} -I -S -c "{bomb}"')
         await bench.until(b"full")
 
@@ -254,7 +254,7 @@ def test_a_fork_bomb_is_bounded_and_ended(kind: str, tmp_path: Path) -> None:
 def test_a_pid_that_was_used_again_is_nobody_of_ours() -> None:
     """A handle may outlive its job by hours; its numbers may belong to anybody by then."""
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as innocent:
-        handle = Handle(marker="of-a-job-long-gone", root_pids=(innocent.pid,))
+        handle = JobHandle(marker="of-a-job-long-gone", root_pids=(innocent.pid,))
 
         assert process_tree.members(handle) == []
         assert process_tree.kill_all(handle) == []
@@ -268,7 +268,7 @@ def test_a_version_1_freezer_ends_a_job_too() -> None:
     groups = cgroups.make(cgroups.name_for("freezer-test"), Limits(), mounted=cgroups.Mounts(None, mounted.v1))
     if "freezer" not in groups.tracker:
         pytest.skip("no freezer cgroup of version 1 can be had here")
-    handle = Handle(marker="nobody-carries-this", cgroup=groups.tracker)
+    handle = JobHandle(marker="nobody-carries-this", cgroup=groups.tracker)
     join = f"echo 0 > {groups.joins()[0]}; echo up; sleep 1000 & sleep 1000"
     with subprocess.Popen(["sh", "-c", join], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

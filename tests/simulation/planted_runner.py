@@ -20,7 +20,7 @@ from deltaci.runner.agent import Agent
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.job import JobRunner
 from deltaci.runner.lease import keeper as keeping
-from deltaci.runner.lease.keeper import Cancel, Keeper
+from deltaci.runner.lease.keeper import Cancel, LeaseKeeper
 from deltaci.runner.log.stream import LogStream
 from deltaci.runner.registration import CredentialProvider
 from deltaci.runner.result import JobResult
@@ -34,39 +34,39 @@ from tests.simulation.planting import fault, instead
 @fault
 def a_runner_never_gives_up() -> Iterator[None]:
     """What can no longer be proved goes on."""
-    real = Keeper.wait_seconds
-    patient = (Keeper, "wait_seconds", lambda self: max(1.0, real(self)))
-    with instead((Keeper, "_fence", lambda self: None), patient):
+    real = LeaseKeeper.wait_seconds
+    patient = (LeaseKeeper, "wait_seconds", lambda self: max(1.0, real(self)))
+    with instead((LeaseKeeper, "_stop_unconfirmed", lambda self: None), patient):
         yield
 
 
 @fault
 def a_lease_has_no_margin() -> Iterator[None]:
     """A job is stopped when its lease has ended for sure, and not before."""
-    real = keeping._Kept.__init__
+    real = keeping._KeptLease.__init__
 
     def late(self: Any, order: Any, now: float) -> None:
         real(self, order, now)
         self.margin = -30.0
-        self.proved_until = order.proved_at + order.ttl_seconds + 30.0
+        self.confirmed_until = order.confirmed_at + order.ttl_seconds + 30.0
 
-    with instead((keeping._Kept, "__init__", late)):
+    with instead((keeping._KeptLease, "__init__", late)):
         yield
 
 
 @fault
 def a_lost_lease_is_kept() -> Iterator[None]:
     """That the lease is another's by now is heard, and changes nothing."""
-    real = Keeper.wait_seconds
-    patient = (Keeper, "wait_seconds", lambda self: max(1.0, real(self)))
-    with instead((Keeper, "_lose", lambda self, kept, reason: None), patient):
+    real = LeaseKeeper.wait_seconds
+    patient = (LeaseKeeper, "wait_seconds", lambda self: max(1.0, real(self)))
+    with instead((LeaseKeeper, "_drop", lambda self, lease, reason: None), patient):
         yield
 
 
 @fault
 def jobs_outlive_their_runner() -> Iterator[None]:
     """A keeper whose runner is gone leaves, and leaves the jobs alone."""
-    with instead((Keeper, "stop_all", lambda self: self._kept.clear())):
+    with instead((LeaseKeeper, "stop_all", lambda self: self._leases.clear())):
         yield
 
 

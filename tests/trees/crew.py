@@ -15,7 +15,7 @@ from deltaci.runner.client import RunnerClient
 from deltaci.runner.job import JobRunner
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
-from deltaci.runner.sandbox.cell_pool import Places
+from deltaci.runner.sandbox.cell_pool import CellPool
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
 from tests.api.site import TENANT
 from tests.repositories.site import RepositorySite
@@ -40,7 +40,7 @@ class Worker:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.machine = LocalMachine(site.url)
-        self.places = Places(folder, Executors((executor,)))
+        self.places = CellPool(folder, Executors((executor,)))
 
     @property
     def streams(self) -> Path:

@@ -12,11 +12,11 @@ import pytest
 
 from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Source, Worktree
-from deltaci.runner.workspace.checkout import remote_of
-from deltaci.runner.workspace.mirrors import path_of
-from deltaci.runner.workspace.worktrees.exact_checkout import identity, make_exact, make_git_dir
-from deltaci.runner.workspace.worktrees.repository import Repository
-from deltaci.runner.workspace.worktrees.worktree_pool import About, Spot, safe_name
+from deltaci.runner.workspace.checkout import make_remote
+from deltaci.runner.workspace.mirrors import mirror_path
+from deltaci.runner.workspace.worktrees.exact_checkout import check_out_exactly, create_git_dir, parse_author
+from deltaci.runner.workspace.worktrees.repository import StreamRepository
+from deltaci.runner.workspace.worktrees.worktree_pool import StreamRecord, WorktreeSlot, folder_name
 from tests.contract.places import on_loop
 from tests.repositories.upstream import Upstream, git
 from tests.trees.test_home import bundle
@@ -37,22 +37,22 @@ class Ground:
         self.mirrors = folder / "mirrors"
         self.upstream = upstream
         self.source = Source(url=upstream.url, commit=upstream.first, ref="refs/heads/main", depth=1)
-        self.remote = remote_of(upstream.url, ("file",))
-        self.spot = Spot(self.folder, name, About("s", False))
-        self.repository = Repository(self.spot.repository)
+        self.remote = make_remote(upstream.url, ("file",))
+        self.spot = WorktreeSlot(self.folder, name, StreamRecord("s", False))
+        self.repository = StreamRepository(self.spot.repository)
 
     async def base(self, commit: str = "", depth: int = 1) -> None:
         """Have a commit of the repository."""
-        await self.repository.make()
+        await self.repository.create()
         source = Source(url=self.source.url, commit=commit or self.source.commit, ref="refs/heads/main", depth=depth)
-        await self.repository.bring_base(self.mirrors, self.remote, source, lambda _: None)
+        await self.repository.fetch_base(self.mirrors, self.remote, source, lambda _: None)
 
     async def at(self, commit: str) -> Path:
         """Make the tree this commit, as a job finds it."""
-        await make_exact(self.repository, self.spot, commit)
+        await check_out_exactly(self.repository, self.spot, commit)
         shutil.rmtree(self.spot.git_dir, ignore_errors=True)
         tree = Worktree(stream="s", source=self.source, branch="ws/x", author="Ada <ada@example.org>")
-        await asyncio.to_thread(make_git_dir, self.repository, self.spot, tree, self.source.commit, commit)
+        await asyncio.to_thread(create_git_dir, self.repository, self.spot, tree, self.source.commit, commit)
         return self.spot.path
 
     def files(self) -> dict[str, str]:
@@ -100,7 +100,7 @@ async def test_build_outputs_and_what_is_as_it_should_be_are_not_touched(tmp_pat
     (tree / "build" / "out").write_text("warm")
     times = {name: (tree / name).stat().st_mtime_ns for name in (*CLEAN, "build/out")}
     head = upstream.commit({"a": "2\n"})
-    await ground.repository.take(bundle(upstream, head, upstream.first), head)
+    await ground.repository.import_bundle(bundle(upstream, head, upstream.first), head)
 
     await ground.at(head)
 
@@ -267,7 +267,7 @@ async def test_nothing_of_a_job_s_repository_is_executed(tmp_path: Path, upstrea
     (tree / "a").write_text("2\n")
     (tree / "new").write_text("x")
     head = upstream.commit({"a": "3\n", ".gitattributes": "* filter=evil diff=evil\n"})
-    await ground.repository.take(bundle(upstream, head, upstream.first), head)
+    await ground.repository.import_bundle(bundle(upstream, head, upstream.first), head)
 
     await ground.at(head)
 
@@ -282,7 +282,7 @@ async def test_a_mirror_that_is_thrown_away_takes_nothing_along(tmp_path: Path, 
     """Its objects have a second name; one on another file system would be copied."""
     ground = Ground(tmp_path, upstream)
     await ground.base(depth=0)
-    mirror = path_of(ground.mirrors, ground.remote)
+    mirror = mirror_path(ground.mirrors, ground.remote)
     packs = [each for each in mirror.rglob("*") if each.is_file() and "objects" in each.parts]
     assert packs
     assert all(each.stat().st_nlink == 2 for each in packs)
@@ -301,13 +301,13 @@ async def test_what_was_cut_off_is_done_again(
 ) -> None:
     """A commit is had when all of it is; a lock of a git that was killed hinders nobody; no second names are copied."""
     ground = Ground(tmp_path, upstream)
-    await ground.repository.make()
+    await ground.repository.create()
     await ground.base()
     shutil.rmtree(ground.repository.path / "refs" / "deltaci")
     for each in (ground.repository.path / "objects").rglob("*"):
         if each.is_file():
             each.unlink()
-    assert not ground.repository.has(upstream.first)
+    assert not ground.repository.has_commit(upstream.first)
     (ground.repository.path / "trees" / "tree.index.lock").write_text("")
     (ground.repository.path / "shallow.lock").write_text("")
 
@@ -346,17 +346,17 @@ async def test_another_commit_only_touches_what_differs(tmp_path: Path, upstream
 @pytest.mark.parametrize("author", ["", "Ada", "<a@b>", "Ada <>", "\n<\n>"])
 def test_whoever_is_nobody_is_us(author: str) -> None:
     """A commit needs a name and an address."""
-    assert identity(author) == ("Delta CI", "deltaci@localhost")
-    assert identity("Ada L. <ada@example.org>") == ("Ada L.", "ada@example.org")
-    assert identity('A"\\d\n <a@b>') == ('A"\\d', "a@b")
+    assert parse_author(author) == ("Delta CI", "deltaci@localhost")
+    assert parse_author("Ada L. <ada@example.org>") == ("Ada L.", "ada@example.org")
+    assert parse_author('A"\\d\n <a@b>') == ('A"\\d', "a@b")
 
 
 @pytest.mark.parametrize("text", ["..", ".", "", "a/b", ".hidden", "_x", "a b", "x.git", "é", "a" * 101, "-x", "a\n"])
 def test_no_name_of_a_stream_leads_elsewhere(text: str) -> None:
     """One that could is replaced by another, each by its own."""
-    found = safe_name(text)
+    found = folder_name(text)
 
     assert found.startswith("_")
     assert "/" not in found
-    assert found != safe_name(f"{text}x")
-    assert safe_name("run_456-a.b") == "run_456-a.b"
+    assert found != folder_name(f"{text}x")
+    assert folder_name("run_456-a.b") == "run_456-a.b"

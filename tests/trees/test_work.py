@@ -357,9 +357,9 @@ async def test_tests_of_merges_use_trees_again(site: Open, upstream: Upstream, t
         [stream] = (each for each in one.streams.iterdir() if not each.name.startswith("."))
         names = {each.name for each in stream.iterdir() if each.name.startswith("test-")}
         assert names == {"test-1", "test-1.git", "test-2", "test-2.git"}
-        assert await one.places.trees.tidy(one.over) == []
+        assert await one.places.worktrees.remove_unneeded(one.over) == []
         os.utime(stream, (0, 0))
-        assert await one.places.trees.tidy(one.over) == [stream.name]
+        assert await one.places.worktrees.remove_unneeded(one.over) == [stream.name]
 
 
 @on_loop
@@ -405,15 +405,15 @@ async def test_trees_of_what_is_over_go_and_those_of_what_failed_stay(
         (one.streams / "link").symlink_to(tmp_path)
         (one.streams / "unknown").mkdir()
         (one.streams / f"{worktree_pool.TRASH}left").mkdir()
-        held = one.places.trees.take(_tree_of(stands["busy"]))
+        held = one.places.worktrees.reserve(_tree_of(stands["busy"]))
 
         try:
-            assert await one.places.trees.tidy(one.over) == ["good"]
+            assert await one.places.worktrees.remove_unneeded(one.over) == ["good"]
         finally:
-            worktree_pool.remove_all(one.streams, "good")  # Not for whoever clears up after tests.
+            worktree_pool.remove_tree(one.streams, "good")  # Not for whoever clears up after tests.
         assert {each.name for each in one.streams.iterdir()} == {"a file", "link", "unknown", "bad", "busy"}
-        one.places.trees.give_back(held)
-        assert await one.places.trees.tidy(one.over) == ["busy"]
+        one.places.worktrees.unreserve(held)
+        assert await one.places.worktrees.remove_unneeded(one.over) == ["busy"]
         assert (one.streams / "bad" / "tree" / "a").exists()
 
 
@@ -432,7 +432,7 @@ async def test_a_runner_starts_whatever_is_where_its_trees_are_to_be(
         stand = Stand(here, upstream)
         await stand.start(stand.task("one", "true"))
 
-        assert await one.places.trees.tidy(one.over) == []
+        assert await one.places.worktrees.remove_unneeded(one.over) == []
         assert await one.work() == "failed"
 
         assert "something that is no folder" in (await told(here, "ws1/one.1"))["summary"]
@@ -441,9 +441,9 @@ async def test_a_runner_starts_whatever_is_where_its_trees_are_to_be(
 
 def test_a_container_shows_the_tree_too(tmp_path: Path) -> None:
     """At the same paths; what the runner trusts is read-only."""
-    spot = worktree_pool.Spot(tmp_path / "s", "tree", worktree_pool.About("s", False))
+    spot = worktree_pool.WorktreeSlot(tmp_path / "s", "tree", worktree_pool.StreamRecord("s", False))
     cell = ContainerCell(
-        "docker", workspace=tmp_path, limits=Limits(), has_network=False, image="x", shown=spot.shown()
+        "docker", workspace=tmp_path, limits=Limits(), has_network=False, image="x", bind_mounts=spot.bind_mounts()
     )
 
     volumes = [word for word in cell.start_command() if str(spot.stream) in word]

@@ -43,7 +43,7 @@ class Here(Runtime):
 
     def executors(self) -> Executors:
         """Plain processes first."""
-        return Executors(usual=("process",))
+        return Executors(defaults=("process",))
 
     def git_protocols(self) -> tuple[str, ...]:
         """Also from a folder: the sources are this machine's own."""

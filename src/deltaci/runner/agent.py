@@ -20,11 +20,11 @@ from deltaci.protocol.responses import LeaseResponse
 from deltaci.runner.client import Unreachable
 from deltaci.runner.control_channel import ControlChannel
 from deltaci.runner.job import JobRunner
-from deltaci.runner.lease.keeper import Cancel, Lost, NewToken, Order, Ready
+from deltaci.runner.lease.keeper import Cancel, KeeperCommand, Lost, NewToken, Ready
 from deltaci.runner.nats_dispatch import DispatchPuller
 from deltaci.runner.registration import CredentialProvider
 from deltaci.runner.runtime import KeeperConnection
-from deltaci.runner.sandbox.cell_pool import Places
+from deltaci.runner.sandbox.cell_pool import CellPool
 
 WAIT_SECONDS: Final = 20.0
 SWEEP_SECONDS: Final = 15.0
@@ -86,7 +86,7 @@ class Agent:
         self._is_stopping = asyncio.Event()
         self._has_room = asyncio.Event()
         self._is_kept = asyncio.Event()
-        self._places: Places | None = None
+        self._places: CellPool | None = None
         self._keeper: KeeperConnection | None = None
         self._renewing = asyncio.Lock()
         self._leaving: asyncio.Task[None] | None = None
@@ -129,14 +129,14 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(
             ThreadPoolExecutor(THREADS + THREADS_PER_JOB * self._slots, "calls")
         )
-        self._places = Places(self._folder, self._runtime.executors())
+        self._places = CellPool(self._folder, self._runtime.executors())
         self._keeper = await self._runtime.start_keeper()
         self._tell(NewToken(token=self._client.token))
         hearing = asyncio.create_task(self._hear())
         renewing = asyncio.create_task(self._renew())
         listening = asyncio.create_task(self._ear.run())
         linked = self._link()
-        linked.append(asyncio.create_task(self._places.trees.keep_tidy(self._streams_over)))
+        linked.append(asyncio.create_task(self._places.worktrees.run_cleanup(self._streams_over)))
         asking = asyncio.create_task(self._ask())
         try:
             await asyncio.wait({hearing, asking}, return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +182,7 @@ class Agent:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 
-    def _tell(self, order: Order) -> None:
+    def _tell(self, order: KeeperCommand) -> None:
         if self._keeper is not None:
             self._keeper.send(order)
 

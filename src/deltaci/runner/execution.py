@@ -18,20 +18,25 @@ from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.sections import PREPARE_TREE, UPLOAD_ARTIFACTS
 from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Cell, CellFailed, Exit
-from deltaci.runner.sandbox.cell_pool import Place
+from deltaci.runner.sandbox.cell_pool import JobDir
 from deltaci.runner.steps.expressions import EVENT_FILE, JobExpressions
 from deltaci.runner.steps.sequence import GoOn, StepSequence, code_of
 from deltaci.runner.steps.service_containers import ServiceContainers
 from deltaci.runner.steps.validation import RuleChecker
 from deltaci.runner.transfers import JobStopped, Transfers
 from deltaci.runner.workspace.caches import Caches
-from deltaci.runner.workspace.checkout import trust_owner
-from deltaci.runner.workspace.collect_outputs import Harvester
-from deltaci.runner.workspace.layout import layout_of
-from deltaci.runner.workspace.safe_fs import write
+from deltaci.runner.workspace.checkout import trust_any_owner
+from deltaci.runner.workspace.collect_outputs import OutputCollector
+from deltaci.runner.workspace.layout import layout_for
+from deltaci.runner.workspace.safe_fs import write_file
 from deltaci.runner.workspace.worktrees.bundle_commits import CODE as TREE
-from deltaci.runner.workspace.worktrees.bundle_commits import Left, NotLeft, commit, send
-from deltaci.runner.workspace.worktrees.prepare import begin
+from deltaci.runner.workspace.worktrees.bundle_commits import (
+    CommittedTree,
+    NothingCommitted,
+    commit_tree,
+    upload_bundle,
+)
+from deltaci.runner.workspace.worktrees.prepare import prepare_tree
 
 
 class JobExecution:
@@ -40,7 +45,7 @@ class JobExecution:
     def __init__(
         self,
         spec: JobSpec,
-        place: Place,
+        place: JobDir,
         cell: Cell,
         log: JobLog,
         transfers: Transfers,
@@ -53,15 +58,15 @@ class JobExecution:
         self._runner_id = runner_id
         self._protocols = protocols
         self._place = place
-        self._layout = layout_of(spec, place.workspace, place.spot.path if place.spot is not None else None)
+        self._layout = layout_for(spec, place.workspace, place.slot.path if place.slot is not None else None)
         self._caches = Caches(transfers, self._layout, place.folder, log)
-        self._harvester = Harvester(transfers, self._layout.workspace, log)
+        self._harvester = OutputCollector(transfers, self._layout.workspace, log)
         self._services = ServiceContainers(spec, cell, log)
         self._cell = cell
         self._mirrors = place.folder.parent / "mirrors"
         self._expressions = JobExpressions(spec, self._layout, runner=runner_id)
         self._is_failed = False
-        self._left: Left | None = None
+        self._left: CommittedTree | None = None
 
     async def run(self, go_on: GoOn, left: Callable[[], float], working: Callable[[Any], None]) -> JobResult:
         """All up to the end of the last step and rule. `working` is told how to stop what the runner itself does."""
@@ -108,16 +113,16 @@ class JobExecution:
     async def _begin_tree(self, stage: JobContext, working: Callable[[Any], None]) -> str:
         """Have the job's tree, if it has one; the commit that it begins with."""
         tree, place = self._spec.tree, self._place
-        if tree is None or place.trees is None or place.spot is None:
+        if tree is None or place.worktrees is None or place.slot is None:
             return ""
-        beginning = asyncio.create_task(begin(stage, place.trees, place.spot, tree))
+        beginning = asyncio.create_task(prepare_tree(stage, place.worktrees, place.slot, tree))
         working(beginning.cancel)
         try:
             with self._log.section(PREPARE_TREE, "prepare the tree"):
                 await asyncio.wait({beginning})
             if beginning.cancelled():
                 raise JobStopped
-            await asyncio.to_thread(trust_owner, self._layout.root, self._layout.inner(self._layout.home))
+            await asyncio.to_thread(trust_any_owner, self._layout.root, self._layout.relative(self._layout.home))
             return beginning.result().tip
         finally:
             beginning.cancel()
@@ -128,18 +133,18 @@ class JobExecution:
         if tree is None or not tree.is_committed:
             return ended
         try:
-            self._left = await commit(stage, tree, tip, max(1.0, left))
-        except NotLeft as error:
+            self._left = await commit_tree(stage, tree, tip, max(1.0, left))
+        except NothingCommitted as error:
             self._log.write_line(f"tree: {error}")
             summary = self._log.masked_line(f"tree: {error}")
             return structs.replace(ended, exit=Exit(None, None, 0.0), error_code=TREE, summary=summary)
         return structs.replace(ended, head=self._left.head)
 
     def _make_folders(self) -> None:
-        self._layout.make()
+        self._layout.create()
         event = self._expressions.github.get("event")
         if event is not None:
-            write(self._layout.root, f"{self._layout.inner(self._layout.temp)}/{EVENT_FILE}", json.dumps(event))
+            write_file(self._layout.root, f"{self._layout.relative(self._layout.temp)}/{EVENT_FILE}", json.dumps(event))
 
     async def _start_services(self, left: float, working: Callable[[Any], None]) -> None:
         starting = asyncio.create_task(self._services.start(self._expressions, left))
@@ -213,16 +218,16 @@ class JobExecution:
 
     async def bring_back(self, ended: JobResult) -> JobResult:
         """What the job left behind, also of one that failed; its caches only if nothing went wrong at all."""
-        spec, brought = self._spec, self._harvester.brought
+        spec, brought = self._spec, self._harvester.collected
         if ended.is_skipped:
             return ended
-        has_more = bool(spec.artifacts or spec.output_path or spec.caches or self._caches.has_more)
+        has_more = bool(spec.artifacts or spec.output_path or spec.caches or self._caches.has_unsaved)
         try:
             if ended.is_success and self._left is not None:
-                await send(self._stage(), self._left, brought)
+                await upload_bundle(self._stage(), self._left, brought)
             if has_more:
                 with self._log.section(UPLOAD_ARTIFACTS, "upload artifacts"):
-                    await self._harvester.bring(structs.replace(spec, artifacts=self._filled(spec.artifacts)))
+                    await self._harvester.collect(structs.replace(spec, artifacts=self._filled(spec.artifacts)))
                     if ended.is_valid and not brought.error_code:
                         await self._caches.save()
             if ended.outputs and not brought.error_code:
@@ -240,7 +245,7 @@ class JobExecution:
             try:
                 found.append(structs.replace(rule, path_glob=self._expressions.text(rule.path_glob)))
             except Refused as refused:
-                self._harvester.brought.fail("ARTIFACTS", self._log.masked_line(f"artifacts: {refused.message}"))
+                self._harvester.collected.fail("ARTIFACTS", self._log.masked_line(f"artifacts: {refused.message}"))
         return found
 
     async def close(self) -> None:

@@ -32,13 +32,23 @@ from deltaci.protocol.messages import (
 )
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.execution import JobExecution
-from deltaci.runner.lease.keeper import Cancel, Hold, Lost, News, Order, Proved, Ready, Release, margin_of
+from deltaci.runner.lease.keeper import (
+    Cancel,
+    Confirmed,
+    Hold,
+    KeeperCommand,
+    KeeperEvent,
+    Lost,
+    Ready,
+    Release,
+    stop_margin_seconds,
+)
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.stream import LogStream
 from deltaci.runner.result import JobResult, cost, fitting
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Cell, CellFailed, Exit
-from deltaci.runner.sandbox.cell_pool import Place, Places
+from deltaci.runner.sandbox.cell_pool import CellPool, JobDir
 from deltaci.runner.transfers import THREADS, JobStopped, Transfers
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -57,7 +67,7 @@ class JobRunner:
     """One lease, from its grant to its end."""
 
     def __init__(
-        self, client: RunnerClient, runner_id: str, granted: LeaseGranted, places: Places, runtime: Runtime
+        self, client: RunnerClient, runner_id: str, granted: LeaseGranted, places: CellPool, runtime: Runtime
     ) -> None:
         self._client = client
         self._runner_id = runner_id
@@ -85,9 +95,9 @@ class JobRunner:
         self._is_handed_back = False
         self._is_proved_gone = True
         self._end_work: Callable[[], None] | None = None
-        self._keep: Callable[[Order], None] = lambda _: None
+        self._keep: Callable[[KeeperCommand], None] = lambda _: None
 
-    async def run(self, keep: Callable[[Order], None]) -> str:
+    async def run(self, keep: Callable[[KeeperCommand], None]) -> str:
         """Do it all. Returns one word for this runner's own log."""
         self._keep = keep
         answer = await self._send_until_acknowledged(
@@ -103,8 +113,8 @@ class JobRunner:
         self._prove(answer)
         place, trouble = await self._place()
         self._cell = place.cell
-        if place.spot is not None and self._spec is not None and self._spec.tree is not None:
-            self._tree_place = str(place.spot.path)[:2000] if self._spec.tree.is_committed else ""
+        if place.slot is not None and self._spec is not None and self._spec.tree is not None:
+            self._tree_place = str(place.slot.path)[:2000] if self._spec.tree.is_committed else ""
         log = self._log = LogStream(self._client, self._granted.lease_id, place.folder / "log")
         sending = asyncio.create_task(log.send())
         try:
@@ -119,17 +129,17 @@ class JobRunner:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             log.close()
-            await place.leave()
+            await place.release()
 
-    async def _place(self) -> tuple[Place, Exception | None]:
+    async def _place(self) -> tuple[JobDir, Exception | None]:
         """Where it runs; or a bare one, and why it cannot run here."""
         try:
             if self._spec is None:
                 ref = self._granted.job_spec_ref or ""
                 self._spec = await asyncio.to_thread(self._client.spec, ref, self._granted.lease_id)
-            return self._places.take(self._spec), None
+            return self._places.acquire(self._spec), None
         except (Refused, Unreachable, CellFailed, OSError) as error:
-            return self._places.bare(), error
+            return self._places.without_cell(), error
 
     @staticmethod
     def _refuse(trouble: Exception | None, log: LogStream) -> JobResult:
@@ -137,9 +147,9 @@ class JobRunner:
         summary = f"cannot run here: {trouble}"
         return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=_error_code(trouble), summary=summary)
 
-    def on_keeper_message(self, news: News) -> None:
+    def on_keeper_message(self, news: KeeperEvent) -> None:
         """What the keeper learned about this lease."""
-        if isinstance(news, Proved):
+        if isinstance(news, Confirmed):
             self._proved_until = news.until
             self._is_told.set()
             return
@@ -168,13 +178,13 @@ class JobRunner:
         if self._cell is not None and self._stopping is None:
             self._stopping = asyncio.create_task(self._cell.stop(grace))
 
-    async def _execute(self, place: Place, log: LogStream) -> JobResult:
+    async def _execute(self, place: JobDir, log: LogStream) -> JobResult:
         cell, spec = place.cell, self._spec
         assert cell is not None
         assert spec is not None
         self._update_keeper(None, log)
         told = JobLog(log, self._nonce())
-        told.write_line(cell.describe)
+        told.write_line(cell.description)
         transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
         work = JobExecution(spec, place, cell, told, transfers, self._runner_id, self._protocols)
         try:
@@ -225,7 +235,7 @@ class JobRunner:
                 ttl_seconds=granted.lease_ttl_seconds,
                 interval_seconds=granted.heartbeat_interval_seconds,
                 handle=self._cell.handle,
-                proved_at=self._proved_at,
+                confirmed_at=self._proved_at,
                 progress=progress,
                 bytes_sent=log.bytes_sent,
                 log_path=str(log.path),
@@ -249,7 +259,7 @@ class JobRunner:
         """The acknowledgement was heard: the lease runs from when it was said, or from a first try that was heard."""
         ttl_seconds = self._granted.lease_ttl_seconds
         self._proved_at = self._said_at + min(0, answer.new_lease_ttl_seconds - ttl_seconds)
-        self._proved_until = self._proved_at + ttl_seconds - margin_of(ttl_seconds)
+        self._proved_until = self._proved_at + ttl_seconds - stop_margin_seconds(ttl_seconds)
 
     async def _report_result(self, ended: JobResult, log: LogStream) -> str:
         await log.finish(LOG_SECONDS)

@@ -11,7 +11,7 @@ from msgspec import structs
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Complete, RuleResult, StepResult
 from deltaci.runner.sandbox import Exit
-from deltaci.runner.workspace.collect_outputs import Harvest
+from deltaci.runner.workspace.collect_outputs import CollectedOutputs
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[StepResult]
     error_code: str = ""
     summary: str = ""
-    brought: Harvest = msgspec.field(default_factory=Harvest)
+    brought: CollectedOutputs = msgspec.field(default_factory=CollectedOutputs)
     outputs: dict[str, str] = {}
     is_skipped: bool = False
     verdicts: list[RuleResult] | None = None

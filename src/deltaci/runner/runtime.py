@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from deltaci.runner.client import RunnerClient
-from deltaci.runner.lease.keeper import News, Order, decode_news
+from deltaci.runner.lease.keeper import KeeperCommand, KeeperEvent, decode_event
 from deltaci.runner.log.sections import new_nonce
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.tls import TlsConfig
@@ -24,10 +24,10 @@ from deltaci.runner.workspace.git import allowed_protocols
 class KeeperConnection(Protocol):
     """The runner's end of the line to its keeper."""
 
-    def send(self, order: Order) -> None:
+    def send(self, order: KeeperCommand) -> None:
         """Give an order."""
 
-    async def receive(self) -> News | None:
+    async def receive(self) -> KeeperEvent | None:
         """The next that it says; None when it is gone."""
 
     async def close(self) -> None:
@@ -93,14 +93,14 @@ class KeeperProcess:
         self._process = process
         self._orders, self._news = process.stdin, process.stdout
 
-    def send(self, order: Order) -> None:
+    def send(self, order: KeeperCommand) -> None:
         """Give an order."""
         self._orders.write(msgspec.json.encode(order) + b"\n")
 
-    async def receive(self) -> News | None:
+    async def receive(self) -> KeeperEvent | None:
         """The next that it says; None when it is gone."""
         line = await self._news.readline()
-        return decode_news(line) if line else None
+        return decode_event(line) if line else None
 
     async def close(self) -> None:
         """Hang up, and wait until it has left."""

@@ -19,11 +19,11 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Heartbeat, Limits
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.lease.heartbeat import Answers
-from deltaci.runner.lease.keeper import Hold, Keeper, News, Order, Ready
-from deltaci.runner.lease.log_recovery import Rest, send_all
+from deltaci.runner.lease.keeper import Hold, KeeperCommand, KeeperEvent, LeaseKeeper, Ready
+from deltaci.runner.lease.log_recovery import UnsentLog, send_logs
 from deltaci.runner.runtime import KeeperConnection, Runtime
-from deltaci.runner.sandbox import SHELL, Cell, Executor, Executors, Exit, Shown
-from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.sandbox import SHELL, BindMount, Cell, Executor, Executors, Exit
+from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.simulation.checker.executions import Truth
 from deltaci.simulation.network import Network, Said, Unreached
 from deltaci.simulation.server import SimServer
@@ -107,7 +107,7 @@ class SimMachine(Runtime):
         self.keepers = [*(each for each in self.keepers if not each.node.is_dead), keeping.keeper]
         return keeping
 
-    def kill_job(self, handle: Handle, _seconds: float) -> None:
+    def kill_job(self, handle: JobHandle, _seconds: float) -> None:
         """Nothing of it runs any more."""
         cell = self.running.get(handle.marker)
         if cell is not None:
@@ -202,11 +202,13 @@ class SimExecutor:
     def __init__(self, machine: SimMachine) -> None:
         self._machine = machine
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """It always can."""
         return ""
 
-    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()) -> Cell:
+    def cell(
+        self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
+    ) -> Cell:
         """A new cell for one job."""
         return SimCell(self._machine)
 
@@ -214,11 +216,11 @@ class SimExecutor:
 class SimCell:
     """Runs steps of the form `seconds exit-code [stubborn] [rule]`; a stubborn one has to be killed."""
 
-    describe = "simulated"
+    description = "simulated"
 
     def __init__(self, machine: SimMachine) -> None:
         self._machine = machine
-        self.handle = Handle(marker=machine.nonce())
+        self.handle = JobHandle(marker=machine.nonce())
         self._is_over = False
         self._is_stubborn = self._is_rule = False
         self._exit: asyncio.Future[tuple[int | None, int | None, bool]] | None = None
@@ -324,19 +326,19 @@ class SimKeeping:
     """The runner's end of the line to its keeper."""
 
     def __init__(self, machine: SimMachine) -> None:
-        self._news: list[News | None] = []
+        self._news: list[KeeperEvent | None] = []
         self._is_there = asyncio.Event()
         self.keeper = SimKeeper(machine, self._say)
 
-    def _say(self, news: News | None) -> None:
+    def _say(self, news: KeeperEvent | None) -> None:
         self._news.append(news)
         self._is_there.set()
 
-    def send(self, order: Order) -> None:
+    def send(self, order: KeeperCommand) -> None:
         """Give an order."""
         self.keeper.order(order)
 
-    async def receive(self) -> News | None:
+    async def receive(self) -> KeeperEvent | None:
         """The next that it says; None when it is gone."""
         while not self._news:
             self._is_there.clear()
@@ -351,25 +353,25 @@ class SimKeeping:
 class SimKeeper:
     """The real keeper, in a node of its own: it can die alone, and outlives its runner."""
 
-    def __init__(self, machine: SimMachine, tell: Callable[[News | None], None]) -> None:
+    def __init__(self, machine: SimMachine, tell: Callable[[KeeperEvent | None], None]) -> None:
         self._machine = machine
         self._tell = tell
         self.node = Node(f"{machine.name}.keeper")
         self._context = copy_context()
         self._context.run(HERE.set, self.node)
         self._timer: Any = None
-        self._keeper = Keeper(
+        self._keeper = LeaseKeeper(
             machine.connect,
             tell,
             machine.clock,
-            line=lambda client: SimLine(machine, client, self._turn),
+            heartbeat_thread=lambda client: SimLine(machine, client, self._turn),
             kill=machine.kill_job,
             send=self._send,
             now=machine.now,
         )
         self._soon(tell, Ready())
 
-    def order(self, order: Order) -> None:
+    def order(self, order: KeeperCommand) -> None:
         """An order arrives, whenever the keeper reads it."""
         if isinstance(order, Hold):
             lease = self._machine.leases[order.handle.marker] = named(order.lease_id)
@@ -389,12 +391,12 @@ class SimKeeper:
     def _soon(self, callback: Callable[..., object], *words: Any) -> None:
         self._machine.loop.call_soon(callback, *words, context=self._context)
 
-    def _take(self, order: Order) -> None:
-        self._keeper.take(order)
+    def _take(self, order: KeeperCommand) -> None:
+        self._keeper.execute(order)
         self._turn()
 
     def _turn(self) -> None:
-        self._keeper.turn()
+        self._keeper.advance()
         if self._timer is not None:
             self._timer.cancel()
         machine = self._machine
@@ -407,8 +409,8 @@ class SimKeeper:
         gone = self._machine.loop.run_in_executor(None, self._keeper.stop_all)
         gone.add_done_callback(lambda _: self._machine.loop.kill(self.node))
 
-    def _send(self, client: RunnerClient, rests: Sequence[Rest], clock: Callable[[], float]) -> None:
-        send_all(client, [rest for rest in rests if rest.file >= 0], clock, self._machine.sleep)
+    def _send(self, client: RunnerClient, rests: Sequence[UnsentLog], clock: Callable[[], float]) -> None:
+        send_logs(client, [rest for rest in rests if rest.file >= 0], clock, self._machine.sleep)
 
 
 class SimLine:
@@ -425,7 +427,7 @@ class SimLine:
         """Nobody selects here."""
         raise AssertionError("there is no file behind a simulated line")
 
-    def say(self, beats: Sequence[Heartbeat], timeout: float) -> None:
+    def send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
         """Say these; the answers come later."""
         self._heard = None
         said = self._machine.loop.run_in_executor(None, partial(self._said, beats, timeout))
@@ -438,7 +440,7 @@ class SimLine:
             heard = []
         self._heard = heard if len(heard) == len(beats) else []
 
-    def answers(self) -> Answers | None:
+    def take_answers(self) -> Answers | None:
         """The answers, or None: not yet."""
         heard, self._heard = self._heard, None
         return heard

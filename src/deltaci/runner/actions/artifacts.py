@@ -26,8 +26,8 @@ from deltaci.runner.actions.context import JobContext, StepFailed, flag, known, 
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.workspace.archive import COMPRESSION, unpack
-from deltaci.runner.workspace.artifacts import Bounds, Found, find, open_found
-from deltaci.runner.workspace.safe_fs import merge
+from deltaci.runner.workspace.artifacts import ArtifactFile, SearchLimits, find_files, open_file
+from deltaci.runner.workspace.safe_fs import merge_tree
 from deltaci.storage.blobs.keys import shared_path
 
 UPLOAD_INPUTS: Final = (
@@ -41,7 +41,7 @@ DOWNLOAD_INPUTS: Final = (
 KIND: Final = "archive"
 CODE: Final = "ARTIFACTS"
 MAX_NAME: Final = 150
-MAX_FILES: Final = Bounds(files=200_000, bytes=20 * 1024**3)
+MAX_FILES: Final = SearchLimits(files=200_000, bytes=20 * 1024**3)
 _NAME: Final = re.compile(r'[^\x00-\x1f\x7f"*/:<>?\\|]+')
 _GLOB: Final = re.compile(r"[*?\[]")
 _PART: Final = 1024 * 1024
@@ -54,7 +54,7 @@ async def upload(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     missing = inputs.get("if-no-files-found", "").strip() or "warn"
     if missing not in ("warn", "error", "ignore"):
         raise Refused("bad_spec", f"the input 'if-no-files-found' is {missing[:80]!r}; say warn, error or ignore")
-    brought = job.harvester.brought
+    brought = job.harvester.collected
     has_one = any(each.type == KIND and each.name == name for each in brought.artifacts)
     if has_one and not flag(inputs, "overwrite", False):
         raise StepFailed(f"this job kept an artifact {name!r} already; give another name, or set 'overwrite'", CODE)
@@ -137,16 +137,16 @@ def _unpack(root: Path, file: BinaryIO, path: str, one: str) -> None:
                 shutil.copyfileobj(file, made, _PART)
         else:
             unpack(staged, file)
-        merge(staged, root, path)
+        merge_tree(staged, root, path)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
 
 def _inner(job: JobContext, path: str) -> str:
     """From the root of the job's folders on."""
-    if job.layout.is_plain and path.strip("./") == "":
+    if job.layout.is_single_folder and path.strip("./") == "":
         return "."
-    return job.layout.within(path)
+    return job.layout.resolve(path)
 
 
 def _checked(name: str) -> str:
@@ -165,7 +165,7 @@ def _has_hidden(inputs: dict[str, str]) -> bool:
     return named or flag(inputs, "include-hidden-files", False)
 
 
-def _chosen(job: JobContext, patterns: list[str], has_hidden: bool) -> list[tuple[str, Found]]:
+def _chosen(job: JobContext, patterns: list[str], has_hidden: bool) -> list[tuple[str, ArtifactFile]]:
     """The files, each with its name in the artifact: what all patterns have in common is left out of it."""
     root = job.layout.root
     wanted = [_inner(job, line) for line in patterns if not line.startswith("!")]
@@ -173,9 +173,11 @@ def _chosen(job: JobContext, patterns: list[str], has_hidden: bool) -> list[tupl
     if not wanted:
         raise Refused("bad_spec", "upload-artifact needs the input 'path'")
     rules = [ArtifactRule(path_glob="**" if each == "." else each) for each in wanted]
-    found = find(root, rules, MAX_FILES)
+    found = find_files(root, rules, MAX_FILES)
     if unwanted:
-        without = {each.path for each in find(root, [ArtifactRule(path_glob=each) for each in unwanted], MAX_FILES)}
+        without = {
+            each.path for each in find_files(root, [ArtifactRule(path_glob=each) for each in unwanted], MAX_FILES)
+        }
         found = [each for each in found if each.path not in without]
     shared = os.path.commonpath([_start(root, each) for each in wanted]) if found else ""
     named = [(each.path[len(shared) + 1 :] if shared else each.path, each) for each in found]
@@ -193,7 +195,7 @@ def _start(root: Path, pattern: str) -> str:
     return "/".join(parts[:plain])
 
 
-def _pack(root: Path, files: list[tuple[str, Found]], out: BinaryIO) -> None:
+def _pack(root: Path, files: list[tuple[str, ArtifactFile]], out: BinaryIO) -> None:
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as squeezed,
         tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
@@ -206,7 +208,7 @@ def _pack(root: Path, files: list[tuple[str, Found]], out: BinaryIO) -> None:
                     info = tarfile.TarInfo(folder)
                     info.type, info.mode = tarfile.DIRTYPE, 0o755
                     tar.addfile(info)
-            with open_found(root, found) as file:
+            with open_file(root, found) as file:
                 status = os.fstat(file.fileno())
                 info = tarfile.TarInfo(name)
                 info.size, info.mode, info.mtime = status.st_size, status.st_mode & 0o777, int(status.st_mtime)

@@ -15,8 +15,14 @@ from deltaci.git.command import GitFailed
 from deltaci.protocol.messages import Source
 from deltaci.runner.actions.context import JobContext, StepFailed, flag, known, number
 from deltaci.runner.client import RunnerClient
-from deltaci.runner.workspace.checkout import Wanted, bring, disguised, remote_of, trust_owner
-from deltaci.runner.workspace.git import Remote, scheme_of
+from deltaci.runner.workspace.checkout import (
+    CheckoutSpec,
+    credential_encodings,
+    fetch_and_check_out,
+    make_remote,
+    trust_any_owner,
+)
+from deltaci.runner.workspace.git import Remote, url_scheme
 
 INPUTS: Final = (
     *("repository", "ref", "token", "path", "clean", "fetch-depth", "fetch-tags", "submodules", "lfs"),
@@ -40,11 +46,13 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     if submodules not in _SUBMODULES:
         raise Refused("bad_spec", f"the input 'submodules' is {submodules[:80]!r}; say false, true or recursive")
     layout = job.layout
-    inner = layout.within(inputs.get("path", "").strip() or ".") if not layout.is_plain else _plain_path(inputs)
+    inner = (
+        layout.resolve(inputs.get("path", "").strip() or ".") if not layout.is_single_folder else _plain_path(inputs)
+    )
     ref = inputs.get("ref", "").strip()
     if ref in (source.commit, source.ref, source.ref.removeprefix("refs/heads/")):
         ref = ""
-    wanted = Wanted(
+    wanted = CheckoutSpec(
         commit=source.commit,
         ref=source.ref,
         depth=number(inputs, "fetch-depth", source.depth),
@@ -61,11 +69,13 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
         job.log.write_line("checkout: the credential is the runner's alone; it is not left in the work tree")
     try:
         async with reaching(job, source, inputs.get("token", "")) as remote:
-            found_ref, commit = await bring(remote, wanted, ref, job.mirrors, layout.root, job.log.write_line)
+            found_ref, commit = await fetch_and_check_out(
+                remote, wanted, ref, job.mirrors, layout.root, job.log.write_line
+            )
     except GitFailed as failed:
         raise StepFailed(f"checkout: {failed}", CODE) from failed
-    if not layout.is_plain and flag(inputs, "set-safe-directory", True):
-        await asyncio.to_thread(trust_owner, layout.root, layout.home.relative_to(layout.root).as_posix())
+    if not layout.is_single_folder and flag(inputs, "set-safe-directory", True):
+        await asyncio.to_thread(trust_any_owner, layout.root, layout.home.relative_to(layout.root).as_posix())
     job.log.write_line(f"checkout: {source.url} at {commit}{f' ({found_ref})' if found_ref else ''}")
     return {"ref": found_ref, "commit": commit}
 
@@ -74,9 +84,9 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
 async def reaching(job: JobContext, source: Source, token: str = "") -> AsyncIterator[Remote]:
     """The repository of these sources, and what it takes to read it, for as long as that is needed."""
     credential = await _credential(job, source, token)
-    job.log.add_secrets(disguised(credential) if credential else [])
+    job.log.add_secrets(credential_encodings(credential) if credential else [])
     with _key(job, source, credential) as key_file:
-        yield remote_of(source.url, job.protocols, "" if key_file else credential, key_file)
+        yield make_remote(source.url, job.protocols, "" if key_file else credential, key_file)
 
 
 def _plain_path(inputs: dict[str, str]) -> str:
@@ -113,7 +123,7 @@ async def _credential(job: JobContext, source: Source, token: str) -> str:
 @contextmanager
 def _key(job: JobContext, source: Source, credential: str) -> Iterator[str]:
     """A private key in a file of the runner's own, for as long as git needs it; no file for anything else."""
-    if scheme_of(source.url) != "ssh" or "PRIVATE KEY" not in credential:
+    if url_scheme(source.url) != "ssh" or "PRIVATE KEY" not in credential:
         yield ""
         return
     job.mirrors.mkdir(parents=True, exist_ok=True, mode=0o700)

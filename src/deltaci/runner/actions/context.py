@@ -15,7 +15,7 @@ from deltaci.runner.sandbox import Cell
 from deltaci.runner.steps.expressions import JobExpressions
 from deltaci.runner.transfers import Transfers
 from deltaci.runner.workspace.caches import Caches
-from deltaci.runner.workspace.collect_outputs import Harvester
+from deltaci.runner.workspace.collect_outputs import OutputCollector
 from deltaci.runner.workspace.layout import Layout
 
 _YES: Final = frozenset({"true", "yes", "on", "1"})
@@ -31,7 +31,7 @@ class JobContext(msgspec.Struct, kw_only=True):
     log: JobLog
     transfers: Transfers
     caches: Caches
-    harvester: Harvester
+    harvester: OutputCollector
     expressions: JobExpressions
     mirrors: Path
     protocols: tuple[str, ...]  # By which sources may be fetched.

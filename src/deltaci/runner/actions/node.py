@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from deltaci.core.errors import Refused
 from deltaci.runner.actions.context import JobContext, known, lines
 from deltaci.runner.actions.tools import choose, look, places, read_file
-from deltaci.runner.workspace.safe_fs import write
+from deltaci.runner.workspace.safe_fs import write_file
 
 INPUTS: Final = (
     *("node-version", "node-version-file", "cache", "cache-dependency-path", "architecture", "check-latest", "token"),
@@ -104,4 +104,4 @@ def _registry(job: JobContext, url: str, scope: str) -> str:
     where = f"//{parts.netloc}{parts.path if parts.path.endswith('/') else parts.path + '/'}"
     prefix = f"{scope if scope.startswith('@') else '@' + scope}:" if scope.strip() else ""
     text = f"{where}:_authToken=${{NODE_AUTH_TOKEN}}\n{prefix}registry={url}\n"
-    return str(write(job.layout.root, f"{job.layout.inner(job.layout.temp)}/.npmrc", text, mode=0o644))
+    return str(write_file(job.layout.root, f"{job.layout.relative(job.layout.temp)}/.npmrc", text, mode=0o644))

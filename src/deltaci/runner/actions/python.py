@@ -13,7 +13,7 @@ from typing import Any, Final
 from deltaci.core.errors import Refused
 from deltaci.runner.actions.context import JobContext, StepFailed, known, lines
 from deltaci.runner.actions.tools import Tool, choose, in_cell, look, places, read_file
-from deltaci.runner.workspace.safe_fs import make_folder
+from deltaci.runner.workspace.safe_fs import create_folder
 
 INPUTS: Final = (
     *("python-version", "python-version-file", "cache", "cache-dependency-path", "architecture", "check-latest"),
@@ -93,7 +93,7 @@ def _plain(wanted: str) -> str:
 async def _environment(job: JobContext, tool: Tool) -> str:
     """One made with this interpreter: the job may install into it, and into nothing else."""
     layout = job.layout
-    folder = make_folder(layout.root, layout.inner(layout.tools)) / f"python-{tool.told}"
+    folder = create_folder(layout.root, layout.relative(layout.tools)) / f"python-{tool.told}"
     made, python = shlex.quote(str(folder)), shlex.quote(tool.path)
     script = (
         f"[ -x {made}/bin/pip ] || {python} -m venv {made} || {{ rm -rf {made}; virtualenv -q -p {python} {made}; }}"

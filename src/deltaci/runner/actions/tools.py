@@ -17,7 +17,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.actions.versions import Version, fits, version_of
 from deltaci.runner.sandbox import Exit
-from deltaci.runner.workspace.folders import opened, parent
+from deltaci.runner.workspace.folders import open_folder, open_parent
 
 LOOK_SECONDS: Final = 120.0
 MAX_HEARD_BYTES: Final = 256 * 1024
@@ -98,9 +98,9 @@ def choose(what: str, wanted: str, there: Sequence[Tool]) -> Tool:
 
 def read_file(job: JobContext, path: str) -> str:
     """A small file of the workspace that names a version; no link is followed."""
-    inner = job.layout.within(path)
+    inner = job.layout.resolve(path)
     try:
-        with opened(job.layout.root) as top, parent(top, inner) as (folder, name):
+        with open_folder(job.layout.root) as top, open_parent(top, inner) as (folder, name):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(MAX_VERSION_FILE).decode("utf-8", "replace")

@@ -22,7 +22,7 @@ from deltaci.runner.client import RunnerClient, Unreachable
 Answers = list[ServerMessage | Problem]
 
 
-class Voice(Protocol):
+class HeartbeatSender(Protocol):
     """Says heartbeats for the keeper, and lets nobody wait."""
 
     client: RunnerClient
@@ -30,17 +30,17 @@ class Voice(Protocol):
     def fileno(self) -> int:
         """For a selector: readable when there is an answer."""
 
-    def say(self, beats: Sequence[Heartbeat], timeout: float) -> None:
+    def send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
         """Say these; the answers come later."""
 
-    def answers(self) -> Answers | None:
+    def take_answers(self) -> Answers | None:
         """The answers to what was said, in its order; none at all when it was not heard; None: not yet."""
 
     def close(self) -> None:
         """Hang up, whatever is under way."""
 
 
-class Line:
+class HeartbeatThread:
     """Says one batch at a time. `fileno` is readable when there is an answer."""
 
     def __init__(self, client: RunnerClient) -> None:
@@ -55,11 +55,11 @@ class Line:
         """For a selector."""
         return self._read
 
-    def say(self, beats: Sequence[Heartbeat], timeout: float) -> None:
+    def send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
         """Say these; the answers come later."""
         self._said.put((beats, timeout))
 
-    def answers(self) -> Answers | None:
+    def take_answers(self) -> Answers | None:
         """The answers to what was said, in its order; none at all when it was not heard; None: not yet."""
         with suppress(BlockingIOError):
             os.read(self._read, 100)

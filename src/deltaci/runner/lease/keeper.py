@@ -22,9 +22,9 @@ import msgspec
 
 from deltaci.protocol.messages import Heartbeat, HeartbeatAck, LogCursor, Problem, Progress, ServerMessage, decoder
 from deltaci.runner.client import RunnerClient
-from deltaci.runner.lease.heartbeat import Line, Voice
-from deltaci.runner.lease.log_recovery import Rest, opened, send_rests
-from deltaci.runner.sandbox.process_tree import Handle, kill_all
+from deltaci.runner.lease.heartbeat import HeartbeatSender, HeartbeatThread
+from deltaci.runner.lease.log_recovery import UnsentLog, open_log, send_unsent_logs
+from deltaci.runner.sandbox.process_tree import JobHandle, kill_all
 from deltaci.runner.tls import TlsConfig
 
 RETRY_SECONDS: Final = 1.0
@@ -47,8 +47,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     runner_id: str
     ttl_seconds: float
     interval_seconds: float
-    handle: Handle
-    proved_at: float
+    handle: JobHandle
+    confirmed_at: float = msgspec.field(name="proved_at")
     progress: Progress | None = None
     bytes_sent: int = 0
     log_path: str = ""
@@ -87,57 +87,57 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
     reason: str
 
 
-class Proved(msgspec.Struct, frozen=True, kw_only=True, tag="proved"):
+class Confirmed(msgspec.Struct, frozen=True, kw_only=True, tag="proved"):
     """The lease stands until then, by the clock that all processes of a machine share. The answer to every `Hold`."""
 
     lease_id: str
     until: float
 
 
-Order = Hold | Release | NewToken
-News = Ready | Cancel | Lost | Proved
-decode_order: Callable[[bytes], Order] = decoder(Order)  # type: ignore[arg-type]
-decode_news: Callable[[bytes], News] = decoder(News)  # type: ignore[arg-type]
+KeeperCommand = Hold | Release | NewToken
+KeeperEvent = Ready | Cancel | Lost | Confirmed
+decode_command: Callable[[bytes], KeeperCommand] = decoder(KeeperCommand)  # type: ignore[arg-type]
+decode_event: Callable[[bytes], KeeperEvent] = decoder(KeeperEvent)  # type: ignore[arg-type]
 
 
-def margin_of(ttl_seconds: float) -> float:
+def stop_margin_seconds(ttl_seconds: float) -> float:
     """So long before a lease ends its job is stopped: killing takes time, and clocks do not run alike."""
     return min(10.0, ttl_seconds / 4)
 
 
-class _Kept:
+class _KeptLease:
     def __init__(self, order: Hold, now: float) -> None:
         self.order = order
-        self.margin = margin_of(order.ttl_seconds)
-        self.proved_until = order.proved_at + order.ttl_seconds - self.margin
+        self.margin = stop_margin_seconds(order.ttl_seconds)
+        self.confirmed_until = order.confirmed_at + order.ttl_seconds - self.margin
         self.beat_at = now + order.interval_seconds
         self.is_canceling = False
 
 
-class Keeper:
+class LeaseKeeper:
     """Keeps any number of leases. Beats are said on a line beside it, so that nothing keeps the fence waiting."""
 
     def __init__(
         self,
         connect: Callable[[], RunnerClient],
-        tell: Callable[[News], None],
+        emit: Callable[[KeeperEvent], None],
         clock: Callable[[], float] = time.monotonic,
-        line: Callable[[RunnerClient], Voice] = Line,
-        kill: Callable[[Handle, float], object] = kill_all,
-        send: Callable[[RunnerClient, Sequence[Rest], Callable[[], float]], None] = send_rests,
+        heartbeat_thread: Callable[[RunnerClient], HeartbeatSender] = HeartbeatThread,
+        kill: Callable[[JobHandle, float], object] = kill_all,
+        send: Callable[[RunnerClient, Sequence[UnsentLog], Callable[[], float]], None] = send_unsent_logs,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._connect = connect
-        self._tell = tell
+        self._emit = emit
         self._clock = clock
         self._token = ""
-        self._kept: dict[str, _Kept] = {}
-        self._new_line = line
+        self._leases: dict[str, _KeptLease] = {}
+        self._new_line = heartbeat_thread
         self._kill = kill
         self._send = send
         self._now = now
-        self._line = line(connect())
-        self._said: list[_Kept] = []  # Who waits for an answer on the line.
+        self._line = heartbeat_thread(connect())
+        self._said: list[_KeptLease] = []  # Who waits for an answer on the line.
         self._said_at = self._give_up_at = 0.0
         self._patience = FIRST_CALL_SECONDS
 
@@ -145,35 +145,35 @@ class Keeper:
         """Readable when there is an answer to take; another one after a line was given up."""
         return self._line.fileno()
 
-    def take(self, order: Order) -> None:
+    def execute(self, order: KeeperCommand) -> None:
         """Carry out an order."""
         if isinstance(order, NewToken):
             self._token = self._line.client.token = order.token
         elif isinstance(order, Release):
-            self._kept.pop(order.lease_id, None)
+            self._leases.pop(order.lease_id, None)
         else:
-            kept = self._kept.setdefault(order.lease_id, _Kept(order, self._clock()))
+            kept = self._leases.setdefault(order.lease_id, _KeptLease(order, self._clock()))
             if kept.order.progress is None and order.progress is not None:
                 # That the steps began is worth a beat of its own, unless they are over at once.
                 kept.beat_at = min(kept.beat_at, self._clock() + FIRST_BEAT_SECONDS)
             kept.order = order
-            self._tell(Proved(lease_id=order.lease_id, until=kept.proved_until))
+            self._emit(Confirmed(lease_id=order.lease_id, until=kept.confirmed_until))
 
     def wait_seconds(self) -> float:
         """How long nothing has to be done."""
-        times = [kept.proved_until for kept in self._kept.values()]
+        times = [kept.confirmed_until for kept in self._leases.values()]
         if self._said:
             times.append(self._give_up_at)
         else:
-            times += [kept.beat_at for kept in self._kept.values()]
+            times += [kept.beat_at for kept in self._leases.values()]
         return max(0.0, min(times, default=self._clock() + 3600) - self._clock())
 
-    def turn(self) -> None:
+    def advance(self) -> None:
         """Take the answers, stop what can no longer be proved, and beat where it is time."""
         self._listen()
-        self._fence()
+        self._stop_unconfirmed()
         now = self._clock()
-        due = [kept for kept in self._kept.values() if kept.beat_at <= now]
+        due = [kept for kept in self._leases.values() if kept.beat_at <= now]
         if due and not self._said:
             self._beat(due)
 
@@ -181,35 +181,35 @@ class Keeper:
         """The runner is gone: so are its jobs. What they had said is sent, as long as anybody may want it."""
         now = self._clock()
         rests = []
-        for lease_id, kept in self._kept.items():
-            until = min(now + REST_SECONDS, kept.proved_until + kept.margin)
+        for lease_id, kept in self._leases.items():
+            until = min(now + REST_SECONDS, kept.confirmed_until + kept.margin)
             # Opened before anything else: a runner that is started anew clears up what this one left.
-            rests.append(Rest(lease_id, opened(kept.order.log_path), until))
-        for kept in self._kept.values():
+            rests.append(UnsentLog(lease_id, open_log(kept.order.log_path), until))
+        for kept in self._leases.values():
             self._kill(kept.order.handle, KILL_SECONDS)
-        self._kept.clear()
+        self._leases.clear()
         self._line.close()
         client = self._connect()
         client.token = self._token
         self._send(client, rests, self._clock)
 
-    def _fence(self) -> None:
+    def _stop_unconfirmed(self) -> None:
         now = self._clock()
-        for kept in list(self._kept.values()):
-            if now >= kept.proved_until:
-                self._lose(kept, "NOT_PROVED")
+        for kept in list(self._leases.values()):
+            if now >= kept.confirmed_until:
+                self._drop(kept, "NOT_PROVED")
 
-    def _lose(self, kept: _Kept, reason: str) -> None:
-        self._kept.pop(kept.order.lease_id, None)
+    def _drop(self, kept: _KeptLease, reason: str) -> None:
+        self._leases.pop(kept.order.lease_id, None)
         # First the word, then the deed: a runner that only saw its job die would report that as a result.
-        self._tell(Lost(lease_id=kept.order.lease_id, reason=reason))
+        self._emit(Lost(lease_id=kept.order.lease_id, reason=reason))
         self._kill(kept.order.handle, KILL_SECONDS)
 
-    def _beat(self, due: list[_Kept]) -> None:
+    def _beat(self, due: list[_KeptLease]) -> None:
         self._said, self._said_at = due, self._clock()
         # Who beats seldom has time to wait: a server that is slow today is not asked more often for that.
         patience = max(self._patience, min(kept.order.interval_seconds for kept in due) / 2)
-        left = min(kept.proved_until for kept in due) - self._said_at
+        left = min(kept.confirmed_until for kept in due) - self._said_at
         timeout = max(0.2, min(patience, MAX_CALL_SECONDS, left))
         self._give_up_at = self._said_at + timeout
         ts = self._now()
@@ -223,46 +223,46 @@ class Keeper:
             )
             for kept in due
         ]
-        self._line.say(beats, timeout)
+        self._line.send(beats, timeout)
 
     def _listen(self) -> None:
         """Take what was answered; who is not answered in time is asked again, on a new line."""
         if not self._said:
             return
-        answers = self._line.answers()
-        if answers is None and self._clock() < self._give_up_at:
+        take_answers = self._line.take_answers()
+        if take_answers is None and self._clock() < self._give_up_at:
             return
-        if answers is None:
+        if take_answers is None:
             self._line.close()
             self._line = self._new_line(self._connect())
             self._line.client.token = self._token
         said, self._said = self._said, []
-        took = self._clock() - self._said_at if answers else self._patience / 2
+        took = self._clock() - self._said_at if take_answers else self._patience / 2
         self._patience = max(FIRST_CALL_SECONDS, min(MAX_CALL_SECONDS, took * SLOWER))
-        if not answers:
+        if not take_answers:
             for kept in said:
                 kept.beat_at = self._clock() + min(RETRY_SECONDS, kept.order.interval_seconds)
             return
-        for kept, answer in zip(said, answers, strict=True):
-            if self._kept.get(kept.order.lease_id) is kept:  # It may have been released, or lost, meanwhile.
+        for kept, answer in zip(said, take_answers, strict=True):
+            if self._leases.get(kept.order.lease_id) is kept:  # It may have been released, or lost, meanwhile.
                 self._heard(kept, answer)
 
-    def _heard(self, kept: _Kept, answer: ServerMessage | Problem) -> None:
+    def _heard(self, kept: _KeptLease, answer: ServerMessage | Problem) -> None:
         if not isinstance(answer, HeartbeatAck) or not answer.extend_lease:
             reason = getattr(answer, "reason", None) or getattr(answer, "code", "STALE")
-            self._lose(kept, str(reason))
+            self._drop(kept, str(reason))
             return
-        kept.proved_until = self._said_at + answer.new_lease_ttl_seconds - kept.margin
+        kept.confirmed_until = self._said_at + answer.new_lease_ttl_seconds - kept.margin
         kept.beat_at = self._said_at + kept.order.interval_seconds
         if answer.cancel_requested and not kept.is_canceling:
             kept.is_canceling = True
             reason = answer.reason if isinstance(answer.reason, str) else "CANCELED"
-            self._tell(
+            self._emit(
                 Cancel(lease_id=kept.order.lease_id, deadline_seconds=answer.cancel_deadline_seconds, reason=reason)
             )
 
 
-def serve(keeper: Keeper, orders: int) -> None:
+def serve(keeper: LeaseKeeper, orders: int) -> None:
     """Work until the runner hangs up."""
     waiting = b""
     while True:
@@ -276,20 +276,20 @@ def serve(keeper: Keeper, orders: int) -> None:
                 keeper.stop_all()
                 return
             *lines, waiting = (waiting + data).split(b"\n")
-            for line in lines:
-                keeper.take(decode_order(line))
-        keeper.turn()
+            for heartbeat_thread in lines:
+                keeper.execute(decode_command(heartbeat_thread))
+        keeper.advance()
 
 
 def main(url: str, out: int, *files: str) -> None:
     """The keeper's process. The files are those of TLS; the first order brings its credential."""
 
-    def tell(news: News) -> None:
+    def emit(news: KeeperEvent) -> None:
         with suppress(BrokenPipeError):  # The runner is gone; that its orders end says what to do then.
             os.write(out, msgspec.json.encode(news) + b"\n")
 
-    keeper = Keeper(lambda: RunnerClient(url, tls=TlsConfig.of(files)), tell)
-    tell(Ready())
+    keeper = LeaseKeeper(lambda: RunnerClient(url, tls=TlsConfig.of(files)), emit)
+    emit(Ready())
     serve(keeper, sys.stdin.fileno())
 
 

@@ -19,10 +19,10 @@ from deltaci.runner.client import RunnerClient, Unreachable
 CHUNK_BYTES: Final = 1024 * 1024
 PAUSE_SECONDS: Final = 0.1
 MIN_CALL_SECONDS: Final = 0.2
-NOTHING: Final = -1
+NO_FILE: Final = -1
 
 
-class Rest(NamedTuple):
+class UnsentLog(NamedTuple):
     """One job's log, and until when its lease stands."""
 
     lease_id: str
@@ -30,28 +30,30 @@ class Rest(NamedTuple):
     until: float
 
 
-def opened(path: str) -> int:
+def open_log(path: str) -> int:
     """The log to read from, or `NOTHING`."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if path else NOTHING
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if path else NO_FILE
     except OSError:
-        return NOTHING
+        return NO_FILE
 
 
-def send_rests(client: RunnerClient, rests: Sequence[Rest], clock: Callable[[], float] = time.monotonic) -> None:
+def send_unsent_logs(
+    client: RunnerClient, rests: Sequence[UnsentLog], clock: Callable[[], float] = time.monotonic
+) -> None:
     """Send all of them, as far as there is time. Never longer: a call that hangs is left alone."""
-    there = [rest for rest in rests if rest.file != NOTHING]
+    there = [rest for rest in rests if rest.file != NO_FILE]
     if not there:
         return
     # A daemon: whoever waits for it may leave in the middle of a call.
-    sending = threading.Thread(target=send_all, args=(client, there, clock), name="last words", daemon=True)
+    sending = threading.Thread(target=send_logs, args=(client, there, clock), name="last words", daemon=True)
     sending.start()
     sending.join(max(0.0, max(rest.until for rest in there) - clock()))
 
 
-def send_all(
+def send_logs(
     client: RunnerClient,
-    rests: Sequence[Rest],
+    rests: Sequence[UnsentLog],
     clock: Callable[[], float],
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
@@ -65,7 +67,7 @@ def send_all(
             os.close(rest.file)
 
 
-def _send(client: RunnerClient, rest: Rest, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
+def _send(client: RunnerClient, rest: UnsentLog, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
     at: int | None = None  # Not known: a part may be on its way that the runner sent last.
     while (left := rest.until - clock()) > 0:
         timeout = max(MIN_CALL_SECONDS, left)

@@ -20,7 +20,7 @@ from typing import Final
 
 from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import cgroups
-from deltaci.runner.sandbox.cell import Shown
+from deltaci.runner.sandbox.cell import BindMount
 from deltaci.runner.sandbox.environment import environment, interpreter
 from deltaci.runner.sandbox.process import groups_for, memory_rlimit
 from deltaci.runner.sandbox.supervised_cell import SupervisedCell
@@ -66,18 +66,25 @@ class SandboxExecutor:
 
     name = "sandbox"
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Whether bubblewrap is there and may do what it must; tried out once."""
         return probe()
 
     def cell(
-        self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()
+        self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
     ) -> SupervisedCell:
         """A cell with walls. The workspace is the only place that outlives it."""
         place = workspace.resolve()
 
         async def launch(marker: str, groups: cgroups.Groups, theirs: socket.socket) -> Spawned:
-            command = (*bubblewrap(place, has_network=network, shown=shown), "--", str(interpreter()), "-I", "-S", "-B")
+            command = (
+                *bubblewrap(place, has_network=network, bind_mounts=bind_mounts),
+                "--",
+                str(interpreter()),
+                "-I",
+                "-S",
+                "-B",
+            )
             return Spawned(
                 await asyncio.create_subprocess_exec(
                     *("/bin/sh", "-c", JOIN, "sh", *groups.joins(), "--", *command, SUPERVISOR_INSIDE),
@@ -108,7 +115,7 @@ def process_rlimit(limits: Limits, groups: cgroups.Groups) -> dict[str, int]:
     return {}
 
 
-def bubblewrap(workspace: Path | None, *, has_network: bool, shown: Sequence[Shown] = ()) -> list[str]:
+def bubblewrap(workspace: Path | None, *, has_network: bool, bind_mounts: Sequence[BindMount] = ()) -> list[str]:
     """The command up to the `--`. The environment is not in it: arguments can be read by everybody."""
     arguments = [shutil.which("bwrap") or "bwrap", *ALONE, *(["--share-net"] if has_network else [])]
     for folder in SYSTEM:
@@ -131,7 +138,7 @@ def bubblewrap(workspace: Path | None, *, has_network: bool, shown: Sequence[Sho
     arguments += ["--ro-bind", str(SCRIPT), SUPERVISOR_INSIDE]
     if workspace is not None:
         arguments += ["--bind", str(workspace), str(workspace)]
-    for each in shown:
+    for each in bind_mounts:
         arguments += ["--bind" if each.is_writable else "--ro-bind", str(each.path), str(each.path)]
     # What bubblewrap made by itself on the way to these places is a file system in memory: close it as well.
     return [*arguments, "--remount-ro", "/", "--chdir", "/"]

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import msgspec
 
 from deltaci.protocol.messages import Limits
-from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.sandbox.process_tree import JobHandle
 
 SHELL: Final = ("bash", "-eo", "pipefail", "-c")
 
@@ -32,7 +32,7 @@ class CellFailed(Exception):
     """The cell itself could not do its work. Not the job's fault: another runner may succeed."""
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class BindMount(msgspec.Struct, frozen=True, kw_only=True):
     """A folder that a cell shows beside the workspace, at the same path."""
 
     path: Path
@@ -43,11 +43,11 @@ class Cell(Protocol):
     """One job's containment. What a step leaves running lives on until the job ends, and no longer."""
 
     @property
-    def handle(self) -> Handle:
+    def handle(self) -> JobHandle:
         """How to find the job's processes now; it changes when the first step starts."""
 
     @property
-    def describe(self) -> str:
+    def description(self) -> str:
         """One sentence for the log: which executor, which limits are in force and which are not."""
 
     async def open(self) -> None:
@@ -80,8 +80,10 @@ class Executor(Protocol):
 
     name: str
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Empty when it can be used here, else one sentence why not."""
 
-    def cell(self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()) -> Cell:
+    def cell(
+        self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
+    ) -> Cell:
         """A new cell for one job. Nothing is started before its first step; what is `shown` need not be there yet."""

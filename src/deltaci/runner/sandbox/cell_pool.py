@@ -16,12 +16,12 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec, Limits, Worktree
 from deltaci.runner.sandbox import Cell, CellFailed, Executor, Executors
-from deltaci.runner.workspace.worktrees.worktree_pool import Spot, Worktrees
+from deltaci.runner.workspace.worktrees.worktree_pool import WorktreePool, WorktreeSlot
 
 PREFIX: Final = "job-"
 
 
-class Wish(msgspec.Struct, frozen=True):
+class CellSpec(msgspec.Struct, frozen=True):
     """What a cell is made for."""
 
     executor: str | None
@@ -30,23 +30,23 @@ class Wish(msgspec.Struct, frozen=True):
     limits: Limits
 
 
-class Place:
+class JobDir:
     """A folder of its own, with a workspace and a cell around it."""
 
     def __init__(
         self,
         folder: Path,
         executor: Executor | None = None,
-        wish: Wish | None = None,
+        wish: CellSpec | None = None,
         *,
-        trees: Worktrees | None = None,
-        spot: Spot | None = None,
+        worktrees: WorktreePool | None = None,
+        slot: WorktreeSlot | None = None,
     ) -> None:
         # Without any link in it: whoever finds one later on knows that the job made it.
         self.folder = folder.resolve() / f"{PREFIX}{secrets.token_hex(8)}"
         self.workspace = self.folder / "workspace"
         self.workspace.mkdir(parents=True)
-        self.trees, self.spot = trees, spot
+        self.worktrees, self.slot = worktrees, slot
         self.cell: Cell | None = None
         if executor is not None and wish is not None:
             self.cell = executor.cell(
@@ -54,40 +54,40 @@ class Place:
                 limits=wish.limits,
                 network=wish.network,
                 image=wish.image,
-                shown=spot.shown() if spot is not None else (),
+                bind_mounts=slot.bind_mounts() if slot is not None else (),
             )
 
-    async def leave(self) -> bool:
+    async def release(self) -> bool:
         """End whatever is left in it, and remove it. Whether nobody was left."""
         is_empty = self.cell is None or await self.cell.close()
-        if self.trees is not None and self.spot is not None:
-            await self.trees.leave(self.spot, is_empty=is_empty)
+        if self.worktrees is not None and self.slot is not None:
+            await self.worktrees.release(self.slot, is_empty=is_empty)
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
         return is_empty
 
 
-class Places:
+class CellPool:
     """Makes places, one of them in advance."""
 
     def __init__(self, folder: Path, executors: Executors) -> None:
         self._folder = folder
         self._executors = executors
-        self._spare: Place | None = None
-        self._spare_for: Wish | None = None
+        self._spare: JobDir | None = None
+        self._spare_for: CellSpec | None = None
         self._making: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[bool]] = set()
-        self.trees = Worktrees(folder.resolve())
+        self.worktrees = WorktreePool(folder.resolve())
         for left in folder.glob(f"{PREFIX}*"):  # Of a runner that was killed; its jobs are gone.
             shutil.rmtree(left, ignore_errors=True)
 
-    def bare(self) -> Place:
+    def without_cell(self) -> JobDir:
         """Only a folder: for a job that cannot be run here, but whose log tells why."""
-        return Place(self._folder)
+        return JobDir(self._folder)
 
-    def take(self, spec: JobSpec) -> Place:
+    def acquire(self, spec: JobSpec) -> JobDir:
         """A place for this job. Raises `Refused` when there is none here."""
         # Services are reached over the network of the machine.
-        wish = Wish(spec.executor, spec.image, spec.network or bool(spec.services), spec.limits)
+        wish = CellSpec(spec.executor, spec.image, spec.network or bool(spec.services), spec.limits)
         if spec.tree is not None:
             return self._with_tree(wish, spec.tree)
         spare, self._spare = self._spare, None
@@ -101,21 +101,21 @@ class Places:
             self._making = asyncio.create_task(self._make(wish))
         return found
 
-    def _with_tree(self, wish: Wish, tree: Worktree) -> Place:
+    def _with_tree(self, wish: CellSpec, tree: Worktree) -> JobDir:
         """One that shows its tree; it cannot be made in advance."""
         executor = self._executors.choose(wish.executor, wish.image)
-        spot = self.trees.take(tree)
+        slot = self.worktrees.reserve(tree)
         try:
-            return Place(self._folder, executor, wish, trees=self.trees, spot=spot)
+            return JobDir(self._folder, executor, wish, worktrees=self.worktrees, slot=slot)
         except BaseException:
-            self.trees.give_back(spot)
+            self.worktrees.unreserve(slot)
             raise
 
-    def _new(self, wish: Wish) -> Place:
-        return Place(self._folder, self._executors.choose(wish.executor, wish.image), wish)
+    def _new(self, wish: CellSpec) -> JobDir:
+        return JobDir(self._folder, self._executors.choose(wish.executor, wish.image), wish)
 
-    async def _make(self, wish: Wish) -> None:
-        place: Place | None = None
+    async def _make(self, wish: CellSpec) -> None:
+        place: JobDir | None = None
         try:
             place = self._new(wish)
             if place.cell is not None:
@@ -126,8 +126,8 @@ class Places:
             return
         self._spare, self._spare_for = place, wish
 
-    def _throw_away(self, place: Place) -> None:
-        leaving = asyncio.create_task(place.leave())
+    def _throw_away(self, place: JobDir) -> None:
+        leaving = asyncio.create_task(place.release())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 

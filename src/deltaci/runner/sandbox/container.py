@@ -22,9 +22,9 @@ from typing import Final
 from deltaci.core.errors import InvariantBroken
 from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import process_tree
-from deltaci.runner.sandbox.cell import SHELL, CellFailed, Exit, Shown
+from deltaci.runner.sandbox.cell import SHELL, BindMount, CellFailed, Exit
 from deltaci.runner.sandbox.environment import environment
-from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.runner.sandbox.supervised_cell import KILL_SECONDS, MAX_READ_BYTES
 
 TOOLS: Final = ("podman", "docker")
@@ -41,20 +41,22 @@ class ContainerExecutor:
 
     name = "container"
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Whether one of the tools answers; tried out once."""
         tool, reasons = working_tool()
         return "" if tool else reasons
 
     def cell(
-        self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()
+        self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
     ) -> ContainerCell:
         """A cell in a container of this image."""
         tool, reasons = working_tool()
         if not tool:
             raise CellFailed(f"no container can be started: {reasons}")
         place = workspace.resolve()
-        return ContainerCell(tool, workspace=place, limits=limits, has_network=network, image=image, shown=shown)
+        return ContainerCell(
+            tool, workspace=place, limits=limits, has_network=network, image=image, bind_mounts=bind_mounts
+        )
 
 
 class ContainerCell:
@@ -68,17 +70,17 @@ class ContainerCell:
         limits: Limits,
         has_network: bool,
         image: str,
-        shown: Sequence[Shown] = (),
+        bind_mounts: Sequence[BindMount] = (),
     ) -> None:
         self._tool = tool
-        self._shown = tuple(shown)
+        self._shown = tuple(bind_mounts)
         self._marker = secrets.token_hex(16)
         self._name = f"deltaci-{self._marker}"
         self._workspace = workspace
         self._limits = limits
         self._has_network = has_network
         self._image = image
-        self._handle = Handle(marker=self._marker)
+        self._handle = JobHandle(marker=self._marker)
         self._is_started = False
         self._is_running = False
         self.network = ""  # One that it shares with others, if it has any.
@@ -88,13 +90,13 @@ class ContainerCell:
             *([f"{limits.processes} processes"] if limits.processes else []),
             *([f"{limits.cpus:g} CPUs"] if limits.cpus else []),
         ]
-        self.describe = (
+        self.description = (
             f"container executor: {Path(tool).name}, image {image}, {'with' if has_network else 'no'} network; "
             f"limits, enforced by {Path(tool).name}: {', '.join(asked) or 'none asked for'}"
         )
 
     @property
-    def handle(self) -> Handle:
+    def handle(self) -> JobHandle:
         """How to find the job's processes now."""
         return self._handle
 
@@ -116,7 +118,7 @@ class ContainerCell:
                 "--workdir",
                 place,
                 "--env",
-                f"{process_tree.MARK}={self._marker}",
+                f"{process_tree.MARKER_VARIABLE}={self._marker}",
             ),
             *("--entrypoint", "sh", self._image, "-c", WAIT),
         ]
@@ -224,7 +226,7 @@ class ContainerCell:
         pid, _, container_id = text.partition(" ")
         if pid.isdigit() and int(pid):
             cgroup = _own_cgroup(int(pid), container_id)
-            self._handle = Handle(marker=self._marker, root_pids=(int(pid),), cgroup=cgroup)
+            self._handle = JobHandle(marker=self._marker, root_pids=(int(pid),), cgroup=cgroup)
 
     async def _remove(self) -> bool:
         """Take the container away, and prove that nobody of it is left."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import Refused
-from deltaci.runner.sandbox.process_tree import MARK
+from deltaci.runner.sandbox.process_tree import MARKER_VARIABLE
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -33,4 +33,4 @@ def environment(workspace: Path, marker: str, env: dict[str, str]) -> dict[str, 
         if not name or "=" in name:
             raise Refused("bad_spec", f"{name[:80]!r} is no name for a variable; give one without '='")
     always = {"PATH": search_path(), "HOME": str(workspace), "LANG": "C.UTF-8", "CI": "true"}
-    return always | env | {MARK: marker}
+    return always | env | {MARKER_VARIABLE: marker}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import cgroups
-from deltaci.runner.sandbox.cell import Shown
+from deltaci.runner.sandbox.cell import BindMount
 from deltaci.runner.sandbox.supervised_cell import SupervisedCell
-from deltaci.runner.sandbox.zygote import Nursery
+from deltaci.runner.sandbox.zygote import Zygote
 
 OVERHEAD_PROCESSES = 2  # The supervisor and its guard.
 
@@ -21,16 +21,16 @@ class ProcessExecutor:
 
     name = "process"
 
-    def __init__(self, nursery: Nursery, *, use_cgroups: bool = True) -> None:
-        self._nursery = nursery
+    def __init__(self, zygote: Zygote, *, use_cgroups: bool = True) -> None:
+        self._zygote = zygote
         self._use_cgroups = use_cgroups
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         """Always usable where there is a shell."""
         return "" if os.access("/bin/sh", os.X_OK) else "there is no /bin/sh"
 
     def cell(
-        self, *, workspace: Path, limits: Limits, network: bool, image: str, shown: Sequence[Shown] = ()
+        self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
     ) -> SupervisedCell:
         """A cell without walls. The network cannot be kept from it, and the description says so."""
         shared = "" if network else ", network NOT kept from it although none was asked for"
@@ -38,7 +38,7 @@ class ProcessExecutor:
             title=f"process executor: no isolation{shared}",
             workspace=workspace,
             groups=groups_for(limits, OVERHEAD_PROCESSES) if self._use_cgroups else lambda _: cgroups.Groups(),
-            launch=lambda marker, groups, theirs: self._nursery.cell(marker, groups.joins(), theirs),
+            launch=lambda marker, groups, theirs: self._zygote.fork_supervisor(marker, groups.joins(), theirs),
             rlimits=partial(memory_rlimit, limits),
             limits=limits,
             has_walls=False,

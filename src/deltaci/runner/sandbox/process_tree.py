@@ -18,13 +18,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-MARK: Final = "DELTACI_JOB_MARK"
+MARKER_VARIABLE: Final = "DELTACI_JOB_MARK"
 PROC: Final = Path("/proc")
 MAX_WAIT_SECONDS: Final = 0.05  # Between two looks, when nobody whom we wait for ends.
 EMPTY_LOOKS: Final = 2  # A look at /proc is not atomic: who forks and ends during one may be missed by it.
 
 
-class Handle(msgspec.Struct, frozen=True, kw_only=True):
+class JobHandle(msgspec.Struct, frozen=True, kw_only=True):
     """All that is needed to find and end a job's processes; may be sent to another process of the same machine."""
 
     marker: str
@@ -32,7 +32,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     cgroup: str = ""
 
 
-class Seen(NamedTuple):
+class ProcessEntry(NamedTuple):
     """One line of the process table."""
 
     pid: int
@@ -41,17 +41,17 @@ class Seen(NamedTuple):
     start: int  # In ticks since boot: with the pid it names a process for good.
 
 
-def members(handle: Handle) -> list[int]:
+def members(handle: JobHandle) -> list[int]:
     """Every live process of the job. A zombie is not alive: it runs nothing and only waits to be counted."""
     return sorted(_find(handle))
 
 
-def in_cgroup(handle: Handle) -> set[int]:
+def in_cgroup(handle: JobHandle) -> set[int]:
     """Who is in the job's own group; nobody when it has none. Much cheaper than to look at everybody."""
     return {pid for pid in _in_cgroup(handle.cgroup) if _look(pid) is not None}
 
 
-def kill_all(handle: Handle, seconds: float = 5.0) -> list[int]:
+def kill_all(handle: JobHandle, seconds: float = 5.0) -> list[int]:
     """Kill until nobody is left; returns who is left after all. Empty is the proof that the job is over.
 
     Roots come last: they adopt the orphans of the job, and who has no parent is harder to find.
@@ -74,10 +74,10 @@ def kill_all(handle: Handle, seconds: float = 5.0) -> list[int]:
             _wait(found, deadline)
 
 
-def terminate(handle: Handle, seconds: float, spare: Collection[int] = ()) -> list[int]:
+def terminate(handle: JobHandle, seconds: float, spare: Collection[int] = ()) -> list[int]:
     """Ask everybody but the spared to end, and wait so long; returns who did not. They may be many: see `kill_all`."""
     deadline = time.monotonic() + seconds
-    known: set[Seen] = set()
+    known: set[ProcessEntry] = set()
     while True:
         found = {pid: seen for pid, seen in _find(handle).items() if pid not in spare}
         # Each is asked once: a second TERM makes many programs give up their clean-up. Whoever is started by one that
@@ -98,10 +98,10 @@ def terminate(handle: Handle, seconds: float, spare: Collection[int] = ()) -> li
 # -- how they are found
 
 
-def _find(handle: Handle) -> dict[int, Seen]:
+def _find(handle: JobHandle) -> dict[int, ProcessEntry]:
     table = _table()
     seeds = {pid for pid in _in_cgroup(handle.cgroup) if pid in table}
-    needle = f"{MARK}={handle.marker}".encode()
+    needle = f"{MARKER_VARIABLE}={handle.marker}".encode()
     for pid in table:
         is_marked = _is_marked(pid, needle)
         if is_marked or (is_marked is None and pid in handle.root_pids):
@@ -112,7 +112,7 @@ def _find(handle: Handle) -> dict[int, Seen]:
     return {pid: table[pid] for pid in found}
 
 
-def _closure(table: dict[int, Seen], seeds: set[int]) -> set[int]:
+def _closure(table: dict[int, ProcessEntry], seeds: set[int]) -> set[int]:
     """The seeds, all who descend from them, and all who share a session with one of these."""
     children: dict[int, list[int]] = {}
     sessions: dict[int, list[int]] = {}
@@ -133,7 +133,7 @@ def _closure(table: dict[int, Seen], seeds: set[int]) -> set[int]:
     return found
 
 
-def _table() -> dict[int, Seen]:
+def _table() -> dict[int, ProcessEntry]:
     table = {}
     for name in os.listdir(PROC):
         if name.isdigit() and (seen := _look(int(name))):
@@ -141,7 +141,7 @@ def _table() -> dict[int, Seen]:
     return table
 
 
-def _look(pid: int) -> Seen | None:
+def _look(pid: int) -> ProcessEntry | None:
     """The process, if it is alive."""
     try:
         text = (PROC / str(pid) / "stat").read_bytes()
@@ -151,7 +151,7 @@ def _look(pid: int) -> Seen | None:
     fields = text[text.rindex(b")") + 2 :].split()
     if fields[0] in (b"Z", b"X", b"x"):
         return None
-    return Seen(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+    return ProcessEntry(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def _is_marked(pid: int, needle: bytes) -> bool | None:
@@ -177,7 +177,7 @@ def _in_cgroup(cgroup: str) -> set[int]:
 # -- how they are ended
 
 
-def _strike(handle: Handle, found: dict[int, Seen]) -> None:
+def _strike(handle: JobHandle, found: dict[int, ProcessEntry]) -> None:
     """Kill these, and with them, where the kernel can do it at once, the whole cgroup."""
     is_frozen = _write(handle.cgroup, "freezer.state", "FROZEN")  # v1: nobody forks while we count.
     for seen in found.values():
@@ -209,7 +209,7 @@ def _write(cgroup: str, name: str, text: str) -> bool:
         os.close(file)
 
 
-def _open(seen: Seen) -> int | None:
+def _open(seen: ProcessEntry) -> int | None:
     """A descriptor of exactly this process, or None when it is gone or its pid is another's by now."""
     try:
         file = os.pidfd_open(seen.pid)
@@ -222,7 +222,7 @@ def _open(seen: Seen) -> int | None:
     return file
 
 
-def _send(seen: Seen, number: signal.Signals) -> None:
+def _send(seen: ProcessEntry, number: signal.Signals) -> None:
     file = _open(seen)
     if file is not None:
         with contextlib.suppress(OSError):
@@ -230,7 +230,7 @@ def _send(seen: Seen, number: signal.Signals) -> None:
         os.close(file)
 
 
-def _wait(found: dict[int, Seen], deadline: float) -> None:
+def _wait(found: dict[int, ProcessEntry], deadline: float) -> None:
     """Until one of them ends, but never long: others may appear."""
     poll = select.poll()
     files = [file for seen in list(found.values())[:100] if (file := _open(seen)) is not None]

@@ -27,7 +27,7 @@ from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import cgroups, process_tree, supervisor
 from deltaci.runner.sandbox.cell import SHELL, CellFailed, Exit
 from deltaci.runner.sandbox.environment import environment
-from deltaci.runner.sandbox.process_tree import Handle
+from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.runner.sandbox.zygote import MARK_CHARS, START_SECONDS, Guard, framed
 
 KILL_SECONDS: Final = 5.0
@@ -105,8 +105,8 @@ class SupervisedCell:
         self._rlimits = rlimits(self._groups)
         self._launch = launch
         self._has_walls = has_walls
-        self.describe = f"{title}; {describe_limits(limits, self._groups, self._rlimits)}"
-        self._handle = Handle(marker=self._marker, cgroup=self._groups.tracker)
+        self.description = f"{title}; {describe_limits(limits, self._groups, self._rlimits)}"
+        self._handle = JobHandle(marker=self._marker, cgroup=self._groups.tracker)
         self._guard: Guard | None = None
         self._socket: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -119,7 +119,7 @@ class SupervisedCell:
         self._over = asyncio.Event()  # Nothing more is started.
 
     @property
-    def handle(self) -> Handle:
+    def handle(self) -> JobHandle:
         """How to find the job's processes now."""
         return self._handle
 
@@ -226,7 +226,7 @@ class SupervisedCell:
         self._socket = ours
         with theirs:
             self._guard = await self._launch(self._marker, self._groups, theirs)
-        self._handle = Handle(marker=self._marker, root_pids=(self._guard.pid,), cgroup=self._groups.tracker)
+        self._handle = JobHandle(marker=self._marker, root_pids=(self._guard.pid,), cgroup=self._groups.tracker)
         self._listener = asyncio.create_task(self._listen(ours))
         await asyncio.wait([self._ready], timeout=START_SECONDS)
         if not self._ready.done() or self._ready.exception() is not None:

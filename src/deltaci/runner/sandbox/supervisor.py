@@ -34,7 +34,7 @@ NOT_EXECUTABLE = 126
 NOT_JOINED = 125
 LENGTH_BYTES = 4
 FILE_BYTES = 4  # of a descriptor on its way through a socket
-MARK = "DELTACI_JOB_MARK"
+MARKER_VARIABLE = "DELTACI_JOB_MARK"
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -294,14 +294,14 @@ def brand(mark: str) -> None:
     The nursery was started with a mark of the same length, which belongs to no job; it is written over in place.
     """
     variables = ctypes.cast(ctypes.c_void_p.in_dll(LIBC, "environ"), ctypes.POINTER(ctypes.c_void_p))
-    name = f"{MARK}=".encode()
+    name = f"{MARKER_VARIABLE}=".encode()
     place = 0
     while variable := variables[place]:
         if ctypes.string_at(variable).startswith(name):
             ctypes.memmove(variable + len(name), mark.encode(), len(mark))
             return
         place += 1
-    raise OSError(errno.EINVAL, f"the nursery was started without {MARK}")
+    raise OSError(errno.EINVAL, f"the nursery was started without {MARKER_VARIABLE}")
 
 
 def be_born(order: list[str], file: int) -> NoReturn:

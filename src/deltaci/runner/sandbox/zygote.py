@@ -54,7 +54,7 @@ class Forked:
         return ""
 
 
-class Nursery:
+class Zygote:
     """One warm process, for one event loop."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Nursery:
         self._born: dict[str, asyncio.Future[int]] = {}
         self._gone: dict[str, asyncio.Future[int]] = {}
 
-    async def cell(self, mark: str, groups: Sequence[str], theirs: socket.socket) -> Forked:
+    async def fork_supervisor(self, mark: str, groups: Sequence[str], theirs: socket.socket) -> Forked:
         """A fresh supervisor at the other end of this socket, with this mark, in these groups."""
         assert len(mark) == MARK_CHARS, mark
         await self.start()

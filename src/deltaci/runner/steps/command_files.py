@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.workspace.folders import opened, parent
+from deltaci.runner.workspace.folders import open_folder, open_parent
 from deltaci.runner.workspace.layout import Layout
-from deltaci.runner.workspace.safe_fs import write
+from deltaci.runner.workspace.safe_fs import write_file
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_SUMMARY_CHARACTERS: Final = 16_000
@@ -51,7 +51,7 @@ class CommandFiles:
         inner = self._folder.relative_to(self._layout.root).as_posix()
         named: dict[str, str] = {}
         for name, variable in KINDS.items():
-            path = write(self._layout.root, f"{inner}/{name}", "", mode=0o666)
+            path = write_file(self._layout.root, f"{inner}/{name}", "", mode=0o666)
             named[f"GITHUB_{variable}"] = named[f"DELTACI_{variable}"] = str(path)
         return named
 
@@ -74,7 +74,7 @@ class CommandFiles:
     def _text(self, name: str) -> str:
         path = (self._folder / name).relative_to(self._layout.root).as_posix()
         try:
-            with opened(self._layout.root) as top, parent(top, path) as (folder, last):
+            with open_folder(self._layout.root) as top, open_parent(top, path) as (folder, last):
                 file = os.open(last, _READ, dir_fd=folder)
         except FileNotFoundError:
             return ""  # Removed: then nothing is said.

@@ -18,15 +18,15 @@ from deltaci.pipeline.expressions.templates import OPEN
 from deltaci.pipeline.expressions.values import Value, to_text
 from deltaci.protocol.messages import ArtifactRule, JobSpec, Source
 from deltaci.protocol.responses import NeededJob
-from deltaci.runner.workspace.artifacts import Bounds, find, open_found
-from deltaci.runner.workspace.layout import Layout, is_of_pipeline
+from deltaci.runner.workspace.artifacts import SearchLimits, find_files, open_file
+from deltaci.runner.workspace.layout import Layout, is_pipeline_job
 
 SUCCESS: Final = "success"
 FAILURE: Final = "failure"
 SKIPPED: Final = "skipped"
 CANCELLED: Final = "cancelled"
 EVENT_FILE: Final = "event.json"
-MAX_HASHED: Final = Bounds(files=100_000, bytes=4 * 1024**3)
+MAX_HASHED: Final = SearchLimits(files=100_000, bytes=4 * 1024**3)
 _PART: Final = 1024 * 1024
 _SYSTEMS: Final = {"linux": "Linux", "darwin": "macOS", "windows": "Windows"}
 _MACHINES: Final = {"x86_64": "X64", "amd64": "X64", "aarch64": "ARM64", "arm64": "ARM64", "i686": "X86"}
@@ -50,7 +50,7 @@ class JobExpressions:
         secrets: Mapping[str, str] | None = None,
         needs: Mapping[str, NeededJob] | None = None,
     ) -> None:
-        self.is_pipeline_job = is_of_pipeline(spec)
+        self.is_pipeline_job = is_pipeline_job(spec)
         self._has_expressions = spec.contexts is not None
         self._given: dict[str, Any] = dict(spec.contexts or {})
         self._source = spec.source
@@ -197,12 +197,12 @@ def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
             plain = pattern.lstrip("!").strip().removeprefix(f"{workspace}/")
             kind.append(ArtifactRule(path_glob=plain))
     try:
-        without = {each.path for each in find(workspace, unwanted, MAX_HASHED)} if unwanted else set()
-        found = [each for each in find(workspace, wanted, MAX_HASHED) if each.path not in without]
+        without = {each.path for each in find_files(workspace, unwanted, MAX_HASHED)} if unwanted else set()
+        found = [each for each in find_files(workspace, wanted, MAX_HASHED) if each.path not in without]
         total = hashlib.sha256()
         for each in found:
             one = hashlib.sha256()
-            with open_found(workspace, each) as file:
+            with open_file(workspace, each) as file:
                 while part := file.read(_PART):
                     one.update(part)
             total.update(one.digest())

@@ -25,7 +25,7 @@ from deltaci.runner.steps.expressions import FAILURE, SKIPPED, SUCCESS
 from deltaci.runner.steps.shells import start
 from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
 from deltaci.runner.transfers import JobStopped
-from deltaci.runner.workspace.layout import inside
+from deltaci.runner.workspace.layout import resolve_workdir
 
 FAILED: Final = 1  # What a step of the runner's own ends with when it fails.
 PATH_SECONDS: Final = 30.0
@@ -212,7 +212,7 @@ class StepSequence:
             stage.env, stage.timeout_seconds = env, timeout
             inputs = await self._think(expressions.inputs, step.inputs, {**outer, **own})
             return await self._built_in(BUILT_INS[step.uses], inputs, timeout)
-        workdir = inside(
+        workdir = resolve_workdir(
             stage.layout.workspace, await self._think(expressions.text, step.workdir or self._spec.workdir)
         )
         script = await self._think(expressions.text, step.run, {**outer, **own})
@@ -267,7 +267,7 @@ class StepSequence:
         return await self._stage.cell.run(
             script,
             env=env,
-            workdir=inside(layout.workspace, await self._think(self._expressions.text, self._spec.workdir)),
+            workdir=resolve_workdir(layout.workspace, await self._think(self._expressions.text, self._spec.workdir)),
             timeout_seconds=max(0.1, self._left()),
             on_output=on_output,
         )

@@ -91,7 +91,7 @@ class ServiceContainers:
                 raise Refused("bad_spec", f"service {service.name!r}: {name[:80]!r} is no name for a variable")
             words += ["--env", f"{name}={value}" if name in TOOL_NEEDS else name]
         # With the job's mark the keeper finds it, should this runner die.
-        words += ["--env", f"{process_tree.MARK}={self._cell.handle.marker}", image]
+        words += ["--env", f"{process_tree.MARKER_VARIABLE}={self._cell.handle.marker}", image]
         return [*words, *(("sh", "-c", service.command) if service.command else ())]
 
     async def _ready(self, service: Service) -> None:

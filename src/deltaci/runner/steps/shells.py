@@ -10,7 +10,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.sandbox.cell import SHELL
 from deltaci.runner.workspace.layout import Layout
-from deltaci.runner.workspace.safe_fs import write
+from deltaci.runner.workspace.safe_fs import write_file
 
 MAX_ARGUMENT_BYTES: Final = 100_000  # The kernel takes no argument of more than 128 KiB.
 NAMED: Final = {
@@ -46,5 +46,5 @@ def start(shell: str, script: str, layout: Layout, index: int) -> ShellCommand:
         words = shlex.split(template)
     except ValueError as error:
         raise Refused("bad_spec", f"the shell {shell[:80]!r} cannot be read: {error}") from None
-    path = str(write(layout.root, f"{layout.inner(layout.temp)}/script-{index}{suffix}", script))
+    path = str(write_file(layout.root, f"{layout.relative(layout.temp)}/script-{index}{suffix}", script))
     return ShellCommand("exec " + shlex.join(word.replace("{0}", path) for word in words), ("sh", "-c"))

@@ -25,14 +25,14 @@ from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Exit
 from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, number_in
 from deltaci.runner.steps.sequence import StepSequence
-from deltaci.runner.workspace.artifacts import Bounds, Found, find, open_found, search
+from deltaci.runner.workspace.artifacts import ArtifactFile, SearchLimits, find_files, open_file, search_files
 
 MAX_REPORTS_BYTES: Final = 128 * 1024**2
 MAX_LINE_BYTES: Final = 64 * 1024  # What is longer is more than one line.
 MAX_READ_BYTES: Final = 16 * 1024**2  # Of all files together that one rule looks into.
 MAX_PRINTED_BYTES: Final = 64 * 1024
 MAX_SHOWN: Final = 3
-BOUNDS: Final = Bounds(files=100_000, bytes=2**60)  # They are looked at, not kept.
+BOUNDS: Final = SearchLimits(files=100_000, bytes=2**60)  # They are looked at, not kept.
 MAX_CHARS: Final = 300  # Of each text of a verdict.
 KINDS: Final = ("run", "files", "junit", "number", "result")
 
@@ -130,7 +130,7 @@ class RuleChecker:
                 wanted = f"a line with {contains!r} in each file"
                 log_patterns.check(contains)
             kept = [ArtifactRule(path_glob=text(pattern)) for pattern in patterns]
-            found, missed = search(workspace, kept, BOUNDS)
+            found, missed = search_files(workspace, kept, BOUNDS)
             if missed:
                 return RuleOutcome(False, f"no file for {_listed(each.path_glob for each in missed)}", wanted)
             if contains and sum(each.bytes for each in found) > MAX_READ_BYTES:
@@ -142,10 +142,10 @@ class RuleChecker:
             return RuleOutcome(False, f"none in {_listed(without)}", wanted)
         return RuleOutcome(True, f"{len(found)} files", wanted)
 
-    def _has(self, found: Found, pattern: str) -> bool:
+    def _has(self, found: ArtifactFile, pattern: str) -> bool:
         """Whether a line fits. A long one is looked at in pieces: that bounds how long a search can take."""
         fits, step, read = re.compile(pattern).search, MAX_LINE_CHARS // 2, 0
-        with open_found(self._stage.layout.workspace, found) as file:
+        with open_file(self._stage.layout.workspace, found) as file:
             while read < found.bytes and (raw := file.readline(min(MAX_LINE_BYTES, found.bytes - read))):
                 read += len(raw)
                 line = raw.decode("utf-8", "replace").rstrip("\r\n")
@@ -192,14 +192,14 @@ class RuleChecker:
         is_low, is_high = rule.min is not None and value < rule.min, rule.max is not None and value > rule.max
         return RuleOutcome(not is_low and not is_high, written, wanted)
 
-    def _found(self, pattern: str, most: int) -> list[Found]:
-        found = find(self._stage.layout.workspace, [ArtifactRule(path_glob=pattern)], BOUNDS)
+    def _found(self, pattern: str, most: int) -> list[ArtifactFile]:
+        found = find_files(self._stage.layout.workspace, [ArtifactRule(path_glob=pattern)], BOUNDS)
         if sum(each.bytes for each in found) > most:
             raise Refused("too_large", f"reports of more than {most} bytes")
         return found
 
-    def _content(self, found: Found) -> bytes:
-        with open_found(self._stage.layout.workspace, found) as file:
+    def _content(self, found: ArtifactFile) -> bytes:
+        with open_file(self._stage.layout.workspace, found) as file:
             return file.read(found.bytes)
 
 

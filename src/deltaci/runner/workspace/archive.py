@@ -23,7 +23,7 @@ from typing import BinaryIO, Final, cast
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.runner.workspace.folders import FOLDER, opened, parent
+from deltaci.runner.workspace.folders import FOLDER_FLAGS, open_folder, open_parent
 
 COMPRESSION: Final = 3  # Beyond that it costs more time than it saves on the way.
 MAX_READ_BYTES: Final = 16 * 1024**2  # More than that at once is only ever asked for by a forged header.
@@ -34,7 +34,7 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 _PART: Final = 1024 * 1024
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much one archive may hold, unpacked."""
 
     entries: int = 500_000
@@ -42,14 +42,14 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 64
 
 
-class Packed(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveSize(msgspec.Struct, frozen=True, kw_only=True):
     """What went into an archive, or came out of it."""
 
     entries: int
     bytes: int
 
 
-_DEFAULT: Final = Bounds()
+_DEFAULT: Final = ArchiveLimits()
 
 
 def inner_path(path: str) -> str:
@@ -64,7 +64,7 @@ def inner_path(path: str) -> str:
 
 
 class _Packer:
-    def __init__(self, tar: tarfile.TarFile, bounds: Bounds) -> None:
+    def __init__(self, tar: tarfile.TarFile, bounds: ArchiveLimits) -> None:
         self._tar = tar
         self._bounds = bounds
         self.entries = 0
@@ -77,7 +77,7 @@ class _Packer:
         info.mode, info.mtime = status.st_mode & 0o777, int(status.st_mtime)
         if stat.S_ISDIR(status.st_mode):
             info.type = tarfile.DIRTYPE
-            inner = os.open(name, FOLDER, dir_fd=folder)
+            inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
             try:
                 self._count(path, 0)
                 self._tar.addfile(info)
@@ -105,21 +105,21 @@ class _Packer:
             raise Refused("too_large", f"{path[:80]!r}… is too deep for a cache; cache something above it")
 
 
-def pack(root: Path, paths: list[str], out: BinaryIO, bounds: Bounds = _DEFAULT) -> Packed:
+def pack(root: Path, paths: list[str], out: BinaryIO, bounds: ArchiveLimits = _DEFAULT) -> ArchiveSize:
     """Write these folders and files of the root as an archive. One that is not there is left out."""
     with (
-        opened(root) as top,
+        open_folder(root) as top,
         gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as squeezed,
         tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
     ):
         packer = _Packer(tar, bounds)
         for path in sorted(set(paths)):
             try:
-                with parent(top, path) as (folder, name):
+                with open_parent(top, path) as (folder, name):
                     packer.add(folder, name, path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-    return Packed(entries=packer.entries, bytes=packer.bytes)
+    return ArchiveSize(entries=packer.entries, bytes=packer.bytes)
 
 
 # -- unpacking
@@ -157,14 +157,14 @@ class _Inflated:
         return self._at
 
 
-def unpack(root: Path, source: BinaryIO, bounds: Bounds = _DEFAULT) -> Packed:
+def unpack(root: Path, source: BinaryIO, bounds: ArchiveLimits = _DEFAULT) -> ArchiveSize:
     """Write what the archive holds into the root, which is empty and nobody else's. Refused at the first bad entry."""
     entries = size = 0
     # Beside what they hold, entries have headers: 512 bytes, and a few more where a name is long.
     most = bounds.bytes + bounds.entries * 4096
     try:
         with (
-            opened(root) as top,
+            open_folder(root) as top,
             tarfile.open(fileobj=cast(BinaryIO, _Inflated(source, most)), mode="r:", encoding="utf-8") as tar,
         ):
             while (entry := tar.next()) is not None:
@@ -178,10 +178,10 @@ def unpack(root: Path, source: BinaryIO, bounds: Bounds = _DEFAULT) -> Packed:
         raise
     except Exception as error:  # A forged header makes the standard library raise nearly anything.
         raise Refused("unreadable", f"the archive cannot be unpacked: {type(error).__name__}: {error}") from None
-    return Packed(entries=entries, bytes=size)
+    return ArchiveSize(entries=entries, bytes=size)
 
 
-def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: Bounds) -> None:
+def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: ArchiveLimits) -> None:
     names = entry.name.removesuffix("/").split("/")
     if len(entry.name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} with a path that is too long")
@@ -197,7 +197,7 @@ def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: Bou
             return
         if entry.isdir():
             os.mkdir(name, 0o700, dir_fd=folder)
-            made = os.open(name, FOLDER, dir_fd=folder)
+            made = os.open(name, FOLDER_FLAGS, dir_fd=folder)
         else:
             made = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
         try:
@@ -216,12 +216,12 @@ def _inside(top: int, names: list[str]) -> Iterator[tuple[int, str]]:
     path = "/".join(names)
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(parent(top, path))
+            found = stack.enter_context(open_parent(top, path))
         except FileNotFoundError:
             for depth in range(1, len(names)):
-                with parent(top, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
+                with open_parent(top, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
                     os.mkdir(name, 0o755, dir_fd=folder)
-            found = stack.enter_context(parent(top, path))
+            found = stack.enter_context(open_parent(top, path))
         yield found
 
 
@@ -244,17 +244,17 @@ def _is_safe_link(path: str, target: str) -> bool:
     return is_plain and climbs <= path.count("/")
 
 
-def move(source: Path, root: Path, path: str) -> bool:
+def move_if_absent(source: Path, root: Path, path: str) -> bool:
     """Move what has this path below the source to the same path below the root, unless something is there."""
     *folders, name = path.split("/")
-    with opened(source) as old_top, opened(root) as new_top:
+    with open_folder(source) as old_top, open_folder(root) as new_top:
         at = ""
         for folder in folders:
-            with parent(new_top, f"{at}{folder}") as (above, each), suppress(FileExistsError):
+            with open_parent(new_top, f"{at}{folder}") as (above, each), suppress(FileExistsError):
                 os.mkdir(each, dir_fd=above)
             at += f"{folder}/"
         try:
-            with parent(old_top, path) as (old, _), parent(new_top, path) as (new, _):
+            with open_parent(old_top, path) as (old, _), open_parent(new_top, path) as (new, _):
                 try:
                     os.stat(name, dir_fd=new, follow_symlinks=False)
                 except FileNotFoundError:

@@ -23,22 +23,22 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import MAX_ARTIFACTS, MAX_LEASE_BYTES, ArtifactRule
-from deltaci.runner.workspace.folders import FOLDER, opened, parent
+from deltaci.runner.workspace.folders import FOLDER_FLAGS, open_folder, open_parent
 
 MAX_PATTERN_PARTS: Final = 64
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # Not blocking: it may be a fifo by now.
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much may be kept of one job, and how far we look for it."""
 
     files: int = MAX_ARTIFACTS
     bytes: int = MAX_LEASE_BYTES
     depth: int = 64
-    looked_at: int = 1_000_000
+    entries: int = 1_000_000
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class ArtifactFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to keep. `path` is its name in the workspace, `real_path` where its content is, both with `/`."""
 
     path: str
@@ -100,20 +100,20 @@ def pattern_parts(pattern: str) -> list[str]:
 class _Search:
     """One walk through a workspace, for all patterns at once."""
 
-    def __init__(self, workspace: Path, rules: Sequence[ArtifactRule], bounds: Bounds) -> None:
+    def __init__(self, workspace: Path, rules: Sequence[ArtifactRule], bounds: SearchLimits) -> None:
         self._workspace = workspace
         self._patterns = [_Pattern(rule) for rule in rules]
         self._bounds = bounds
         self._looked_at = 0
         self._bytes = 0
         self._matched: set[int] = set()
-        self.found: list[Found] = []
+        self.found: list[ArtifactFile] = []
 
     def run(self) -> None:
         """Fill `found`."""
         if not self._patterns:
             return
-        with opened(self._workspace) as root:
+        with open_folder(self._workspace) as root:
             self._walk(root, root, "", [pattern.start() for pattern in self._patterns], 0)
 
     def _walk(self, root: int, folder: int, path: str, states: list[frozenset[int]], depth: int) -> None:
@@ -122,9 +122,9 @@ class _Search:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries)
         self._looked_at += len(names)
-        if self._looked_at > self._bounds.looked_at:
+        if self._looked_at > self._bounds.entries:
             raise Refused(
-                "too_large", f"more than {self._bounds.looked_at} files to look at, up to {path!r}; narrow the pattern"
+                "too_large", f"more than {self._bounds.entries} files to look at, up to {path!r}; narrow the pattern"
             )
         for name in names:
             after = [pattern.step(state, name) for pattern, state in zip(self._patterns, states, strict=True)]
@@ -135,7 +135,7 @@ class _Search:
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
-                inner = os.open(name, FOLDER, dir_fd=folder)
+                inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
                 try:
                     self._walk(root, inner, f"{path}/", states, depth + 1)
                 finally:
@@ -163,7 +163,7 @@ class _Search:
         top = self._workspace.resolve()
         try:
             real_path = (top / path).resolve(strict=True).relative_to(top).as_posix()
-            with parent(root, real_path) as (folder, name):
+            with open_parent(root, real_path) as (folder, name):
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except (OSError, ValueError, RuntimeError):
             return  # Outside, dangling, in a circle, or changed meanwhile.
@@ -181,7 +181,7 @@ class _Search:
         if self._bytes > self._bounds.bytes:
             raise Refused("too_large", f"artifacts of more than {self._bounds.bytes} bytes, up to {path!r}; keep less")
         self.found.append(
-            Found(
+            ArtifactFile(
                 path=path,
                 type=kind,
                 bytes=status.st_size,
@@ -192,32 +192,32 @@ class _Search:
         )
 
 
-_DEFAULT: Final = Bounds()
+_DEFAULT: Final = SearchLimits()
 
 
-def find(workspace: Path, rules: Sequence[ArtifactRule], bounds: Bounds = _DEFAULT) -> list[Found]:
+def find_files(workspace: Path, rules: Sequence[ArtifactRule], bounds: SearchLimits = _DEFAULT) -> list[ArtifactFile]:
     """The files that the rules keep, sorted by path, each once with the type of the first rule that matches it."""
-    return search(workspace, rules, bounds)[0]
+    return search_files(workspace, rules, bounds)[0]
 
 
-def search(
-    workspace: Path, rules: Sequence[ArtifactRule], bounds: Bounds = _DEFAULT
-) -> tuple[list[Found], list[ArtifactRule]]:
+def search_files(
+    workspace: Path, rules: Sequence[ArtifactRule], bounds: SearchLimits = _DEFAULT
+) -> tuple[list[ArtifactFile], list[ArtifactRule]]:
     """The same, and the rules that no file matches."""
     walk = _Search(workspace, rules, bounds)
     walk.run()
     return sorted(walk.found, key=lambda found: found.path), [rules[at] for at in walk.missed()]
 
 
-def literally(path: str) -> str:
+def escape_pattern(path: str) -> str:
     """The pattern that matches this path and nothing else."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in path)
 
 
-def open_found(workspace: Path, found: Found) -> BinaryIO:
+def open_file(workspace: Path, found: ArtifactFile) -> BinaryIO:
     """Open what was found; refused if it is another file by now. Read at most `found.bytes`: it may still grow."""
     try:
-        with opened(workspace) as root, parent(root, found.real_path) as (folder, name):
+        with open_folder(workspace) as root, open_parent(root, found.real_path) as (folder, name):
             file = os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb")
     except OSError as error:
         raise Refused("not_found", f"{found.path!r} was there and is not any more: {error.strerror}") from None

@@ -16,7 +16,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import ArtifactRule, CacheRule
-from deltaci.runner.workspace.artifacts import Bounds, Found, find, literally, open_found
+from deltaci.runner.workspace.artifacts import ArtifactFile, SearchLimits, escape_pattern, find_files, open_file
 
 PLACEHOLDER: Final = "{lock_hash}"
 WELL_KNOWN: Final = frozenset(
@@ -50,7 +50,7 @@ WELL_KNOWN: Final = frozenset(
 # Installed, not written: what lies here is the consequence of a lock file, and changes with the cache itself.
 INSTALLED: Final = frozenset({"node_modules", "vendor", "venv", "target", "site-packages", "__pycache__", "Pods"})
 MAX_DEPTH: Final = 8
-_BOUNDS: Final = Bounds(files=1000, bytes=256 * 1024**2)
+_BOUNDS: Final = SearchLimits(files=1000, bytes=256 * 1024**2)
 _PART: Final = 1024 * 1024
 
 
@@ -71,7 +71,7 @@ def cache_key(workspace: Path, rule: CacheRule) -> CacheKey:
     return CacheKey(key=key, lock_files=tuple(file.path for file in found), note=_note(rule, found, missing))
 
 
-def _note(rule: CacheRule, found: list[Found], missing: list[str]) -> str:
+def _note(rule: CacheRule, found: list[ArtifactFile], missing: list[str]) -> str:
     if missing:
         return f"cache {rule.key!r}: no file matches {', '.join(missing)}; the key does not depend on it"
     if not found:
@@ -82,13 +82,13 @@ def _note(rule: CacheRule, found: list[Found], missing: list[str]) -> str:
     return ""
 
 
-def _named(workspace: Path, names: list[str]) -> tuple[list[Found], list[str]]:
-    each = {name: find(workspace, [ArtifactRule(path_glob=name)], _BOUNDS) for name in names}
+def _named(workspace: Path, names: list[str]) -> tuple[list[ArtifactFile], list[str]]:
+    each = {name: find_files(workspace, [ArtifactRule(path_glob=name)], _BOUNDS) for name in names}
     found = {file.path: file for files in each.values() for file in files}
     return [found[path] for path in sorted(found)], [name for name, files in each.items() if not files]
 
 
-def _well_known(workspace: Path) -> list[Found]:
+def _well_known(workspace: Path) -> list[ArtifactFile]:
     """Walks by itself, for it must pass by what is installed; `find` then looks at each file as strictly as ever."""
     paths: list[str] = []
     for folder, folders, files in os.walk(workspace, followlinks=False):
@@ -98,15 +98,15 @@ def _well_known(workspace: Path) -> list[Found]:
         paths.extend((here / file).as_posix() for file in files if file in WELL_KNOWN)
     if len(paths) > _BOUNDS.files:
         raise Refused("too_large", f"{len(paths)} lock files, at most {_BOUNDS.files}; name some in lock_files")
-    rules = [ArtifactRule(path_glob=literally(path)) for path in sorted(paths)]
-    return find(workspace, rules, _BOUNDS)
+    rules = [ArtifactRule(path_glob=escape_pattern(path)) for path in sorted(paths)]
+    return find_files(workspace, rules, _BOUNDS)
 
 
-def _hash(workspace: Path, found: list[Found]) -> str:
+def _hash(workspace: Path, found: list[ArtifactFile]) -> str:
     total = hashlib.sha256()
     for file in sorted(found, key=lambda each: each.path.encode()):
         content, size = hashlib.sha256(), 0
-        with open_found(workspace, file) as opened:
+        with open_file(workspace, file) as opened:
             while part := opened.read(_PART):
                 content.update(part)
                 size += len(part)

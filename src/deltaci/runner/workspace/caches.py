@@ -21,7 +21,7 @@ from deltaci.protocol.messages import MAX_CACHE_BYTES, CacheRule
 from deltaci.runner.client import Unreachable
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.transfers import Transfers
-from deltaci.runner.workspace.archive import inner_path, move, pack, unpack
+from deltaci.runner.workspace.archive import inner_path, move_if_absent, pack, unpack
 from deltaci.runner.workspace.cache_keys import cache_key
 from deltaci.runner.workspace.layout import Layout
 
@@ -46,7 +46,7 @@ class Caches:
         self._missing: list[_Missing] = []
 
     @property
-    def has_more(self) -> bool:
+    def has_unsaved(self) -> bool:
         """Whether something is to be kept when the job succeeded."""
         return bool(self._missing)
 
@@ -90,7 +90,7 @@ class Caches:
             return ""
 
     def _inner(self, path: str) -> str:
-        return inner_path(path) if self._layout.is_plain else self._layout.within(path)
+        return inner_path(path) if self._layout.is_single_folder else self._layout.resolve(path)
 
     async def _restore(self, key: str, paths: list[str], *, is_kept: bool = True) -> bool:
         """Whether there was one."""
@@ -114,7 +114,7 @@ class Caches:
         try:
             file.seek(0)
             unpack(staged, file)
-            return [path for path in paths if move(staged, self._layout.root, path)]
+            return [path for path in paths if move_if_absent(staged, self._layout.root, path)]
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 

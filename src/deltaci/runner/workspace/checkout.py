@@ -18,10 +18,10 @@ from typing import Final
 import msgspec
 
 from deltaci.git.command import GitFailed
-from deltaci.runner.workspace.folders import opened, parent
-from deltaci.runner.workspace.git import COMMIT, Remote, checked_commit, checked_ref, checked_url, git, header
-from deltaci.runner.workspace.mirrors import BROKEN, LOCAL_SECONDS, Mirror, mirror, path_of
-from deltaci.runner.workspace.safe_fs import settle
+from deltaci.runner.workspace.folders import open_folder, open_parent
+from deltaci.runner.workspace.git import COMMIT, Remote, auth_header, check_commit, check_ref, check_url, git
+from deltaci.runner.workspace.mirrors import CORRUPTION_MESSAGES, LOCAL_SECONDS, Mirror, mirror_path, open_mirror
+from deltaci.runner.workspace.safe_fs import move_tree
 
 SUBMODULE_SECONDS: Final = 1800.0
 HEADS: Final = "refs/heads/"
@@ -31,7 +31,7 @@ Local = Callable[..., Awaitable[str]]
 """Calls git in the tree that is being made."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class CheckoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What to bring, and how."""
 
     commit: str
@@ -44,14 +44,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     is_trusted: bool = True  # Whether its submodules may be read with what reads it.
 
 
-def remote_of(url: str, protocols: tuple[str, ...], credential: str = "", key_file: str = "") -> Remote:
+def make_remote(url: str, protocols: tuple[str, ...], credential: str = "", key_file: str = "") -> Remote:
     """A repository that this runner may read."""
-    return Remote(url=checked_url(url, protocols), protocols=protocols, credential=credential, key_file=key_file)
+    return Remote(url=check_url(url, protocols), protocols=protocols, credential=credential, key_file=key_file)
 
 
-def disguised(credential: str) -> list[str]:
+def credential_encodings(credential: str) -> list[str]:
     """What must not be in a log because of this credential."""
-    return [each for each in (credential, credential.partition(":")[2], header(credential).split()[-1]) if each]
+    return [each for each in (credential, credential.partition(":")[2], auth_header(credential).split()[-1]) if each]
 
 
 async def named(kept: Mirror, ref: str) -> tuple[str, str]:
@@ -59,14 +59,14 @@ async def named(kept: Mirror, ref: str) -> tuple[str, str]:
     if COMMIT.fullmatch(ref):
         return "", ref
     names = [ref] if ref.startswith("refs/") else [f"{HEADS}{ref}", f"{TAGS}{ref}"]
-    return await kept.resolve([checked_ref(name) for name in names])
+    return await kept.resolve([check_ref(name) for name in names])
 
 
-async def check_out(kept: Mirror, remote: Remote, wanted: Wanted, staged: Path) -> None:
+async def check_out(kept: Mirror, remote: Remote, wanted: CheckoutSpec, staged: Path) -> None:
     """Make the work tree, with a repository of its own, in a folder that is empty and ours."""
-    checked_commit(wanted.commit)
+    check_commit(wanted.commit)
     if wanted.ref:
-        checked_ref(wanted.ref)
+        check_ref(wanted.ref)
     name = await kept.bring(wanted.commit, wanted.ref, wanted.depth, has_tags=wanted.has_tags)
 
     async def local(*words: str) -> str:
@@ -94,11 +94,11 @@ async def check_out(kept: Mirror, remote: Remote, wanted: Wanted, staged: Path) 
             *("submodule", "update", "--init", "--force", *recursive, *depth),
             folder=staged,
             timeout_seconds=SUBMODULE_SECONDS,
-            remote=_for_submodules(remote, wanted.is_trusted),
+            remote=_submodule_remote(remote, wanted.is_trusted),
         )
 
 
-def _for_submodules(remote: Remote, is_trusted: bool) -> Remote:
+def _submodule_remote(remote: Remote, is_trusted: bool) -> Remote:
     """How submodules are read. Whoever writes the sources names them, and could name what only the runner may read:
     so its own ssh keys are not for sources that need none, and nothing of its is for a stranger's."""
     if is_trusted and remote.scheme == "ssh":
@@ -109,7 +109,7 @@ def _for_submodules(remote: Remote, is_trusted: bool) -> Remote:
     )
 
 
-async def _head(local: Local, wanted: Wanted) -> None:
+async def _head(local: Local, wanted: CheckoutSpec) -> None:
     """What HEAD says: the branch, if it is one, as people expect it; otherwise the commit."""
     if wanted.ref.startswith(HEADS):
         branch = wanted.ref.removeprefix(HEADS)
@@ -125,40 +125,44 @@ async def _head(local: Local, wanted: Wanted) -> None:
     await local("update-ref", "--no-deref", "HEAD", wanted.commit)
 
 
-def trust_owner(root: Path, home: str) -> None:
+def trust_any_owner(root: Path, home: str) -> None:
     """Let the job's own git work in a tree that another user made: an image may have another one."""
-    with contextlib.suppress(OSError), opened(root) as top, parent(top, f"{home}/.gitconfig") as (folder, name):
+    with (
+        contextlib.suppress(OSError),
+        open_folder(root) as top,
+        open_parent(top, f"{home}/.gitconfig") as (folder, name),
+    ):
         made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
         with os.fdopen(made, "w") as file:
             file.write("[safe]\n\tdirectory = *\n")
 
 
-async def bring(
-    remote: Remote, wanted: Wanted, ref: str, mirrors: Path, root: Path, say: Callable[[str], None]
+async def fetch_and_check_out(
+    remote: Remote, wanted: CheckoutSpec, ref: str, mirrors: Path, root: Path, say: Callable[[str], None]
 ) -> tuple[str, str]:
     """All of it: fetch, check out, move into place. `ref` chooses another commit than the one that is wanted."""
     try:
         return await _bring(remote, wanted, ref, mirrors, root, say)
     except GitFailed as failed:
-        if not any(word in str(failed) for word in BROKEN):
+        if not any(word in str(failed) for word in CORRUPTION_MESSAGES):
             raise
         say(f"the mirror is broken: {failed}; making a new one")
-    await asyncio.to_thread(shutil.rmtree, path_of(mirrors, remote), ignore_errors=True)
+    await asyncio.to_thread(shutil.rmtree, mirror_path(mirrors, remote), ignore_errors=True)
     return await _bring(remote, wanted, ref, mirrors, root, say)
 
 
 async def _bring(
-    remote: Remote, wanted: Wanted, ref: str, mirrors: Path, root: Path, say: Callable[[str], None]
+    remote: Remote, wanted: CheckoutSpec, ref: str, mirrors: Path, root: Path, say: Callable[[str], None]
 ) -> tuple[str, str]:
     # Beside the workspace, on the same file system, where only the runner goes.
     staged = Path(tempfile.mkdtemp(dir=root.parent, prefix="checkout-"))
     try:
-        async with mirror(mirrors, remote, say) as kept:
+        async with open_mirror(mirrors, remote, say) as kept:
             if ref:
                 name, commit = await named(kept, ref)
                 wanted = msgspec.structs.replace(wanted, ref=name, commit=commit)
             await check_out(kept, remote, wanted, staged)
-        await asyncio.to_thread(settle, staged, root, wanted.path, is_clean=wanted.is_clean)
+        await asyncio.to_thread(move_tree, staged, root, wanted.path, is_clean=wanted.is_clean)
         return wanted.ref, wanted.commit
     finally:
         await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)

@@ -22,7 +22,7 @@ from deltaci.protocol.messages import Artifact, ArtifactRule, FailedTest, JobSpe
 from deltaci.runner.client import Unreachable
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.transfers import PATIENCE_SECONDS, Transfers
-from deltaci.runner.workspace.artifacts import Found, find, literally, open_found, search
+from deltaci.runner.workspace.artifacts import ArtifactFile, escape_pattern, find_files, open_file, search_files
 
 JUNIT: Final = "junit"
 MAX_REPORTS_BYTES: Final = 128 * 1024**2
@@ -31,7 +31,7 @@ MAX_NAME: Final = 500
 MAX_MESSAGE: Final = 500
 
 
-class Harvest(msgspec.Struct, kw_only=True):
+class CollectedOutputs(msgspec.Struct, kw_only=True):
     """What was brought in. `error_code` says that something of it makes a success a failure."""
 
     artifacts: list[Artifact] = []
@@ -51,16 +51,16 @@ class Harvest(msgspec.Struct, kw_only=True):
             self.error_code, self.summary = code, why
 
 
-class Harvester:
+class OutputCollector:
     """Collects what one job left."""
 
     def __init__(self, transfers: Transfers, workspace: Path, log: JobLog) -> None:
         self._transfers = transfers
         self._workspace = workspace
         self._log = log
-        self.brought = Harvest()
+        self.collected = CollectedOutputs()
 
-    async def bring(self, spec: JobSpec) -> None:
+    async def collect(self, spec: JobSpec) -> None:
         """All of it, in this order: reports and output are small and tell most."""
         found = await self._find(spec.artifacts)
         await self._read_reports([each for each in found if each.type == JUNIT])
@@ -71,13 +71,13 @@ class Harvester:
     def _fail(self, code: str, why: str) -> None:
         why = self._log.masked_line(why)
         self._log.write_line(why)
-        self.brought.fail(code, why)
+        self.collected.fail(code, why)
 
-    async def _find(self, rules: list[ArtifactRule]) -> list[Found]:
+    async def _find(self, rules: list[ArtifactRule]) -> list[ArtifactFile]:
         if not rules:
             return []
         try:
-            found, missed = await self._transfers.run_in_thread(search, self._workspace, rules)
+            found, missed = await self._transfers.run_in_thread(search_files, self._workspace, rules)
         except (Refused, OSError) as error:
             self._fail("ARTIFACTS", f"artifacts: {_why(error)}")
             return []
@@ -87,20 +87,20 @@ class Harvester:
 
     def add_outputs(self, outputs: dict[str, str]) -> None:
         """What expressions say that the job's output is, beside what its file does."""
-        if not isinstance(self.brought.output, dict | None):
+        if not isinstance(self.collected.output, dict | None):
             self._fail("OUTPUT", "output: the file has no object, so outputs cannot be put into it; write one")
             return
         try:
-            both = json_copy("it", {**(self.brought.output or {}), **outputs})
+            both = json_copy("it", {**(self.collected.output or {}), **outputs})
             if len(msgspec.json.encode(both)) > wire.MAX_OUTPUT_BYTES:
                 raise Refused("too_large", f"it has more than {wire.MAX_OUTPUT_BYTES} bytes; keep it as an artifact")
-            self.brought.output = self._log.masked_json(both)
+            self.collected.output = self._log.masked_json(both)
         except Refused as refused:
             self._fail("OUTPUT", f"output: {refused.message}")
 
     # -- test reports
 
-    async def _read_reports(self, found: list[Found]) -> None:
+    async def _read_reports(self, found: list[ArtifactFile]) -> None:
         if not found:
             return
         troubles: list[str] = []
@@ -116,7 +116,7 @@ class Harvester:
         if len(troubles) == len(found):
             return  # Nothing is known, which is not the same as no tests.
         failures = zip(report.failed_names, report.failed_messages, strict=True)
-        self.brought.tests = TestTotals(
+        self.collected.tests = TestTotals(
             total=report.tests,
             passed=report.passed,
             failed=report.failed,
@@ -136,14 +136,14 @@ class Harvester:
             f"skipped {report.skipped}, flaky {report.flaky}"
         )
 
-    def _reports(self, found: list[Found], troubles: list[str]) -> Iterator[tuple[str, bytes]]:
+    def _reports(self, found: list[ArtifactFile], troubles: list[str]) -> Iterator[tuple[str, bytes]]:
         left = MAX_REPORTS_BYTES
         for each in found:
             if each.bytes > min(left, junit.MAX_REPORT_BYTES):
                 troubles.append(f"the test report {each.path} is too large to be read: {each.bytes} bytes")
                 continue
             left -= each.bytes
-            with open_found(self._workspace, each) as file:
+            with open_file(self._workspace, each) as file:
                 yield each.path, file.read(each.bytes)
 
     # -- output
@@ -151,20 +151,20 @@ class Harvester:
     async def _read_output(self, path: str) -> None:
         try:
             value = await self._transfers.run_in_thread(self._output, path)
-            self.brought.output = self._log.masked_json(value)
+            self.collected.output = self._log.masked_json(value)
         except (Refused, OSError) as error:
             self._fail("OUTPUT", f"output {path!r}: {_why(error)}")
 
     def _output(self, path: str) -> Any:
         """The value in the file, as the server will take it."""
-        found = find(self._workspace, [ArtifactRule(path_glob=literally(path))])
+        found = find_files(self._workspace, [ArtifactRule(path_glob=escape_pattern(path))])
         if len(found) != 1 or found[0].path != "/".join(part for part in path.split("/") if part not in ("", ".")):
             raise Refused("not_found", "there is no such file in the workspace; let a step write it")
         if found[0].bytes > wire.MAX_OUTPUT_BYTES:
             raise Refused(
                 "too_large", f"it has {found[0].bytes} bytes, at most {wire.MAX_OUTPUT_BYTES}; keep it as an artifact"
             )
-        with open_found(self._workspace, found[0]) as file:
+        with open_file(self._workspace, found[0]) as file:
             data = file.read(wire.MAX_OUTPUT_BYTES)
         try:
             return json_copy("it", wire.decoder(object)(data))
@@ -173,7 +173,7 @@ class Harvester:
 
     # -- artifacts
 
-    async def _send(self, found: list[Found]) -> None:
+    async def _send(self, found: list[ArtifactFile]) -> None:
         listed = 0
         for each in found:
             if self._log.masked(each.path) != each.path:
@@ -186,7 +186,7 @@ class Harvester:
             try:
                 kept = await self._transfers.upload(
                     f"artifacts/{quote(each.path)}",
-                    lambda each=each: open_found(self._workspace, each),  # type: ignore[misc]
+                    lambda each=each: open_file(self._workspace, each),  # type: ignore[misc]
                     each.bytes,
                     PATIENCE_SECONDS,
                 )
@@ -201,10 +201,10 @@ class Harvester:
             if listed > MAX_LISTED_BYTES:
                 self._fail("ARTIFACTS", f"artifacts up to {each.path!r} are more than a result can name; pack them")
                 return
-            self.brought.artifacts = [*self.brought.artifacts, artifact]
+            self.collected.artifacts = [*self.collected.artifacts, artifact]
         if found:
             self._log.write_line(
-                f"artifacts: {len(self.brought.artifacts)} of {len(found)}, {self.brought.bytes} bytes"
+                f"artifacts: {len(self.collected.artifacts)} of {len(found)}, {self.collected.bytes} bytes"
             )
 
 

@@ -59,7 +59,7 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def scheme(self) -> str:
         """How it is reached."""
-        return scheme_of(self.url)
+        return url_scheme(self.url)
 
 
 def allowed_protocols() -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def allowed_protocols() -> tuple[str, ...]:
     return tuple(each for each in (name.strip() for name in told.split(",")) if each in KNOWN_PROTOCOLS)
 
 
-def scheme_of(url: str) -> str:
+def url_scheme(url: str) -> str:
     """The protocol of an address; empty if it is none that git is given here."""
     if url.startswith("/"):
         return "file"
@@ -80,11 +80,11 @@ def scheme_of(url: str) -> str:
     return "ssh" if _SCP.fullmatch(url) else ""
 
 
-def checked_url(url: str, protocols: Sequence[str]) -> str:
+def check_url(url: str, protocols: Sequence[str]) -> str:
     """An address that git may be given. Refused without showing what may be a password in it."""
     if not url.isprintable() or url.startswith("-") or len(url) > 2000:
         raise Refused("bad_spec", "the address of the repository has characters that no address has")
-    scheme = scheme_of(url)
+    scheme = url_scheme(url)
     shown = url.rpartition("@")[2] if "@" in url else url
     if not scheme or scheme not in protocols:
         raise Refused(
@@ -105,7 +105,7 @@ def checked_url(url: str, protocols: Sequence[str]) -> str:
     return url
 
 
-def checked_ref(ref: str) -> str:
+def check_ref(ref: str) -> str:
     """The whole name of a branch or a tag, or a refusal."""
     parts = ref.split("/")
     is_odd = (
@@ -121,14 +121,14 @@ def checked_ref(ref: str) -> str:
     return ref
 
 
-def checked_commit(commit: str) -> str:
+def check_commit(commit: str) -> str:
     """The full name of a commit, or a refusal."""
     if not COMMIT.fullmatch(commit):
         raise Refused("bad_spec", f"{commit[:80]!r} is no full name of a commit; say all 40 digits")
     return commit
 
 
-def header(credential: str) -> str:
+def auth_header(credential: str) -> str:
     """How a token, or `user:password`, is shown to a server."""
     user = credential if ":" in credential else f"x-access-token:{credential}"
     return "Authorization: Basic " + base64.b64encode(user.encode()).decode()
@@ -142,7 +142,7 @@ def environment(remote: Remote | None, home: Path) -> dict[str, str]:
     ssh = _SSH
     if remote is not None and remote.credential and remote.scheme in ("http", "https"):
         parts = urlsplit(remote.url)
-        config[f"http.{parts.scheme}://{parts.netloc.rpartition('@')[2]}/.extraHeader"] = header(remote.credential)
+        config[f"http.{parts.scheme}://{parts.netloc.rpartition('@')[2]}/.extraHeader"] = auth_header(remote.credential)
     if remote is not None and remote.key_file:
         ssh += f" -oIdentitiesOnly=yes -i {remote.key_file}"
     else:
@@ -174,7 +174,7 @@ async def git(
     remote: Remote | None = None,
     home: Path | None = None,
     env: Mapping[str, str] | None = None,
-    most_bytes: int = MAX_OUTPUT_BYTES,
+    max_bytes: int = MAX_OUTPUT_BYTES,
 ) -> str:
     """Call it; what it wrote. A call that is cancelled or takes too long is killed with all that it started."""
     try:
@@ -183,7 +183,7 @@ async def git(
             env={**environment(remote, home or folder), **(env or {})},
             cwd=folder,
             timeout_seconds=timeout_seconds,
-            max_output_bytes=most_bytes,
+            max_output_bytes=max_bytes,
             max_error_bytes=MAX_SAID_BYTES,
             discard_excess=True,
         )

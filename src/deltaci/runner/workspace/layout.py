@@ -15,7 +15,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
 
-OWN: Final = ".deltaci"
+INTERNAL_FOLDER: Final = ".deltaci"
 MAX_NAME: Final = 100
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -29,22 +29,22 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     temp: Path
     tools: Path
 
-    def inner(self, path: Path) -> str:
+    def relative(self, path: Path) -> str:
         """A path of ours, from the root on."""
         return path.relative_to(self.root).as_posix()
 
     @property
-    def is_plain(self) -> bool:
+    def is_single_folder(self) -> bool:
         """Whether everything is in one folder."""
         return self.workspace == self.root
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make those that are not there; a tree is made by whoever knows what is in it."""
         for folder in (self.workspace, self.home, self.temp, self.tools):
             if folder.is_relative_to(self.root):
                 folder.mkdir(parents=True, exist_ok=True)
 
-    def within(self, path: str) -> str:
+    def resolve(self, path: str) -> str:
         """Where a path leads that somebody wrote, from the root on: `~` is the home, anything else the workspace's."""
         if path == "~" or path.startswith("~/"):
             start: Path | None = self.home
@@ -58,22 +58,28 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         names = [name for name in rest.split("/") if name not in ("", ".")]
         if start is not None and not start.is_relative_to(self.root):
             raise Refused("bad_spec", f"the path {path[:80]!r} is in the job's tree, which stays; name one in its home")
-        is_all = start == self.root and not names and not self.is_plain
+        is_all = start == self.root and not names and not self.is_single_folder
         if start is None or is_all or ".." in names or "\0" in path:
             raise Refused("bad_spec", f"the path {path[:80]!r} is not in the job's workspace or home; name one that is")
         return "/".join((*start.relative_to(self.root).parts, *names))
 
 
-def is_of_pipeline(spec: JobSpec) -> bool:
+def is_pipeline_job(spec: JobSpec) -> bool:
     """Whether a job belongs to a pipeline: it has sources, expressions, or to do with other jobs."""
     is_one = spec.contexts is not None or spec.source or spec.needs or spec.condition or spec.outputs
     return bool(is_one or spec.tree)
 
 
-def layout_of(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
+def layout_for(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
     """The folders of this job; nothing is made yet. One that has a tree works there."""
-    if not is_of_pipeline(spec):
-        return Layout(root=root, workspace=root, home=root, temp=root / OWN / "temp", tools=root / OWN / "tools")
+    if not is_pipeline_job(spec):
+        return Layout(
+            root=root,
+            workspace=root,
+            home=root,
+            temp=root / INTERNAL_FOLDER / "temp",
+            tools=root / INTERNAL_FOLDER / "tools",
+        )
     return Layout(
         root=root,
         workspace=tree
@@ -92,7 +98,7 @@ def _name(contexts: dict[str, Any], url: str) -> str:
     return _ODD.sub("-", last.removesuffix(".git")).strip(".-")[:MAX_NAME] or "workspace"
 
 
-def inside(workspace: Path, workdir: str) -> Path:
+def resolve_workdir(workspace: Path, workdir: str) -> Path:
     """The folder in which a step runs; never one outside."""
     if "\0" in workdir:
         raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which no folder can have")

@@ -33,12 +33,20 @@ MAX_PAUSE_SECONDS: Final = 15.0
 REFS: Final = "refs/deltaci/"
 COMPLETE: Final = "deltaci-complete"  # A file that says: it has all history of all branches and tags.
 DEPTH: Final = "deltaci-depth"
-USED: Final = "deltaci-used"
+LAST_USED_FILE: Final = "deltaci-used"
 EVERYTHING: Final = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
 # To ask again would only be answered with the same.
 _FINAL: Final = ("not our ref", "couldn't find remote ref", "Authentication failed", "Repository not found")
 # What git says of a repository that a disk or a kill left half made.
-BROKEN: Final = ("corrupt", "bad object", "unable to read", "is empty", "loose object", "missing blob", "bad tree")
+CORRUPTION_MESSAGES: Final = (
+    "corrupt",
+    "bad object",
+    "unable to read",
+    "is empty",
+    "loose object",
+    "missing blob",
+    "bad tree",
+)
 
 
 class Mirror:
@@ -120,7 +128,7 @@ class Mirror:
             try:
                 return await git(*words, folder=self.path, timeout_seconds=FETCH_SECONDS, remote=self._remote)
             except GitFailed as failed:
-                if attempt == TRIES or any(word in str(failed) for word in (*_FINAL, *BROKEN)):
+                if attempt == TRIES or any(word in str(failed) for word in (*_FINAL, *CORRUPTION_MESSAGES)):
                     raise
                 self._say(f"git {words[0]}: {failed}; trying again")
                 await asyncio.sleep(backoff.next(random.random()))
@@ -130,16 +138,16 @@ class Mirror:
         return await git(*words, folder=self.path, timeout_seconds=LOCAL_SECONDS)
 
 
-def path_of(folder: Path, remote: Remote) -> Path:
+def mirror_path(folder: Path, remote: Remote) -> Path:
     """Where the copy of a repository is."""
     return folder / f"{hashlib.sha256(remote.url.encode()).hexdigest()[:32]}.git"
 
 
 @asynccontextmanager
-async def mirror(folder: Path, remote: Remote, say: Callable[[str], None]) -> AsyncIterator[Mirror]:
+async def open_mirror(folder: Path, remote: Remote, say: Callable[[str], None]) -> AsyncIterator[Mirror]:
     """The copy of a repository, made if there is none, and nobody else's meanwhile."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = path_of(folder, remote)
+    path = mirror_path(folder, remote)
     async with _locked(path.with_suffix(".lock")):
         if not (path / "HEAD").exists():
             shutil.rmtree(path, ignore_errors=True)  # Half made by a runner that was killed.
@@ -151,7 +159,7 @@ async def mirror(folder: Path, remote: Remote, say: Callable[[str], None]) -> As
             *(path / "refs").rglob("*.lock"),
         ):  # Of a git that was killed: nobody else is here.
             left.unlink(missing_ok=True)
-        (path / USED).touch()
+        (path / LAST_USED_FILE).touch()
         yield Mirror(path, remote, say)
     await asyncio.to_thread(prune, folder, keep=path)
 
@@ -191,7 +199,7 @@ def prune(folder: Path, keep: Path, max_bytes: int = MAX_BYTES, max_age: float =
 
 def _used(path: Path) -> float:
     try:
-        return (path / USED).stat().st_mtime
+        return (path / LAST_USED_FILE).stat().st_mtime
     except OSError:
         return 0.0
 

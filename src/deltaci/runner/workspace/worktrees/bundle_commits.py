@@ -18,12 +18,12 @@ from deltaci.runner.actions.context import JobContext
 from deltaci.runner.client import Unreachable
 from deltaci.runner.log.sections import HAND_OVER
 from deltaci.runner.transfers import PATIENCE_SECONDS
-from deltaci.runner.workspace.artifacts import Found, find, literally, open_found
-from deltaci.runner.workspace.collect_outputs import Harvest
-from deltaci.runner.workspace.folders import opened
+from deltaci.runner.workspace.artifacts import ArtifactFile, escape_pattern, find_files, open_file
+from deltaci.runner.workspace.collect_outputs import CollectedOutputs
+from deltaci.runner.workspace.folders import open_folder
 from deltaci.runner.workspace.git import COMMIT
-from deltaci.runner.workspace.safe_fs import remove, write
-from deltaci.runner.workspace.worktrees.exact_checkout import identity
+from deltaci.runner.workspace.safe_fs import remove_entry, write_file
+from deltaci.runner.workspace.worktrees.exact_checkout import parse_author
 
 CODE: Final = "TREE"
 TYPE: Final = "tree"
@@ -55,30 +55,32 @@ printf %s "$head" > "$DELTACI_TREE/{HEAD}"
 """
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class CommittedTree(msgspec.Struct, frozen=True, kw_only=True):
     """What the steps left: where HEAD is, and the bundle with what is new, if anything is."""
 
     head: str
     folder: Path
-    bundle: Found | None
+    bundle: ArtifactFile | None
 
 
-class NotLeft(Exception):
+class NothingCommitted(Exception):
     """Nothing can be handed over, by the job's own doing."""
 
 
-async def commit(job: JobContext, tree: Worktree, tip: str, seconds: float) -> Left:
+async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float) -> CommittedTree:
     """Commit what the steps did not, and bundle what is new; raises `NotLeft`."""
     layout = job.layout
-    inner = f"{layout.inner(layout.temp)}/{FOLDER}"
+    inner = f"{layout.relative(layout.temp)}/{FOLDER}"
     folder = layout.root / inner
     try:
-        with opened(layout.temp) as temp:
-            remove(temp, FOLDER)
-        write(layout.root, f"{inner}/{MESSAGE}", tree.message or job.spec.name or "What a task left", mode=0o644)
+        with open_folder(layout.temp) as temp:
+            remove_entry(temp, FOLDER)
+        write_file(layout.root, f"{inner}/{MESSAGE}", tree.message or job.spec.name or "What a task left", mode=0o644)
     except OSError as error:
-        raise NotLeft(f"the job's own folders are not what they were: {error.strerror}; leave them alone") from None
-    name, email = identity(tree.author)
+        raise NothingCommitted(
+            f"the job's own folders are not what they were: {error.strerror}; leave them alone"
+        ) from None
+    name, email = parse_author(tree.author)
     env = {
         **job.expressions.variables(),
         **{"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, "GIT_COMMITTER_NAME": name},
@@ -91,41 +93,43 @@ async def commit(job: JobContext, tree: Worktree, tip: str, seconds: float) -> L
         )
         if ended.exit_code != 0 or ended.is_timed_out:
             took = "it took too long" if ended.is_timed_out else f"git ended with {ended.exit_code}"
-            raise NotLeft(WHY.get(ended.exit_code or 0, f"what the steps left cannot be committed: {took}"))
+            raise NothingCommitted(WHY.get(ended.exit_code or 0, f"what the steps left cannot be committed: {took}"))
         left = await job.transfers.run_in_thread(_left, folder)
         job.log.write_line(f"tree: {left.head}, {left.bundle.bytes if left.bundle else 0} bytes to send")
     return left
 
 
-def _left(folder: Path) -> Left:
+def _left(folder: Path) -> CommittedTree:
     """What the job says; the server finds out whether it is true."""
     try:
-        found = {each.path: each for each in find(folder, [ArtifactRule(path_glob=literally(HEAD)), _BUNDLE])}
+        found = {
+            each.path: each for each in find_files(folder, [ArtifactRule(path_glob=escape_pattern(HEAD)), _BUNDLE])
+        }
         if HEAD not in found:
-            raise NotLeft("the job did not say where HEAD is")
-        with open_found(folder, found[HEAD]) as file:
+            raise NothingCommitted("the job did not say where HEAD is")
+        with open_file(folder, found[HEAD]) as file:
             head = file.read(100).decode("ascii", "replace")
     except (Refused, OSError) as error:
-        raise NotLeft(f"what the job left cannot be read: {error}") from None
+        raise NothingCommitted(f"what the job left cannot be read: {error}") from None
     bundle = found.get(BUNDLE)
     if not COMMIT.fullmatch(head):
-        raise NotLeft("what the job says of HEAD is no commit")
+        raise NothingCommitted("what the job says of HEAD is no commit")
     if bundle is not None and bundle.bytes > MAX_TREE_BYTES:
-        raise NotLeft(f"what is new has {bundle.bytes} bytes, at most {MAX_TREE_BYTES} are sent; commit less")
-    return Left(head=head, folder=folder, bundle=bundle)
+        raise NothingCommitted(f"what is new has {bundle.bytes} bytes, at most {MAX_TREE_BYTES} are sent; commit less")
+    return CommittedTree(head=head, folder=folder, bundle=bundle)
 
 
-_BUNDLE: Final = ArtifactRule(path_glob=literally(BUNDLE))
+_BUNDLE: Final = ArtifactRule(path_glob=escape_pattern(BUNDLE))
 
 
-async def send(job: JobContext, left: Left, brought: Harvest) -> None:
+async def upload_bundle(job: JobContext, left: CommittedTree, brought: CollectedOutputs) -> None:
     """Send what is new, under the lease; what comes of it is a part of what the job brought."""
     bundle = left.bundle
     if bundle is None:
         return
     try:
         kept = await job.transfers.upload(
-            f"artifacts/{quote(PATH)}", lambda: open_found(left.folder, bundle), bundle.bytes, PATIENCE_SECONDS
+            f"artifacts/{quote(PATH)}", lambda: open_file(left.folder, bundle), bundle.bytes, PATIENCE_SECONDS
         )
     except Refused as refused:
         brought.fail(CODE, job.log.masked_line(f"tree: {refused.message}"))

@@ -16,12 +16,12 @@ from typing import Final
 
 from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Worktree
-from deltaci.runner.workspace.folders import opened, parent
-from deltaci.runner.workspace.git import checked_ref, git
+from deltaci.runner.workspace.folders import open_folder, open_parent
+from deltaci.runner.workspace.git import check_ref, git
 from deltaci.runner.workspace.mirrors import LOCAL_SECONDS
-from deltaci.runner.workspace.safe_fs import remove, write
-from deltaci.runner.workspace.worktrees.repository import Repository
-from deltaci.runner.workspace.worktrees.worktree_pool import Spot
+from deltaci.runner.workspace.safe_fs import remove_entry, write_file
+from deltaci.runner.workspace.worktrees.repository import StreamRepository
+from deltaci.runner.workspace.worktrees.worktree_pool import WorktreeSlot
 
 MAX_ROUNDS: Final = 10  # What ignores something may be removed itself; then that is looked at again.
 MAX_LISTED_BYTES: Final = 512 * 1024**2
@@ -37,17 +37,19 @@ Run = Callable[..., Awaitable[str]]
 """Calls git with our repository, our index and the tree."""
 
 
-async def make_exact(repository: Repository, spot: Spot, tip: str, *, is_next: bool = True) -> None:
+async def check_out_exactly(
+    repository: StreamRepository, spot: WorktreeSlot, tip: str, *, is_next: bool = True
+) -> None:
     """The tree has this commit, and nothing that is not ignored beside it.
 
     `is_next`: the commit is likely to be what the job before made in this tree.
     """
     await asyncio.to_thread(_prepare, repository, spot)
-    index = repository.index(spot.name)
+    index = repository.index_path(spot.name)
     env = {"GIT_DIR": str(repository.path), "GIT_WORK_TREE": str(spot.path), "GIT_INDEX_FILE": str(index)}
 
     async def run(*words: str) -> str:
-        return await git(*words, folder=spot.path, timeout_seconds=LOCAL_SECONDS, env=env, most_bytes=MAX_LISTED_BYTES)
+        return await git(*words, folder=spot.path, timeout_seconds=LOCAL_SECONDS, env=env, max_bytes=MAX_LISTED_BYTES)
 
     listed = [entry.partition("\t") for entry in (await run("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")]
     modes = {path: mode[:6] for mode, _, path in listed if path}
@@ -67,7 +69,7 @@ async def make_exact(repository: Repository, spot: Spot, tip: str, *, is_next: b
     await asyncio.to_thread(_empty, spot.path, [path for path, mode in modes.items() if mode == SUBMODULE])
 
 
-async def _recognize(repository: Repository, run: Run, tip: str) -> None:
+async def _recognize(repository: StreamRepository, run: Run, tip: str) -> None:
     """Leave files alone that the job before changed to what they are to be: whoever builds by their times is glad."""
     if await run("diff-index", "--cached", "--name-only", "--diff-filter=A", tip):
         return  # Some are to go, and only the index knows which.
@@ -83,14 +85,14 @@ async def _recognize(repository: Repository, run: Run, tip: str) -> None:
         attributes.unlink()
 
 
-def _prepare(repository: Repository, spot: Spot) -> None:
+def _prepare(repository: StreamRepository, spot: WorktreeSlot) -> None:
     """A folder, without what a job calls its repository."""
-    repository.index(spot.name).with_name(f"{spot.name}.index.lock").unlink(missing_ok=True)
+    repository.index_path(spot.name).with_name(f"{spot.name}.index.lock").unlink(missing_ok=True)
     (repository.path / "info" / "attributes").unlink(missing_ok=True)
     with suppress(FileExistsError):
         spot.path.mkdir()
-    with opened(spot.path) as top:
-        remove(top, ".git")
+    with open_folder(spot.path) as top:
+        remove_entry(top, ".git")
 
 
 def _remove_between(tree: Path, tracked: Collection[str], name: str) -> None:
@@ -104,37 +106,37 @@ def _remove_between(tree: Path, tracked: Collection[str], name: str) -> None:
         while above not in folders:
             folders.add(above)
             above = above.rpartition("/")[0]
-    with opened(tree) as top:
+    with open_folder(tree) as top:
         for folder in folders:
             inner = f"{folder}/{name}" if folder else name
             if inner not in tracked and os.path.lexists(tree / inner):
-                with suppress(NotADirectoryError, FileNotFoundError), parent(top, inner) as (there, last):
-                    remove(there, last)  # Behind a link it is not: git replaces that by a folder.
+                with suppress(NotADirectoryError, FileNotFoundError), open_parent(top, inner) as (there, last):
+                    remove_entry(there, last)  # Behind a link it is not: git replaces that by a folder.
 
 
 def _empty(tree: Path, paths: Iterable[str]) -> None:
     """Empty the places of submodules, which git does not look into."""
-    with opened(tree) as top:
+    with open_folder(tree) as top:
         for path in paths:
-            with parent(top, path) as (there, name):
-                remove(there, name)
+            with open_parent(top, path) as (there, name):
+                remove_entry(there, name)
                 os.mkdir(name, 0o755, dir_fd=there)
 
 
 # -- what the job calls its repository
 
 
-def make_git_dir(repository: Repository, spot: Spot, tree: Worktree, base: str, tip: str) -> None:
+def create_git_dir(repository: StreamRepository, spot: WorktreeSlot, tree: Worktree, base: str, tip: str) -> None:
     """A repository of the job's own, at the tip of its branch; it sees the objects of ours. What was there is gone."""
-    branch = checked_ref(f"refs/heads/{tree.branch}")
-    name, email = identity(tree.author)
+    branch = check_ref(f"refs/heads/{tree.branch}")
+    name, email = parse_author(tree.author)
     made = spot.git_dir
     for folder in ("objects/info", "objects/pack", "refs/tags", "refs/remotes"):
         (made / folder).mkdir(parents=True)
     (made / "HEAD").write_text(f"ref: {branch}\n")
     _ref(made, branch, tip)
     if tree.source.ref.startswith("refs/heads/"):
-        _ref(made, checked_ref(f"refs/remotes/origin/{tree.source.ref.removeprefix('refs/heads/')}"), base)
+        _ref(made, check_ref(f"refs/remotes/origin/{tree.source.ref.removeprefix('refs/heads/')}"), base)
     (made / "objects" / "info" / "alternates").write_text(f"{repository.path / 'objects'}\n")
     (made / "config").write_text(
         "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n"
@@ -144,11 +146,11 @@ def make_git_dir(repository: Repository, spot: Spot, tree: Worktree, base: str, 
     )
     if (repository.path / "shallow").exists():
         shutil.copyfile(repository.path / "shallow", made / "shallow")
-    shutil.copy2(repository.index(spot.name), made / "index")
-    write(spot.path, ".git", f"gitdir: {made}\n", mode=0o644)
+    shutil.copy2(repository.index_path(spot.name), made / "index")
+    write_file(spot.path, ".git", f"gitdir: {made}\n", mode=0o644)
 
 
-def identity(author: str) -> tuple[str, str]:
+def parse_author(author: str) -> tuple[str, str]:
     """The name and the address of `Name <address>`; ours where there is none."""
     name, _, rest = author.partition("<")
     email = rest.partition(">")[0]

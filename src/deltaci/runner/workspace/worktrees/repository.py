@@ -17,29 +17,29 @@ from typing import Final
 
 from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Source
-from deltaci.runner.workspace.git import Remote, checked_commit, git
-from deltaci.runner.workspace.mirrors import BROKEN, LOCAL_SECONDS, mirror, path_of
+from deltaci.runner.workspace.git import Remote, check_commit, git
+from deltaci.runner.workspace.mirrors import CORRUPTION_MESSAGES, LOCAL_SECONDS, mirror_path, open_mirror
 
-HAD: Final = "refs/deltaci/had"
-TREES: Final = "trees"  # In it: an index of ours for each tree.
+COMMIT_REFS: Final = "refs/deltaci/had"
+INDEX_FOLDER: Final = "trees"  # In it: an index of ours for each tree.
 _PACK: Final = "pack"
 
 
-class Repository:
+class StreamRepository:
     """One stream's, while nobody else changes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def has(self, commit: str) -> bool:
+    def has_commit(self, commit: str) -> bool:
         """Whether the commit is here with all that belongs to it."""
-        return (self.path / HAD / checked_commit(commit)).is_file()
+        return (self.path / COMMIT_REFS / check_commit(commit)).is_file()
 
-    def index(self, name: str) -> Path:
+    def index_path(self, name: str) -> Path:
         """What we know of the tree of this name."""
-        return self.path / TREES / f"{name}.index"
+        return self.path / INDEX_FOLDER / f"{name}.index"
 
-    async def make(self) -> None:
+    async def create(self) -> None:
         """Have a repository: whole or not at all."""
         if not self._is_one():
             await asyncio.to_thread(_remove, self.path)
@@ -47,7 +47,7 @@ class Repository:
             draft.mkdir()
             try:
                 await git("init", "--quiet", "--bare", "--template=", folder=draft, timeout_seconds=LOCAL_SECONDS)
-                (draft / TREES).mkdir()
+                (draft / INDEX_FOLDER).mkdir()
                 draft.rename(self.path)
             finally:
                 await asyncio.to_thread(_remove, draft)
@@ -56,25 +56,25 @@ class Repository:
 
     def _is_one(self) -> bool:
         try:
-            folders = (self.path, self.path / "objects", self.path / TREES)
+            folders = (self.path, self.path / "objects", self.path / INDEX_FOLDER)
             return all(stat.S_ISDIR(each.lstat().st_mode) for each in folders) and (self.path / "HEAD").is_file()
         except OSError:
             return False
 
-    async def bring_base(self, mirrors: Path, remote: Remote, source: Source, say: Callable[[str], None]) -> None:
+    async def fetch_base(self, mirrors: Path, remote: Remote, source: Source, say: Callable[[str], None]) -> None:
         """Have the commit that the project's repository has, with so much of its history as is asked for."""
         try:
             await self._bring(mirrors, remote, source, say)
         except GitFailed as failed:
-            if not any(word in str(failed) for word in BROKEN):
+            if not any(word in str(failed) for word in CORRUPTION_MESSAGES):
                 raise
             say(f"the mirror is broken: {failed}; making a new one")
-            await asyncio.to_thread(shutil.rmtree, path_of(mirrors, remote), ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, mirror_path(mirrors, remote), ignore_errors=True)
             await self._bring(mirrors, remote, source, say)
 
     async def _bring(self, mirrors: Path, remote: Remote, source: Source, say: Callable[[str], None]) -> None:
-        async with mirror(mirrors, remote, say) as kept:
-            await kept.bring(checked_commit(source.commit), source.ref, source.depth, has_tags=False)
+        async with open_mirror(mirrors, remote, say) as kept:
+            await kept.bring(check_commit(source.commit), source.ref, source.depth, has_tags=False)
             await asyncio.to_thread(self._link, kept.path)
         await self._have(source.commit)
 
@@ -96,14 +96,14 @@ class Repository:
         else:
             (self.path / "shallow").unlink(missing_ok=True)
 
-    async def take(self, bundle: Path, tip: str) -> None:
+    async def import_bundle(self, bundle: Path, tip: str) -> None:
         """Have a commit of which the server sent what the repository does not have."""
         await self._git("bundle", "unbundle", str(bundle))
         await self._have(tip)
 
     async def _have(self, commit: str) -> None:
         await self._git("cat-file", "-e", f"{commit}^{{commit}}")
-        await self._git("update-ref", f"{HAD}/{commit}", commit)
+        await self._git("update-ref", f"{COMMIT_REFS}/{commit}", commit)
 
     async def _git(self, *words: str) -> str:
         return await git(*words, folder=self.path, timeout_seconds=LOCAL_SECONDS)

@@ -23,9 +23,9 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.job_spec import Name, Worktree
 from deltaci.protocol.messages import MAX_STREAMS
 from deltaci.runner.client import Unreachable
-from deltaci.runner.sandbox.cell import CellFailed, Shown
-from deltaci.runner.workspace.folders import opened
-from deltaci.runner.workspace.safe_fs import remove
+from deltaci.runner.sandbox.cell import BindMount, CellFailed
+from deltaci.runner.workspace.folders import open_folder
+from deltaci.runner.workspace.safe_fs import remove_entry
 
 FOLDER: Final = "workstreams"
 REPOSITORY: Final = "repository.git"
@@ -41,28 +41,28 @@ _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 LOGGER: Final = logging.getLogger(__name__)
 
-AskOver = Callable[[list[str]], Awaitable[list[str]]]
+FinishedQuery = Callable[[list[str]], Awaitable[list[str]]]
 """Which of these streams are over and need no tree, as the server says."""
 
 
-class About(msgspec.Struct, frozen=True):
+class StreamRecord(msgspec.Struct, frozen=True):
     """What a stream's folder is for. A line of merges is no run: nobody says when it is over."""
 
     id: Name
     is_line: bool
 
 
-def safe_name(text: str) -> str:
+def folder_name(text: str) -> str:
     """One name for a folder, another for every other text."""
     if _SAFE.fullmatch(text) and not text.endswith((".git", ".lock", ".")):
         return text
     return f"_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}"
 
 
-class Spot:
+class WorktreeSlot:
     """One tree's place, for one job."""
 
-    def __init__(self, stream: Path, name: str, about: About) -> None:
+    def __init__(self, stream: Path, name: str, about: StreamRecord) -> None:
         self.stream = stream
         self.name = name
         self.about = about
@@ -83,16 +83,16 @@ class Spot:
         """Ours."""
         return self.stream / REPOSITORY
 
-    def shown(self) -> tuple[Shown, ...]:
+    def bind_mounts(self) -> tuple[BindMount, ...]:
         """What a cell shows of it. Of other trees, and of other streams, nothing."""
         return (
-            Shown(path=self.path, is_writable=True),
-            Shown(path=self.git_dir, is_writable=True),
-            Shown(path=self.repository, is_writable=False),
+            BindMount(path=self.path, is_writable=True),
+            BindMount(path=self.git_dir, is_writable=True),
+            BindMount(path=self.repository, is_writable=False),
         )
 
 
-class Worktrees:
+class WorktreePool:
     """All of them on this runner."""
 
     def __init__(self, folder: Path) -> None:
@@ -105,23 +105,23 @@ class Worktrees:
 
     # -- who has which
 
-    def take(self, tree: Worktree) -> Spot:
+    def reserve(self, tree: Worktree) -> WorktreeSlot:
         """A place for this job. One that keeps nothing gets any tree that is free, warm if there is one."""
-        stream = self.folder / safe_name(tree.stream)
-        about = About(tree.stream, bool(tree.commit))
+        stream = self.folder / folder_name(tree.stream)
+        about = StreamRecord(tree.stream, bool(tree.commit))
         self.is_used = True
         self._wake.set()
         if tree.is_committed:
-            spot = Spot(stream, f"own-{safe_name(tree.private_name)}" if tree.private_name else "tree", about)
+            spot = WorktreeSlot(stream, f"own-{folder_name(tree.private_name)}" if tree.private_name else "tree", about)
         else:
             number = 1
             while (stream / f"test-{number}") in self._taken:
                 number += 1
-            spot = Spot(stream, f"test-{number}", about)
+            spot = WorktreeSlot(stream, f"test-{number}", about)
         self._taken[spot.path] = self._taken.get(spot.path, 0) + 1
         return spot
 
-    async def hold(self, spot: Spot) -> None:
+    async def acquire(self, spot: WorktreeSlot) -> None:
         """Have it alone: the job before may not have left it yet."""
         lock = self._locks.setdefault(spot.path, asyncio.Lock())
         try:
@@ -130,27 +130,27 @@ class Worktrees:
         except TimeoutError:
             raise CellFailed(f"another job of this runner is in {spot.path} for {BUSY_SECONDS:.0f} s already") from None
         spot.is_held = True
-        await asyncio.to_thread(self._make, spot, self.is_alone(spot))
+        await asyncio.to_thread(self._make, spot, self.is_sole_user(spot))
 
-    def is_alone(self, spot: Spot) -> bool:
+    def is_sole_user(self, spot: WorktreeSlot) -> bool:
         """Whether no other job has a tree of this stream."""
         return all(path == spot.path or path.parent != spot.stream for path in self._taken)
 
-    def changing(self, spot: Spot) -> asyncio.Lock:
+    def repository_lock(self, spot: WorktreeSlot) -> asyncio.Lock:
         """Held by whoever brings something into the stream's repository."""
         return self._streams.setdefault(spot.stream, asyncio.Lock())
 
-    async def leave(self, spot: Spot, *, is_empty: bool) -> None:
+    async def release(self, spot: WorktreeSlot, *, is_empty: bool) -> None:
         """The job is over. Where somebody of it may still live, nobody else goes: the tree is put aside."""
         if spot.is_held:
             spot.is_held = False
             with suppress(OSError):
                 await asyncio.to_thread(self._left, spot, is_empty)
             self._locks[spot.path].release()
-        self.give_back(spot)
+        self.unreserve(spot)
         self._wake.set()
 
-    def give_back(self, spot: Spot) -> None:
+    def unreserve(self, spot: WorktreeSlot) -> None:
         """Nobody of the job that it was taken for will come."""
         count = self._taken.pop(spot.path, 1) - 1
         if count:
@@ -158,25 +158,25 @@ class Worktrees:
         else:
             self._locks.pop(spot.path, None)
 
-    def _make(self, spot: Spot, is_alone: bool) -> None:
+    def _make(self, spot: WorktreeSlot, is_sole_user: bool) -> None:
         self._root()
-        if is_alone and os.path.lexists(spot.stream) and not stat.S_ISDIR(spot.stream.lstat().st_mode):
-            self.put_aside(spot.stream)  # A job without walls may have put a link there.
+        if is_sole_user and os.path.lexists(spot.stream) and not stat.S_ISDIR(spot.stream.lstat().st_mode):
+            self.move_to_trash(spot.stream)  # A job without walls may have put a link there.
         _folder(spot.stream)
-        if is_alone:
+        if is_sole_user:
             for name in os.listdir(spot.stream):
                 if name.startswith("."):  # Half made by a runner that was killed.
-                    remove_all(spot.stream, name)
+                    remove_tree(spot.stream, name)
         draft = spot.stream / f".{ABOUT}-{secrets.token_hex(4)}"
         draft.write_bytes(msgspec.json.encode(spot.about))
         os.replace(draft, spot.stream / ABOUT)
         os.utime(spot.stream)
 
-    def _left(self, spot: Spot, is_empty: bool) -> None:
+    def _left(self, spot: WorktreeSlot, is_empty: bool) -> None:
         os.utime(spot.stream)
         if not is_empty:
-            self.put_aside(spot.path)
-            self.put_aside(spot.git_dir)
+            self.move_to_trash(spot.path)
+            self.move_to_trash(spot.git_dir)
 
     def _root(self) -> None:
         try:
@@ -186,12 +186,12 @@ class Worktrees:
 
     # -- when they go
 
-    def put_aside(self, path: Path) -> None:
+    def move_to_trash(self, path: Path) -> None:
         """Whatever is there is there no more; it is removed when there is time. A link is not followed."""
         if os.path.lexists(path):
             os.rename(path, self.folder / f"{TRASH}{secrets.token_hex(8)}")
 
-    async def tidy(self, ask: AskOver) -> list[str]:
+    async def remove_unneeded(self, ask: FinishedQuery) -> list[str]:
         """Remove what nobody needs any more: what the server says is over, and what was not used for long."""
         found = await asyncio.to_thread(self._found)
         runs = [about.id for path, about in found if about is not None and not about.is_line]
@@ -204,19 +204,19 @@ class Worktrees:
             if (is_over or self._is_old(path, about)) and not any(path in each.parents for each in self._taken):
                 # Nobody is in it, and whoever comes now finds nothing: no await is in between.
                 with suppress(OSError):
-                    self.put_aside(path)
+                    self.move_to_trash(path)
                     self._streams.pop(path, None)
                     removed.append(path.name)
         await asyncio.to_thread(self._empty_trash)
         return removed
 
-    async def keep_tidy(self, ask: AskOver) -> None:
+    async def run_cleanup(self, ask: FinishedQuery) -> None:
         """Again and again, as long as this runner has any: when a job begins or is over, and every few minutes."""
         while True:
             if self.is_used:
                 self._wake.clear()
                 try:
-                    for name in await self.tidy(ask):
+                    for name in await self.remove_unneeded(ask):
                         LOGGER.info("the trees of stream %s are removed", name)
                 except (Unreachable, Refused, OSError) as error:
                     LOGGER.warning("trees that are not needed cannot be removed now: %s", error)
@@ -225,13 +225,13 @@ class Worktrees:
                 async with asyncio.timeout(TIDY_SECONDS if self.is_used else None):
                     await self._wake.wait()
 
-    def _found(self) -> list[tuple[Path, About | None]]:
+    def _found(self) -> list[tuple[Path, StreamRecord | None]]:
         """Every stream's folder. What is no folder is nobody's business."""
         try:
             entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
         except OSError:
             return []
-        found: list[tuple[Path, About | None]] = []
+        found: list[tuple[Path, StreamRecord | None]] = []
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 path = self.folder / entry.name
@@ -239,7 +239,7 @@ class Worktrees:
         return found
 
     @staticmethod
-    def _is_old(path: Path, about: About | None) -> bool:
+    def _is_old(path: Path, about: StreamRecord | None) -> bool:
         try:
             unused = time.time() - path.lstat().st_mtime
         except OSError:
@@ -248,7 +248,7 @@ class Worktrees:
 
     def _empty_trash(self) -> None:
         for name in self._trash():
-            remove_all(self.folder, name)
+            remove_tree(self.folder, name)
 
     def _trash(self) -> Iterator[str]:
         try:
@@ -266,17 +266,17 @@ def _folder(path: Path) -> None:
         raise NotADirectoryError(20, "something that is no folder has its name; remove it", str(path))
 
 
-def _about(path: Path) -> About | None:
+def _about(path: Path) -> StreamRecord | None:
     try:
-        return msgspec.json.decode((path / ABOUT).read_bytes(), type=About)
+        return msgspec.json.decode((path / ABOUT).read_bytes(), type=StreamRecord)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def remove_all(folder: Path, name: str) -> bool:
+def remove_tree(folder: Path, name: str) -> bool:
     """Remove something below a folder, whatever a job made of it; whether it is gone. No link is followed."""
-    with suppress(OSError, RecursionError), opened(folder) as top:
-        remove(top, name)
+    with suppress(OSError, RecursionError), open_folder(folder) as top:
+        remove_entry(top, name)
     path = folder / name
     if os.path.lexists(path):  # Too deep for us, or folders that nobody may enter: others can.
         tool = shutil.which("rm")
