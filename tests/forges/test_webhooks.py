@@ -256,7 +256,7 @@ async def test_the_total_size_of_bodies_in_memory_is_limited(memory: Place, monk
         with monkeypatch.context() as small:
             small.setattr(webhooks, "MAX_HELD_BYTES", 100)
             status, response = await post.send(PUSHES["github"])
-        assert (status, response["code"]) == (503, "unavailable")
+        assert (status, response["code"]) == (503, "overloaded")
 
         assert (await post.send(PUSHES["github"]))[0] == 202
 

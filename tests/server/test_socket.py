@@ -346,7 +346,7 @@ async def test_whoever_stops_in_the_middle_is_answered_and_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the head, in the body, in a body that was answered already, or before the first byte."""
-    monkeypatch.setattr("deltaci.server.runner_api.app.BODY_SECONDS", 1.0)
+    monkeypatch.setattr("deltaci.server.request.BODY_SECONDS", 1.0)
     monkeypatch.setattr(Guard, "head_seconds", 1.0)
     async with bench(tmp_path, caplog) as here:
         whole = here.request("messages", here.heartbeat())

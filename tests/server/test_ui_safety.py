@@ -344,7 +344,7 @@ async def test_a_page_that_is_not_there_is_one_for_people_and_a_problem_for_prog
         program = await site.reader().http.get("/nowhere")
         runner = await site.reader().get("/runner/v1/nowhere")
 
-        assert (page.status_code, "There is no such thing" in page.text) == (404, True)
+        assert (page.status_code, "it does not exist" in page.text.lower()) == (404, True)
         assert "What to do: " in page.text
         assert (program.status_code, program.json()["code"]) == (404, "not_found")
         assert runner.status_code in (401, 404)

@@ -27,9 +27,9 @@ from deltaci.forges.projects import ChangeIntake, ForgeProject, ForgeProjects
 from deltaci.forges.webhook_event import MAX_DELIVERY, Delivery, IgnoredEvent, WebhookEvent, fingerprint
 from deltaci.pipeline.change import Change
 from deltaci.protocol.routes import status_of
-from deltaci.server.runner_api.app import MAX_SHOWN, Receive, Request, Scope, Send
-from deltaci.storage.blobs.store import BlobStoreUnavailable
-from deltaci.storage.port import Conflict, Store, Unavailable, is_storable_text
+from deltaci.server.errors import http_error
+from deltaci.server.request import MAX_QUOTED_CHARS, Receive, Request, Scope, Send
+from deltaci.storage.port import Conflict, Store, is_storable_text
 
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"
@@ -82,22 +82,14 @@ class Hooks:
         more: list[tuple[bytes, bytes]] = []
         try:
             status, said = await self._answer(request)
-        except Refused as refused:
-            status, said = status_of(refused.code), _refused(refused.code, refused.message)
-            if refused.code == "wrong_method":
-                more = [(b"allow", b"POST")]
-            if refused.code in ("too_slow", "too_large"):  # What is still to come is not waited for.
-                more = [(b"connection", b"close")]
-        except msgspec.ValidationError as error:
-            status, said = 422, _refused("bad_message", f"the event is not as expected: {error}")
-        except (msgspec.DecodeError, RecursionError) as error:
-            status, said = 400, _refused("bad_json", f"the body is not JSON: {error}")
-        except (Overloaded, Unavailable, Conflict, BlobStoreUnavailable) as error:
-            status, said = 503, _refused("unavailable", f"{error}; deliver it again")
-            more = [(b"retry-after", b"1")]
-        except Exception:
-            LOGGER.exception("a delivery to %s: an error of ours", plain_line(request.path, MAX_SHOWN))
-            status, said = 500, _refused("internal", "an error of ours; the server's log has it")
+        except Exception as error:
+            path = plain_line(request.path, MAX_QUOTED_CHARS)
+            refusal = http_error(error, f"delivery to {path}", ["POST"])
+            status = 500 if refusal.code == "internal" else status_of(refusal.code)
+            said = _refused(refusal.code, refusal.message)
+            more = refusal.raw_headers()
+            if refusal.code == "too_large":  # The rest of the body is not read.
+                more.append((b"connection", b"close"))
         await _send(send, status, said, more)
 
     async def _answer(self, request: Request) -> tuple[int, Said]:
@@ -119,7 +111,7 @@ class Hooks:
         parts: list[bytes] = []
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                async for part in request.parts(MAX_BYTES):
+                async for part in request.chunks(MAX_BYTES):
                     parts.append(part)
                     self._held += len(part)
                     if self._held > MAX_HELD_BYTES:
@@ -136,7 +128,7 @@ class Hooks:
         try:
             return await self._projects.find(tenant, name)
         except Refused as refused:  # Nobody who is not known is told what is wrong with a project.
-            LOGGER.warning("project %s cannot be looked up: %s", plain_line(name, MAX_SHOWN), refused.message)
+            LOGGER.warning("project %s cannot be looked up: %s", plain_line(name, MAX_QUOTED_CHARS), refused.message)
             return None
 
     def _is_believed(self, project: ForgeProject | None, delivery: Delivery) -> bool:
@@ -156,7 +148,7 @@ class Hooks:
         change = heard.change
         if not _is_about(project, change):
             return 202, _ignored(
-                f"it is about {plain_line(change.repository, MAX_SHOWN)!r}, "
+                f"it is about {plain_line(change.repository, MAX_QUOTED_CHARS)!r}, "
                 f"and the project about {project.repository!r}"
             )
         if not change.repository:
@@ -167,7 +159,7 @@ class Hooks:
         if id:
             names.append(f"{project.name}/id-{fingerprint(project.forge, id)}")
         known = await self._known(project.tenant, names)
-        about = {"event": change.event, "ref": plain_line(change.ref, MAX_SHOWN), "commit": change.commit}
+        about = {"event": change.event, "ref": plain_line(change.ref, MAX_QUOTED_CHARS), "commit": change.commit}
         if known is not None:
             return 200, Said(result="duplicate", change=known.change, why="it was heard before", **about)
         accepted = await self._intake.accept(project.tenant, project.name, change, content)
@@ -212,9 +204,9 @@ def _named(request: Request) -> tuple[str, str]:
     """The tenant and the project of the address."""
     parts = request.path.removeprefix(ROOT).split("/")
     if not request.path.startswith(ROOT) or not 1 <= len(parts) <= 2 or not all(parts):
-        raise Refused("not_found", f"there is no {request.path[:MAX_SHOWN]}; deliver to /hooks/TENANT/PROJECT")
+        raise Refused("not_found", f"there is no {request.path[:MAX_QUOTED_CHARS]}; deliver to /hooks/TENANT/PROJECT")
     if request.method != "POST":
-        raise Refused("wrong_method", f"deliveries are sent by POST, not by {request.method[:MAX_SHOWN]}")
+        raise Refused("wrong_method", f"deliveries are sent by POST, not by {request.method[:MAX_QUOTED_CHARS]}")
     return (parts[0], parts[1]) if len(parts) == 2 else (TENANT, parts[0])
 
 

@@ -7,8 +7,7 @@ headers and bodies only, so that no access log ever shows one.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -29,45 +28,29 @@ from deltaci.protocol.responses import (
     LogSize,
 )
 from deltaci.protocol.routes import (
-    LEASE_HEADER,
-    MAX_LEASE_CHARS,
-    MAX_OFFSET_DIGITS,
-    OFFSET_HEADER,
     OPENAPI_PATH,
     PROTOCOL_ROUTES,
     ROOT,
-    SHA256_HEADER,
     status_of,
 )
-from deltaci.server.connection import PEER
+from deltaci.server.errors import http_error
+from deltaci.server.request import MAX_QUOTED_CHARS, Receive, Request, Scope, Send
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.message_handlers import Protocol, Runner, job_spec, stale_lease
 from deltaci.server.runner_api.registration import Registry
 from deltaci.server.runner_api.uploads import NAMES, Streamed, Uploads
 from deltaci.server.runner_api.worktrees import NAMES as TREE_NAMES
 from deltaci.server.runner_api.worktrees import Trees
-from deltaci.server.tls import Peer
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Conflict, Unavailable
 
-MAX_DIGITS: Final = 15
-MAX_SHOWN: Final = 200
-RETRY_SECONDS: Final = 1
-JSON: Final = "application/json"
-DIGEST: Final = re.compile("[0-9a-fA-F]{64}")
-BODY_SECONDS: Final = 20.0  # Without a single byte.
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
 _METHODS: Final[dict[str, list[str]]] = {}
 for _each in PROTOCOL_ROUTES:
     _METHODS.setdefault(_each.name, []).append(_each.method)
-_LEASE: Final = LEASE_HEADER.lower().encode()
-_SHA256: Final = SHA256_HEADER.lower().encode()
-_OFFSET: Final = OFFSET_HEADER.lower().encode()
+# Errors that are answered; any other one is a mistake of the program and ends the request with 500.
+EXPECTED_ERRORS: Final = (Refused, msgspec.DecodeError, Overloaded, Unavailable, Conflict, BlobStoreUnavailable)
+HINTS: Final = {"bad_message": "; see docs/protocol.md", "unavailable": "; try again"}
 _SPEAKS_JSON: Final = frozenset(each.name for each in PROTOCOL_ROUTES if "wrong_media_type" in each.codes)
 _NESTED: Final = frozenset(each.name for each in PROTOCOL_ROUTES if each.path_parameter)
 
@@ -78,102 +61,6 @@ _decode_control = wire.decoder(wire.ControlRequest)
 _decode_registration = wire.decoder(wire.Registration)
 _decode_streams = wire.decoder(wire.EndedStreamsRequest)
 _decode_renewal = wire.decoder(wire.Renewal)
-
-
-class Request:
-    """What came in: the headers that are asked for, and the body, read up to a limit."""
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.path: str = scope["path"]
-        self.method: str = scope["method"]
-        self.is_tls: bool = scope.get("scheme") == "https"
-        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self.peer: Peer | None = scope.get("state", {}).get(PEER)
-        self._receive = receive
-        self.id = ""  # Names it in the log of the server, where it was given a name.
-
-    def header(self, wanted: bytes) -> str:
-        """What a header says, by its lower-case name; of many the last one."""
-        found = b""
-        for name, value in self._headers:
-            if name == wanted:
-                found = value
-        return found.decode("utf-8", "replace")
-
-    def has(self, wanted: bytes) -> bool:
-        """Whether there is such a header, even an empty one."""
-        return any(name == wanted for name, _ in self._headers)
-
-    async def body(self, limit: int) -> bytes:
-        """All of it, or a refusal as soon as it is too much."""
-        return b"".join([part async for part in self.parts(limit)])
-
-    async def parts(self, limit: int) -> AsyncIterator[bytes]:
-        """The body as it comes, or a refusal as soon as it is too much."""
-        size = 0
-        told = self.header(b"content-length")
-        if told.isascii() and told.isdecimal() and (len(told) > MAX_DIGITS or int(told) > limit):
-            raise _too_large(limit)
-        while True:
-            try:
-                async with asyncio.timeout(BODY_SECONDS):
-                    message = await self._receive()
-            except TimeoutError:
-                raise Refused("too_slow", f"no byte of the body came for {BODY_SECONDS:.0f} s; send it again") from None
-            if message["type"] == "http.disconnect":
-                raise Refused("bad_request", "the request broke off")
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            yield part
-            if not message.get("more_body"):
-                return
-
-    def check_is_json(self) -> None:
-        """Refuse a body that says of itself that it is something else. One that says nothing is taken for JSON."""
-        told = self.header(b"content-type")
-        kind = told.partition(";")[0].strip().lower()
-        if kind not in ("", JSON) and not kind.endswith("+json"):
-            raise Refused("wrong_media_type", f"the Content-Type is {told[:MAX_SHOWN]!r}; send {JSON}")
-
-    def token(self) -> str:
-        """The bearer token; empty only when there is a client certificate instead."""
-        told = self.header(b"authorization")
-        if self.peer is not None and not told:
-            return ""
-        kind, _, token = told.partition(" ")
-        if kind.lower() != "bearer" or not token:
-            raise Refused("bad_credential", "no credential; send 'Authorization: Bearer …'")
-        return token
-
-    def lease_id(self) -> str:
-        """The lease under which it is sent."""
-        lease_id = self.header(_LEASE)
-        if not 0 < len(lease_id) <= MAX_LEASE_CHARS:
-            raise Refused("bad_request", f"{LEASE_HEADER} has {len(lease_id)} characters; send the lease id in it")
-        return lease_id
-
-    def offset(self) -> int:
-        """The byte at which this part of a log begins."""
-        offset = self.header(_OFFSET)
-        if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_OFFSET_DIGITS:
-            raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
-        return int(offset)
-
-    def digest(self) -> str | None:
-        """What the body is said to be, if that is said."""
-        if not self.has(_SHA256):
-            return None
-        told = self.header(_SHA256)
-        if not DIGEST.fullmatch(told):
-            raise Refused("bad_request", f"{SHA256_HEADER} is {told[:20]!r}; give 64 digits in hex, or leave it out")
-        return told
-
-    async def gone(self) -> None:
-        """Wait until nobody waits for the answer any more. Only after the body was read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
 
 class RunnerApp:
@@ -200,26 +87,21 @@ class RunnerApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
+        status, headers = 200, list[tuple[bytes, bytes]]()
         try:
-            status, answer = 200, await self._route(request)
+            answer = await self._route(request)
         except StaleLease as refused:
-            status, answer = 409, stale_lease(request.lease_id(), refused)
-        except Refused as refused:
-            status, answer = status_of(refused.code), _problem(refused)
-        except msgspec.ValidationError as error:
-            status, answer = 422, _problem(error)
-        except msgspec.DecodeError as error:
-            status, answer = 400, Problem("bad_json", f"the body is not JSON: {error}")
-        except Overloaded as error:
-            status, answer = 503, Problem("overloaded", str(error))
-        except (Unavailable, Conflict, BlobStoreUnavailable) as error:
-            status, answer = 503, Problem("unavailable", f"{error}; try again")
+            answer = stale_lease(request.lease_id(), refused)
+        except EXPECTED_ERRORS as error:
+            refusal = http_error(error, "", _methods(request.path))
+            status, headers = status_of(refusal.code), refusal.raw_headers()
+            answer = Problem(refusal.code, f"{refusal.message}{HINTS.get(refusal.code, '')}")
         if isinstance(answer, Streamed):
             await answer.send(send)
             return
         if isinstance(answer, wire.StaleLease):
             status = 409
-        await _send(send, status, wire.encode(answer), _told_with(status, request))
+        await _send(send, status, wire.encode(answer), headers)
 
     async def _route(self, request: Request) -> Any:
         name, rest = _address(request)
@@ -276,7 +158,7 @@ class RunnerApp:
     async def _lease(self, who: Runner, request: Request) -> LeaseResponse:
         asked = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         with self._present(who):
-            granted = await self._protocol.lease(who, asked, request.gone)
+            granted = await self._protocol.lease(who, asked, request.disconnected)
         if not asked.attempts:
             return LeaseResponse(granted)
         return LeaseResponse(granted, await self._protocol.gone(who, asked.attempts))
@@ -293,7 +175,7 @@ class RunnerApp:
 
     async def _cancels(self, who: Runner, request: Request) -> list[wire.CancelRequested]:
         asked = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))
-        gone = asyncio.create_task(request.gone())
+        gone = asyncio.create_task(request.disconnected())
         try:
             with self._present(who):
                 return await self._control.wait(who, asked, gone)
@@ -344,9 +226,11 @@ def _address(request: Request) -> tuple[str, str]:
     """What the address names, and what follows it, if there is such an address and it takes this method."""
     methods = _methods(request.path)
     if not methods:
-        raise Refused("not_found", f"there is no {request.path[:MAX_SHOWN]}; see docs/protocol.md")
+        raise Refused("not_found", f"there is no {request.path[:MAX_QUOTED_CHARS]}; see docs/protocol.md")
     if request.method not in methods:
-        said = f"{request.path[:MAX_SHOWN]} takes {' or '.join(methods)}, not {request.method[:MAX_SHOWN]}"
+        said = (
+            f"{request.path[:MAX_QUOTED_CHARS]} takes {' or '.join(methods)}, not {request.method[:MAX_QUOTED_CHARS]}"
+        )
         raise Refused("wrong_method", said)
     if request.path == OPENAPI_PATH:
         return OPENAPI_PATH, ""
@@ -368,23 +252,6 @@ def _problem(error: Refused | msgspec.DecodeError) -> Problem:
     if isinstance(error, Refused):
         return Problem(error.code, error.message)
     return Problem("bad_message", f"{error}; see docs/protocol.md")
-
-
-def _too_large(limit: int) -> Refused:
-    return Refused("too_large", f"the body has more than {limit} bytes; send less at once")
-
-
-def _told_with(status: int, request: Request) -> list[tuple[bytes, bytes]]:
-    """The headers that HTTP itself asks for with this status."""
-    if status == 401:
-        return [(b"www-authenticate", b"Bearer")]
-    if status == 408:
-        return [(b"connection", b"close")]
-    if status == 405:
-        return [(b"allow", ", ".join(_methods(request.path)).encode())]
-    if status == 503:
-        return [(b"retry-after", str(RETRY_SECONDS).encode())]
-    return []
 
 
 async def _send(send: Send, status: int, body: bytes, more: list[tuple[bytes, bytes]]) -> None:

@@ -35,7 +35,7 @@ from deltaci.storage.blobs.disk_reserve import check_free_space
 from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
 
 if TYPE_CHECKING:
-    from deltaci.server.runner_api.app import Request
+    from deltaci.server.request import Request
 
 NAMES: Final = frozenset({"artifacts", "caches", "secrets"}) | SHARED
 AT_ONCE: Final = 64  # So many bodies are taken at a time, each in a file of its own.
@@ -206,7 +206,7 @@ class Uploads:
         key = keys.cache_key(held.tenant, job_spec(held).cache_scope, name)
         there = await self._disk.do(lambda: self._blobs.stat(key))
         if there is not None:
-            async for _ in request.parts(self._bounds.cache_bytes):
+            async for _ in request.chunks(self._bounds.cache_bytes):
                 pass  # Whoever sends a body must be able to send all of it before it hears an answer.
             return StoredCache(stored=False, bytes=there.bytes, sha256=there.sha256)
         limit = await self._within_quota(held.tenant, self._bounds.cache_bytes, request)
@@ -275,7 +275,7 @@ class Uploads:
                 digest.update(part)
                 file.write(part)
 
-        parts = request.parts(limit)
+        parts = request.chunks(limit)
         while (part := await _next(parts)) is not None:
             waiting.append(part)
             gathered += len(part)

@@ -16,9 +16,10 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from deltaci.api.routes import REFUSALS, REQUEST_ID_HEADER
 from deltaci.core.errors import Refused
 from deltaci.server.auth.callers import Caller
-from deltaci.server.rest.http.app import ApiApp, refusal
+from deltaci.server.errors import http_error
+from deltaci.server.request import Receive, Request, Scope, Send
+from deltaci.server.rest.http.app import ApiApp
 from deltaci.server.rest.http.request import Parts
-from deltaci.server.runner_api.app import Receive, Request, Scope, Send
 from deltaci.server.web import layout, routes
 from deltaci.server.web.assets import FIRST_SOURCE, Assets, packed, takes_gzip
 from deltaci.server.web.assets import ROOT as ASSETS_ROOT
@@ -107,7 +108,7 @@ class WebApp:
         Only reads, and not for pages of others: a browser sends them no cookie, and says which site began a request
         wherever it trusts the connection.
         """
-        if request.method != "GET" or request.has(b"authorization"):
+        if request.method != "GET" or request.has_header(b"authorization"):
             return None
         if request.header(b"sec-fetch-site") not in ("same-origin", "none", ""):
             return None
@@ -206,7 +207,7 @@ class WebApp:
         )
 
     def _refused(self, error: Exception, request: Request, session: Session | None) -> Answer:
-        code, message, _ = refusal(error, request, request.id)
+        code, message, _ = http_error(error, request.id)
         known = REFUSALS.get(code) or REFUSALS["wrong_state"]
         back = back_of(request)
         if request.method == "POST" and session is not None and back and code != "internal":

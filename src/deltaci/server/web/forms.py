@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from deltaci.server.rest.http.app import refusal
+from deltaci.server.errors import http_error
 from deltaci.server.web.markup import (
     Child,
     Markup,
@@ -57,7 +57,7 @@ async def asked(visit: Visit, id: str, kind: type[T], /, **more: Any) -> T | Pro
     try:
         return await visit.ask(id, kind, **more)
     except Exception as error:
-        code, message, _ = refusal(error, visit.request, visit.request.id)
+        code, message, _ = http_error(error, visit.request.id)
         found = _PATH.search(message)
         if found is None:
             return Problem(code=code, message=message)

@@ -10,10 +10,10 @@ import asyncio
 from typing import Final
 
 from deltaci.api.schemas.records import Run
+from deltaci.server.request import Send
 from deltaci.server.rest.event_streams import Subscription
 from deltaci.server.rest.http.streaming import Gone, Outlet, sending
 from deltaci.server.rest.live import HEADERS
-from deltaci.server.runner_api.app import Send
 from deltaci.server.web.page_request import Stream, Visit
 from deltaci.storage.port import Unavailable
 

@@ -15,9 +15,9 @@ import msgspec
 from deltaci.api.routes import ANY_KEY, OPERATOR, ROUTES, RequiredScope
 from deltaci.core.errors import Refused
 from deltaci.server.auth.callers import Caller
+from deltaci.server.request import Request, Send
 from deltaci.server.rest.http.app import ApiApp
 from deltaci.server.rest.http.request import Parts
-from deltaci.server.runner_api.app import Request, Send
 from deltaci.server.web.markup import Markup
 
 NEEDS: Final[Mapping[str, RequiredScope]] = {route.id: route.required_scope for route in ROUTES}

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from deltaci.server.request import Request
 from deltaci.server.rest.http.request import Parts
-from deltaci.server.runner_api.app import Request
 from deltaci.server.web.auth.sessions import Session, Sessions
 from deltaci.server.web.page_request import Answer, Handler
 

@@ -11,7 +11,6 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -20,9 +19,10 @@ from deltaci.api.routes import PARAMETERS, REFUSALS, REQUEST_ID_HEADER, ROOT, RO
 from deltaci.api.schemas.inputs import MAX_BODY_BYTES, RequestSchema
 from deltaci.api.schemas.records import ApiProblem
 from deltaci.core.errors import Refused
-from deltaci.engine.requests import Overloaded
 from deltaci.protocol import messages as wire
 from deltaci.server.auth.callers import Caller
+from deltaci.server.errors import HttpError, http_error
+from deltaci.server.request import Receive, Request, Scope, Send
 from deltaci.server.rest import (
     changes,
     explain,
@@ -43,18 +43,12 @@ from deltaci.server.rest import (
     workstreams,
 )
 from deltaci.server.rest.http import query_parameters
-from deltaci.server.rest.http.ranges import BadRange
 from deltaci.server.rest.http.request import Call, Handler, Made, Parts, Sent
 from deltaci.server.rest.http.validation_errors import explained
-from deltaci.server.runner_api.app import Receive, Request, Scope, Send
-from deltaci.server.tenants import TooOften
-from deltaci.storage.blobs.store import BlobStoreUnavailable
-from deltaci.storage.port import Conflict, Unavailable
 
 LOGGER: Final = logging.getLogger(__name__)
 MAX_SHOWN: Final = 200
 MAX_MESSAGE: Final = 2000  # It may repeat what was sent, e.g. the name of a field that is not known.
-RETRY: Final = {"Retry-After": "1"}
 
 HANDLERS: Final[Mapping[str, Handler]] = {
     **runs.HANDLERS,
@@ -151,7 +145,7 @@ class ApiApp:
         try:
             answer = await self._answer(request, scope.get("query_string", b""))
         except Exception as error:
-            await _send_problem(send, request_id, *refusal(error, request, request_id))
+            await _send_problem(send, request_id, http_error(error, request_id, allowed_methods(request.path)))
             return
         if isinstance(answer, Sent):
             await answer.send(send)
@@ -276,36 +270,13 @@ async def _body(route: Route, request: Request) -> Any:
         raise msgspec.ValidationError(explained(error, route.body)) from None
 
 
-def refusal(error: Exception, request: Request, request_id: str) -> tuple[str, str, Mapping[str, str]]:
-    """Every way to say no: its code, what it says, and the headers that HTTP asks for with it."""
-    match error:
-        case BadRange():
-            return error.code, error.message, {"Content-Range": f"bytes */{error.size}"}
-        case Refused(code="wrong_method"):
-            return error.code, error.message, {"Allow": ", ".join(_found(request.path.removeprefix(ROOT)))}
-        case Refused(code="bad_credential" | "expired_credential"):
-            return error.code, error.message, {"WWW-Authenticate": "Bearer"}
-        case Refused(code="too_slow"):
-            return error.code, error.message, {"Connection": "close"}
-        case Refused(code="over_quota" | "unreadable"):
-            return error.code, error.message, RETRY
-        case Refused():
-            return error.code, error.message, {}
-        case TooOften():
-            return "too_many_requests", str(error), {"Retry-After": str(max(1, ceil(error.seconds)))}
-        case msgspec.ValidationError():
-            return "bad_message", str(error), {}
-        case msgspec.DecodeError():
-            return "bad_json", f"the body is not JSON: {error}", {}
-        case Overloaded():
-            return "overloaded", str(error), RETRY
-        case Unavailable() | Conflict() | BlobStoreUnavailable():
-            return "unavailable", str(error), RETRY
-    LOGGER.error("request %s: an error of ours", request_id, exc_info=error)
-    return "internal", f"an error of ours; the server's log has it under {request_id}", {}
+def allowed_methods(path: str) -> list[str]:
+    """Return the methods of this path of the API."""
+    return list(_found(path.removeprefix(ROOT)))
 
 
-async def _send_problem(send: Send, request_id: str, code: str, message: str, more: Mapping[str, str]) -> None:
+async def _send_problem(send: Send, request_id: str, error: HttpError) -> None:
+    code, message, more = error
     known = REFUSALS.get(code) or REFUSALS["wrong_state"]
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]}…"

@@ -62,7 +62,7 @@ class Repeat:
 
 
 def _idempotency_key(call: Call) -> str:
-    if not call.once and not call.request.has(_KEY):
+    if not call.once and not call.request.has_header(_KEY):
         return ""
     key = call.once or call.request.header(_KEY)
     if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):

@@ -25,8 +25,8 @@ from deltaci.server.auth.credentials import Signer
 from deltaci.server.disk import Disk
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.log_index import LogIndexes
+from deltaci.server.request import Request
 from deltaci.server.rest.event_streams import Streams
-from deltaci.server.runner_api.app import Request
 from deltaci.server.secrets import Secrets
 from deltaci.server.tenants import Tenants
 from deltaci.server.test_reports import TestReports

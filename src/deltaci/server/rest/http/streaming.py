@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from deltaci.api.routes import REQUEST_ID_HEADER
 from deltaci.server.disk import Disk
+from deltaci.server.request import Request, Send
 from deltaci.server.rest.http.ranges import Bytes
-from deltaci.server.runner_api.app import Request, Send
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._\-]")
 STALL_SECONDS: Final = 60.0  # Who takes nothing for so long is given up.
@@ -84,7 +84,7 @@ def _rest(begun: Generator[Any, Any, Any], blocked: Any) -> Generator[Any, Any, 
 @asynccontextmanager
 async def sending(send: Send, request: Request) -> AsyncIterator[Outlet]:
     """An answer from its head to its end. One that fails breaks off, so that nobody takes half for the whole."""
-    gone = asyncio.create_task(request.gone())
+    gone = asyncio.create_task(request.disconnected())
     out = Outlet(send, gone, request.id)
     try:
         yield out

@@ -18,7 +18,7 @@ from deltaci.api.schemas.inputs import SCOPES
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.server.auth.callers import Caller, Keys
-from deltaci.server.runner_api.app import Request
+from deltaci.server.request import Request
 from deltaci.server.web.auth.revoked_sessions import Endings
 
 COOKIE: Final = "deltaci_session"

@@ -18,8 +18,8 @@ from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, Voca
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.instants import from_datetime
+from deltaci.server.request import Send
 from deltaci.server.rest.http.streaming import disposition, sending
-from deltaci.server.runner_api.app import Send
 from deltaci.server.web.filters import MAX_OFFERED, box, choice, filters
 from deltaci.server.web.markup import (
     Child,

@@ -1,0 +1,127 @@
+"""One HTTP request as the ASGI applications of the server see it: headers, credentials and a body of limited size."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from deltaci.core.errors import Refused
+from deltaci.protocol.routes import LEASE_HEADER, MAX_LEASE_CHARS, MAX_OFFSET_DIGITS, OFFSET_HEADER, SHA256_HEADER
+from deltaci.server.connection import PEER
+from deltaci.server.tls import Peer
+
+MAX_DIGITS: Final = 15
+MAX_QUOTED_CHARS: Final = 200  # Of what a client sent, in an error message.
+JSON: Final = "application/json"
+BODY_SECONDS: Final = 20.0  # Without a single byte.
+
+_DIGEST: Final = re.compile("[0-9a-fA-F]{64}")
+_LEASE: Final = LEASE_HEADER.lower().encode()
+_OFFSET: Final = OFFSET_HEADER.lower().encode()
+_SHA256: Final = SHA256_HEADER.lower().encode()
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Request:
+    """A request whose body is read up to a limit."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.path: str = scope["path"]
+        self.method: str = scope["method"]
+        self.is_tls: bool = scope.get("scheme") == "https"
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.peer: Peer | None = scope.get("state", {}).get(PEER)
+        self._receive = receive
+        self.id = ""  # Identifies the request in the server's log; empty for requests of runners.
+
+    def header(self, name: bytes) -> str:
+        """Return the value of a header by its lower-case name, the last one if it is repeated, or an empty string."""
+        value = b""
+        for header, text in self._headers:
+            if header == name:
+                value = text
+        return value.decode("utf-8", "replace")
+
+    def has_header(self, name: bytes) -> bool:
+        """Return whether the header was sent, even with an empty value."""
+        return any(header == name for header, _ in self._headers)
+
+    async def body(self, limit: int) -> bytes:
+        """Return the whole body. Raises `Refused` as soon as it is larger than `limit` bytes."""
+        return b"".join([chunk async for chunk in self.chunks(limit)])
+
+    async def chunks(self, limit: int) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives. Raises `Refused` as soon as it is larger than `limit` bytes."""
+        size = 0
+        announced = self.header(b"content-length")
+        if announced.isascii() and announced.isdecimal() and (len(announced) > MAX_DIGITS or int(announced) > limit):
+            raise _too_large(limit)
+        while True:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    message = await self._receive()
+            except TimeoutError:
+                raise Refused("too_slow", f"no byte of the body came for {BODY_SECONDS:.0f} s; send it again") from None
+            if message["type"] == "http.disconnect":
+                raise Refused("bad_request", "the request broke off")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            yield chunk
+            if not message.get("more_body"):
+                return
+
+    def check_is_json(self) -> None:
+        """Raise `Refused` if the Content-Type is not JSON. A missing Content-Type counts as JSON."""
+        header = self.header(b"content-type")
+        media_type = header.partition(";")[0].strip().lower()
+        if media_type not in ("", JSON) and not media_type.endswith("+json"):
+            raise Refused("wrong_media_type", f"the Content-Type is {header[:MAX_QUOTED_CHARS]!r}; send {JSON}")
+
+    def token(self) -> str:
+        """Return the bearer token. It may be missing only if there is a client certificate; then it is empty."""
+        header = self.header(b"authorization")
+        if self.peer is not None and not header:
+            return ""
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise Refused("bad_credential", "no credential; send 'Authorization: Bearer …'")
+        return token
+
+    def lease_id(self) -> str:
+        """Return the lease id of the request."""
+        lease_id = self.header(_LEASE)
+        if not 0 < len(lease_id) <= MAX_LEASE_CHARS:
+            raise Refused("bad_request", f"{LEASE_HEADER} has {len(lease_id)} characters; send the lease id in it")
+        return lease_id
+
+    def offset(self) -> int:
+        """Return the byte at which this chunk of a log begins."""
+        offset = self.header(_OFFSET)
+        if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_OFFSET_DIGITS:
+            raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
+        return int(offset)
+
+    def digest(self) -> str | None:
+        """Return the SHA-256 of the body that the client sent as a header, or None."""
+        if not self.has_header(_SHA256):
+            return None
+        digest = self.header(_SHA256)
+        if not _DIGEST.fullmatch(digest):
+            raise Refused("bad_request", f"{SHA256_HEADER} is {digest[:20]!r}; give 64 digits in hex, or leave it out")
+        return digest
+
+    async def disconnected(self) -> None:
+        """Wait until the client has closed the connection. Call it only after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused("too_large", f"the body has more than {limit} bytes; send less at once")
