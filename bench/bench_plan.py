@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from bench.figures import Figure
-from deltaci.pipeline.parse.parse_result import Found
-from deltaci.pipeline.parse.problems import Problems
-from deltaci.pipeline.parse.reader import read
-from deltaci.pipeline.parse.yaml import read_yaml
-from deltaci.pipeline.planning.compile import compile
+from deltaci.pipeline.parse.parse_result import ParseResult
+from deltaci.pipeline.parse.problems import ProblemList
+from deltaci.pipeline.parse.reader import parse_pipeline
+from deltaci.pipeline.parse.yaml import parse_yaml
+from deltaci.pipeline.planning.compile import compile_pipeline
 from tests.pipeline.monorepo import files, pipeline
 from tests.pipeline.planned import PUSH, SOURCE
 
@@ -22,15 +22,15 @@ ROUNDS = 5
 def run() -> list[Figure]:
     """Reading, planning for a change of every file, of one file, and of nobody knows what."""
     text, everything = pipeline(PROJECTS), files(FILES, PROJECTS)
-    found = read(text)
-    yaml = spent(lambda: read_yaml(text, Problems("")))
-    reading = spent(lambda: read(text))
+    found = parse_pipeline(text)
+    yaml = spent(lambda: parse_yaml(text, ProblemList("")))
+    reading = spent(lambda: parse_pipeline(text))
     all_of_it, one, unknown = (
         spent(lambda changed=changed: plan(found, changed))  # type: ignore[misc]
         for changed in (everything, everything[PROJECTS - 1 : PROJECTS], None)
     )
-    made = compile(found, PUSH, changed=everything, source=SOURCE).plan
-    jobs = len(made.kept) if made is not None else 0
+    made = compile_pipeline(found, PUSH, changed=everything, source=SOURCE).plan
+    jobs = len(made.jobs) if made is not None else 0
     what = f"{FILES:,} files, {PROJECTS} projects, {jobs} jobs"
     return [
         Figure(
@@ -43,9 +43,9 @@ def run() -> list[Figure]:
     ]
 
 
-def plan(found: Found, changed: list[str] | None) -> None:
+def plan(found: ParseResult, changed: list[str] | None) -> None:
     """One plan."""
-    compile(found, PUSH, changed=changed, source=SOURCE)
+    compile_pipeline(found, PUSH, changed=changed, source=SOURCE)
 
 
 def spent(work: Callable[[], object]) -> float:

@@ -39,10 +39,10 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "docs/api-reference.md": lambda _: api_reference.page(),
     "docs/cli.md": cli.page,
     "docs/pipelines.md": pipelines.page,
-    "docs/pipeline.schema.json": lambda _: json_schema.text(),
+    "docs/pipeline.schema.json": lambda _: json_schema.format_schema(),
     "docs/github-workflows.md": github_workflows.page,
     "docs/workstreams.md": workstreams.page,
-    "docs/workstream.schema.json": lambda _: json_schema.text(workstreams.document()),
+    "docs/workstream.schema.json": lambda _: json_schema.format_schema(workstreams.document()),
 }
 
 

@@ -9,10 +9,18 @@ from msgspec import inspect
 from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
-from deltaci.pipeline.parse.shapes import NOUNS, Option, default_of, expected, meaning, options, shape
+from deltaci.pipeline.parse.shapes import (
+    NOUNS,
+    Option,
+    describe_options,
+    field_default,
+    field_description,
+    options,
+    shape,
+)
 from scripts.docgen.pages import replace_below_mark, table
 
-Homes = Mapping[type[model.Part], str]
+Homes = Mapping[type[model.FileStruct], str]
 HOMES: Final[Homes] = {
     model.Pipeline: "The file",
     model.On: "`on`",
@@ -67,12 +75,12 @@ def tables(homes: Homes, *, are_evaluated: bool = True) -> Iterator[str]:
 
 
 def _row(name: str, field: FieldInfo, homes: Homes) -> tuple[str, ...]:
-    default = None if field.required else default_of(field)
+    default = None if field.required else field_default(field)
     is_shown = isinstance(default, bool | int | float) or (isinstance(default, str | tuple) and default)
     told = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     shown = f"`{told.lower() if isinstance(default, bool) else told}`" if is_shown else ""
     evaluated = "`${{ }}`" if _has_expressions(field.type) else ""
-    return name, _what(field, homes), shown, meaning(field), evaluated
+    return name, _what(field, homes), shown, field_description(field), evaluated
 
 
 def _what(field: FieldInfo, homes: Homes) -> str:
@@ -86,14 +94,16 @@ def _what(field: FieldInfo, homes: Homes) -> str:
             case inspect.DictType(value_type=value):
                 home = _home(options(value)[0], homes)
                 return (
-                    f"names, each with its own: see {home}" if home else f"names, each with {expected(options(value))}"
+                    f"names, each with its own: see {home}"
+                    if home
+                    else f"names, each with {describe_options(options(value))}"
                 )
-    return expected(allowed)
+    return describe_options(allowed)
 
 
 def _home(option: Option, homes: Homes) -> str:
     cls = getattr(option.type, "cls", None)
-    return homes[cls] if isinstance(cls, type) and issubclass(cls, model.Part) else ""
+    return homes[cls] if isinstance(cls, type) and issubclass(cls, model.FileStruct) else ""
 
 
 def _has_expressions(hint: object) -> bool:

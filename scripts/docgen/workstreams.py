@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from deltaci.pipeline import model
 from deltaci.pipeline.parse import json_schema
-from deltaci.pipeline.parse.shapes import reachable
+from deltaci.pipeline.parse.shapes import reachable_types
 from deltaci.pipeline.rule_model import NumberRule
 from deltaci.pipeline.workstream.model import Merge, Task, Workstream
 from scripts.docgen.pages import replace_below_mark
@@ -33,10 +33,10 @@ def page(text: str) -> str:
 def _lines() -> Iterator[str]:
     yield "## All keys\n"
     yield "In **bold**: keys that must be there.\n"
-    assert set(HOMES) == set(reachable(Workstream))
+    assert set(HOMES) == set(reachable_types(Workstream))
     yield from tables(HOMES, are_evaluated=False)
 
 
 def document() -> dict[str, Any]:
     """The schema for editors."""
-    return json_schema.document(Workstream, "Delta CI workstream")
+    return json_schema.schema(Workstream, "Delta CI workstream")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from deltaci.pipeline import model
-from deltaci.pipeline.parse.action_inputs import REQUIRED, WITH
+from deltaci.pipeline.parse.action_inputs import ACTION_INPUTS, REQUIRED_INPUTS
 from deltaci.pipeline.parse.shapes import Option, options, shape
 
 ANY_TEXT: Final = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda text: "${{" not in text)
@@ -89,7 +89,7 @@ def _is_not_an_expression(option: Option) -> Any:
     return lambda text: bool(is_free) or "${{" not in text
 
 
-def parts(cls: type[model.Part], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def parts(cls: type[model.FileStruct], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Any part of this type that makes sense by itself."""
     of, left_out = shape(cls), LEFT_OUT.get(cls, frozenset())
     required, optional = dict(given), dict[str, st.SearchStrategy[Any]]()
@@ -101,7 +101,7 @@ def parts(cls: type[model.Part], **given: st.SearchStrategy[Any]) -> st.SearchSt
 
 
 # What only makes sense together with something else is given by hand, or not at all.
-LEFT_OUT: Final[dict[type[model.Part], frozenset[str]]] = {
+LEFT_OUT: Final[dict[type[model.FileStruct], frozenset[str]]] = {
     model.Push: frozenset({"branches", "tags", "paths-ignore"}),
     model.PullRequest: frozenset({"branches-ignore", "paths"}),
     model.Input: frozenset({"type", "options"}),
@@ -134,9 +134,9 @@ STEPS: Final = parts(
     run=TEXTS["a command for the shell"],
     shell=st.none() | TEXTS["a text that is not empty"],
     working_directory=st.none() | TEXTS["a path in the workspace"],
-) | st.sampled_from([(name, key) for name, keys in WITH.items() if name not in REQUIRED for key in keys]).flatmap(
-    lambda each: parts(model.Step, uses=st.just(each[0]), with_=st.dictionaries(st.just(each[1]), SCALARS))
-)
+) | st.sampled_from(
+    [(name, key) for name, keys in ACTION_INPUTS.items() if name not in REQUIRED_INPUTS for key in keys]
+).flatmap(lambda each: parts(model.Step, uses=st.just(each[0]), with_=st.dictionaries(st.just(each[1]), SCALARS)))
 AXES: Final = st.dictionaries(
     A_NAME.filter(lambda name: name not in ("include", "exclude")),
     st.lists(VALUES, min_size=1, max_size=3, unique_by=lambda value: str(value).lower()).map(tuple) | FILLED,

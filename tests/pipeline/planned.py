@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.parse.reader import read
-from deltaci.pipeline.planning.compile import Compiled, compile
-from deltaci.pipeline.planning.plan import Kept, Plan
+from deltaci.pipeline.parse.reader import parse_pipeline
+from deltaci.pipeline.planning.compile import CompileResult, compile_pipeline
+from deltaci.pipeline.planning.plan import Plan, PlannedJob
 from deltaci.protocol.messages import Source
 
 COMMIT = "a" * 40
@@ -40,11 +40,11 @@ PULL = Change(
 )
 
 
-def compiled(text: str, change: Change = PUSH, **given: Any) -> Compiled:
+def compiled(text: str, change: Change = PUSH, **given: Any) -> CompileResult:
     """What becomes of a file; nothing is known of the diff unless it is said."""
-    found = read(text)
+    found = parse_pipeline(text)
     assert found.pipeline is not None, "\n".join(map(str, found.problems))
-    return compile(found, change, **{"changed": None, "source": SOURCE, **given})
+    return compile_pipeline(found, change, **{"changed": None, "source": SOURCE, **given})
 
 
 def plan(text: str, change: Change = PUSH, **given: Any) -> Plan:
@@ -54,14 +54,14 @@ def plan(text: str, change: Change = PUSH, **given: Any) -> Plan:
     return made.plan
 
 
-def job(text: str, name: str = "test", change: Change = PUSH, **given: Any) -> Kept:
+def job(text: str, name: str = "test", change: Change = PUSH, **given: Any) -> PlannedJob:
     """One job of the plan."""
     return by_name(plan(text, change, **given))[name]
 
 
-def by_name(made: Plan) -> dict[str, Kept]:
+def by_name(made: Plan) -> dict[str, PlannedJob]:
     """The jobs of a plan."""
-    return {each.spec.name: each for each in made.kept}
+    return {each.spec.name: each for each in made.jobs}
 
 
 def work(text: str, name: str = "test", change: Change = PUSH, **given: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from deltaci.pipeline import model
-from deltaci.pipeline.parse.printer import printed
-from deltaci.pipeline.parse.problems import with_source
-from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.parse.printer import format_pipeline
+from deltaci.pipeline.parse.problems import format_with_source
+from deltaci.pipeline.parse.reader import parse_pipeline
 from tests.pipeline import broken, good
 from tests.pipeline.models import pipelines
 from tests.support.budget import budget
@@ -53,7 +53,7 @@ PIECES = st.sampled_from([*SIGNS, *WORDS, *ODD])
 
 def check(content: str | bytes) -> None:
     """A pipeline, or problems at places that are there."""
-    found = read(content)
+    found = parse_pipeline(content)
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
     lines = text.removeprefix("\ufeff").split("\n")
     assert (found.pipeline is None) == any(not problem.is_warning for problem in found.problems)
@@ -61,7 +61,7 @@ def check(content: str | bytes) -> None:
         assert 1 <= problem.line <= len(lines), problem
         assert 1 <= problem.column <= len(lines[problem.line - 1]) + 1, problem
         assert str(problem).isprintable()
-        with_source(problem, text)
+        format_with_source(problem, text)
 
 
 @given(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=60) | st.binary(max_size=60))
@@ -88,8 +88,8 @@ def test_any_file_with_something_wrong_in_it(text: str, data: st.DataObject) -> 
 @settings(max_examples=budget(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_pipeline_reads_back_as_it_was_printed(pipeline: model.Pipeline) -> None:
     """Every key, every trap of YAML."""
-    text = printed(pipeline)
-    found = read(text)
+    text = format_pipeline(pipeline)
+    found = parse_pipeline(text)
 
     assert found.pipeline == pipeline, "\n".join([*map(str, found.problems), text])
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from deltaci.core.text import edit_distance, nearest
-from deltaci.pipeline.parse.problems import with_source
-from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.parse.problems import format_with_source
+from deltaci.pipeline.parse.reader import parse_pipeline
 from tests.pipeline.broken import ALL, Broken, job, top
 
 
 @pytest.mark.parametrize("broken", ALL, ids=[broken.name for broken in ALL])
 def test_a_broken_file_is_refused_where_it_is_broken(broken: Broken) -> None:
     """The first problem is the one that is meant, at its very column."""
-    found = read(broken.text)
+    found = parse_pipeline(broken.text)
 
     assert found.pipeline is None
     problem = found.problems[0]
@@ -31,7 +31,7 @@ def test_all_problems_are_told_at_once() -> None:
     """In the order of the file."""
     text = job("runs_on: linux\ntimeout-minutes: no\nneeds: [nobody]\nretry: 0") + "nmae: x\n"
 
-    found = read(text, "ci.yml").problems
+    found = parse_pipeline(text, "ci.yml").problems
 
     assert [(each.line, each.column) for each in found] == [(4, 5), (5, 22), (6, 13), (7, 12), (8, 1)]
     assert str(found[0]) == "ci.yml:4:5: the key 'runs_on', which a job does not have; did you mean 'runs-on'?"
@@ -40,17 +40,17 @@ def test_all_problems_are_told_at_once() -> None:
 def test_a_problem_is_shown_with_its_line() -> None:
     """And a caret below the place."""
     text = job("runs_on: linux")
-    [problem] = read(text).problems
+    [problem] = parse_pipeline(text).problems
 
-    assert with_source(problem, text).splitlines()[1:] == ["  4 |     runs_on: linux", "    |     ^"]
+    assert format_with_source(problem, text).splitlines()[1:] == ["  4 |     runs_on: linux", "    |     ^"]
 
 
 def test_a_long_line_is_shown_around_the_place() -> None:
     """Nobody reads a thousand characters."""
     text = job(f"env: {{A: {'x' * 1500}, B: [1]}}")
-    [problem] = read(text).problems
+    [problem] = parse_pipeline(text).problems
 
-    _, line, caret = with_source(problem, text).splitlines()
+    _, line, caret = format_with_source(problem, text).splitlines()
     assert len(line) < 200
     assert line[caret.index("^")] == "["
 
@@ -59,7 +59,7 @@ def test_what_is_shown_cannot_reach_the_terminal() -> None:
     """A name may be anything in double quotes."""
     text = 'jobs:\n  "\\e[31mred":\n    steps: [x]\n    needs: "\\e[2J"\n'
 
-    told = "\n".join(with_source(problem, text) for problem in read(text).problems)
+    told = "\n".join(format_with_source(problem, text) for problem in parse_pipeline(text).problems)
 
     assert "\x1b" not in told
     assert "·[31mred" in told
@@ -70,16 +70,16 @@ def test_there_is_an_end_to_what_is_told() -> None:
     many = job("".join(f"key{number}: 1\n" for number in range(3000)))
     noisy = job("env:\n" + "".join(f"  A{number}: yes\n" for number in range(150)) + "nmae: x")
 
-    assert len(read(many).problems) == 100
-    assert read(noisy).pipeline is None
-    assert any(not problem.is_warning for problem in read(noisy).problems)
+    assert len(parse_pipeline(many).problems) == 100
+    assert parse_pipeline(noisy).pipeline is None
+    assert any(not problem.is_warning for problem in parse_pipeline(noisy).problems)
 
 
 def test_a_problem_of_an_anchor_is_told_once() -> None:
     """However often it is used."""
     text = "jobs:\n  a: &a\n    steps: [x]\n    nmae: 1\n  b: *a\n  c:\n    <<: *a\n"
 
-    assert [problem.line for problem in read(text).problems] == [4]
+    assert [problem.line for problem in parse_pipeline(text).problems] == [4]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_problem_of_an_anchor_is_told_once() -> None:
 )
 def test_what_others_read_differently_is_a_warning(text: str, place: tuple[int, int], said: str) -> None:
     """The file is good."""
-    found = read(text)
+    found = parse_pipeline(text)
 
     [warning] = found.problems
     assert found.pipeline is not None

@@ -12,8 +12,8 @@ from deltaci.api.schemas import inputs as api_input
 from deltaci.core.approvals import Gate
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.parse.reader import read
-from deltaci.pipeline.planning.compile import compile
+from deltaci.pipeline.parse.reader import parse_pipeline
+from deltaci.pipeline.planning.compile import compile_pipeline
 from deltaci.protocol.messages import JobSpec, Source
 from tests.pipeline.good import on_the_page
 from tests.pipeline.planned import COMMIT, PULL, PUSH, SOURCE, by_name, compiled, job, plan, problems, work
@@ -29,7 +29,7 @@ def a_job(lines: str, more: str = "") -> str:
 def test_what_a_runner_is_told_is_what_the_wire_allows() -> None:
     """Every example of the page becomes specifications that a server would take."""
     for text in on_the_page():
-        for each in plan(text).kept:
+        for each in plan(text).jobs:
             msgspec.convert(each.spec.name, api_input.JobName)
             if each.spec.work is not None:
                 msgspec.convert(each.spec.work, JobSpec)
@@ -225,12 +225,12 @@ def test_secrets_are_for_those_who_name_them() -> None:
     steps = (model.Step(run="${{ secrets.A }} ${{ secrets.GITHUB_TOKEN }} ${{ secrets.Z }}"),)
     workflow = model.Pipeline(jobs={"test": model.Job(steps=steps, secrets=("B",))})
 
-    made = compile(workflow, PUSH, changed=None, adds_secrets=True).plan
+    made = compile_pipeline(workflow, PUSH, changed=None, adds_secrets=True).plan
 
     assert work(text)["secrets"] == ["A", "B"]
     assert made is not None
-    assert made.kept[0].spec.work["secrets"] == ["B"]
-    assert made.kept[0].spec.work["optional_secrets"] == ["A", "GITHUB_TOKEN", "Z"]
+    assert made.jobs[0].spec.work["secrets"] == ["B"]
+    assert made.jobs[0].spec.work["optional_secrets"] == ["A", "GITHUB_TOKEN", "Z"]
 
 
 def test_nobody_who_is_not_trusted_gets_secrets_caches_or_a_start() -> None:
@@ -246,9 +246,9 @@ def test_nobody_who_is_not_trusted_gets_secrets_caches_or_a_start() -> None:
     made = plan(text, fork)
     jobs = by_name(made)
 
-    assert [each.spec.name for each in made.kept] == ["approve-fork-2", "approve-fork", "test", "last"]
+    assert [each.spec.name for each in made.jobs] == ["approve-fork-2", "approve-fork", "test", "last"]
     assert jobs["approve-fork-2"].spec.kind == "approval"
-    assert all("approve-fork-2" in each.spec.needs for each in made.kept[1:])
+    assert all("approve-fork-2" in each.spec.needs for each in made.jobs[1:])
     assert jobs["last"].spec.after == ("test",)
     spec = jobs["test"].spec
     told = msgspec.convert(spec.work, JobSpec)
@@ -341,11 +341,11 @@ def test_a_group_of_jobs_cancels_nothing() -> None:
 
 def test_a_plan_needs_no_text() -> None:
     """A pipeline that was made in another way is planned as well."""
-    pipeline = read(a_job("runs-on: ${{ vars.x }}")).pipeline
+    pipeline = parse_pipeline(a_job("runs-on: ${{ vars.x }}")).pipeline
     assert pipeline is not None
 
-    made = compile(pipeline, PUSH, changed=None, variables={"x": "linux"}, file="found", source=SOURCE)
-    bad = compile(pipeline, PUSH, changed=None, file="found")
+    made = compile_pipeline(pipeline, PUSH, changed=None, variables={"x": "linux"}, file="found", source=SOURCE)
+    bad = compile_pipeline(pipeline, PUSH, changed=None, file="found")
 
     assert made.plan is not None
     assert made.plan.file == "found"
@@ -354,6 +354,6 @@ def test_a_plan_needs_no_text() -> None:
 
 def test_a_bad_file_has_no_plan() -> None:
     """Its problems are those of the reader."""
-    found = read("jobs: {}")
+    found = parse_pipeline("jobs: {}")
 
-    assert compile(found, PUSH, changed=None).problems == found.problems
+    assert compile_pipeline(found, PUSH, changed=None).problems == found.problems

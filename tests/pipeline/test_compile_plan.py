@@ -15,8 +15,8 @@ from deltaci.core.plan import plan_hash
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.expressions import format_expression, parse, uses_status_function
-from deltaci.pipeline.parse.reader import read
-from deltaci.pipeline.planning.compile import compile
+from deltaci.pipeline.parse.reader import parse_pipeline
+from deltaci.pipeline.planning.compile import compile_pipeline
 from deltaci.protocol.messages import JobSpec
 from tests.pipeline.good import ALL
 from tests.pipeline.models import pipelines
@@ -25,7 +25,7 @@ from tests.pipeline.planned import PULL, PUSH, SOURCE, by_name, compiled, job, p
 
 def left_out(text: str, **given: Any) -> dict[str, tuple[str, str]]:
     """What is left out, and why."""
-    return {each.name: (each.code, each.reason) for each in plan(text, **given).left_out}
+    return {each.name: (each.code, each.reason) for each in plan(text, **given).excluded}
 
 
 # -- conditions
@@ -114,12 +114,12 @@ def test_who_needs_a_job_that_is_left_out_is_left_out() -> None:
 
     made = plan(text)
 
-    assert [each.spec.name for each in made.kept] == ["d", "e", "g", "h"]
+    assert [each.spec.name for each in made.jobs] == ["d", "e", "g", "h"]
     assert {name: code for name, (code, _) in left_out(text).items()} == {
         "a": "condition", "b": "need_left_out", "c": "need_left_out", "f": "condition",
     }  # fmt: skip
     assert left_out(text)["b"][1] == "it needs a, which is left out"
-    assert all(not each.spec.needs for each in made.kept)
+    assert all(not each.spec.needs for each in made.jobs)
     assert by_name(made)["h"].spec.after == ("d",)
     assert by_name(made)["h"].spec.work["condition"] == "!failure()"
 
@@ -137,7 +137,7 @@ def test_a_need_that_nothing_changed_is_done_and_its_result_is_skipped() -> None
 
     made = plan(text, changed={"z"})
 
-    assert [each.spec.name for each in made.kept] == ["c", "e"]
+    assert [each.spec.name for each in made.jobs] == ["c", "e"]
     assert by_name(made)["c"].spec.needs == ()
     assert by_name(made)["c"].spec.work["needs"] == ["b"]  # The server knows no such job: it is skipped.
     assert by_name(made)["e"].spec.after == ("c",)
@@ -173,8 +173,8 @@ def test_who_only_serves_what_is_left_out_is_not_kept_for_it() -> None:
         "  ship: {needs: build, if: github.event_name == 'pull_request', steps: ['${{ needs.build.outputs.o }}']}\n"
     )
 
-    assert [each.spec.name for each in plan(text, changed={"a"}).kept] == []
-    assert [(each.spec.name, each.code) for each in plan(text, PULL, changed={"a"}).kept] == [
+    assert [each.spec.name for each in plan(text, changed={"a"}).jobs] == []
+    assert [(each.spec.name, each.code) for each in plan(text, PULL, changed={"a"}).jobs] == [
         ("build", "needed"), ("ship", "no_paths"),
     ]  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_artifacts_reach_over_jobs_between() -> None:
 
     made = plan(text, changed={"a"})
 
-    assert [(each.spec.name, each.code) for each in made.kept] == [("build", "needed"), ("ship", "no_paths")]
+    assert [(each.spec.name, each.code) for each in made.jobs] == [("build", "needed"), ("ship", "no_paths")]
     assert by_name(made)["ship"].spec.needs == ("build",)
 
 
@@ -210,9 +210,9 @@ def test_jobs_of_a_matrix_are_a_family_that_is_waited_for() -> None:
     made = plan(text)
     names = ["test (3.12, linux)", "test (3.12, mac)", "test (3.13, linux)", "test (3.13, mac)"]
 
-    assert [each.spec.name for each in made.kept] == ["one (1)", *names, "all"]
+    assert [each.spec.name for each in made.jobs] == ["one (1)", *names, "all"]
     assert [by_name(made)[name].spec.after for name in names] == [(), (), (names[0],), (names[1],)]
-    assert {(each.spec.family, each.spec.is_family_fail_fast) for each in made.kept if each.job == "test"} == {
+    assert {(each.spec.family, each.spec.is_family_fail_fast) for each in made.jobs if each.job == "test"} == {
         ("test", True)
     }
     assert by_name(made)["one (1)"].spec.family == "one"
@@ -232,7 +232,7 @@ def test_names_have_only_what_names_may_have() -> None:
     values = ["a/b", "a#b", "ü", "x" * 150, "x" * 150 + "y", "  ", "a\nb"]
     text = f"jobs:\n  test:\n    strategy: {{matrix: {{a: {msgspec.json.encode(values).decode()}}}}}\n    steps: [x]\n"
 
-    names = [each.spec.name for each in plan(text).kept]
+    names = [each.spec.name for each in plan(text).jobs]
 
     assert len(set(names)) == len(values)
     for name in names:
@@ -255,7 +255,7 @@ def test_a_matrix_may_come_from_what_is_known() -> None:
 
     made = plan(text, hand, variables={"m": '{"v": [1, 2]}', "v": "w"})
 
-    assert [each.spec.name for each in made.kept] == [
+    assert [each.spec.name for each in made.jobs] == [
         "axis (a)", "axis (b)", "cell (main)", "cell (z, w)", "whole (1)", "whole (2)",
     ]  # fmt: skip
     assert not by_name(made)["axis (a)"].spec.is_family_fail_fast
@@ -287,11 +287,11 @@ def test_named_jobs_come_with_what_they_need() -> None:
 
     made = plan(text, changed={"q"}, only=["b"])
 
-    assert [(each.spec.name, each.code) for each in made.kept] == [
+    assert [(each.spec.name, each.code) for each in made.jobs] == [
         ("a", "needed"), ("b (1)", "asked_for"), ("b (2)", "asked_for"),
     ]  # fmt: skip
-    assert {each.name: each.code for each in made.left_out} == {"c": "not_asked_for", "d": "not_asked_for"}
-    assert [each.spec.name for each in plan(text, changed=None, only=["b (2)"]).kept] == ["a", "b (2)"]
+    assert {each.name: each.code for each in made.excluded} == {"c": "not_asked_for", "d": "not_asked_for"}
+    assert [each.spec.name for each in plan(text, changed=None, only=["b (2)"]).jobs] == ["a", "b (2)"]
     assert left_out(text, only=["d"])["d"][0] == "condition"
     assert "there is no job 'e'" in problems(text, only=["e"])[0]
     assert "did you mean 'build'?" in problems("jobs: {build: {steps: [x]}}", only=["biuld"])[0]
@@ -308,8 +308,8 @@ def test_named_values_of_axes_are_kept() -> None:
 
     made = plan(text, matrix={"os": ["linux"], "v": ["1", "2"]})
 
-    assert [each.spec.name for each in made.kept] == ["a (linux, 1)", "a (linux, 2)", "c"]
-    assert [(each.name, each.code) for each in made.left_out] == [("b", "not_asked_for")]
+    assert [each.spec.name for each in made.jobs] == ["a (linux, 1)", "a (linux, 2)", "c"]
+    assert [(each.name, each.code) for each in made.excluded] == [("b", "not_asked_for")]
     assert by_name(made)["c"].spec.needs == ("a (linux, 1)", "a (linux, 2)")
     assert "did you mean 'linux'?" in problems(text, matrix={"os": ["linx"]})[0]
     assert "no matrix has this axis" in problems(text, matrix={"x": ["1"]})[0]
@@ -322,7 +322,7 @@ def test_the_hash_is_that_of_the_core() -> None:
     """A person approves what the run will have."""
     made = plan("fail-fast: true\n" + "jobs: {a: {steps: [x]}}")
 
-    assert made.hash == plan_hash([each.spec for each in made.kept], is_fail_fast=True, timeout_seconds=6 * 3600)
+    assert made.hash == plan_hash([each.spec for each in made.jobs], is_fail_fast=True, timeout_seconds=6 * 3600)
     assert made.compared_with == ""
     assert plan("jobs: {a: {steps: [x]}}", changed=set()).compared_with == PUSH.before
 
@@ -343,13 +343,13 @@ def shuffled(value: Any, random: Any) -> Any:
 @settings(max_examples=60, deadline=None)
 def test_the_order_of_keys_does_not_matter(name: str, random: Any) -> None:
     """Same inputs, same plan, same hash."""
-    found = read(ALL[name])
+    found = parse_pipeline(ALL[name])
     assert found.pipeline is not None
     other = msgspec.convert(shuffled(msgspec.to_builtins(found.pipeline), random), model.Pipeline)
     variables = {"x": '{"a": [1, 2]}', "y": "2"}
 
     one, two = (
-        compile(each, PUSH, changed={"src/a", "web/b"}, source=SOURCE, variables=variables, file="f")
+        compile_pipeline(each, PUSH, changed={"src/a", "web/b"}, source=SOURCE, variables=variables, file="f")
         for each in (found.pipeline, other)
     )
 
@@ -363,7 +363,7 @@ def test_whatever_is_kept_is_a_plan_that_the_core_takes() -> None:
     """Of all good files."""
     for text in ALL.values():
         made = plan(text, variables={"x": '{"a": [1, 2]}', "y": "2"})
-        for each in made.kept:
+        for each in made.jobs:
             if each.spec.work is None:
                 continue
             told = msgspec.convert(each.spec.work, JobSpec)
@@ -376,9 +376,9 @@ def test_whatever_is_kept_is_a_plan_that_the_core_takes() -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_pipeline_is_planned_or_refused(pipeline: model.Pipeline, change: Change) -> None:
     """Whatever its texts come to; nothing but problems says no."""
-    made = compile(pipeline, change, changed={"src/a.py"}, source=SOURCE, variables={"a": "b"})
+    made = compile_pipeline(pipeline, change, changed={"src/a.py"}, source=SOURCE, variables={"a": "b"})
 
     assert (made.plan is None) == any(not each.is_warning for each in made.problems)
-    for each in made.plan.kept if made.plan is not None else ():
+    for each in made.plan.jobs if made.plan is not None else ():
         msgspec.convert(each.spec.name, api_input.JobName)
         msgspec.convert(each.spec.work, JobSpec | None)

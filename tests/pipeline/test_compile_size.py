@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from deltaci.pipeline.parse.reader import read
-from deltaci.pipeline.planning.compile import compile, triggered
+from deltaci.pipeline.parse.reader import parse_pipeline
+from deltaci.pipeline.planning.compile import check_triggers, compile_pipeline
 from deltaci.pipeline.planning.plan import Plan
 from tests.pipeline.monorepo import files, pipeline
 from tests.pipeline.planned import PUSH, SOURCE, problems
@@ -18,10 +18,10 @@ SOON_SECONDS = 5.0  # Of a busy machine; alone it takes a tenth of that.
 
 def planned(text: str, changed: list[str]) -> Plan:
     """Everything from the text on."""
-    found = read(text)
+    found = parse_pipeline(text)
     assert found.pipeline is not None, found.problems
-    assert triggered(found.pipeline, PUSH, changed)[0]
-    made = compile(found, PUSH, changed=changed, source=SOURCE)
+    assert check_triggers(found.pipeline, PUSH, changed)[0]
+    made = compile_pipeline(found, PUSH, changed=changed, source=SOURCE)
     assert made.plan is not None, made.problems
     return made.plan
 
@@ -38,10 +38,10 @@ def test_a_monorepo_of_sixty_projects_is_planned_in_a_second(capsys: pytest.Capt
     with capsys.disabled():
         print(f" {took:.2f} s ", end="")
     assert took < SOON_SECONDS
-    assert len(whole.kept) == 4 * PROJECTS
-    assert not whole.left_out
-    assert {each.job for each in few.kept} == {f"{kind}-p{PROJECTS - 1}" for kind in ("build", "test", "ship")}
-    assert len(few.left_out) == 3 * (PROJECTS - 1)
+    assert len(whole.jobs) == 4 * PROJECTS
+    assert not whole.excluded
+    assert {each.job for each in few.jobs} == {f"{kind}-p{PROJECTS - 1}" for kind in ("build", "test", "ship")}
+    assert len(few.excluded) == 3 * (PROJECTS - 1)
 
 
 def test_a_plan_that_is_too_large_is_refused_before_it_is_made() -> None:
@@ -63,15 +63,15 @@ def test_expressions_that_cost_much_are_given_up() -> None:
     heavy = "{run: x, if: \"contains(format('" + "{0}" * 600 + "', github.repository), vars.a) || env.B\"}"
     steps = f"[&a {heavy}{', *a' * 100}]"
     text = f"jobs:\n  a: {{strategy: {{matrix: {{a: [{', '.join(map(str, range(40)))}]}}}}, steps: {steps}}}\n"
-    found = read(text)
+    found = parse_pipeline(text)
 
     began = time.process_time()
-    made = compile(found, PUSH, changed=None, variables={"a": "zzz"})
+    made = compile_pipeline(found, PUSH, changed=None, variables={"a": "zzz"})
     took = time.process_time() - began
 
     assert took < 30.0
     assert made.plan is not None
-    first, *_, last = made.plan.kept
+    first, *_, last = made.plan.jobs
     assert first.spec.work["steps"][0]["condition"] == "success() && env.B"
     assert last.spec.work["steps"][0]["condition"].startswith("success() && (contains(format(")
 
@@ -82,5 +82,5 @@ def test_a_long_chain_of_jobs_is_no_deep_recursion() -> None:
 
     made = planned("jobs:\n  j0: {steps: [x]}\n" + jobs, ["a"])
 
-    assert [each.spec.name for each in made.kept[:3]] == ["j0", "j1", "j2"]
-    assert made.kept[-1].spec.after == ("j998",)
+    assert [each.spec.name for each in made.jobs[:3]] == ["j0", "j1", "j2"]
+    assert made.jobs[-1].spec.after == ("j998",)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from deltaci.pipeline.detect import propose, wanted
 from deltaci.pipeline.detect.tree import MAX_READ_CHARS, MAX_READ_FILES, is_plain
 from deltaci.pipeline.detect.writing import NOTHING, written
-from deltaci.pipeline.parse.printer import printed
-from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.parse.printer import format_pipeline
+from deltaci.pipeline.parse.reader import parse_pipeline
 from tests.pipeline.test_discovery_node import JEST
 from tests.pipeline.test_discovery_others import TREES
 from tests.pipeline.test_discovery_python import WAYS
@@ -46,7 +46,7 @@ def assert_harmless(files: dict[str, str]) -> None:
     """It reads back as it is, and its commands consist of plain words."""
     proposal = proposed(files)
     text = written(proposal)
-    found = read(text)
+    found = parse_pipeline(text)
     assert found.problems == ()
     assert found.pipeline is not None
     assert not found.expressions
@@ -160,7 +160,7 @@ ALL = {name: files for name, (files, *_) in (TREES | WAYS).items()}
 def test_what_is_written_reads_back_as_what_is_proposed(name: str) -> None:
     """Without a problem and without a warning, comments and all."""
     proposal = proposed(ALL[name])
-    found = read(written(proposal))
+    found = parse_pipeline(written(proposal))
 
     assert found.problems == ()
     assert found.pipeline is not None
@@ -168,14 +168,14 @@ def test_what_is_written_reads_back_as_what_is_proposed(name: str) -> None:
         assert NOTHING in (found.pipeline.jobs["undecided"].steps or ())[0].run  # type: ignore[operator]
     else:
         assert found.pipeline.jobs == proposal.pipeline.jobs
-        assert read(printed(proposal.pipeline)).pipeline == proposal.pipeline
+        assert parse_pipeline(format_pipeline(proposal.pipeline)).pipeline == proposal.pipeline
 
 
 def test_a_guess_becomes_a_job_when_its_comment_is_taken_away() -> None:
     """Nobody should have to write it anew."""
     proposal = proposed(ALL["a Rust workspace"])
     text = re.sub(r"(?m)^  # (format:|  .*)$", lambda line: f"  {line[1]}", written(proposal))
-    found = read(text)
+    found = parse_pipeline(text)
 
     assert found.problems == ()
     assert found.pipeline is not None
@@ -199,7 +199,7 @@ def test_any_mixture_is_read_the_same_in_any_order(files: dict[str, str], chance
     proposal = propose(paths, {path: files[path] for path in wanted(paths)})
 
     assert proposal == proposed(files)
-    found = read(written(proposal))
+    found = parse_pipeline(written(proposal))
     assert found.problems == ()
     assert found.pipeline is not None
     assert proposal.pipeline is None or found.pipeline.jobs == proposal.pipeline.jobs

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.failures import MAX_LINE_CHARS, RULES, Facts, FailureRule, classify
 from deltaci.pipeline.parse import failure_rules
-from deltaci.pipeline.parse.failure_rules import read
+from deltaci.pipeline.parse.failure_rules import parse_failure_rules
 from deltaci.protocol import log_patterns
 from deltaci.protocol.path_patterns import BadPattern
 
@@ -36,7 +36,7 @@ rules:
 
 def problems(text: str) -> list[str]:
     """What is wrong with a file, without its name."""
-    return [str(each).removeprefix("failure-rules.yml:") for each in read(text).problems]
+    return [str(each).removeprefix("failure-rules.yml:") for each in parse_failure_rules(text).problems]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_is_wrong_with_a_rule_is_told_with_its_place(rule: str, told: str) 
 
     assert told in problem
     assert problem.startswith("2:")
-    assert read(f"rules:\n  - {rule}\n").rules is None
+    assert parse_failure_rules(f"rules:\n  - {rule}\n").rules is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_rule_is_told_with_its_place(rule: str, told: str) 
 def test_what_is_wrong_with_a_file_is_told(text: str, told: str) -> None:
     """And none of it is used."""
     assert any(told in each for each in problems(text)), problems(text)
-    assert read(text).rules is None
+    assert parse_failure_rules(text).rules is None
 
 
 def test_the_place_of_a_bad_pattern_is_the_sign_in_it() -> None:
@@ -103,7 +103,7 @@ def test_the_place_of_a_bad_pattern_is_the_sign_in_it() -> None:
 
 def test_a_good_file_becomes_rules_for_the_core() -> None:
     """In its order; a fault of the machine may pass, of tools only if the rule says so, a mistake never."""
-    found = read(GOOD)
+    found = parse_failure_rules(GOOD)
 
     assert found.problems == ()
     assert found.rules == (
@@ -127,7 +127,7 @@ def test_a_good_file_becomes_rules_for_the_core() -> None:
 
 def test_a_code_that_no_runner_reports_is_a_warning() -> None:
     """The rule stands; it is only never asked."""
-    found = read("rules: [{name: a, class: USER, error_codes: LEASE_LOST}]")
+    found = parse_failure_rules("rules: [{name: a, class: USER, error_codes: LEASE_LOST}]")
 
     assert [each.is_warning for each in found.problems] == [True]
     assert found.rules is not None
@@ -190,7 +190,7 @@ def test_a_pattern_is_refused_or_quick(pattern: str) -> None:
 @given(st.text(max_size=200) | st.binary(max_size=200))
 def test_any_text_is_read_or_refused(text: str | bytes) -> None:
     """Never with anything but problems."""
-    found = read(text)
+    found = parse_failure_rules(text)
 
     assert (found.rules is None) == any(not each.is_warning for each in found.problems)
 
@@ -200,7 +200,7 @@ def test_the_page_has_the_rules_that_run() -> None:
     text = (ROOT / "docs" / "failures.md").read_text("utf-8")
 
     [example] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert read(example).rules
-    assert read(example).problems == ()
+    assert parse_failure_rules(example).rules
+    assert parse_failure_rules(example).problems == ()
     assert f"at most {log_patterns.MAX_WAYS} ways" in text
     assert f"a file in {failure_rules.MAX_WAYS:,}" in text

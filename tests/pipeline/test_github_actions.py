@@ -6,7 +6,7 @@ import pytest
 
 from deltaci.pipeline import model
 from deltaci.pipeline.github.builtin_actions import ACTIONS
-from deltaci.pipeline.parse.action_inputs import WITH
+from deltaci.pipeline.parse.action_inputs import ACTION_INPUTS
 from tests.pipeline.workflows import first_step, job, messages, only_job, parsed
 
 PATH = ".github/actions/go/action.yml"
@@ -42,7 +42,7 @@ def test_supported_inputs_exist_in_the_builtin_steps() -> None:
     """Otherwise an imported pipeline would be refused."""
     for action in ACTIONS.values():
         supported = {name for name, rule in action.inputs.items() if rule.kind == "supported"}
-        assert supported <= set(WITH[action.uses]), action.uses
+        assert supported <= set(ACTION_INPUTS[action.uses]), action.uses
 
 
 def test_unsupported_cache_paths_and_keys_are_reported() -> None:

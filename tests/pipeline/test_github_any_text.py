@@ -15,7 +15,7 @@ from deltaci.pipeline.github import composite_actions, parse_workflow
 from deltaci.pipeline.github.builtin_actions import ACTIONS
 from deltaci.pipeline.github.keys import KEY_RULES
 from deltaci.pipeline.parse import reader
-from deltaci.pipeline.parse.printer import printed
+from deltaci.pipeline.parse.printer import format_pipeline
 from tests.pipeline.workflows import FILE, job
 from tests.support.budget import budget
 
@@ -78,7 +78,7 @@ def check_parsed(text: str) -> None:
         assert not workflow.unsupported_jobs
         assert not [problem for problem in workflow.problems if not problem.is_warning]
     if workflow.supported_pipeline is not None:
-        again = reader.read(printed(workflow.supported_pipeline))
+        again = reader.parse_pipeline(format_pipeline(workflow.supported_pipeline))
         wrong = [str(problem) for problem in again.problems if not problem.is_warning]
         # On GitHub a missing property is null; our linter reports it.
         wrong = [text for text in wrong if "which there is not" not in text and "which this job does not" not in text]

@@ -8,8 +8,8 @@ from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.expressions import interpolate
 from deltaci.pipeline.github.converter import GITHUB_CONTEXT_KEYS
-from deltaci.pipeline.parse.problems import Place
-from deltaci.pipeline.planning.contexts import github
+from deltaci.pipeline.parse.problems import Position
+from deltaci.pipeline.planning.contexts import github_context
 from tests.pipeline.workflows import first_step, job, messages, only_job, parsed
 
 SERVICES = """
@@ -52,8 +52,8 @@ def test_positions_refer_to_the_workflow_file() -> None:
     """So that planning can report positions in the file."""
     workflow = parsed(job("if: github.ref == 'x'\nenv: {A: '${{ github.sha }}'}"))
 
-    assert workflow.place("jobs", "test", "steps", 0, "run") == Place(8, 14)
-    assert workflow.place("jobs", "test", "env", "A") == Place(6, 14)
+    assert workflow.position("jobs", "test", "steps", 0, "run") == Position(8, 14)
+    assert workflow.position("jobs", "test", "env", "A") == Position(6, 14)
     assert [(expression.path, expression.is_condition) for expression in workflow.expressions] == [
         (("jobs", "test", "if"), True),
         (("jobs", "test", "env", "A"), False),
@@ -261,7 +261,7 @@ def test_secrets_that_are_used_by_name_are_collected() -> None:
 def test_an_unsupported_key_of_the_github_context_is_reported() -> None:
     """Otherwise it would silently be empty."""
     text = job(steps="- run: curl ${{ github.api_url }}/${{ github.sha }}")
-    available = github(Change(event="push", commit="a"), workflow="x")
+    available = github_context(Change(event="push", commit="a"), workflow="x")
 
     [note] = messages(text, notes=True)
     assert note.startswith("6:23: 'github.api_url' is empty here; there are: actor, ")

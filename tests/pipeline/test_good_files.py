@@ -8,17 +8,17 @@ import pytest
 
 from deltaci.pipeline import model
 from deltaci.pipeline.parse import json_schema
-from deltaci.pipeline.parse.printer import printed
-from deltaci.pipeline.parse.problems import Place, inside
-from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.parse.printer import format_pipeline
+from deltaci.pipeline.parse.problems import Position, position_within
+from deltaci.pipeline.parse.reader import parse_pipeline
 from deltaci.pipeline.parse.shapes import NOUNS, shape
-from deltaci.pipeline.parse.validation_rules import OF_STREAMS
+from deltaci.pipeline.parse.validation_rules import WORKSTREAM_KINDS
 from tests.pipeline.good import ALL, OTHERS, on_the_page
 
 
 def pipeline(text: str) -> model.Pipeline:
     """What a good file says."""
-    found = read(text)
+    found = parse_pipeline(text)
     assert found.pipeline is not None, "\n".join(map(str, found.problems))
     assert not found.problems
     return found.pipeline
@@ -29,7 +29,7 @@ def test_a_good_file_has_no_problems_and_reads_back_as_it_is_printed(name: str) 
     """Whatever was written short or long."""
     first = pipeline(ALL[name])
 
-    assert pipeline(printed(first)) == first
+    assert pipeline(format_pipeline(first)) == first
 
 
 def test_short_forms_are_what_they_stand_for() -> None:
@@ -60,12 +60,12 @@ def test_expressions_are_listed_with_their_places() -> None:
     """Whoever evaluates them can say where a wrong one stands."""
     text = "jobs:\n  a:\n    if: x == 'y'\n    steps:\n"
     text += "      - run: echo ${{ z }}\n        timeout-minutes: ${{ t }}\n      - b\n"
-    found = read(text)
+    found = parse_pipeline(text)
 
-    assert [(each.path, each.text, each.at, each.is_condition) for each in found.expressions] == [
-        (("jobs", "a", "if"), "x == 'y'", Place(3, 9), True),
-        (("jobs", "a", "steps", 0, "run"), "echo ${{ z }}", Place(5, 14), False),
-        (("jobs", "a", "steps", 0, "timeout-minutes"), "${{ t }}", Place(6, 26), False),
+    assert [(each.path, each.text, each.position, each.is_condition) for each in found.expressions] == [
+        (("jobs", "a", "if"), "x == 'y'", Position(3, 9), True),
+        (("jobs", "a", "steps", 0, "run"), "echo ${{ z }}", Position(5, 14), False),
+        (("jobs", "a", "steps", 0, "timeout-minutes"), "${{ t }}", Position(6, 26), False),
     ]
 
 
@@ -82,31 +82,33 @@ def test_expressions_are_listed_with_their_places() -> None:
 )
 def test_a_place_inside_of_a_text_is_found(text: str, place: tuple[int, int]) -> None:
     """A wrong expression in a long command is shown where it stands."""
-    [expression] = read(text).expressions
+    [expression] = parse_pipeline(text).expressions
 
-    assert inside(text, expression.at, expression.text, expression.text.index("${{")) == Place(*place)
+    assert position_within(text, expression.position, expression.text, expression.text.index("${{")) == Position(*place)
 
 
 def test_everything_has_a_place() -> None:
     """What was not written has the place of what holds it."""
-    found = read("jobs:\n  a:\n    steps: [x, y]\n")
+    found = parse_pipeline("jobs:\n  a:\n    steps: [x, y]\n")
 
-    assert found.place("jobs", "a", "steps", 1) == Place(3, 16)
-    assert found.place("jobs", "a", "steps", 1, "name") == Place(3, 16)
-    assert found.place("jobs", "a", "retry", "on", 0) == Place(3, 5)
-    assert found.place("nothing") == Place(1, 1)
+    assert found.position("jobs", "a", "steps", 1) == Position(3, 16)
+    assert found.position("jobs", "a", "steps", 1, "name") == Position(3, 16)
+    assert found.position("jobs", "a", "retry", "on", 0) == Position(3, 5)
+    assert found.position("nothing") == Position(1, 1)
 
 
 def test_every_key_has_an_example_on_the_page() -> None:
     """People read examples first."""
     examples = "\n".join(on_the_page())
-    keys = {key for cls in NOUNS if issubclass(cls, model.Part) for key in shape(cls).fields} - set(OF_STREAMS)
+    keys = {key for cls in NOUNS if issubclass(cls, model.FileStruct) for key in shape(cls).fields} - set(
+        WORKSTREAM_KINDS
+    )
 
     assert not [key for key in sorted(keys) if not re.search(rf"(?<![\w-]){key}:", examples)]
 
 
 def test_every_key_says_what_it_means() -> None:
     """For the table and for editors."""
-    for part in json_schema.document()["$defs"].values():
+    for part in json_schema.schema()["$defs"].values():
         for way in part.get("anyOf", [part]):
             assert all(field["description"] for field in way.get("properties", {}).values())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaci.pipeline.planning import matrix
-from deltaci.pipeline.planning.matrix import BadMatrix, expand
+from deltaci.pipeline.planning.matrix import MatrixError, expand
 
 
 def values(raw: object) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def names(raw: object, job: str = "test") -> list[str]:
 
 
 def problems(strategy: object) -> list[str]:
-    with pytest.raises(BadMatrix) as refused:
+    with pytest.raises(MatrixError) as refused:
         expand("test", strategy)
     return [str(problem) for problem in refused.value.problems]
 
@@ -253,7 +253,7 @@ def test_whatever_the_matrix_names_are_distinct_and_axes_keep_their_values(
     raw = {**axes, "include": include, "exclude": [entry for entry in exclude if set(entry) <= set(axes)]}
     try:
         made = expand("test", {"matrix": raw})
-    except BadMatrix as refused:
+    except MatrixError as refused:
         assert all(problem.message for problem in refused.problems)  # noqa: PT017  # most are fine
         return
     every = [dict(zip(axes, each, strict=True)) for each in product(*axes.values())] if axes else []
@@ -291,7 +291,7 @@ def test_the_words_of_the_documentation_taken_one_by_one_give_the_same(
         if not is_added:
             alone.append(entry)
 
-    with contextlib.suppress(BadMatrix):  # values that are there twice, or none that is left
+    with contextlib.suppress(MatrixError):  # values that are there twice, or none that is left
         made = values({**axes, "include": include, "exclude": exclude})
         assert made == expected + alone
 
@@ -312,7 +312,7 @@ def test_anything_is_expanded_or_refused(raw: object) -> None:
     for strategy in (raw, {"matrix": raw}):
         try:
             made = expand("test", strategy)
-        except BadMatrix as refused:
+        except MatrixError as refused:
             assert refused.problems  # noqa: PT017  # either way is fine
         else:
             assert 1 <= len(made.combinations) <= matrix.MAX_COMBINATIONS

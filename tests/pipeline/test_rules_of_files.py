@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from deltaci.pipeline.parse.nodes import child
-from deltaci.pipeline.parse.problems import Problems
-from deltaci.pipeline.parse.reader import read_part
-from deltaci.pipeline.parse.validation_rules import OF_STREAMS, check, texts_of, wire_rules
-from deltaci.pipeline.parse.yaml import read_yaml
-from deltaci.pipeline.rule_model import KINDS, NumberRule, Rule
+from deltaci.pipeline.parse.problems import ProblemList
+from deltaci.pipeline.parse.reader import parse_node
+from deltaci.pipeline.parse.validation_rules import WORKSTREAM_KINDS, check_rules, evaluated_texts, protocol_rules
+from deltaci.pipeline.parse.yaml import parse_yaml
+from deltaci.pipeline.rule_model import RULE_KINDS, NumberRule, Rule
 from deltaci.pipeline.workstream.model import Rules
 from deltaci.protocol import messages as wire
 from tests.pipeline.planned import work
@@ -30,13 +30,13 @@ ONE_OF_EACH = (
 
 def test_every_kind_is_told_as_it_is_written() -> None:
     """One function for pipelines and workstreams: what is forgotten here is forgotten by nobody else."""
-    told = wire_rules([Rule(**written) for written, _ in ONE_OF_EACH])
+    told = protocol_rules([Rule(**written) for written, _ in ONE_OF_EACH])
 
     assert told == [wire.ValidationRule(**wanted) for _, wanted in ONE_OF_EACH]
-    assert {kind for kind in KINDS for written, _ in ONE_OF_EACH if kind in written} == set(KINDS)
+    assert {kind for kind in RULE_KINDS for written, _ in ONE_OF_EACH if kind in written} == set(RULE_KINDS)
     assert {each.is_checked_by_server for each in told if each.within or each.mergeable} == {True}
     assert not any(each.is_checked_by_server for each in told if not each.within and not each.mergeable)
-    assert set(wire.ValidationRule.__struct_fields__) == {"name", "contains", "min_tests", *KINDS}
+    assert set(wire.ValidationRule.__struct_fields__) == {"name", "contains", "min_tests", *RULE_KINDS}
 
 
 def test_a_name_is_filled_in_and_what_the_runner_evaluates_is_mentioned() -> None:
@@ -62,21 +62,21 @@ def test_all_that_is_evaluated_is_looked_at() -> None:
     """What a rule mentions may be a secret or a need that the job must have."""
     number = NumberRule(report="e", at="${{ no }}", min=0)
 
-    assert set(texts_of(Rule(run="a", result="b", junit="c", files=("d",), number=number))) == set("abcde")
-    assert not any(texts_of(Rule(within=("a",), mergeable=True, name="n", contains="c")))
+    assert set(evaluated_texts(Rule(run="a", result="b", junit="c", files=("d",), number=number))) == set("abcde")
+    assert not any(evaluated_texts(Rule(within=("a",), mergeable=True, name="n", contains="c")))
 
 
 def said(text: str, *, is_stream: bool) -> list[str]:
     """The problems of a list of rules, without the file's name."""
-    problems = Problems("f")
-    rules = child(read_yaml(text, problems), "rules")
+    problems = ProblemList("f")
+    rules = child(parse_yaml(text, problems), "rules")
     assert rules is not None
-    read_part(rules, Rules, ("rules",), problems)
-    check(rules, text, problems, is_stream=is_stream)
+    parse_node(rules, Rules, ("rules",), problems)
+    check_rules(rules, text, problems, is_stream=is_stream)
     return [str(each).removeprefix("f:") for each in problems.in_order()]
 
 
-@pytest.mark.parametrize("name", OF_STREAMS)
+@pytest.mark.parametrize("name", WORKSTREAM_KINDS)
 def test_rules_about_commits_are_for_workstreams(name: str) -> None:
     """A pipeline runs on the commit that it was started with: there is nothing to compare or to merge."""
     text = f"rules: [{{{name}: {'true' if name == 'mergeable' else '[src/**]'}}}]"
@@ -89,7 +89,7 @@ def test_rules_about_commits_are_for_workstreams(name: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "problem"),
     [
-        ("[{}]", "1:9: a rule that demands nothing; expected exactly one of: " + ", ".join(KINDS)),
+        ("[{}]", "1:9: a rule that demands nothing; expected exactly one of: " + ", ".join(RULE_KINDS)),
         ("[{within: a, mergeable: true}]", "1:9: a rule with within and mergeable; expected exactly one of"),
         ("[{mergeable: false}]", "1:21: 'mergeable: false', which demands nothing"),
         ("[{within: [a, 'b/**/[']}]", "1:28: '[' without ']' in the pattern 'b/**/['"),

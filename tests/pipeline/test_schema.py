@@ -12,7 +12,7 @@ from deltaci.pipeline.parse import json_schema
 from tests.pipeline import broken, good
 
 jsonschema_rs = pytest.importorskip("jsonschema_rs")
-VALIDATOR = jsonschema_rs.validator_for(json_schema.document())
+VALIDATOR = jsonschema_rs.validator_for(json_schema.schema())
 
 
 def plain(text: str) -> Any:

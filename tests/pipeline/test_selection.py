@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deltaci.core.errors import Refused
 from deltaci.pipeline.planning import select as selection
 from deltaci.pipeline.planning.projects import Project
-from deltaci.pipeline.planning.select import CODES, Choice, Job, select
+from deltaci.pipeline.planning.select import CODES, Choice, SelectableJob, select
 from deltaci.protocol.path_patterns import path_filter
 
 SHOP = [
@@ -24,14 +24,20 @@ SHOP = [
     Project(name="tokens", path="libs/tokens", needs=("assets",)),
 ]
 JOBS = [
-    Job(name="lint", gives=False),
-    Job(name="build-web", paths=("web/**",)),
-    Job(name="test-web", paths=("web/**", "!web/**/*.md"), needs=("build-web",), takes=("build-web",), gives=False),
-    Job(name="build-api", paths=("api",), needs=("lint",), takes=()),
-    Job(name="test-api", projects=("api",), needs=("build-api",), takes=("build-api",), gives=False),
-    Job(name="docs", paths=("docs/**", "**/*.md"), gives=False),
-    Job(name="deploy", paths=("ops/",), needs=("test-api", "test-web"), takes=()),
-    Job(name="smoke", paths=("ops/smoke",), needs=("deploy",)),
+    SelectableJob(name="lint", has_outputs=False),
+    SelectableJob(name="build-web", paths=("web/**",)),
+    SelectableJob(
+        name="test-web",
+        paths=("web/**", "!web/**/*.md"),
+        needs=("build-web",),
+        consumes=("build-web",),
+        has_outputs=False,
+    ),
+    SelectableJob(name="build-api", paths=("api",), needs=("lint",), consumes=()),
+    SelectableJob(name="test-api", projects=("api",), needs=("build-api",), consumes=("build-api",), has_outputs=False),
+    SelectableJob(name="docs", paths=("docs/**", "**/*.md"), has_outputs=False),
+    SelectableJob(name="deploy", paths=("ops/",), needs=("test-api", "test-web"), consumes=()),
+    SelectableJob(name="smoke", paths=("ops/smoke",), needs=("deploy",)),
 ]
 WEB = {"build-web", "test-web"}
 API = {"build-api", "test-api"}
@@ -115,12 +121,12 @@ def test_every_job_gets_a_reason(changed: list[str] | None, job: str, code: str,
 
 def test_a_kept_job_keeps_those_whose_results_it_takes() -> None:
     """A job that downloads what another built would fail, or worse, find something old."""
-    build = Job(name="build", paths=("src",), needs=("fetch",))
-    fetch = Job(name="fetch", paths=("never",), needs=("lint",))
-    lint = Job(name="lint", paths=("never",), gives=False)
-    sure = Job(name="test", paths=("tests",), needs=("build",), takes=("build",))
-    unsure = Job(name="test", paths=("tests",), needs=("build",))
-    indifferent = Job(name="test", paths=("tests",), needs=("build",), takes=())
+    build = SelectableJob(name="build", paths=("src",), needs=("fetch",))
+    fetch = SelectableJob(name="fetch", paths=("never",), needs=("lint",))
+    lint = SelectableJob(name="lint", paths=("never",), has_outputs=False)
+    sure = SelectableJob(name="test", paths=("tests",), needs=("build",), consumes=("build",))
+    unsure = SelectableJob(name="test", paths=("tests",), needs=("build",))
+    indifferent = SelectableJob(name="test", paths=("tests",), needs=("build",), consumes=())
 
     takes = by_name(select([build, fetch, lint, sure], ["tests/a"]))
     may_take = by_name(select([build, fetch, lint, unsure], ["tests/a"]))
@@ -135,10 +141,10 @@ def test_a_kept_job_keeps_those_whose_results_it_takes() -> None:
 def test_who_waited_for_a_job_that_is_left_out_waits_for_what_that_one_waited_for() -> None:
     """A deployment behind tests that are left out must still not overtake a check that runs, and may fail."""
     jobs = [
-        Job(name="check", gives=False),
-        Job(name="test", paths=("src",), needs=("check",), takes=(), gives=False),
-        Job(name="more", paths=("src",), needs=("test", "check"), takes=(), gives=False),
-        Job(name="deploy", needs=("more",), takes=()),
+        SelectableJob(name="check", has_outputs=False),
+        SelectableJob(name="test", paths=("src",), needs=("check",), consumes=(), has_outputs=False),
+        SelectableJob(name="more", paths=("src",), needs=("test", "check"), consumes=(), has_outputs=False),
+        SelectableJob(name="deploy", needs=("more",), consumes=()),
     ]
 
     choices = by_name(select(jobs, ["docs/a"]))
@@ -169,7 +175,7 @@ def test_too_much_to_compare_keeps_everything(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_why_the_diff_is_not_known_is_said() -> None:
-    (choice,) = select([Job(name="a", paths=("x",))], None, unknown_because="the clone is shallow")
+    (choice,) = select([SelectableJob(name="a", paths=("x",))], None, unknown_because="the clone is shallow")
 
     assert choice.reason == "the diff is not known (the clone is shallow), so everything runs"
 
@@ -177,12 +183,16 @@ def test_why_the_diff_is_not_known_is_said() -> None:
 @pytest.mark.parametrize(
     ("jobs", "projects", "message"),
     [
-        ([Job(name="a"), Job(name="a")], [], "job 'a' is there twice"),
-        ([Job(name="a", needs=("b",))], [], "needs 'b', which is not in the plan"),
-        ([Job(name="a", needs=("b",)), Job(name="b", needs=("a",))], [], "jobs wait for each other"),
-        ([Job(name="a", takes=("b",)), Job(name="b")], [], "name that one in its needs"),
-        ([Job(name="a", paths=("ok", "x["))], [], "job 'a': pattern 2, column 2: found '\\[' without"),
-        ([Job(name="a", projects=("p",))], [], "project 'p', which is not declared"),
+        ([SelectableJob(name="a"), SelectableJob(name="a")], [], "job 'a' is there twice"),
+        ([SelectableJob(name="a", needs=("b",))], [], "needs 'b', which is not in the plan"),
+        (
+            [SelectableJob(name="a", needs=("b",)), SelectableJob(name="b", needs=("a",))],
+            [],
+            "jobs wait for each other",
+        ),
+        ([SelectableJob(name="a", consumes=("b",)), SelectableJob(name="b")], [], "name that one in its needs"),
+        ([SelectableJob(name="a", paths=("ok", "x["))], [], "job 'a': pattern 2, column 2: found '\\[' without"),
+        ([SelectableJob(name="a", projects=("p",))], [], "project 'p', which is not declared"),
         ([], [Project(name="p", path="a"), Project(name="p", path="b")], "project 'p' is there twice"),
         ([], [Project(name="p", path="../a")], "project 'p' is '../a'; write a folder"),
         ([], [Project(name="p", path="a", needs=("libs/*",))], "a need of project 'p' is 'libs/\\*'"),
@@ -192,7 +202,7 @@ def test_why_the_diff_is_not_known_is_said() -> None:
         ([], [Project(name="p", path="a" * 256)], "256 characters, at most 255"),
     ],
 )
-def test_what_makes_no_sense_is_refused(jobs: list[Job], projects: list[Project], message: str) -> None:
+def test_what_makes_no_sense_is_refused(jobs: list[SelectableJob], projects: list[Project], message: str) -> None:
     with pytest.raises(Refused, match=message):
         select(jobs, [], projects=projects)
 
@@ -205,7 +215,7 @@ def test_a_bad_pattern_for_everything_is_refused() -> None:
 def test_a_long_chain_is_told_shortly_and_given_whole() -> None:
     projects = [Project(name=f"p{n}", path=f"p{n}", needs=(f"p{n + 1}",)) for n in range(20)]
 
-    (choice,) = select([Job(name="a", paths=("p0",))], ["p20/x"], projects=projects)
+    (choice,) = select([SelectableJob(name="a", paths=("p0",))], ["p20/x"], projects=projects)
 
     assert choice.reason == (
         "p0 depends on p1, which depends on p2, which depends on p3, which depends on p4, which depends on p5, "
@@ -225,7 +235,7 @@ def test_the_needs_of_the_project_around_a_needed_folder_are_told() -> None:
 
 def test_the_order_of_patterns_is_that_of_each_job() -> None:
     """Jobs share patterns, but not the order in which these have the last word."""
-    jobs = [Job(name="a", paths=("src", "!src/gen")), Job(name="b", paths=("!src/gen", "src"))]
+    jobs = [SelectableJob(name="a", paths=("src", "!src/gen")), SelectableJob(name="b", paths=("!src/gen", "src"))]
 
     assert kept(select(jobs, ["src/gen/x"])) == {"b"}
     assert kept(select(list(reversed(jobs)), ["src/gen/x"])) == {"b"}
@@ -233,17 +243,17 @@ def test_the_order_of_patterns_is_that_of_each_job() -> None:
 
 def test_what_may_be_below_a_submodule_is_not_taken_away() -> None:
     jobs = [
-        Job(name="a", paths=("libs/ui/src/**", "!**/*.md")),
-        Job(name="b", paths=("libs/ui/x/*.c",)),
-        Job(name="c", paths=("lib",)),
+        SelectableJob(name="a", paths=("libs/ui/src/**", "!**/*.md")),
+        SelectableJob(name="b", paths=("libs/ui/x/*.c",)),
+        SelectableJob(name="c", paths=("lib",)),
     ]
 
     assert kept(select(jobs, ["libs/ui/"])) == {"a", "b"}
 
 
 def test_of_many_who_need_a_job_the_first_by_name_is_told() -> None:
-    build = Job(name="build", paths=("never",))
-    tests = [Job(name=f"test-{n}", paths=("tests",), needs=("build",)) for n in range(10)]
+    build = SelectableJob(name="build", paths=("never",))
+    tests = [SelectableJob(name=f"test-{n}", paths=("tests",), needs=("build",)) for n in range(10)]
 
     assert by_name(select([build, *tests], ["tests/a"]))["build"].chain == ("test-0",)
 
@@ -254,7 +264,7 @@ def test_a_job_between_projects_is_about_those_inside_and_the_one_around() -> No
         Project(name="ui", path="libs/ui", needs=("kit",)),
         Project(name="kit", path="kit"),
     ]
-    jobs = [Job(name="libs", paths=("libs/*/src/**",)), Job(name="ui", paths=("libs/ui/**",))]
+    jobs = [SelectableJob(name="libs", paths=("libs/*/src/**",)), SelectableJob(name="ui", paths=("libs/ui/**",))]
 
     assert kept(select(jobs, ["vendor/a"], projects=projects)) == {"libs"}
     assert kept(select(jobs, ["kit/a"], projects=projects)) == {"libs", "ui"}
@@ -275,27 +285,27 @@ PATTERNS = ["a/**", "a", "a/x/", "b/x/*.py", "**/*.py", "*.py", "b/**/*.md", "c/
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[list[Job], list[Project]]:
+def plans(draw: st.DrawFn) -> tuple[list[SelectableJob], list[Project]]:
     """Some projects that may depend on each other in circles, and some jobs that may not."""
     folders = draw(st.lists(st.sampled_from(FOLDERS), max_size=5, unique=True))
     names = [f"p-{folder.replace('/', '-')}" for folder in folders]
     needs = st.lists(st.sampled_from(FOLDERS + names), max_size=2, unique=True).map(tuple)
     projects = [Project(name=n, path=f, needs=draw(needs)) for n, f in zip(names, folders, strict=True)]
-    jobs: list[Job] = []
+    jobs: list[SelectableJob] = []
     for number in range(draw(st.integers(1, 6))):
         paths = draw(st.lists(st.sampled_from(PATTERNS), max_size=3))
         wanted = draw(st.lists(st.sampled_from(jobs), max_size=2, unique=True)) if jobs else []
         before = tuple(job.name for job in wanted)
         jobs.append(
-            Job(
+            SelectableJob(
                 name=f"j{number}",
                 paths=tuple(paths) if any(not text.startswith("!") for text in paths) else (),
                 projects=draw(st.none() | st.lists(st.sampled_from(names), max_size=2, unique=True).map(tuple))
                 if names
                 else None,
                 needs=before,
-                takes=draw(st.none() | st.just(before) | st.just(())),
-                gives=draw(st.booleans()),
+                consumes=draw(st.none() | st.just(before) | st.just(())),
+                has_outputs=draw(st.booleans()),
             )
         )
     return jobs, projects
@@ -308,7 +318,7 @@ def is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/") or (path.endswith("/") and f"{folder}/".startswith(path))
 
 
-def could_see(job: Job, projects: list[Project], changed: list[str]) -> bool:
+def could_see(job: SelectableJob, projects: list[Project], changed: list[str]) -> bool:
     """The obvious definition, by trying everything, without what other jobs take."""
     if not job.paths and not job.projects:
         return True
@@ -356,7 +366,7 @@ def meant(begin: str, known: set[str]) -> list[str]:
 @settings(max_examples=100, deadline=None)
 @given(plans(), DIFFS)
 def test_who_could_see_a_change_is_kept_and_nobody_else_for_its_own_sake(
-    plan: tuple[list[Job], list[Project]], changed: list[str]
+    plan: tuple[list[SelectableJob], list[Project]], changed: list[str]
 ) -> None:
     jobs, projects = plan
     choices = by_name(select(jobs, changed, projects=projects))
@@ -372,7 +382,7 @@ def test_who_could_see_a_change_is_kept_and_nobody_else_for_its_own_sake(
 @settings(max_examples=60, deadline=None)
 @given(plans(), DIFFS, DIFFS)
 def test_more_changes_never_leave_out_more(
-    plan: tuple[list[Job], list[Project]], changed: list[str], more: list[str]
+    plan: tuple[list[SelectableJob], list[Project]], changed: list[str], more: list[str]
 ) -> None:
     jobs, projects = plan
 
@@ -382,7 +392,7 @@ def test_more_changes_never_leave_out_more(
 @settings(max_examples=60, deadline=None)
 @given(plans(), DIFFS, st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_never_matters(
-    plan: tuple[list[Job], list[Project]], changed: list[str], dice: st.DataObject
+    plan: tuple[list[SelectableJob], list[Project]], changed: list[str], dice: st.DataObject
 ) -> None:
     jobs, projects = plan
     expected = select(jobs, changed, projects=projects)
@@ -395,7 +405,7 @@ def test_the_order_of_what_is_given_never_matters(
 @settings(max_examples=60, deadline=None)
 @given(plans(), st.none() | DIFFS)
 def test_every_job_is_answered_and_the_kept_ones_are_a_plan(
-    plan: tuple[list[Job], list[Project]], changed: list[str] | None
+    plan: tuple[list[SelectableJob], list[Project]], changed: list[str] | None
 ) -> None:
     jobs, projects = plan
     choices = select(jobs, changed, projects=projects)
@@ -409,4 +419,4 @@ def test_every_job_is_answered_and_the_kept_ones_are_a_plan(
         assert set(choice.needs) <= kept(choices)
         if choice.is_kept:
             assert set(choice.needs) >= set(known[choice.job].needs) & kept(choices)
-            assert set(known[choice.job].takes or ()) <= kept(choices)
+            assert set(known[choice.job].consumes or ()) <= kept(choices)

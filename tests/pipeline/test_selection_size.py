@@ -6,10 +6,10 @@ import time
 
 from deltaci.pipeline.planning import select as selection
 from deltaci.pipeline.planning.projects import Project
-from deltaci.pipeline.planning.select import Job, select
+from deltaci.pipeline.planning.select import SelectableJob, select
 
 
-def monorepo(count: int) -> tuple[list[Job], list[Project]]:
+def monorepo(count: int) -> tuple[list[SelectableJob], list[Project]]:
     """Projects of which each depends on up to three earlier ones, with five jobs each."""
     projects, jobs = [], []
     for number in range(count):
@@ -18,11 +18,11 @@ def monorepo(count: int) -> tuple[list[Job], list[Project]]:
         projects.append(Project(name=f"p{number}", path=folder, needs=tuple(dict.fromkeys(needs))))
         build, mine = f"build-{number}", (f"{folder}/**", f"!{folder}/docs/**")
         jobs += [
-            Job(name=f"lint-{number}", paths=(f"{folder}/**/*.ts", f"{folder}/*.json"), gives=False),
-            Job(name=build, paths=mine),
-            Job(name=f"test-{number}", paths=mine, needs=(build,), takes=(build,)),
-            Job(name=f"docs-{number}", paths=(f"{folder}/docs/**", "**/*.md"), projects=()),
-            Job(name=f"ship-{number}", projects=(f"p{number}",), needs=(f"test-{number}",), takes=()),
+            SelectableJob(name=f"lint-{number}", paths=(f"{folder}/**/*.ts", f"{folder}/*.json"), has_outputs=False),
+            SelectableJob(name=build, paths=mine),
+            SelectableJob(name=f"test-{number}", paths=mine, needs=(build,), consumes=(build,)),
+            SelectableJob(name=f"docs-{number}", paths=(f"{folder}/docs/**", "**/*.md"), projects=()),
+            SelectableJob(name=f"ship-{number}", projects=(f"p{number}",), needs=(f"test-{number}",), consumes=()),
         ]
     return jobs, projects
 
@@ -56,7 +56,7 @@ def test_a_hundred_thousand_files_and_a_thousand_patterns_are_no_hundred_million
 
 def test_what_somebody_wrote_to_make_it_slow_is_bounded() -> None:
     """As much of it as is compared at all takes seconds; beyond, everything runs."""
-    jobs = [Job(name=f"j{n}", paths=(f"**/*a*b*c*{n}*d+e?f?/**/*z{n}",)) for n in range(1_000)]
+    jobs = [SelectableJob(name=f"j{n}", paths=(f"**/*a*b*c*{n}*d+e?f?/**/*z{n}",)) for n in range(1_000)]
     size = sum(len(job.paths[0]) for job in jobs)
     paths = [f"{'abc' * 20}{n}/dddef" for n in range(selection.MAX_WORK // size // 70 // 20)]
 
@@ -70,9 +70,9 @@ def test_what_somebody_wrote_to_make_it_slow_is_bounded() -> None:
 
 def test_a_long_chain_of_jobs_is_no_deep_recursion() -> None:
     depth = 3_000
-    jobs = [Job(name="j0", paths=("x",), gives=False)]
-    jobs += [Job(name=f"j{n}", paths=("x",), needs=(f"j{n - 1}",), takes=()) for n in range(1, depth)]
-    jobs.append(Job(name="last", needs=(f"j{depth - 1}",)))
+    jobs = [SelectableJob(name="j0", paths=("x",), has_outputs=False)]
+    jobs += [SelectableJob(name=f"j{n}", paths=("x",), needs=(f"j{n - 1}",), consumes=()) for n in range(1, depth)]
+    jobs.append(SelectableJob(name="last", needs=(f"j{depth - 1}",)))
 
     choices = {choice.job: choice for choice in select(jobs, ["y"])}
 
@@ -85,7 +85,7 @@ def test_projects_that_need_thousands_of_folders_are_no_millions_of_links() -> N
     projects = [Project(name="a", path="a", needs=inner), Project(name="b", path="b", needs=inner)]
 
     began = time.process_time()
-    (choice,) = select([Job(name="j", paths=("b",))], ["a/f77/x"], projects=projects)
+    (choice,) = select([SelectableJob(name="j", paths=("b",))], ["a/f77/x"], projects=projects)
     took = time.process_time() - began
 
     assert choice.reason == "b depends on a/f77, where a/f77/x changed"

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.parse.reader import read
-from deltaci.pipeline.planning.compile import triggered
+from deltaci.pipeline.parse.reader import parse_pipeline
+from deltaci.pipeline.planning.compile import check_triggers
 from tests.pipeline.planned import PULL, PUSH
 
 TAG = replace(PUSH, branch="", tag="v1", ref="refs/tags/v1")
@@ -23,9 +23,9 @@ DOCS = frozenset({"docs/a.md"})
 
 def asked(on: str, change: Change, changed: Collection[str] | None = SOURCES) -> tuple[bool, str]:
     """Whether such an `on` wants this change, and why."""
-    found = read(f"on: {on}\njobs: {{a: {{steps: [x]}}}}\n")
+    found = parse_pipeline(f"on: {on}\njobs: {{a: {{steps: [x]}}}}\n")
     assert found.pipeline is not None, found.problems
-    return triggered(found.pipeline, change, changed)
+    return check_triggers(found.pipeline, change, changed)
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_patterns_that_nobody_checked_start_it() -> None:
     """The reader refuses them; whoever made a pipeline in another way is told when it is planned."""
     pipeline = model.Pipeline(on=model.On(push=model.Push(branches=("a[",))), jobs={})
 
-    assert triggered(pipeline, PUSH, None)[0]
+    assert check_triggers(pipeline, PUSH, None)[0]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from deltaci.pipeline.parse.reader import read as read_pipeline
+from deltaci.pipeline.parse.reader import parse_pipeline
 from deltaci.pipeline.workstream.model import Merge, Workstream
 from deltaci.pipeline.workstream.parse import is_workstream, parse_file, parse_values
 from scripts.docgen.workstreams import document
@@ -138,7 +138,7 @@ def test_workstream_files_are_recognized_by_their_keys() -> None:
         assert is_workstream(text.encode())
     for text in ("", "jobs: {}\n", "tasks: 1\njobs: {}\n", "name: workstream\n", "env:\n  workstream: x\n"):
         assert not is_workstream(text.encode())
-    [problem] = [problem for problem in read_pipeline(GOOD).problems if "'workstream'" in problem.found]
+    [problem] = [problem for problem in parse_pipeline(GOOD).problems if "'workstream'" in problem.found]
     assert "deltaci ws create" in problem.expected
 
 

@@ -15,7 +15,7 @@ from deltaci.core.text import nearest
 from deltaci.local.plans import Planned, Seen, Wish, seen
 from deltaci.local.tree import Tree
 from deltaci.pipeline.change import EventName
-from deltaci.pipeline.parse.problems import with_source
+from deltaci.pipeline.parse.problems import format_with_source
 
 STATE: Final = ".state"
 FOLDER: Final = "local"
@@ -104,7 +104,7 @@ def looked_at(
 def tell_problems(each: Planned) -> None:
     """Every problem with its line."""
     for problem in each.problems:
-        print(with_source(problem, each.text))
+        print(format_with_source(problem, each.text))
 
 
 def _event(word: str) -> EventName:

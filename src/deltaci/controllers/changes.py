@@ -198,12 +198,12 @@ class Handling:
         for file in found[:MAX_FILES]:
             is_on, why = is_triggered(file, change, diff.changed)
             run_id = await self._born(kept, project, file) if is_on else ""
-            outcomes.append(FileOutcome(file.found.file, run_id, why[:MAX_REASON]))
+            outcomes.append(FileOutcome(file.result.file, run_id, why[:MAX_REASON]))
         return tuple(outcomes)
 
     async def _born(self, kept: Kept, project: Project, file: PipelineFile) -> str:
-        id = run_id(kept.id, file.found.file)
-        record = run_of(id, kept, project, file.found.file)
+        id = run_id(kept.id, file.result.file)
+        record = run_of(id, kept, project, file.result.file)
         await self._engine.do(NewRecord(id=id, record=record, or_existing=True))
         return id
 

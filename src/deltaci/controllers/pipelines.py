@@ -15,10 +15,10 @@ from deltaci.core.job import APPROVAL
 from deltaci.core.plan import plan_hash
 from deltaci.git.mirrors import MAX_FILE_BYTES, Mirror
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.parse.parse_result import Found
+from deltaci.pipeline.parse.parse_result import ParseResult
 from deltaci.pipeline.parse.problems import Problem
-from deltaci.pipeline.pipeline_files import DISCOVERED, PipelineFile, Read, discover, pipeline_files, read_file
-from deltaci.pipeline.planning.compile import UNTRUSTED, compile, triggered
+from deltaci.pipeline.pipeline_files import DISCOVERED, PipelineFile, ReadFile, discover, pipeline_files, read_file
+from deltaci.pipeline.planning.compile import UNTRUSTED, check_triggers, compile_pipeline
 from deltaci.pipeline.planning.plan import Plan
 from deltaci.protocol.messages import Source
 
@@ -53,7 +53,7 @@ async def _read(mirror: Mirror, commit: str, paths: Sequence[str], name: str, co
     if content is None:
         expected = f"expected at most {MAX_FILE_BYTES:,} bytes"
         problem = Problem(file=name, line=1, column=1, found="it is too large", expected=expected)
-        return PipelineFile(kind="own", found=Found(file=name, pipeline=None, problems=(problem,)))
+        return PipelineFile(kind="own", result=ParseResult(file=name, pipeline=None, problems=(problem,)))
     return await _with_others(mirror, commit, lambda read: read_file(name, content, paths, read))
 
 
@@ -64,7 +64,7 @@ async def _discovered(mirror: Mirror, commit: str, paths: Sequence[str]) -> list
         return []  # Nothing is sure enough.
 
 
-async def _with_others(mirror: Mirror, commit: str, make: Callable[[Read], T]) -> T:
+async def _with_others(mirror: Mirror, commit: str, make: Callable[[ReadFile], T]) -> T:
     """Make it, with the texts of other files that it asks for: again, until it asks for nothing new."""
     texts: dict[str, bytes | None] = {}
     for _ in range(MAX_ROUNDS):
@@ -91,14 +91,14 @@ async def _with_others(mirror: Mirror, commit: str, make: Callable[[Read], T]) -
 
 def problems_of(file: PipelineFile) -> tuple[Problem, ...]:
     """What keeps it from being used."""
-    return tuple(each for each in file.found.problems if not each.is_warning)
+    return tuple(each for each in file.result.problems if not each.is_warning)
 
 
 def is_triggered(file: PipelineFile, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     """Whether the file runs for this change, and why. One that cannot be read runs, and so shows what is wrong."""
-    if file.found.pipeline is None:
+    if file.result.pipeline is None:
         return True, f"it has {len(problems_of(file))} problems, and cannot say when it runs"
-    return triggered(file.found.pipeline, change, changed)
+    return check_triggers(file.result.pipeline, change, changed)
 
 
 async def planned(
@@ -106,15 +106,15 @@ async def planned(
 ) -> Plan:
     """What the file makes of the change; `NoPlan` with all of its problems."""
     compiled = await asyncio.to_thread(
-        compile,
-        file.found,
+        compile_pipeline,
+        file.result,
         change,
         changed=diff.changed,
         unknown_because=diff.why,
         source=source,
         run_id=run_id,
         is_untrusted=change.is_fork,
-        adds_secrets=file.adds_secrets,
+        adds_secrets=file.grants_mentioned_secrets,
     )
     if compiled.plan is None:
         raise NoPlan([str(each) for each in compiled.problems if not each.is_warning])
@@ -128,7 +128,7 @@ def _guarded(plan: Plan, role: str) -> Plan:
         replace(each, spec=replace(each.spec, gate=gate))
         if each.code == UNTRUSTED and each.spec.kind == APPROVAL
         else each
-        for each in plan.kept
+        for each in plan.jobs
     )
     specs = [each.spec for each in kept]
     hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)

@@ -48,7 +48,7 @@ MAX_TRIES: Final = 6  # Of reaching a repository; about five minutes.
 PAGE: Final = 200
 MAX_ERROR: Final = 10_000
 
-NOTHING: Final = Plan(file="", name="", kept=(), hash=plan_hash(()))
+NOTHING: Final = Plan(file="", name="", jobs=(), hash=plan_hash(()))
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -204,19 +204,19 @@ class Planner:
         else:
             meant = [each for each in found if is_triggered(each, kept.change, diff.changed)[0]]
             if len(meant) != 1:
-                names = ", ".join(each.found.file for each in meant or found) or "none"
+                names = ", ".join(each.result.file for each in meant or found) or "none"
                 raise NoPlan([f"{len(meant)} pipeline files can be meant; name one of: {names}"])
             found = meant
         if kept.change.event == "manual":
             is_on, why = is_triggered(found[0], kept.change, diff.changed)
             if not is_on:
-                raise NoPlan([f"{found[0].found.file} cannot be started by hand: {why}; add `manual` to its `on`"])
+                raise NoPlan([f"{found[0].result.file} cannot be started by hand: {why}; add `manual` to its `on`"])
         return found[0]
 
     async def _write(self, record: Run, plan: Plan, reasons: Reasons) -> None:
         """The plan and its reasons, the reasons first: whoever sees the plan finds them."""
         await self._keep(record, plan.hash, reasons)
-        jobs = tuple(each.spec for each in plan.kept)
+        jobs = tuple(each.spec for each in plan.jobs)
         order = decide.Plan(
             id=record.id,
             jobs=jobs,
@@ -260,11 +260,11 @@ class Planner:
 def _reasons(plan: Plan, diff: Compared) -> Reasons:
     kept = [
         Choice(name=each.spec.name, job=each.job, is_kept=True, code=each.code, reason=each.reason, path=each.path)
-        for each in plan.kept
+        for each in plan.jobs
     ]
     left = [
         Choice(name=each.name, job=each.job, is_kept=False, code=each.code, reason=each.reason)
-        for each in plan.left_out
+        for each in plan.excluded
     ]
     return Reasons(
         file=plan.file,

@@ -146,7 +146,7 @@ class Schedules:
 
 
 def _entries(file: PipelineFile, default: str, branches: Iterable[str]) -> list[Entry]:
-    pipeline = file.found.pipeline
+    pipeline = file.result.pipeline
     found: list[Entry] = []
     for each in (pipeline.on.schedule or ()) if pipeline is not None else ():
         zone = str(getattr(each, "timezone", "") or "UTC")
@@ -154,7 +154,7 @@ def _entries(file: PipelineFile, default: str, branches: Iterable[str]) -> list[
         if each.branches is not None:
             wanted = branch_filter(each.branches)
             names = [name for name in sorted(branches) if wanted.matches(name)][:MAX_BRANCHES]
-        found += [Entry(file.found.file, each.cron, zone, name) for name in names]
+        found += [Entry(file.result.file, each.cron, zone, name) for name in names]
     return found
 
 

@@ -79,7 +79,7 @@ class Engine:
             is_fail_fast=plan.is_fail_fast,
             timeout_seconds=plan.timeout_seconds,
         )
-        specs: tuple[JobSpec, ...] = tuple(each.spec for each in plan.kept)
+        specs: tuple[JobSpec, ...] = tuple(each.spec for each in plan.jobs)
         await self.service.engine.do(StartRun(id=id, record=record, jobs=specs, plan_hash=plan.hash, actor=PERSON))
         return id
 

@@ -12,10 +12,10 @@ from deltaci.core.errors import Refused
 from deltaci.local.tree import Snapshot, Tree
 from deltaci.pipeline.change import Change, EventName
 from deltaci.pipeline.github import ParsedWorkflow
-from deltaci.pipeline.parse.parse_result import Found
+from deltaci.pipeline.parse.parse_result import ParseResult
 from deltaci.pipeline.parse.problems import Problem
 from deltaci.pipeline.pipeline_files import PipelineFile, discover, pipeline_files, read_file
-from deltaci.pipeline.planning.compile import compile, triggered
+from deltaci.pipeline.planning.compile import check_triggers, compile_pipeline
 from deltaci.pipeline.planning.plan import Plan
 from deltaci.protocol.messages import Source
 
@@ -113,10 +113,10 @@ def pipelines(tree: Tree, commit: str, named: Sequence[str]) -> list[PipelineFil
 def _with_jobs(files: list[PipelineFile], jobs: Sequence[str]) -> list[PipelineFile]:
     """Only the files that have one of these jobs; all of them, when none has, so that each says so."""
     wanted = set(jobs)
-    return [file for file in files if not wanted or wanted & _names(file.found)] or files
+    return [file for file in files if not wanted or wanted & _names(file.result)] or files
 
 
-def _names(found: Found) -> set[str]:
+def _names(found: ParseResult) -> set[str]:
     if isinstance(found, ParsedWorkflow):
         return set(found.job_ids)
     return set(found.pipeline.jobs) if found.pipeline is not None else set()
@@ -132,7 +132,7 @@ class _Here(NamedTuple):
 
 
 def _planned(file: PipelineFile, here: _Here, wish: Wish) -> Planned:
-    found = file.found
+    found = file.result
     # No half-run by itself; but who names only jobs that are inside gets them.
     is_enough = (
         bool(wish.jobs) and isinstance(found, ParsedWorkflow) and not set(wish.jobs) & set(found.unsupported_jobs)
@@ -142,12 +142,12 @@ def _planned(file: PipelineFile, here: _Here, wish: Wish) -> Planned:
     common: dict[str, Any] = {"file": found.file, "text": file.text, "is_foreign": file.kind == "github"}
     if found.pipeline is None:
         return Planned(**common, problems=_bad(found.problems))
-    is_triggered, why = triggered(found.pipeline, here.change, here.changed)
+    is_triggered, why = check_triggers(found.pipeline, here.change, here.changed)
     if wish.files and not is_triggered:  # Who names a file wants it.
         is_triggered, why = True, f"it was named, though {why}"
     if not is_triggered:
         return Planned(**common, why=why)
-    compiled = compile(
+    compiled = compile_pipeline(
         found,
         here.change,
         changed=here.changed,
@@ -155,7 +155,7 @@ def _planned(file: PipelineFile, here: _Here, wish: Wish) -> Planned:
         source=here.source,
         only=wish.jobs,
         matrix={name: (value,) for name, value in wish.matrix.items()},
-        adds_secrets=file.adds_secrets,
+        adds_secrets=file.grants_mentioned_secrets,
     )
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
     return Planned(

@@ -23,7 +23,7 @@ from deltaci.core.worker import required_labels
 from deltaci.local.engine import TENANT, Engine
 from deltaci.local.plans import Planned, Seen
 from deltaci.local.watch import Decide, Screen, Watch
-from deltaci.pipeline.planning.plan import Kept, Plan, without
+from deltaci.pipeline.planning.plan import Plan, PlannedJob, exclude_jobs
 
 LAST_FILE: Final = "last.json"
 SYSTEMS: Final = frozenset({"linux", "macos", "windows"})
@@ -74,7 +74,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
                 }
                 for each in self.jobs
             ],
-            "left_out": self.begun.plan.left_out,
+            "left_out": self.begun.plan.excluded,
         }
 
 
@@ -97,16 +97,16 @@ def runnable(planned: Sequence[Planned]) -> list[tuple[str, Plan]]:
             continue
         foreign = {
             kept.spec.name: ("other_machine", f"it runs on {', '.join(sorted(other))}, and this machine is {system()}")
-            for kept in each.plan.kept
+            for kept in each.plan.jobs
             if (other := required_labels(kept.spec.queue_key) & (SYSTEMS - {system()}))
         }
-        found.append((each.file, without(each.plan, foreign, are_done=False) if foreign else each.plan))
+        found.append((each.file, exclude_jobs(each.plan, foreign, are_done=False) if foreign else each.plan))
     return found
 
 
 def labels(plans: Sequence[tuple[str, Plan]]) -> list[str]:
     """Every label that a job asks for: here this machine stands for all of them."""
-    return sorted({label for _, plan in plans for kept in plan.kept for label in required_labels(kept.spec.queue_key)})
+    return sorted({label for _, plan in plans for kept in plan.jobs for label in required_labels(kept.spec.queue_key)})
 
 
 def last(folder: Path) -> Last:
@@ -135,12 +135,12 @@ class Session:
         for file, plan in self._plans:
             done: dict[str, tuple[str, str]] = {}
             if run_id := before.get(file, ""):
-                known = await self._earlier(run_id, {kept.spec.name for kept in plan.kept})
+                known = await self._earlier(run_id, {kept.spec.name for kept in plan.jobs})
                 again = job_names_to_rerun(known)
                 done = {name: ("succeeded_before", f"it succeeded in {each.run_id}") for name, each in known.items()}
                 done = {name: why for name, why in done.items() if name not in again}
-            narrowed.append((file, without(plan, done, are_done=True)))
-        self._plans = [(file, plan) for file, plan in narrowed if any(_is_work(kept) for kept in plan.kept)]
+            narrowed.append((file, exclude_jobs(plan, done, are_done=True)))
+        self._plans = [(file, plan) for file, plan in narrowed if any(_is_work(kept) for kept in plan.jobs)]
         if not self._plans:
             raise Refused("wrong_state", "everything succeeded the last time; run it without --failed")
 
@@ -172,7 +172,7 @@ class Session:
         ended = await asyncio.gather(*watching)
         return [
             Outcome(
-                begun=each, run=run, jobs=await self._engine.jobs(run.id, [kept.spec.name for kept in each.plan.kept])
+                begun=each, run=run, jobs=await self._engine.jobs(run.id, [kept.spec.name for kept in each.plan.jobs])
             )
             for each, run in zip(self._begun, ended, strict=True)
         ]
@@ -185,7 +185,7 @@ class Session:
     @property
     def names(self) -> list[str]:
         """Of all jobs."""
-        return [kept.spec.name for _, plan in self._plans for kept in plan.kept]
+        return [kept.spec.name for _, plan in self._plans for kept in plan.jobs]
 
     def _origin(self, file: str) -> Origin:
         change = self._seen.change
@@ -209,7 +209,7 @@ def network_env(named: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _is_work(kept: Kept) -> bool:
+def _is_work(kept: PlannedJob) -> bool:
     return kept.spec.kind == job.TASK
 
 
@@ -222,6 +222,6 @@ def _with_env(plan: Plan, env: Mapping[str, str]) -> Plan:
         )
         if _is_work(kept)
         else kept
-        for kept in plan.kept
+        for kept in plan.jobs
     )
     return structs.replace(plan, kept=changed)

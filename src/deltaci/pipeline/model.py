@@ -13,7 +13,18 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import Meta, field
 
-from deltaci.pipeline.model_types import MAX_ITEMS, MAX_TEXT, Command, Line, Part, Path, Patterns, Text, Title, Value
+from deltaci.pipeline.model_types import (
+    MAX_ITEMS,
+    MAX_TEXT,
+    Command,
+    FileStruct,
+    Line,
+    Path,
+    Patterns,
+    Text,
+    Title,
+    Value,
+)
 from deltaci.pipeline.parse.field_types import (
     MAX_LINE,
     Cron,
@@ -26,12 +37,24 @@ from deltaci.pipeline.parse.field_types import (
     SecretName,
     TimeZone,
     Word,
-    says,
-    text,
+    doc,
+    text_format,
 )
 from deltaci.pipeline.rule_model import NumberRule, Rule
 
-__all__ = ["MAX_ITEMS", "MAX_TEXT", "Command", "Line", "NumberRule", "Part", "Path", "Rule", "Text", "Title", "Value"]
+__all__ = [
+    "MAX_ITEMS",
+    "MAX_TEXT",
+    "Command",
+    "FileStruct",
+    "Line",
+    "NumberRule",
+    "Path",
+    "Rule",
+    "Text",
+    "Title",
+    "Value",
+]
 
 MAX_JOBS: Final = 1000
 MAX_STEPS: Final = 1000
@@ -42,21 +65,21 @@ MAX_SECONDS: Final = 60 * MAX_MINUTES
 EXPRESSION: Final = r"^\s*\$\{\{[\s\S]*\}\}\s*$(?!\n)"
 
 
-Condition = Annotated[str, text("an expression", r"[\s\S]*\S[\s\S]*", longest=MAX_LINE * 4, condition=True)]
+Condition = Annotated[str, text_format("an expression", r"[\s\S]*\S[\s\S]*", longest=MAX_LINE * 4, condition=True)]
 Expression = Annotated[
     str, Meta(pattern=EXPRESSION, max_length=MAX_EXPRESSION, extra={"what": "an expression ${{ … }}"})
 ]
 Scalar = str | int | float | bool
 Nested = Annotated[Any, Meta(extra={"what": "a list or an object"})]  # as it is written: nothing in it is evaluated
 MatrixValue = Annotated[Scalar, Meta(extra={"expressions": True})] | Nested
-Truth = bool | Expression
+Boolean = bool | Expression
 Minutes = Annotated[int, Meta(ge=1, le=MAX_MINUTES)] | Annotated[float, Meta(gt=0, le=MAX_MINUTES)] | Expression
 Env = Annotated[dict[EnvName, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS * 2)]
 RefPatterns = Annotated[tuple[RefPattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]
-Row = Annotated[dict[Word, MatrixValue], Meta(min_length=1, max_length=MAX_ITEMS)]
+MatrixRow = Annotated[dict[Word, MatrixValue], Meta(min_length=1, max_length=MAX_ITEMS)]
 
 FailureClass = Literal["INFRA", "TOOLING", "FLAKY"]  # `USER` is the author's own, and never tried again.
-With = Annotated[dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS)]
+ActionInputs = Annotated[dict[Word, Annotated[Scalar, Meta(extra={"expressions": True})]], Meta(max_length=MAX_ITEMS)]
 BuiltIn = Literal["checkout", "cache", "upload-artifact", "download-artifact", "setup-python", "setup-node"]
 PullRequestType = Literal["opened", "synchronize", "reopened", "closed", "labeled", "unlabeled", "ready_for_review"]
 
@@ -64,147 +87,145 @@ PullRequestType = Literal["opened", "synchronize", "reopened", "closed", "labele
 # -- when it runs
 
 
-class Push(Part, frozen=True, kw_only=True):
+class Push(FileStruct, frozen=True, kw_only=True):
     """A push to the repository; without any key: every one."""
 
-    may_be_empty: ClassVar[bool] = True
+    accepts_null: ClassVar[bool] = True
 
-    branches: Annotated[RefPatterns | None, says("only pushes to these branches")] = None
-    branches_ignore: Annotated[RefPatterns | None, says("no pushes to these branches")] = field(
+    branches: Annotated[RefPatterns | None, doc("only pushes to these branches")] = None
+    branches_ignore: Annotated[RefPatterns | None, doc("no pushes to these branches")] = field(
         name="branches-ignore", default=None
     )
-    tags: Annotated[RefPatterns | None, says("only pushes of these tags")] = None
-    tags_ignore: Annotated[RefPatterns | None, says("no pushes of these tags")] = field(
-        name="tags-ignore", default=None
-    )
-    paths: Annotated[Patterns | None, says("only pushes that change one of these paths")] = None
-    paths_ignore: Annotated[Patterns | None, says("no pushes that change only these paths")] = field(
+    tags: Annotated[RefPatterns | None, doc("only pushes of these tags")] = None
+    tags_ignore: Annotated[RefPatterns | None, doc("no pushes of these tags")] = field(name="tags-ignore", default=None)
+    paths: Annotated[Patterns | None, doc("only pushes that change one of these paths")] = None
+    paths_ignore: Annotated[Patterns | None, doc("no pushes that change only these paths")] = field(
         name="paths-ignore", default=None
     )
 
 
-class PullRequest(Part, frozen=True, kw_only=True):
+class PullRequest(FileStruct, frozen=True, kw_only=True):
     """A pull request; without any key: every one that is opened or changed."""
 
-    may_be_empty: ClassVar[bool] = True
+    accepts_null: ClassVar[bool] = True
 
     types: Annotated[
         Annotated[tuple[PullRequestType, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})],
-        says("what must have happened to it"),
+        doc("what must have happened to it"),
     ] = ("opened", "synchronize", "reopened")
-    branches: Annotated[RefPatterns | None, says("only those into these branches")] = None
-    branches_ignore: Annotated[RefPatterns | None, says("none into these branches")] = field(
+    branches: Annotated[RefPatterns | None, doc("only those into these branches")] = None
+    branches_ignore: Annotated[RefPatterns | None, doc("none into these branches")] = field(
         name="branches-ignore", default=None
     )
-    paths: Annotated[Patterns | None, says("only those that change one of these paths")] = None
-    paths_ignore: Annotated[Patterns | None, says("none that change only these paths")] = field(
+    paths: Annotated[Patterns | None, doc("only those that change one of these paths")] = None
+    paths_ignore: Annotated[Patterns | None, doc("none that change only these paths")] = field(
         name="paths-ignore", default=None
     )
 
 
-class Schedule(Part, frozen=True, kw_only=True):
+class Schedule(FileStruct, frozen=True, kw_only=True):
     """A time, again and again."""
 
-    short: ClassVar[str] = "cron"
+    shorthand: ClassVar[str] = "cron"
 
-    cron: Annotated[Cron, says("minute, hour, day, month and weekday")]
-    timezone: Annotated[TimeZone, says("where these are meant, e.g. `Europe/Berlin`")] = "UTC"
-    branches: Annotated[RefPatterns | None, says("on which branches; absent: the default branch")] = None
+    cron: Annotated[Cron, doc("minute, hour, day, month and weekday")]
+    timezone: Annotated[TimeZone, doc("where these are meant, e.g. `Europe/Berlin`")] = "UTC"
+    branches: Annotated[RefPatterns | None, doc("on which branches; absent: the default branch")] = None
 
 
-class Input(Part, frozen=True, kw_only=True):
+class Input(FileStruct, frozen=True, kw_only=True):
     """What is asked of whoever starts it by hand."""
 
-    may_be_empty: ClassVar[bool] = True
+    accepts_null: ClassVar[bool] = True
 
-    description: Annotated[Line, says("for people")] = ""
-    type: Annotated[Literal["string", "number", "boolean", "choice"], says("what it may be")] = "string"
-    required: Annotated[bool, says("whether it must be given")] = False
-    default: Annotated[Scalar | None, says("what it is when it is not given")] = None
+    description: Annotated[Line, doc("for people")] = ""
+    type: Annotated[Literal["string", "number", "boolean", "choice"], doc("what it may be")] = "string"
+    required: Annotated[bool, doc("whether it must be given")] = False
+    default: Annotated[Scalar | None, doc("what it is when it is not given")] = None
     options: Annotated[
-        Annotated[tuple[Scalar, ...], Meta(max_length=MAX_ITEMS)], says("for a `choice`: what it may be")
+        Annotated[tuple[Scalar, ...], Meta(max_length=MAX_ITEMS)], doc("for a `choice`: what it may be")
     ] = ()
 
 
-class Manual(Part, frozen=True, kw_only=True):
+class Manual(FileStruct, frozen=True, kw_only=True):
     """Somebody who starts it by hand."""
 
-    may_be_empty: ClassVar[bool] = True
+    accepts_null: ClassVar[bool] = True
 
-    inputs: Annotated[Annotated[dict[Word, Input], Meta(max_length=MAX_ITEMS)], says("what is asked then")] = {}
+    inputs: Annotated[Annotated[dict[Word, Input], Meta(max_length=MAX_ITEMS)], doc("what is asked then")] = {}
 
 
-class On(Part, frozen=True, kw_only=True):
+class On(FileStruct, frozen=True, kw_only=True):
     """When a pipeline runs. A text or a list of events stands for these events without conditions."""
 
-    by_name: ClassVar[bool] = True
+    accepts_key_names: ClassVar[bool] = True
 
-    push: Annotated[Push | None, says("on pushes")] = None
-    pull_request: Annotated[PullRequest | None, says("on pull requests")] = None
+    push: Annotated[Push | None, doc("on pushes")] = None
+    pull_request: Annotated[PullRequest | None, doc("on pull requests")] = None
     schedule: Annotated[
         Annotated[tuple[Schedule, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})] | None,
-        says("at certain times"),
+        doc("at certain times"),
     ] = None
-    manual: Annotated[Manual | None, says("by hand")] = None
+    manual: Annotated[Manual | None, doc("by hand")] = None
 
 
 # -- what all jobs have
 
 
-class RunDefaults(Part, frozen=True, kw_only=True):
+class RunDefaults(FileStruct, frozen=True, kw_only=True):
     """What holds for every step that does not say otherwise."""
 
-    shell: Annotated[Value | None, says("the shell of the steps, e.g. `bash`")] = None
-    working_directory: Annotated[Path | None, says("where the steps run, from the root of the workspace")] = field(
+    shell: Annotated[Value | None, doc("the shell of the steps, e.g. `bash`")] = None
+    working_directory: Annotated[Path | None, doc("where the steps run, from the root of the workspace")] = field(
         name="working-directory", default=None
     )
 
 
-class Defaults(Part, frozen=True, kw_only=True):
+class Defaults(FileStruct, frozen=True, kw_only=True):
     """What holds where nothing else is said."""
 
-    run: Annotated[RunDefaults, says("for steps")] = RunDefaults()
+    run: Annotated[RunDefaults, doc("for steps")] = RunDefaults()
 
 
-class Concurrency(Part, frozen=True, kw_only=True):
+class Concurrency(FileStruct, frozen=True, kw_only=True):
     """Of all that name the same group, one at a time. A text stands for the group."""
 
-    short: ClassVar[str] = "group"
+    shorthand: ClassVar[str] = "group"
 
-    group: Annotated[Value, says("the group's name")]
-    cancel_in_progress: Annotated[Truth, says("whether a new one cancels the one that runs")] = field(
+    group: Annotated[Value, doc("the group's name")]
+    cancel_in_progress: Annotated[Boolean, doc("whether a new one cancels the one that runs")] = field(
         name="cancel-in-progress", default=False
     )
 
 
-class Project(Part, frozen=True, kw_only=True):
+class Project(FileStruct, frozen=True, kw_only=True):
     """A folder that others depend on, or that depends on others. A text stands for the folder."""
 
-    short: ClassVar[str] = "folder"
+    shorthand: ClassVar[str] = "folder"
 
-    folder: Annotated[Folder, says("where it is, from the root of the repository on")]
+    folder: Annotated[Folder, doc("where it is, from the root of the repository on")]
     depends_on: Annotated[
         Annotated[tuple[Folder, ...], Meta(max_length=MAX_ITEMS * 2, extra={"one": True})],
-        says("names of projects, or folders: a change there is one here"),
+        doc("names of projects, or folders: a change there is one here"),
     ] = field(name="depends-on", default=())
 
 
 # -- what a job has
 
 
-class Need(Part, frozen=True, kw_only=True):
+class Need(FileStruct, frozen=True, kw_only=True):
     """A job that must have succeeded before. A text stands for the job."""
 
-    short: ClassVar[str] = "job"
+    shorthand: ClassVar[str] = "job"
 
-    job: Annotated[JobId, says("the job")]
-    optional: Annotated[bool, says("whether to go on without it, should it not be part of the run")] = False
+    job: Annotated[JobId, doc("the job")]
+    optional: Annotated[bool, doc("whether to go on without it, should it not be part of the run")] = False
 
 
-class Matrix(Part, frozen=True, kw_only=True):
+class Matrix(FileStruct, frozen=True, kw_only=True):
     """A job for every combination. Every key but `include` and `exclude` is an axis with its values."""
 
-    rest: ClassVar[str] = "axes"
+    extra_keys: ClassVar[str] = "axes"
 
     axes: Annotated[
         dict[
@@ -215,231 +236,231 @@ class Matrix(Part, frozen=True, kw_only=True):
             ]
             | Expression,
         ],
-        says("the values of an axis, or an expression that gives them"),
+        doc("the values of an axis, or an expression that gives them"),
     ] = {}
     include: Annotated[
-        Annotated[tuple[Row, ...], Meta(max_length=MAX_ITEMS * 2)] | Expression, says("what is added to combinations")
+        Annotated[tuple[MatrixRow, ...], Meta(max_length=MAX_ITEMS * 2)] | Expression,
+        doc("what is added to combinations"),
     ] = ()
     exclude: Annotated[
-        Annotated[tuple[Row, ...], Meta(max_length=MAX_ITEMS * 2)] | Expression, says("combinations that are left out")
+        Annotated[tuple[MatrixRow, ...], Meta(max_length=MAX_ITEMS * 2)] | Expression,
+        doc("combinations that are left out"),
     ] = ()
 
 
-class Strategy(Part, frozen=True, kw_only=True):
+class Strategy(FileStruct, frozen=True, kw_only=True):
     """One job as many."""
 
-    matrix: Annotated[Matrix | Expression, says("the combinations")]
-    fail_fast: Annotated[Truth, says("whether the first failure cancels the others of the matrix")] = field(
+    matrix: Annotated[Matrix | Expression, doc("the combinations")]
+    fail_fast: Annotated[Boolean, doc("whether the first failure cancels the others of the matrix")] = field(
         name="fail-fast", default=True
     )
     max_parallel: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_JOBS)] | Expression | None, says("how many run at the same time; absent: all")
+        Annotated[int, Meta(ge=1, le=MAX_JOBS)] | Expression | None, doc("how many run at the same time; absent: all")
     ] = field(name="max-parallel", default=None)
 
 
-class Step(Part, frozen=True, kw_only=True):
+class Step(FileStruct, frozen=True, kw_only=True):
     """One command, or something that the runner does itself. A text stands for a step that only runs it."""
 
-    short: ClassVar[str] = "run"
-    one_of: ClassVar[tuple[str, ...]] = ("run", "uses")
+    shorthand: ClassVar[str] = "run"
+    exactly_one_of: ClassVar[tuple[str, ...]] = ("run", "uses")
 
-    run: Annotated[Command | None, says("the command, for the shell")] = None
-    uses: Annotated[BuiltIn | None, says("something that the runner does itself, instead of a command")] = None
-    with_: Annotated[With, says("with `uses`: what it is told")] = field(name="with", default={})
-    name: Annotated[Title, says("what people call it")] = ""
-    id: Annotated[Word | None, says("what expressions call it: `steps.<id>`")] = None
-    if_: Annotated[Condition | None, says("whether it runs; absent: if all before it succeeded")] = field(
+    run: Annotated[Command | None, doc("the command, for the shell")] = None
+    uses: Annotated[BuiltIn | None, doc("something that the runner does itself, instead of a command")] = None
+    with_: Annotated[ActionInputs, doc("with `uses`: what it is told")] = field(name="with", default={})
+    name: Annotated[Title, doc("what people call it")] = ""
+    id: Annotated[Word | None, doc("what expressions call it: `steps.<id>`")] = None
+    if_: Annotated[Condition | None, doc("whether it runs; absent: if all before it succeeded")] = field(
         name="if", default=None
     )
-    env: Annotated[Env, says("variables beside the job's")] = {}
-    shell: Annotated[Value | None, says("the shell that runs it; absent: the job's")] = None
-    working_directory: Annotated[Path | None, says("where it runs; absent: where the job does")] = field(
+    env: Annotated[Env, doc("variables beside the job's")] = {}
+    shell: Annotated[Value | None, doc("the shell that runs it; absent: the job's")] = None
+    working_directory: Annotated[Path | None, doc("where it runs; absent: where the job does")] = field(
         name="working-directory", default=None
     )
-    timeout_minutes: Annotated[Minutes | None, says("how long it may take; absent: as long as the job")] = field(
+    timeout_minutes: Annotated[Minutes | None, doc("how long it may take; absent: as long as the job")] = field(
         name="timeout-minutes", default=None
     )
-    continue_on_error: Annotated[Truth, says("whether the job goes on when it fails")] = field(
+    continue_on_error: Annotated[Boolean, doc("whether the job goes on when it fails")] = field(
         name="continue-on-error", default=False
     )
 
 
-class Service(Part, frozen=True, kw_only=True):
+class Service(FileStruct, frozen=True, kw_only=True):
     """A container that runs beside the job. A text stands for the image."""
 
-    short: ClassVar[str] = "image"
+    shorthand: ClassVar[str] = "image"
 
-    image: Annotated[Value, says("the container image")]
-    env: Annotated[Env, says("variables for it")] = {}
+    image: Annotated[Value, doc("the container image")]
+    env: Annotated[Env, doc("variables for it")] = {}
     ports: Annotated[
         Annotated[
             tuple[
                 Annotated[int, Meta(ge=1, le=65535)]
-                | Annotated[str, text("a port, e.g. 5432 or '5432:5432'", "[0-9]{1,5}(:[0-9]{1,5})?")],
+                | Annotated[str, text_format("a port, e.g. 5432 or '5432:5432'", "[0-9]{1,5}(:[0-9]{1,5})?")],
                 ...,
             ],
             Meta(max_length=MAX_ITEMS),
         ],
-        says("ports that the job uses"),
+        doc("ports that the job uses"),
     ] = ()
-    command: Annotated[Command | None, says("what it runs instead of the image's own")] = None
-    health: Annotated[Command | None, says("a command in it that succeeds as soon as it is ready")] = None
+    command: Annotated[Command | None, doc("what it runs instead of the image's own")] = None
+    health: Annotated[Command | None, doc("a command in it that succeeds as soon as it is ready")] = None
 
 
-class Retry(Part, frozen=True, kw_only=True):
+class Retry(FileStruct, frozen=True, kw_only=True):
     """How often and when a job is tried again. A number stands for the attempts."""
 
-    short: ClassVar[str] = "max_attempts"
+    shorthand: ClassVar[str] = "max_attempts"
 
-    max_attempts: Annotated[Annotated[int, Meta(ge=1, le=100)], says("attempts in all")]
+    max_attempts: Annotated[Annotated[int, Meta(ge=1, le=100)], doc("attempts in all")]
     on: Annotated[
         Annotated[tuple[FailureClass, ...], Meta(min_length=1, max_length=3, extra={"one": True})],
-        says("which failures are worth another attempt"),
+        doc("which failures are worth another attempt"),
     ] = ("INFRA", "TOOLING", "FLAKY")
     delay_seconds: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_SECONDS)], says("the first wait; every further one is twice as long")
+        Annotated[int, Meta(ge=0, le=MAX_SECONDS)], doc("the first wait; every further one is twice as long")
     ] = field(name="delay-seconds", default=10)
-    max_delay_seconds: Annotated[Annotated[int, Meta(ge=0, le=MAX_SECONDS)], says("and never more than this")] = field(
+    max_delay_seconds: Annotated[Annotated[int, Meta(ge=0, le=MAX_SECONDS)], doc("and never more than this")] = field(
         name="max-delay-seconds", default=600
     )
     jitter: Annotated[
-        Annotated[float, Meta(ge=0, le=1)], says("up to this fraction is added, so that not all come at once")
+        Annotated[float, Meta(ge=0, le=1)], doc("up to this fraction is added, so that not all come at once")
     ] = 0.0
 
 
-class Artifact(Part, frozen=True, kw_only=True):
+class Artifact(FileStruct, frozen=True, kw_only=True):
     """Files to keep. A text stands for the path."""
 
-    short: ClassVar[str] = "path"
+    shorthand: ClassVar[str] = "path"
 
-    path: Annotated[Path, says("the files, as a pattern from the root of the workspace on")]
-    type: Annotated[Word, says("what they are; `junit` is read as a test report")] = "file"
+    path: Annotated[Path, doc("the files, as a pattern from the root of the workspace on")]
+    type: Annotated[Word, doc("what they are; `junit` is read as a test report")] = "file"
 
 
-class Cache(Part, frozen=True, kw_only=True):
+class Cache(FileStruct, frozen=True, kw_only=True):
     """Folders to bring along from earlier runs."""
 
-    key: Annotated[Value, says("its name; `{lock_hash}` in it is the hash of the lock files")]
+    key: Annotated[Value, doc("its name; `{lock_hash}` in it is the hash of the lock files")]
     paths: Annotated[
-        Annotated[tuple[Path, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})], says("the folders")
+        Annotated[tuple[Path, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})], doc("the folders")
     ]
-    type: Annotated[Word, says("what is in it")] = "deps"
+    type: Annotated[Word, doc("what is in it")] = "deps"
     lock_files: Annotated[
         Annotated[tuple[Path, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})] | None,
-        says("the files that `{lock_hash}` is made of"),
+        doc("the files that `{lock_hash}` is made of"),
     ] = field(name="lock-files", default=None)
 
 
-class Approval(Part, frozen=True, kw_only=True):
+class Approval(FileStruct, frozen=True, kw_only=True):
     """Who must say yes before what needs this job goes on. Nothing at all: anybody."""
 
-    may_be_empty: ClassVar[bool] = True
+    accepts_null: ClassVar[bool] = True
 
-    role: Annotated[Role | None, says("the role that approvers must have; absent: any")] = None
-    approvers: Annotated[Annotated[int, Meta(ge=1, le=100)], says("how many different people")] = 1
-    not_by_starter: Annotated[bool, says("whether who started the run may not be one of them")] = False
+    role: Annotated[Role | None, doc("the role that approvers must have; absent: any")] = None
+    approvers: Annotated[Annotated[int, Meta(ge=1, le=100)], doc("how many different people")] = 1
+    not_by_starter: Annotated[bool, doc("whether who started the run may not be one of them")] = False
     expires: Annotated[
-        Annotated[str, text("a duration, e.g. '30m', '12h' or '7d'", "[1-9][0-9]{0,4}[smhd]")] | None,
-        says("how long it waits until it fails; absent: for ever"),
+        Annotated[str, text_format("a duration, e.g. '30m', '12h' or '7d'", "[1-9][0-9]{0,4}[smhd]")] | None,
+        doc("how long it waits until it fails; absent: for ever"),
     ] = None
 
 
-class Limits(Part, frozen=True, kw_only=True):
+class Limits(FileStruct, frozen=True, kw_only=True):
     """What a job may use at most; absent: as much as there is."""
 
     memory: Annotated[
         Annotated[int, Meta(ge=1, le=2**53)]
-        | Annotated[str, text("bytes, e.g. '512M' or '4G'", "[1-9][0-9]{0,8}[KMGT]?")]
+        | Annotated[str, text_format("bytes, e.g. '512M' or '4G'", "[1-9][0-9]{0,8}[KMGT]?")]
         | None,
-        says("memory"),
+        doc("memory"),
     ] = None
-    processes: Annotated[Annotated[int, Meta(ge=1, le=10_000_000)] | None, says("processes at a time")] = None
-    cpus: Annotated[Annotated[float, Meta(gt=0, le=100_000)] | None, says("processors")] = None
+    processes: Annotated[Annotated[int, Meta(ge=1, le=10_000_000)] | None, doc("processes at a time")] = None
+    cpus: Annotated[Annotated[float, Meta(gt=0, le=100_000)] | None, doc("processors")] = None
 
 
-class Job(Part, frozen=True, kw_only=True):
+class Job(FileStruct, frozen=True, kw_only=True):
     """One job: steps for a runner, or an approval for people."""
 
-    name: Annotated[Title, says("what people call it; absent: its id")] = ""
+    name: Annotated[Title, doc("what people call it; absent: its id")] = ""
     needs: Annotated[
         Annotated[tuple[Need, ...], Meta(max_length=MAX_JOBS, extra={"one": True})],
-        says("what must have succeeded before"),
+        doc("what must have succeeded before"),
     ] = ()
-    if_: Annotated[Condition | None, says("whether it runs; absent: if all that it needs succeeded")] = field(
+    if_: Annotated[Condition | None, doc("whether it runs; absent: if all that it needs succeeded")] = field(
         name="if", default=None
     )
-    strategy: Annotated[Strategy | None, says("one job as many")] = None
+    strategy: Annotated[Strategy | None, doc("one job as many")] = None
     runs_on: Annotated[
-        Annotated[tuple[Label, ...], Meta(max_length=32, extra={"one": True})], says("labels that its runner must have")
+        Annotated[tuple[Label, ...], Meta(max_length=32, extra={"one": True})], doc("labels that its runner must have")
     ] = field(name="runs-on", default=())
-    image: Annotated[Value | None, says("the container image that it runs in")] = None
+    image: Annotated[Value | None, doc("the container image that it runs in")] = None
     services: Annotated[
-        Annotated[dict[Word, Service], Meta(max_length=MAX_ITEMS)], says("containers that run beside it")
+        Annotated[dict[Word, Service], Meta(max_length=MAX_ITEMS)], doc("containers that run beside it")
     ] = {}
-    env: Annotated[Env, says("variables for every step")] = {}
+    env: Annotated[Env, doc("variables for every step")] = {}
     secrets: Annotated[
-        Annotated[tuple[SecretName, ...], Meta(max_length=MAX_ITEMS)], says("the secrets that it gets, by name")
+        Annotated[tuple[SecretName, ...], Meta(max_length=MAX_ITEMS)], doc("the secrets that it gets, by name")
     ] = ()
-    defaults: Annotated[Defaults, says("what holds for its steps")] = Defaults()
+    defaults: Annotated[Defaults, doc("what holds for its steps")] = Defaults()
     checkout: Annotated[
         bool | Annotated[int, Meta(ge=0, le=1_000_000)],
-        says("whether the commit is in its workspace, or how much of its history as well; 0: all of it"),
+        doc("whether the commit is in its workspace, or how much of its history as well; 0: all of it"),
     ] = True
     steps: Annotated[
-        Annotated[tuple[Step, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None, says("what it does")
+        Annotated[tuple[Step, ...], Meta(min_length=1, max_length=MAX_STEPS)] | None, doc("what it does")
     ] = None
     outputs: Annotated[
-        Annotated[dict[Word, Value], Meta(max_length=MAX_ITEMS)], says("what jobs that need it can read")
+        Annotated[dict[Word, Value], Meta(max_length=MAX_ITEMS)], doc("what jobs that need it can read")
     ] = {}
-    output_path: Annotated[Path | None, says("a JSON file in the workspace that becomes its output as well")] = field(
+    output_path: Annotated[Path | None, doc("a JSON file in the workspace that becomes its output as well")] = field(
         name="output-path", default=None
     )
-    timeout_minutes: Annotated[Minutes, says("how long an attempt may take")] = field(
-        name="timeout-minutes", default=60
-    )
-    allow_failure: Annotated[Truth, says("whether the run succeeds without it")] = False
-    retry: Annotated[Retry | None, says("when to try again; absent: never")] = None
+    timeout_minutes: Annotated[Minutes, doc("how long an attempt may take")] = field(name="timeout-minutes", default=60)
+    allow_failure: Annotated[Boolean, doc("whether the run succeeds without it")] = False
+    retry: Annotated[Retry | None, doc("when to try again; absent: never")] = None
     artifacts: Annotated[
-        Annotated[tuple[Artifact, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})], says("files to keep")
+        Annotated[tuple[Artifact, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})], doc("files to keep")
     ] = ()
     caches: Annotated[
-        Annotated[tuple[Cache, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})], says("folders to bring along")
+        Annotated[tuple[Cache, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})], doc("folders to bring along")
     ] = ()
     validate: Annotated[
-        Annotated[tuple[Rule, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})], says("what must hold afterwards")
+        Annotated[tuple[Rule, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})], doc("what must hold afterwards")
     ] = ()
-    approval: Annotated[Approval | None, says("it is for people, not for a runner: who must say yes")] = None
-    concurrency: Annotated[Concurrency | None, says("one at a time")] = None
-    paths: Annotated[Patterns | None, says("it runs only if one of these paths changed; absent: always")] = None
+    approval: Annotated[Approval | None, doc("it is for people, not for a runner: who must say yes")] = None
+    concurrency: Annotated[Concurrency | None, doc("one at a time")] = None
+    paths: Annotated[Patterns | None, doc("it runs only if one of these paths changed; absent: always")] = None
     project: Annotated[
         Annotated[tuple[Word, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})],
-        says("it runs if one of these projects changed, or what they depend on"),
+        doc("it runs if one of these projects changed, or what they depend on"),
     ] = ()
-    priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], says("the higher, the sooner")] = 0
+    priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], doc("the higher, the sooner")] = 0
     executor: Annotated[
-        Literal["process", "sandbox", "container"] | None, says("how to isolate it; absent: as the runner does")
+        Literal["process", "sandbox", "container"] | None, doc("how to isolate it; absent: as the runner does")
     ] = None
-    network: Annotated[bool, says("whether an isolated job may use the network")] = False
-    limits: Annotated[Limits, says("what it may use at most")] = Limits()
+    network: Annotated[bool, doc("whether an isolated job may use the network")] = False
+    limits: Annotated[Limits, doc("what it may use at most")] = Limits()
 
 
-class Pipeline(Part, frozen=True, kw_only=True):
+class Pipeline(FileStruct, frozen=True, kw_only=True):
     """A whole file."""
 
-    name: Annotated[Line, says("what people call it")] = ""
-    on: Annotated[On, says("when it runs; absent: on every push and pull request, and by hand")] = On(
+    name: Annotated[Line, doc("what people call it")] = ""
+    on: Annotated[On, doc("when it runs; absent: on every push and pull request, and by hand")] = On(
         push=Push(), pull_request=PullRequest(), manual=Manual()
     )
-    env: Annotated[Env, says("variables for every job")] = {}
-    defaults: Annotated[Defaults, says("what holds for all steps")] = Defaults()
-    concurrency: Annotated[Concurrency | None, says("one run at a time")] = None
-    fail_fast: Annotated[bool, says("whether the first failure of a required job ends the others")] = field(
+    env: Annotated[Env, doc("variables for every job")] = {}
+    defaults: Annotated[Defaults, doc("what holds for all steps")] = Defaults()
+    concurrency: Annotated[Concurrency | None, doc("one run at a time")] = None
+    fail_fast: Annotated[bool, doc("whether the first failure of a required job ends the others")] = field(
         name="fail-fast", default=False
     )
-    timeout_minutes: Annotated[Annotated[int, Meta(ge=1, le=MAX_MINUTES)], says("how long a run may take")] = field(
+    timeout_minutes: Annotated[Annotated[int, Meta(ge=1, le=MAX_MINUTES)], doc("how long a run may take")] = field(
         name="timeout-minutes", default=360
     )
     projects: Annotated[
-        Annotated[dict[Word, Project], Meta(max_length=MAX_JOBS)], says("folders, and what each depends on")
+        Annotated[dict[Word, Project], Meta(max_length=MAX_JOBS)], doc("folders, and what each depends on")
     ] = {}
-    jobs: Annotated[Annotated[dict[JobId, Job], Meta(min_length=1, max_length=MAX_JOBS)], says("the jobs, by id")]
+    jobs: Annotated[Annotated[dict[JobId, Job], Meta(min_length=1, max_length=MAX_JOBS)], doc("the jobs, by id")]

@@ -7,26 +7,28 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 from msgspec import Meta
 
-from deltaci.pipeline.parse.field_types import MAX_LINE, Pattern, text
+from deltaci.pipeline.parse.field_types import MAX_LINE, Pattern, text_format
 
 MAX_ITEMS: Final = 100
 MAX_TEXT: Final = 100_000
 
-Line = Annotated[str, text("a text", r"[^\x00-\x1f\x7f]*", shortest=0)]
-Title = Annotated[str, text("a text on one line", r"[^\x00-\x1f\x7f]*", shortest=0, expressions=True)]
-Text = Annotated[str, text("a text", longest=MAX_TEXT, shortest=0, expressions=True)]
-Value = Annotated[str, text("a text that is not empty", longest=MAX_LINE, expressions=True)]
-Command = Annotated[str, text("a command for the shell", r"[\s\S]*\S[\s\S]*", longest=MAX_TEXT, expressions=True)]
-Path = Annotated[str, text("a path in the workspace", r"[^\x00-\x1f\x7f]+", expressions=True)]
+Line = Annotated[str, text_format("a text", r"[^\x00-\x1f\x7f]*", shortest=0)]
+Title = Annotated[str, text_format("a text on one line", r"[^\x00-\x1f\x7f]*", shortest=0, expressions=True)]
+Text = Annotated[str, text_format("a text", longest=MAX_TEXT, shortest=0, expressions=True)]
+Value = Annotated[str, text_format("a text that is not empty", longest=MAX_LINE, expressions=True)]
+Command = Annotated[
+    str, text_format("a command for the shell", r"[\s\S]*\S[\s\S]*", longest=MAX_TEXT, expressions=True)
+]
+Path = Annotated[str, text_format("a path in the workspace", r"[^\x00-\x1f\x7f]+", expressions=True)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class FileStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Nothing but the keys that are named."""
 
     noun: ClassVar[str] = ""  # what a message calls it, where `shapes.NOUNS` does not say
-    short: ClassVar[str] = ""  # the key that a bare text stands for
-    by_name: ClassVar[bool] = False  # whether a text or a list of its keys stands for it
-    may_be_empty: ClassVar[bool] = False  # whether nothing at all stands for it
-    rest: ClassVar[str] = ""  # the key that takes all keys that are not named
-    one_of: ClassVar[tuple[str, ...]] = ()  # keys of which there must be exactly one
+    shorthand: ClassVar[str] = ""  # the key that a bare text stands for
+    accepts_key_names: ClassVar[bool] = False  # whether a text or a list of its keys stands for it
+    accepts_null: ClassVar[bool] = False  # whether nothing at all stands for it
+    extra_keys: ClassVar[str] = ""  # the key that takes all keys that are not named
+    exactly_one_of: ClassVar[tuple[str, ...]] = ()  # keys of which there must be exactly one

@@ -10,14 +10,14 @@ from msgspec import Struct
 
 from deltaci.pipeline import github
 from deltaci.pipeline.detect import discovered
-from deltaci.pipeline.parse.parse_result import Found
-from deltaci.pipeline.parse.reader import read
+from deltaci.pipeline.parse.parse_result import ParseResult
+from deltaci.pipeline.parse.reader import parse_pipeline
 
 MAX_FILES: Final = 200
 DISCOVERED: Final = "discovered"  # In place of a file's name, where there is none.
 
 Kind = Literal["own", "github", "discovered"]
-Read = Callable[[str], bytes | None]
+ReadFile = Callable[[str], bytes | None]
 
 # The first kind that a repository has is the one that counts.
 _KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
@@ -30,11 +30,11 @@ class PipelineFile(Struct, frozen=True, kw_only=True):
     """One pipeline of a repository as it was read. A workflow of GitHub's may use secrets that it only mentions."""
 
     kind: Kind
-    found: Found
+    result: ParseResult
     text: str = ""
 
     @property
-    def adds_secrets(self) -> bool:
+    def grants_mentioned_secrets(self) -> bool:
         """Whether a secret need only be mentioned."""
         return self.kind == "github"
 
@@ -48,29 +48,31 @@ def pipeline_files(paths: Collection[str]) -> tuple[str, ...]:
     return ()
 
 
-def read_file(path: str, content: bytes, paths: Collection[str], read_other: Read) -> PipelineFile:
+def read_file(path: str, content: bytes, paths: Collection[str], read_other: ReadFile) -> PipelineFile:
     """Read one pipeline file, told by where it stands; one that stands elsewhere is taken for one of ours."""
     kind: Kind = next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
     text = content.decode("utf-8", "replace")
     if kind == "github":
-        return PipelineFile(kind=kind, found=github.parse_workflow(content, path, _Texts(paths, read_other)), text=text)
-    return PipelineFile(kind=kind, found=read(content, path), text=text)
+        return PipelineFile(
+            kind=kind, result=github.parse_workflow(content, path, _Texts(paths, read_other)), text=text
+        )
+    return PipelineFile(kind=kind, result=parse_pipeline(content, path), text=text)
 
 
-def discover(paths: Collection[str], read_other: Read) -> PipelineFile:
+def discover(paths: Collection[str], read_other: ReadFile) -> PipelineFile:
     """What a repository without any is built and tested by. Refused when nothing is sure enough."""
 
     def text_of(path: str) -> str | None:
         content = read_other(path)
         return None if content is None else content.decode("utf-8", "replace")
 
-    return PipelineFile(kind="discovered", found=Found(file=DISCOVERED, pipeline=discovered(paths, text_of)))
+    return PipelineFile(kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=discovered(paths, text_of)))
 
 
 class _Texts(Mapping[str, str]):
     """Other files of the repository, each read when it is asked for."""
 
-    def __init__(self, paths: Collection[str], read_other: Read) -> None:
+    def __init__(self, paths: Collection[str], read_other: ReadFile) -> None:
         self._paths = frozenset(paths)
         self._read = read_other
 

@@ -64,12 +64,12 @@ class FailureRules:
             return RulesRecord()
         kept = _decode(document.body)
         # One that this version cannot read any more is shown, and not used.
-        rules = failure_rules.read(kept.text).rules or ()
+        rules = failure_rules.parse_failure_rules(kept.text).rules or ()
         return RulesRecord(text=kept.text, by=kept.by, at=kept.at, version=document.version, rules=rules)
 
     async def save(self, tenant: str, text: str, *, by: str, at: int, expected_version: int | None) -> None:
         """Keep another file in place of what was there; refused, before anything is kept, when it has problems."""
-        found = failure_rules.read(text)
+        found = failure_rules.parse_failure_rules(text)
         if found.rules is None:
             bad = [str(each) for each in found.problems if not each.is_warning]
             more = f"; and {len(bad) - MAX_TOLD} more" if len(bad) > MAX_TOLD else ""

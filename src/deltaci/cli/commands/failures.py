@@ -13,8 +13,8 @@ from deltaci.api.schemas import failures as api_failures
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, safe
 from deltaci.core.failures import MAX_LINE_CHARS, MAX_LOG_LINES, Facts, FailureRule, classify, matches_line
-from deltaci.pipeline.parse.failure_rules import DEFAULT_FILE, read
-from deltaci.pipeline.parse.problems import with_source
+from deltaci.pipeline.parse.failure_rules import DEFAULT_FILE, parse_failure_rules
+from deltaci.pipeline.parse.problems import format_with_source
 
 MAX_RULES_BYTES: Final = 64 * 1024
 MAX_LOG_BYTES: Final = 1024 * 1024  # The end of it: only the last lines are looked at.
@@ -34,10 +34,12 @@ def rules_in(file: Path) -> tuple[FailureRule, ...]:
 
 
 def _checked(content: bytes, file: str) -> tuple[FailureRule, ...]:
-    found = read(content, file)
+    found = parse_failure_rules(content, file)
     if found.rules is None:
         source = content.decode("utf-8", "replace")
-        raise ValueError("these are no rules:\n" + "\n".join(with_source(each, source) for each in found.problems))
+        raise ValueError(
+            "these are no rules:\n" + "\n".join(format_with_source(each, source) for each in found.problems)
+        )
     return found.rules
 
 

@@ -13,8 +13,8 @@ from deltaci.cli.workflows import read_workflow, workflows_in
 from deltaci.pipeline import model
 from deltaci.pipeline.github import WORKFLOW_FOLDER, ParsedWorkflow
 from deltaci.pipeline.parse import reader
-from deltaci.pipeline.parse.printer import printed
-from deltaci.pipeline.parse.problems import Problem, with_source
+from deltaci.pipeline.parse.printer import format_pipeline
+from deltaci.pipeline.parse.problems import Problem, format_with_source
 from deltaci.pipeline.parse.yaml import MAX_BYTES
 
 MAX_FILES: Final = 1000
@@ -121,11 +121,11 @@ def _text(made: Import, pipeline: model.Pipeline) -> str:
         pipeline = msgspec.structs.replace(pipeline, on=model.On(manual=model.Manual()))
     head = [f"# From {Path(made.source).name}, by 'deltaci import'."]
     head += [f"# Left out, as it cannot run here: {job}" for job in made.workflow.unsupported_jobs]
-    text = "\n".join(head) + "\n" + printed(pipeline)
-    problems = [problem for problem in reader.read(text).problems if not problem.is_warning]
+    text = "\n".join(head) + "\n" + format_pipeline(pipeline)
+    problems = [problem for problem in reader.parse_pipeline(text).problems if not problem.is_warning]
     if problems:  # What the linter would refuse, such as an axis that no matrix has, must not be written.
         made.pipeline, made.workflow = None, msgspec.structs.replace(made.workflow, pipeline=None)
-        made.refused = [with_source(problem, text) for problem in problems]
+        made.refused = [format_with_source(problem, text) for problem in problems]
     return text
 
 
@@ -168,7 +168,7 @@ def _told(made: Import) -> list[str]:
     for job in workflow.job_ids:
         is_unsupported = job in workflow.unsupported_jobs or workflow.supported_pipeline is None
         lines.append(f"  {job}: {'unsupported' if is_unsupported else 'supported'}")
-    lines += [with_source(problem, made.content) for problem in workflow.problems]
+    lines += [format_with_source(problem, made.content) for problem in workflow.problems]
     if made.refused:
         lines.append("  it can run as it is, but not be written, because 'deltaci lint' would refuse the file:")
     return lines + made.refused

@@ -12,7 +12,7 @@ import typer
 from deltaci.cli.worktree import files_of, text_of
 from deltaci.pipeline.detect import Finding, Proposal, propose, wanted
 from deltaci.pipeline.detect.writing import written
-from deltaci.pipeline.parse.printer import plain
+from deltaci.pipeline.parse.printer import to_plain
 from deltaci.pipeline.parse.reader import DEFAULT_FILE
 
 GOOD, NOTHING, USAGE = 0, 1, 2
@@ -117,7 +117,7 @@ def _as_json(proposal: Proposal, text: str, paths: list[str], target: Path | Non
 
 def _finding(finding: Finding) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(finding)
-    return told | {"job": plain(finding.job), "runs": finding.is_run}
+    return told | {"job": to_plain(finding.job), "runs": finding.is_run}
 
 
 def _complain(message: str) -> None:

@@ -12,8 +12,8 @@ import typer
 
 from deltaci.cli.workflows import read_workflow
 from deltaci.pipeline.github import WORKFLOW_FOLDER, ParsedWorkflow, is_workflow_path
-from deltaci.pipeline.parse.problems import MAX_PROBLEMS, Problem, with_source
-from deltaci.pipeline.parse.reader import DEFAULT_FILE, Found, read
+from deltaci.pipeline.parse.problems import MAX_PROBLEMS, Problem, format_with_source
+from deltaci.pipeline.parse.reader import DEFAULT_FILE, ParseResult, parse_pipeline
 from deltaci.pipeline.parse.yaml import MAX_BYTES
 from deltaci.pipeline.workstream.parse import ParsedWorkstream, is_workstream
 from deltaci.pipeline.workstream.parse import parse_file as parse_workstream_file
@@ -63,13 +63,13 @@ def lint_command(
     raise typer.Exit(GOOD if all(_is_good(found) for found, _ in checked) else BAD)
 
 
-def _read(content: bytes, name: str, as_workflow: bool) -> Found | ParsedWorkstream:
+def _read(content: bytes, name: str, as_workflow: bool) -> ParseResult | ParsedWorkstream:
     if as_workflow:
         return read_workflow(content, name)
-    return parse_workstream_file(content, name) if is_workstream(content) else read(content, name)
+    return parse_workstream_file(content, name) if is_workstream(content) else parse_pipeline(content, name)
 
 
-def _is_good(found: Found | ParsedWorkstream) -> bool:
+def _is_good(found: ParseResult | ParsedWorkstream) -> bool:
     return (found.workstream if isinstance(found, ParsedWorkstream) else found.pipeline) is not None
 
 
@@ -94,7 +94,7 @@ def _content(name: str) -> bytes:
         raise AssertionError from error
 
 
-def _tell(found: Found | ParsedWorkstream, content: bytes) -> None:
+def _tell(found: ParseResult | ParsedWorkstream, content: bytes) -> None:
     tell_problems(found.problems, content)
     bad = sum(not problem.is_warning for problem in found.problems)
     warnings = len(found.problems) - bad
@@ -112,10 +112,10 @@ def tell_problems(problems: Iterable[Problem], content: bytes) -> None:
     """Each with the line that it is about."""
     source = content.decode("utf-8", "replace")
     for problem in problems:
-        print(with_source(problem, source))
+        print(format_with_source(problem, source))
 
 
-def _has(found: Found | ParsedWorkstream) -> str:
+def _has(found: ParseResult | ParsedWorkstream) -> str:
     """What is in a good file; nothing for others."""
     if isinstance(found, ParsedWorkstream):
         count, word = len(found.workstream.tasks) if found.workstream is not None else 0, "task"
@@ -124,7 +124,7 @@ def _has(found: Found | ParsedWorkstream) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}" if count else ""
 
 
-def _as_json(checked: list[Found | ParsedWorkstream]) -> str:
+def _as_json(checked: list[ParseResult | ParsedWorkstream]) -> str:
     told = {
         "good": all(_is_good(found) for found in checked),
         "files": [{"file": found.file, "good": _is_good(found), "problems": found.problems} for found in checked],

@@ -96,9 +96,9 @@ def _one(each: Planned) -> dict[str, Any]:
                 "after": kept.spec.after,
                 "work": kept.spec.work,
             }
-            for kept in each.plan.kept
+            for kept in each.plan.jobs
         ]
-        told["left_out"] = each.plan.left_out
+        told["left_out"] = each.plan.excluded
     return told
 
 
@@ -116,21 +116,21 @@ def _show(each: Planned, compared: str) -> None:
         return
     out.print(Text(f"  {safe(each.why)}; {safe(compared)}", style="dim"), soft_wrap=True)
     _show_jobs(each.plan)
-    jobs = len(each.plan.kept)
-    left = f", {len(each.plan.left_out)} left out" if each.plan.left_out else ""
+    jobs = len(each.plan.jobs)
+    left = f", {len(each.plan.excluded)} left out" if each.plan.excluded else ""
     short = each.plan.hash[:HASH_SHOWN]
     out.print(Text(f"  {jobs} job{'' if jobs == 1 else 's'}{left}; plan {short}", style="dim"), soft_wrap=True)
 
 
 def _show_jobs(plan: Plan) -> None:
     out = console()
-    names = [each.spec.name for each in plan.kept] + [each.name for each in plan.left_out]
+    names = [each.spec.name for each in plan.jobs] + [each.name for each in plan.excluded]
     width = max(map(len, names), default=0)
-    for kept in plan.kept:
+    for kept in plan.jobs:
         line = Text("  run       ", style="green").append(f"{safe(kept.spec.name):<{width}}", style="bold not dim")
         waits = ", ".join((*kept.spec.needs, *kept.spec.after))
         after = f" (after {safe(waits)})" if waits else ""
         out.print(line.append(f"  {safe(kept.reason)}{after}", style="default not bold"), soft_wrap=True)
-    for gone in plan.left_out:
+    for gone in plan.excluded:
         line = Text("  left out  ", style="dim").append(f"{safe(gone.name):<{width}}")
         out.print(line.append(f"  {safe(gone.reason)}"), soft_wrap=True)

@@ -141,7 +141,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _run(asked: _Asked) -> tuple[list[Outcome], bool]:
     plans = runnable(asked.seen.planned)
-    if not any(plan.kept for _, plan in plans):
+    if not any(plan.jobs for _, plan in plans):
         return [], False
     stopped = asyncio.Event()
     store = open_store(f"sqlite:{asked.state / 'deltaci.db'}")
@@ -241,7 +241,7 @@ def _tell(outcomes: list[Outcome], seen: Seen) -> None:
             line.append(f" in {span((run.updated_at - run.started_at) / SECOND)}", style="not bold")
         counts = Counter(step_status(job).lower() for job in each.jobs)
         told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=lambda pair: -pair[1]))
-        left = f"; {len(each.begun.plan.left_out)} left out" if each.begun.plan.left_out else ""
+        left = f"; {len(each.begun.plan.excluded)} left out" if each.begun.plan.excluded else ""
         out.print(line.append(f": {told}{left}", style="not bold"), soft_wrap=True)
     if any(not each.is_success for each in outcomes):
         out.print("logs are in .state/local/runs; only what failed, again: deltaci run --failed", style="dim")

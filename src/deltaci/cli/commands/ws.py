@@ -19,7 +19,7 @@ from deltaci.cli.session import BAD, GOOD, USAGE, Session, command
 from deltaci.cli.shown import Rows, console, safe, show, since, span
 from deltaci.cli.ws_view import event_told, outcome_told, queue_shown, stated, workstream_shown
 from deltaci.client.outcomes import is_completed
-from deltaci.pipeline.parse.problems import with_source
+from deltaci.pipeline.parse.problems import format_with_source
 from deltaci.pipeline.parse.yaml import MAX_BYTES
 from deltaci.pipeline.workstream import parse
 
@@ -102,7 +102,7 @@ def _check(content: bytes, name: str) -> None:
     found = parse.parse_file(content, name)
     source = content.decode("utf-8", "replace")
     for problem in found.problems:
-        print(with_source(problem, source), file=sys.stderr)
+        print(format_with_source(problem, source), file=sys.stderr)
     if found.workstream is None:
         count = sum(not each.is_warning for each in found.problems)
         print(f"deltaci ws create: {count} problem{'' if count == 1 else 's'}; nothing was started", file=sys.stderr)

@@ -38,7 +38,7 @@ from deltaci.core.timers import is_over
 from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder
-from deltaci.pipeline.parse.validation_rules import wire_rules
+from deltaci.pipeline.parse.validation_rules import protocol_rules
 from deltaci.pipeline.workstream import model
 from deltaci.pipeline.workstream.compile import required_labels, validation_job_spec
 from deltaci.storage.port import Conflict, Unavailable
@@ -247,7 +247,7 @@ class Streams:
             title=spec.title or spec.workstream,
             message=merge.message if isinstance(merge, model.Merge) else "",
             author=spec.author or "",
-            rules=[msgspec.to_builtins(each) for each in wire_rules(spec.validation)],
+            rules=[msgspec.to_builtins(each) for each in protocol_rules(spec.validation)],
             labels=tuple(required_labels(spec)),
             work=validation_job_spec(spec),
         )

@@ -17,7 +17,7 @@ from deltaci.core.job import Job
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder, MergeConflict
 from deltaci.pipeline.model import Rule
-from deltaci.pipeline.parse.validation_rules import wire_rules
+from deltaci.pipeline.parse.validation_rules import protocol_rules
 from deltaci.protocol.job_spec import RuleResult
 
 
@@ -115,7 +115,7 @@ class Joining:
         self, builder: CommitBuilder, stream: Workstream, rules: Sequence[Rule], start: str, head: str, tip: str
     ) -> None:
         """Raise `Broken` when something outside of what is declared changed, or the base cannot be merged."""
-        for rule in wire_rules(rules):
+        for rule in protocol_rules(rules):
             if rule.within:
                 changed = await builder.mirror.changed_paths(start, head)
                 _must(within(rule, changed if changed is not None else ["a path that is no text"]))

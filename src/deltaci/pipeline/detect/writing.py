@@ -8,7 +8,7 @@ from typing import Final
 
 from deltaci.pipeline import model
 from deltaci.pipeline.detect.findings import Finding, Proposal
-from deltaci.pipeline.parse.printer import printed
+from deltaci.pipeline.parse.printer import format_pipeline
 
 WIDTH: Final = 110
 HEAD: Final = (
@@ -48,7 +48,7 @@ def _why(finding: Finding) -> Iterator[str]:
 
 
 def _job(name: str, job: model.Job) -> list[str]:
-    _, _, text = printed(model.Pipeline(jobs={name: job})).partition("jobs:\n")
+    _, _, text = format_pipeline(model.Pipeline(jobs={name: job})).partition("jobs:\n")
     return text.splitlines()
 
 

@@ -9,7 +9,7 @@ from deltaci.core.text import nearest
 from deltaci.pipeline.expressions import ExpressionError, parse_template
 from deltaci.pipeline.github.converter import Converter, text_node
 from deltaci.pipeline.github.keys import MAX_LISTED, KeyRule, ignored, supported, unsupported
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
 ONLY_FASTER: Final = "it only affects speed"
@@ -177,22 +177,26 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
     name = uses.value.partition("@")[0].strip()
     action = ACTIONS.get(name.lower())
     if action is None:
-        converter.unsupported(uses.at, f"the action {shown(name)}", _unsupported_reason(uses.value, name))
+        converter.unsupported(uses.position, f"the action {quote(name)}", _unsupported_reason(uses.value, name))
         return None
     if "@" not in uses.value:
-        converter.unsupported(uses.at, f"the action {shown(uses.value)} without a version", f"write it as {name}@v4")
+        converter.unsupported(
+            uses.position, f"the action {quote(uses.value)} without a version", f"write it as {name}@v4"
+        )
         return None
     if inputs is not None and inputs.kind not in (OBJECT, NULL):
-        converter.unsupported(inputs.at, f"{inputs.described()} as 'with'", "expected names with values")
+        converter.unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
         return None
     converted: dict[str, tuple[Node, Node]] = {}
     for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
         _convert_input(action, name, key, value, converted, converter)
     for required in action.required_inputs:
         if required not in converted:
-            converter.unsupported(uses.at, f"{name} without {shown(required)}", "GitHub's action needs it as well")
-    at = inputs.at if inputs is not None else uses.at
-    return BuiltinStep(text_node(uses.at, action.uses), Node(OBJECT, at, [*converted.values()]))
+            converter.unsupported(
+                uses.position, f"{name} without {quote(required)}", "GitHub's action needs it as well"
+            )
+    at = inputs.position if inputs is not None else uses.position
+    return BuiltinStep(text_node(uses.position, action.uses), Node(OBJECT, at, [*converted.values()]))
 
 
 def _convert_input(
@@ -203,27 +207,25 @@ def _convert_input(
     converted: dict[str, tuple[Node, Node]],
     converter: Converter,
 ) -> None:
-    scalar = converter.scalar(value, "steps.with", key.written)
+    scalar = converter.scalar(value, "steps.with", key.raw)
     if scalar is None:
         return
     names_by_lower = {input_name.lower(): input_name for input_name in action.inputs}
-    input_name = names_by_lower.get(key.written.lower(), key.written)
+    input_name = names_by_lower.get(key.raw.lower(), key.raw)
     rule = action.inputs.get(input_name)
     if rule is None:
-        nearest_word = nearest(key.written, action.inputs)
+        nearest_word = nearest(key.raw, action.inputs)
         names = ", ".join([*action.inputs][:MAX_LISTED])
-        message = f"{shown(key.written)}, which {name} does not have"
-        converter.unsupported(key.at, message, "" if nearest_word else f"expected one of: {names}", nearest_word)
-    elif (input_name, scalar.written.strip().lower()) in DEFAULT_INPUTS or (
-        rule.kind == "unsupported" and not scalar.written
-    ):
+        message = f"{quote(key.raw)}, which {name} does not have"
+        converter.unsupported(key.position, message, "" if nearest_word else f"expected one of: {names}", nearest_word)
+    elif (input_name, scalar.raw.strip().lower()) in DEFAULT_INPUTS or (rule.kind == "unsupported" and not scalar.raw):
         return
     elif rule.kind == "ignored":
-        converter.note(key.at, f"{shown(key.written)} of {name} has no effect here", rule.reason)
+        converter.note(key.position, f"{quote(key.raw)} of {name} has no effect here", rule.reason)
     elif rule.kind == "unsupported":
-        converter.unsupported(key.at, f"{shown(key.written)} of {name}", rule.reason)
+        converter.unsupported(key.position, f"{quote(key.raw)} of {name}", rule.reason)
     elif input_name not in ("ref", "repository") or _is_other_checkout(input_name, scalar, converter):
-        converted[input_name] = (text_node(key.at, input_name), scalar)
+        converted[input_name] = (text_node(key.position, input_name), scalar)
         if action.uses == "cache":
             _check_cache(input_name, scalar, converter)
 
@@ -231,32 +233,32 @@ def _convert_input(
 def _check_cache(key: str, value: Node, converter: Converter) -> None:
     """Report keys and paths that a cache does not support, as far as they are literal."""
     try:
-        plain_text = "".join(part for part in parse_template(value.written).parts if isinstance(part, str))
+        plain_text = "".join(part for part in parse_template(value.raw).parts if isinstance(part, str))
     except ExpressionError:
         return  # Reported already.
     if key in ("key", "restore-keys") and "," in plain_text:
-        converter.unsupported(value.at, f"a comma in {shown(key)} of a cache", "use another character")
+        converter.unsupported(value.position, f"a comma in {quote(key)} of a cache", "use another character")
     for path in plain_text.splitlines() if key == "path" else ():
         if any(sign in path for sign in "*?[") and not path.strip().startswith("!"):
-            message = f"{shown(path.strip())} of a cache, which is a pattern"
-            converter.note(value.at, message, "matching files are not cached: name the folder")
+            message = f"{quote(path.strip())} of a cache, which is a pattern"
+            converter.note(value.position, message, "matching files are not cached: name the folder")
 
 
 def _is_other_checkout(key: str, value: Node, converter: Converter) -> bool:
     """Return whether a checkout needs this input because it differs from the change. Report other repositories."""
-    match = _SINGLE_EXPRESSION.match(value.written)
+    match = _SINGLE_EXPRESSION.match(value.raw)
     source = re.sub(r"\s+", "", match[1]) if match else ""
-    if not value.written.strip():
+    if not value.raw.strip():
         return False
     if key == "ref" and source in SAME_COMMIT:
         converter.note(
-            value.at, "'ref' has no effect here", "the commit of the change is checked out, never a merge of it"
+            value.position, "'ref' has no effect here", "the commit of the change is checked out, never a merge of it"
         )
     elif key == "repository" and source in SAME_REPOSITORY:
-        converter.note(value.at, "'repository' has no effect here", "it is this repository")
+        converter.note(value.position, "'repository' has no effect here", "it is this repository")
     elif key == "repository":
-        message = f"a checkout of another repository, {shown(value.written)}"
-        converter.unsupported(value.at, message, "clone it in a step, with git")
+        message = f"a checkout of another repository, {quote(value.raw)}"
+        converter.unsupported(value.position, message, "clone it in a step, with git")
     return key == "ref" and source not in SAME_COMMIT
 
 

@@ -31,8 +31,8 @@ from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.github.converter import Converter, list_node, object_node, text_node
 from deltaci.pipeline.github.runs_on import as_expression
 from deltaci.pipeline.parse.nodes import child, pairs
-from deltaci.pipeline.parse.problems import Place, Problem, Problems, shown
-from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node, NotYaml, read_yaml
+from deltaci.pipeline.parse.problems import Position, Problem, ProblemList, quote
+from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node, YamlError, parse_yaml
 
 MAX_DEPTH: Final = 10  # actions that use actions, as on GitHub
 MAX_STEPS: Final = 300  # of one use of an action, including the actions that it uses
@@ -57,14 +57,16 @@ class RepositoryActions:
     def root(self, path: str, converter: Converter) -> Node | None:
         """Return the root node of an action file, or None if it is not YAML. Report its problems to the converter."""
         if path not in self._parsed:
-            problems = Problems(path)
+            problems = ProblemList(path)
             try:
-                self._parsed[path] = read_yaml(self.files[path], problems), problems.in_order()
-            except NotYaml:
+                self._parsed[path] = parse_yaml(self.files[path], problems), problems.in_order()
+            except YamlError:
                 self._parsed[path] = None, problems.in_order()
         root, found_problems = self._parsed[path]
         for problem in found_problems:
-            converter.unsupported(Place(problem.line, problem.column), problem.found, problem.expected, problem.nearest)
+            converter.unsupported(
+                Position(problem.line, problem.column), problem.found, problem.expected, problem.nearest
+            )
         return root
 
     def can_use(self, steps: int, characters: int) -> bool:
@@ -102,33 +104,33 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
     folder = use.uses.value.strip().removeprefix("./").strip("/")
     files = use.actions.files
     path = next((path for name in ACTION_FILES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
-    action = f"the action {shown(use.uses.value)}"
+    action = f"the action {quote(use.uses.value)}"
     if not path:
-        converter.unsupported(use.uses.at, action, f"there is no {folder}/{ACTION_FILES[0]} to read it from")
+        converter.unsupported(use.uses.position, action, f"there is no {folder}/{ACTION_FILES[0]} to read it from")
         return []
     if use.depth >= MAX_DEPTH:
-        converter.unsupported(use.uses.at, action, f"expected at most {MAX_DEPTH} actions that use each other")
+        converter.unsupported(use.uses.position, action, f"expected at most {MAX_DEPTH} actions that use each other")
         return []
     action_converter = Converter(path, files[path])
     steps = _ActionInliner(use, folder, action_converter).steps(convert_step)
     for problem in action_converter.problems.in_order():
         message = f"{action}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
         if problem.is_warning:
-            converter.note(use.uses.at, message, problem.expected)
+            converter.note(use.uses.position, message, problem.expected)
         else:
-            converter.unsupported(use.uses.at, message, problem.expected, problem.nearest)
+            converter.unsupported(use.uses.position, message, problem.expected, problem.nearest)
     for secret in action_converter.secrets:
         converter.secrets.setdefault(secret)
-    return [move_node(step, use.uses.at) for step in steps]
+    return [move_node(step, use.uses.position) for step in steps]
 
 
-def move_node(node: Node, at: Place) -> Node:
+def move_node(node: Node, at: Position) -> Node:
     """Return a copy of the node and all nodes in it, at another position."""
     if node.kind == LIST:
         return list_node(at, [move_node(item, at) for item in node.value])
     if node.kind == OBJECT:
         return Node(OBJECT, at, [(move_node(key, at), move_node(value, at)) for key, value in node.value])
-    return Node(node.kind, at, node.value, node.written, node.style)
+    return Node(node.kind, at, node.value, node.raw, node.style)
 
 
 class _ActionInliner:
@@ -137,7 +139,7 @@ class _ActionInliner:
     def __init__(self, use: ActionUse, folder: str, converter: Converter) -> None:
         self.use, self.folder, self.converter = use, folder, converter
         use_id = use.value("id")
-        self.prefix = f"{use_id.written}__" if use_id is not None else f"_step{use.number}__"
+        self.prefix = f"{use_id.raw}__" if use_id is not None else f"_step{use.number}__"
         self.inputs: dict[str, Expression] = {}
         self.ids: dict[str, str] = {}  # ids in the job, by lower-case id in the action, in the order of the steps
 
@@ -146,20 +148,22 @@ class _ActionInliner:
         root = self.use.actions.root(self.converter.problems.file, self.converter)
         if root is None:
             return []
-        keys = {key.written: value for key, value in pairs(root)}
-        runs = {key.written: value for key, value in pairs(keys.get("runs"))}
-        using = runs["using"].written if "using" in runs else ""
+        keys = {key.raw: value for key, value in pairs(root)}
+        runs = {key.raw: value for key, value in pairs(keys.get("runs"))}
+        using = runs["using"].raw if "using" in runs else ""
         if using.lower() != "composite":
-            at = runs["using"].at if "using" in runs else root.at
-            found = f"an action that uses {shown(using)}" if using else "an action without 'runs.using'"
+            at = runs["using"].position if "using" in runs else root.position
+            found = f"an action that uses {quote(using)}" if using else "an action without 'runs.using'"
             self.converter.unsupported(at, found, "only composite actions are supported: 'using: composite'")
             return []
         steps = runs.get("steps")
         if steps is None or steps.kind != LIST or not steps.value or len(steps.value) > MAX_STEPS:
-            self.converter.unsupported(runs["using"].at, "an action without steps", f"expected 1 to {MAX_STEPS}")
+            self.converter.unsupported(runs["using"].position, "an action without steps", f"expected 1 to {MAX_STEPS}")
             return []
         if not self.use.actions.can_use(len(steps.value), len(self.converter.source)):
-            self.converter.unsupported(steps.at, "more uses of actions than a workflow may have", "use fewer of them")
+            self.converter.unsupported(
+                steps.position, "more uses of actions than a workflow may have", "use fewer of them"
+            )
             return []
         self._collect_inputs(keys.get("inputs"))
         self._assign_ids(steps.value)
@@ -176,36 +180,40 @@ class _ActionInliner:
         if use_id is not None:
             converted += convert_step(self._final_step(use_id, outputs, conditions), self.converter, self.use)
         if len(converted) > MAX_STEPS:
-            self.converter.unsupported(steps.at, f"{len(converted)} steps in all", f"expected at most {MAX_STEPS}")
+            self.converter.unsupported(
+                steps.position, f"{len(converted)} steps in all", f"expected at most {MAX_STEPS}"
+            )
             return []
         return converted
 
     # -- inputs, ids and outputs
 
     def _collect_inputs(self, inputs: Node | None) -> None:
-        given = {key.written.lower(): value for key, value in pairs(self.use.value("with"))}
+        given = {key.raw.lower(): value for key, value in pairs(self.use.value("with"))}
         for name, declaration in pairs(inputs):
-            value = given.pop(name.written.lower(), None)
-            self.inputs[name.written.lower()] = _input_expression(value or child(declaration, "default"))
+            value = given.pop(name.raw.lower(), None)
+            self.inputs[name.raw.lower()] = _input_expression(value or child(declaration, "default"))
         for unknown in given:
-            self.converter.note(Place(), f"{shown(unknown)}, which is not an input of this action", "it has no effect")
+            self.converter.note(
+                Position(), f"{quote(unknown)}, which is not an input of this action", "it has no effect"
+            )
 
     def _assign_ids(self, steps: list[Node]) -> None:
         for position, step in enumerate(steps):
             step_id = child(step, "id")
-            name = step_id.written if step_id is not None else f"_{position}"
+            name = step_id.raw if step_id is not None else f"_{position}"
             self.ids[name.lower()] = f"{self.prefix}{name}"
 
     def _outputs(self, outputs: Node | None) -> dict[str, str]:
         found = {}
         for name, declaration in pairs(outputs):
             value = child(declaration, "value")
-            if not _OUTPUT_NAME.fullmatch(name.written):
+            if not _OUTPUT_NAME.fullmatch(name.raw):
                 self.converter.unsupported(
-                    name.at, f"the output {shown(name.written)}", "expected letters, digits, '_' and '-'"
+                    name.position, f"the output {quote(name.raw)}", "expected letters, digits, '_' and '-'"
                 )
             elif value is not None and value.kind == TEXT:
-                found[name.written] = replace_in_template(value.value, self._replacement)
+                found[name.raw] = replace_in_template(value.value, self._replacement)
         return found
 
     def _replacement(self, node: Expression) -> Expression | None:
@@ -220,7 +228,7 @@ class _ActionInliner:
                 if lowered == "github" and name.lower() == "action_path":
                     return self._action_path()
             case Context(context) if context.lower() == "inputs":
-                self.converter.unsupported(Place(), "all inputs of an action at once", "name them: inputs.NAME")
+                self.converter.unsupported(Position(), "all inputs of an action at once", "name them: inputs.NAME")
             case _:
                 pass
         return None
@@ -232,32 +240,32 @@ class _ActionInliner:
 
     def _step_condition(self, step: Node) -> Expression | None:
         condition = child(step, "if")
-        if condition is None or not condition.written.strip():
+        if condition is None or not condition.raw.strip():
             return None
         return self._parse_condition(condition, self._replacement)
 
     def _parse_condition(self, condition: Node, replacement: Replacement) -> Expression | None:
-        source = condition.written.strip()
+        source = condition.raw.strip()
         if source.startswith(OPEN) and source.endswith(CLOSE) and source.count(OPEN) == 1:
             source = source[len(OPEN) : -len(CLOSE)]
         try:
             return replace_nodes(parse(source), replacement)
         except ExpressionSyntaxError as error:
-            self.converter.unsupported(condition.at, error.problem.found, f"expected {error.problem.expected}")
+            self.converter.unsupported(condition.position, error.problem.found, f"expected {error.problem.expected}")
             return None
 
     @cached_property
     def _use_condition(self) -> Expression | None:
         """The `if` of the step that uses the action."""
         condition = self.use.value("if")
-        if condition is None or not condition.written.strip():
+        if condition is None or not condition.raw.strip():
             return None
         return self._parse_condition(condition, lambda _: None)
 
     def _continues_on_error(self) -> bool:
         """Return whether the job continues if the action fails."""
         value = self.use.value(CONTINUE_ON_ERROR)
-        return value is not None and value.written != "false"
+        return value is not None and value.raw != "false"
 
     def _runs_after_failure(self) -> bool:
         """Return whether the action may run, or the job continue, although a step failed."""
@@ -265,9 +273,9 @@ class _ActionInliner:
 
     def _can_inline(self, steps: list[Node], conditions: list[Expression | None]) -> bool:
         """Return whether the single steps can behave as the action does as a whole. Report a problem if not."""
-        at, runs_after_failure = steps[0].at, self._runs_after_failure()
+        at, runs_after_failure = steps[0].position, self._runs_after_failure()
         if self.use.value(TIMEOUT) is not None and len(steps) > 1:
-            self.converter.unsupported(at, f"{shown(TIMEOUT)} of an action with several steps", "set it for a command")
+            self.converter.unsupported(at, f"{quote(TIMEOUT)} of an action with several steps", "set it for a command")
             return False
         has_status = [_uses_status(condition) for condition in conditions]
         if runs_after_failure and any(has_status):
@@ -299,7 +307,7 @@ class _ActionInliner:
             parts.append(condition)
         if not parts:
             return None
-        return text_node(Place(), format_expression(parts[0] if len(parts) == 1 else And(tuple(parts))))
+        return text_node(Position(), format_expression(parts[0] if len(parts) == 1 else And(tuple(parts))))
 
     # -- steps
 
@@ -311,41 +319,41 @@ class _ActionInliner:
         for key, value in step.value:
             if key.written not in ("if", "id", "env"):
                 rewritten.append((key, self._rewrite(value)))
-        rewritten.append((text_node(step.at, "id"), text_node(step.at, list(self.ids.values())[position])))
+        rewritten.append((text_node(step.position, "id"), text_node(step.position, list(self.ids.values())[position])))
         if (condition := self._combined_condition(conditions[position], position)) is not None:
-            rewritten.append((text_node(step.at, "if"), text_node(step.at, condition.value)))
+            rewritten.append((text_node(step.position, "if"), text_node(step.position, condition.value)))
         for name in (CONTINUE_ON_ERROR, TIMEOUT):
-            if (value := self.use.value(name)) is not None and all(key.written != name for key, _ in rewritten):
-                rewritten.append((text_node(step.at, name), value))
+            if (value := self.use.value(name)) is not None and all(key.raw != name for key, _ in rewritten):
+                rewritten.append((text_node(step.position, name), value))
         if env := self._env(step):
-            rewritten.append((text_node(step.at, "env"), Node(OBJECT, step.at, env)))
-        names = {key.written for key, _ in rewritten}
+            rewritten.append((text_node(step.position, "env"), Node(OBJECT, step.position, env)))
+        names = {key.raw for key, _ in rewritten}
         if "run" in names and self.use.has_working_directory and "working-directory" not in names:
-            rewritten.append((text_node(step.at, "working-directory"), text_node(step.at, ".")))
-        return Node(OBJECT, step.at, rewritten)
+            rewritten.append((text_node(step.position, "working-directory"), text_node(step.position, ".")))
+        return Node(OBJECT, step.position, rewritten)
 
     def _env(self, step: Node) -> list[tuple[Node, Node]]:
-        merged = {key.written: (key, value) for key, value in pairs(self.use.value("env"))}
-        merged |= {key.written: (key, self._rewrite(value)) for key, value in pairs(child(step, "env"))}
+        merged = {key.raw: (key, value) for key, value in pairs(self.use.value("env"))}
+        merged |= {key.raw: (key, self._rewrite(value)) for key, value in pairs(child(step, "env"))}
         command = child(step, "run")
-        if command is not None and ACTION_PATH_VARIABLE in command.written:
-            path = text_node(step.at, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
-            merged[ACTION_PATH_VARIABLE] = (text_node(step.at, ACTION_PATH_VARIABLE), path)
+        if command is not None and ACTION_PATH_VARIABLE in command.raw:
+            path = text_node(step.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
+            merged[ACTION_PATH_VARIABLE] = (text_node(step.position, ACTION_PATH_VARIABLE), path)
         return [*merged.values()]
 
     def _rewrite(self, node: Node) -> Node:
         if node.kind == LIST:
-            return list_node(node.at, [self._rewrite(item) for item in node.value])
+            return list_node(node.position, [self._rewrite(item) for item in node.value])
         if node.kind == OBJECT:
-            return Node(OBJECT, node.at, [(key, self._rewrite(value)) for key, value in node.value])
+            return Node(OBJECT, node.position, [(key, self._rewrite(value)) for key, value in node.value])
         if node.kind != TEXT or OPEN not in node.value:
             return node
         rewritten = replace_in_template(node.value, self._replacement)
-        return Node(TEXT, node.at, rewritten, rewritten, node.style or '"')
+        return Node(TEXT, node.position, rewritten, rewritten, node.style or '"')
 
     def _final_step(self, use_id: Node, outputs: dict[str, str], conditions: list[Expression | None]) -> Node:
         """Return a step with the id of the using step. It sets the outputs, and fails if a step of the action did."""
-        at = use_id.at
+        at = use_id.position
         result = "outcome" if self._continues_on_error() else "conclusion"
         failures = [_compare_result(id, "==", "failure", result) for id in self.ids.values()]
         first_id = next(iter(self.ids.values()))
@@ -363,8 +371,8 @@ class _ActionInliner:
             arguments = f"'{name}' {END_OF_OUTPUT} \"$OUTPUT_{number}\" {END_OF_OUTPUT}"
             lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {arguments} >> \"$GITHUB_OUTPUT\"")
         keys: dict[str, Node | None] = {
-            "id": text_node(at, use_id.written),
-            "name": text_node(at, f"End of {use_id.written}"),
+            "id": text_node(at, use_id.raw),
+            "name": text_node(at, f"End of {use_id.raw}"),
             "if": condition,
             "shell": text_node(at, "sh"),
             "env": object_node(at, dict(env)),

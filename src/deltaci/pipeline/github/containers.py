@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from deltaci.pipeline.github.converter import Converter, list_node, object_node, text_node
 from deltaci.pipeline.github.keys import read_entries
 from deltaci.pipeline.parse.nodes import items
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.yaml import LIST, NUMBER, OBJECT, TEXT, Node
 
 HEALTH_COMMAND: Final = "--health-cmd"
@@ -35,7 +35,7 @@ def convert_container(node: Node, converter: Converter) -> JobContainer:
         return JobContainer(_image_node(image), None)
     entries = read_entries(node, "'container'", converter)
     if "image" not in entries:
-        converter.unsupported(node.at, "'container' without 'image'", "expected the image")
+        converter.unsupported(node.position, "'container' without 'image'", "expected the image")
         return JobContainer(None, None)
     image = converter.text(entries["image"].value, "jobs.image", "image")
     return JobContainer(_image_node(image), entries["env"].value if "env" in entries else None)
@@ -44,50 +44,50 @@ def convert_container(node: Node, converter: Converter) -> JobContainer:
 def _image_node(node: Node | None) -> Node | None:
     if node is None or not node.value.strip():
         return None  # As on GitHub: with an empty image there is no container.
-    return text_node(node.at, node.value.strip().removeprefix(DOCKER_SCHEME))
+    return text_node(node.position, node.value.strip().removeprefix(DOCKER_SCHEME))
 
 
 def convert_services(node: Node, converter: Converter) -> Node | None:
     """Convert `services` of a job."""
     if node.kind != OBJECT:
-        converter.unsupported(node.at, f"{node.described()} as 'services'", "expected names, each with an image")
+        converter.unsupported(node.position, f"{node.describe()} as 'services'", "expected names, each with an image")
         return None
     converted = [
         (name, service) for name, item in node.value if (service := _service(name, item, converter)) is not None
     ]
-    return Node(OBJECT, node.at, converted)
+    return Node(OBJECT, node.position, converted)
 
 
 def _service(name: Node, node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
         image = _image_node(converter.text(node, "jobs.services", "image"))
-        return object_node(node.at, {"image": image}) if image is not None else None
+        return object_node(node.position, {"image": image}) if image is not None else None
     entries = read_entries(node, "a service", converter)
     image = (
         _image_node(converter.text(entries["image"].value, "jobs.services", "image")) if "image" in entries else None
     )
     if image is None:
         if "image" not in entries:
-            converter.unsupported(name.at, f"the service {shown(name.written)} without 'image'", "expected the image")
+            converter.unsupported(name.position, f"the service {quote(name.raw)} without 'image'", "expected the image")
         return None
     converted: dict[str, Node | None] = {"image": image}
     if "env" in entries:
         converted["env"] = convert_env(entries["env"].value, "jobs.services.env", converter)
     if "ports" in entries:
         ports = [_port(item, converter) for item in items(entries["ports"].value)]
-        converted["ports"] = list_node(entries["ports"].value.at, [port for port in ports if port is not None])
+        converted["ports"] = list_node(entries["ports"].value.position, [port for port in ports if port is not None])
     if "command" in entries:
         converted["command"] = converter.text(entries["command"].value, "jobs.services", "command")
     if "options" in entries:
         converted["health"] = _health(entries["options"].value, converter)
-    return object_node(node.at, converted)
+    return object_node(node.position, converted)
 
 
 def convert_env(node: Node, availability: str, converter: Converter) -> Node | None:
     """Convert environment variables."""
     if node.kind != OBJECT:
         converter.unsupported(
-            node.at, f"{node.described()} as 'env'", "expected names, each with a text, a number, true or false"
+            node.position, f"{node.describe()} as 'env'", "expected names, each with a text, a number, true or false"
         )
         return None
     converted = [
@@ -95,23 +95,25 @@ def convert_env(node: Node, availability: str, converter: Converter) -> Node | N
         for key, item in node.value
         if (value := converter.scalar(item, availability, key.written)) is not None
     ]
-    return Node(OBJECT, node.at, converted)
+    return Node(OBJECT, node.position, converted)
 
 
 def _port(node: Node, converter: Converter) -> Node | None:
     if node.kind == NUMBER and isinstance(node.value, int):
-        return Node(NUMBER, node.at, node.value, str(node.value))
+        return Node(NUMBER, node.position, node.value, str(node.value))
     if node.kind == TEXT:
         plain = node.value.strip().removesuffix("/tcp")
         if _PORT.fullmatch(plain):
-            return text_node(node.at, plain)
-    converter.unsupported(node.at, f"{node.described()} as a port", "expected a TCP port, e.g. 5432 or '5432:5432'")
+            return text_node(node.position, plain)
+    converter.unsupported(
+        node.position, f"{node.describe()} as a port", "expected a TCP port, e.g. 5432 or '5432:5432'"
+    )
     return None
 
 
 def _health(node: Node, converter: Converter) -> Node | None:
     if node.kind == LIST:
-        converter.unsupported(node.at, "a list as 'options'", "expected a text")
+        converter.unsupported(node.position, "a list as 'options'", "expected a text")
         return None
     text = converter.text(node, "jobs.services", "options")
     if text is None:
@@ -119,7 +121,9 @@ def _health(node: Node, converter: Converter) -> Node | None:
     health: Node | None = None
     words = split_command_line(text.value)
     if words is None:
-        converter.unsupported(node.at, "options with an unterminated quote, or too many options", "close the quote")
+        converter.unsupported(
+            node.position, "options with an unterminated quote, or too many options", "close the quote"
+        )
         return None
     position = 0
     while position < len(words):
@@ -127,13 +131,13 @@ def _health(node: Node, converter: Converter) -> Node | None:
         position += 1
         if name not in (HEALTH_COMMAND, *HEALTH_TIMING, *OTHER_HEALTH_OPTIONS, "--no-healthcheck"):
             reason = "only health options are supported: --health-cmd and its timing"
-            converter.unsupported(node.at, f"the option {shown(name)} of a service", reason)
+            converter.unsupported(node.position, f"the option {quote(name)} of a service", reason)
             return None
         if not has_value and name != "--no-healthcheck":
             value = words[position] if position < len(words) else ""
             position += 1
         if name == HEALTH_COMMAND and value:
-            health = text_node(node.at, value)
+            health = text_node(node.position, value)
     return health
 
 

@@ -19,8 +19,8 @@ from deltaci.pipeline.expressions import (
 from deltaci.pipeline.expressions.templates import CLOSE, OPEN
 from deltaci.pipeline.expressions.tree import Context, Index, Literal, walk
 from deltaci.pipeline.expressions.values import to_text
-from deltaci.pipeline.parse.problems import Place, Problems, inside, shown
-from deltaci.pipeline.parse.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REFUSED, TEXT, Node
+from deltaci.pipeline.parse.problems import Position, ProblemList, position_within, quote
+from deltaci.pipeline.parse.yaml import BOOL, LIST, NULL, NUMBER, OBJECT, REJECTED, TEXT, Node
 
 GITHUB_TOKEN: Final = "GITHUB_TOKEN"
 # Contexts that are known when a run is planned, and the keys that are evaluated then.
@@ -48,15 +48,15 @@ class Converter:
     """
 
     def __init__(self, file: str, source: str) -> None:
-        self.problems = Problems(file)
+        self.problems = ProblemList(file)
         self.source = source
         self.secrets: dict[str, None] = {}
 
-    def unsupported(self, at: Place, found: str, reason: str = "", nearest_word: str = "") -> None:
+    def unsupported(self, at: Position, found: str, reason: str = "", nearest_word: str = "") -> None:
         """Record that this cannot run here, and why."""
         self.problems.add(at, found, reason, nearest_word)
 
-    def note(self, at: Place, found: str, reason: str = "") -> None:
+    def note(self, at: Position, found: str, reason: str = "") -> None:
         """Record a warning: it runs, but something differs or has no effect."""
         self.problems.add(at, found, reason, is_warning=True)
 
@@ -65,31 +65,31 @@ class Converter:
     def scalar(self, node: Node, availability: str, name: str = "") -> Node | None:
         """Convert a text, number or boolean as GitHub reads it. A missing value becomes an empty text."""
         if node.kind in (LIST, OBJECT):
-            message = f"{node.described()} as {shown(name)}" if name else node.described()
-            self.unsupported(node.at, message, "expected a text, a number, true or false")
+            message = f"{node.describe()} as {quote(name)}" if name else node.describe()
+            self.unsupported(node.position, message, "expected a text, a number, true or false")
             return None
-        if node.style == REFUSED:
+        if node.style == REJECTED:
             return None
         if node.kind == NULL:
-            return text_node(node.at, "")
+            return text_node(node.position, "")
         if node.kind == NUMBER:
             return self._number(node)
         if node.kind == BOOL:
-            return Node(BOOL, node.at, node.value, "true" if node.value else "false")
+            return Node(BOOL, node.position, node.value, "true" if node.value else "false")
         self.parse_expressions(node, availability)
-        return Node(TEXT, node.at, node.value, node.value, node.style or '"')
+        return Node(TEXT, node.position, node.value, node.value, node.style or '"')
 
     def text(self, node: Node, availability: str, name: str = "") -> Node | None:
         """Convert any scalar to a text."""
         scalar = self.scalar(node, availability, name)
         if scalar is None or scalar.kind == TEXT:
             return scalar
-        return text_node(scalar.at, scalar.written)
+        return text_node(scalar.position, scalar.raw)
 
     def line(self, node: Node, availability: str, name: str = "") -> Node | None:
         """Convert any scalar to a text on one line."""
         scalar = self.text(node, availability, name)
-        return None if scalar is None else text_node(scalar.at, " ".join(scalar.value.split()))
+        return None if scalar is None else text_node(scalar.position, " ".join(scalar.value.split()))
 
     def boolean(self, node: Node, availability: str, name: str) -> Node | None:
         """Convert a boolean or an expression."""
@@ -97,9 +97,9 @@ class Converter:
         if scalar is None or scalar.kind == BOOL or is_expression(scalar):
             return scalar
         if scalar.kind == TEXT and scalar.value.strip().lower() in ("true", "false"):
-            return Node(BOOL, scalar.at, scalar.value.strip().lower() == "true", scalar.value.strip().lower())
+            return Node(BOOL, scalar.position, scalar.value.strip().lower() == "true", scalar.value.strip().lower())
         self.unsupported(
-            node.at, f"{node.described()} as {shown(name)}", "expected true, false or an expression ${{ … }}"
+            node.position, f"{node.describe()} as {quote(name)}", "expected true, false or an expression ${{ … }}"
         )
         return None
 
@@ -109,18 +109,20 @@ class Converter:
         if scalar is None or scalar.kind == NUMBER or is_expression(scalar):
             return scalar
         if scalar.kind == TEXT and scalar.value.strip().isascii() and scalar.value.strip().isdigit():
-            return Node(NUMBER, scalar.at, int(scalar.value[:18]), str(int(scalar.value[:18])))
-        self.unsupported(node.at, f"{node.described()} as {shown(name)}", "expected a number or an expression ${{ … }}")
+            return Node(NUMBER, scalar.position, int(scalar.value[:18]), str(int(scalar.value[:18])))
+        self.unsupported(
+            node.position, f"{node.describe()} as {quote(name)}", "expected a number or an expression ${{ … }}"
+        )
         return None
 
     def _number(self, node: Node) -> Node:
         value = node.value
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
-        if (read_as := to_text(value)) != node.written:
-            message = f"the number {node.written[:40]}, which is read as {read_as}, as on GitHub"
-            self.note(node.at, message, f"put it in quotes if it is a text: '{node.written[:40]}'")
-        return Node(NUMBER, node.at, value, str(value))
+        if (read_as := to_text(value)) != node.raw:
+            message = f"the number {node.raw[:40]}, which is read as {read_as}, as on GitHub"
+            self.note(node.position, message, f"put it in quotes if it is a text: '{node.raw[:40]}'")
+        return Node(NUMBER, node.position, value, str(value))
 
     # -- expressions
 
@@ -139,9 +141,9 @@ class Converter:
 
     def condition(self, node: Node, availability: str) -> Node | None:
         """Convert an `if`. An expression within other text is always true, as on GitHub; that is reported."""
-        if node.kind in (LIST, OBJECT) or node.style == REFUSED:
-            if node.style != REFUSED:
-                self.unsupported(node.at, f"{node.described()} as 'if'", "expected an expression")
+        if node.kind in (LIST, OBJECT) or node.style == REJECTED:
+            if node.style != REJECTED:
+                self.unsupported(node.position, f"{node.describe()} as 'if'", "expected an expression")
             return None
         written = to_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
         if not written.strip():
@@ -151,7 +153,7 @@ class Converter:
         except ExpressionSyntaxError as error:
             return self._text_condition(node, written, availability, error)
         self._check(node, expression, availability)
-        return text_node(node.at, written)
+        return text_node(node.position, written)
 
     def _text_condition(self, node: Node, written: str, availability: str, error: ExpressionSyntaxError) -> Node | None:
         try:
@@ -165,8 +167,8 @@ class Converter:
             self._check(node, expression, availability)
         has_status = any(uses_status_function(expression) for expression in template.expressions)
         message = f"{OPEN} {CLOSE} around a part of a condition: it is a text, which is always true, as on GitHub"
-        self.note(node.at, message, f"put {OPEN} {CLOSE} around all of it, or nowhere")
-        return text_node(node.at, ALWAYS if has_status else TRUE)
+        self.note(node.position, message, f"put {OPEN} {CLOSE} around all of it, or nowhere")
+        return text_node(node.position, ALWAYS if has_status else TRUE)
 
     def _check(self, node: Node, expression: Expression, availability: str) -> None:
         available = AVAILABILITY[availability]
@@ -177,7 +179,7 @@ class Converter:
             else []
         )
         if unknown:
-            message = f"{shown(unknown[0])}, which is not known when a run is planned"
+            message = f"{quote(unknown[0])}, which is not known when a run is planned"
             self.unsupported(
                 self._position_of(node, unknown[0]), message, "write the value itself, or use it in a command"
             )
@@ -226,26 +228,28 @@ class Converter:
                 self._position(node, problem.column), problem.found, f"expected {problem.expected}", nearest_word
             )
 
-    def _position(self, node: Node, column: int) -> Place:
-        text = node.value if isinstance(node.value, str) else node.written
-        return inside(self.source, node.at, text, max(0, column - 1))
+    def _position(self, node: Node, column: int) -> Position:
+        text = node.value if isinstance(node.value, str) else node.raw
+        return position_within(self.source, node.position, text, max(0, column - 1))
 
-    def _position_of(self, node: Node, word: str) -> Place:
-        return inside(self.source, node.at, node.value, max(0, node.value.find(word)))
+    def _position_of(self, node: Node, word: str) -> Position:
+        return position_within(self.source, node.position, node.value, max(0, node.value.find(word)))
 
 
-def text_node(at: Place, text: str) -> Node:
+def text_node(at: Position, text: str) -> Node:
     """Return a quoted text, which is never read as another type."""
     return Node(TEXT, at, text, text, '"')
 
 
-def list_node(at: Place, items: list[Node]) -> Node:
+def list_node(at: Position, items: list[Node]) -> Node:
     return Node(LIST, at, items)
 
 
-def object_node(at: Place, pairs: dict[str, Node | None]) -> Node:
+def object_node(at: Position, pairs: dict[str, Node | None]) -> Node:
     """Return an object of the pairs whose value is not None."""
-    return Node(OBJECT, at, [(text_node(value.at, name), value) for name, value in pairs.items() if value is not None])
+    return Node(
+        OBJECT, at, [(text_node(value.position, name), value) for name, value in pairs.items() if value is not None]
+    )
 
 
 def is_expression(node: Node) -> bool:

@@ -10,7 +10,7 @@ from deltaci.pipeline.github.converter import Converter, list_node, object_node,
 from deltaci.pipeline.github.keys import read_entries
 from deltaci.pipeline.parse.checks import check_cron
 from deltaci.pipeline.parse.nodes import items
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.shapes import shape
 from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node
 
@@ -37,7 +37,7 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
     """Convert `on`. Without any supported event, the workflow can only be started by name; that is reported."""
     converted: dict[str, Node | None] = {}
     for name, value in _event_entries(key, on, converter):
-        event = name.written
+        event = name.raw
         if event == "workflow_dispatch":
             converted["manual"] = _convert_manual_start(name, value, converter)
         elif event == "schedule":
@@ -45,21 +45,21 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
         elif event in ("push", "pull_request"):
             converted[event] = _convert_filters(name, value, event, converter)
         elif event == UNSAFE_EVENT:
-            converter.note(name.at, f"{shown(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
+            converter.note(name.position, f"{quote(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
         elif event in IGNORED_EVENTS:
-            converter.note(name.at, f"{shown(event)} never happens here", "it starts nothing")
+            converter.note(name.position, f"{quote(event)} never happens here", "it starts nothing")
         else:
             all_events = (*SUPPORTED_EVENTS, UNSAFE_EVENT, *IGNORED_EVENTS)
             nearest_word = nearest(event, all_events)
             converter.unsupported(
-                name.at,
-                f"the event {shown(event)}",
+                name.position,
+                f"the event {quote(event)}",
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_EVENTS)} …",
                 nearest_word,
             )
     if not any(converted.values()):
-        converter.note(key.at, "no event starts this here", "it can only be run by name")
-    return object_node(on.at, converted)
+        converter.note(key.position, "no event starts this here", "it can only be run by name")
+    return object_node(on.position, converted)
 
 
 def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node, Node]]:
@@ -69,17 +69,17 @@ def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node
         entries = []
         for name in items(on):
             if name.kind == TEXT:
-                entries.append((name, Node(NULL, name.at)))
+                entries.append((name, Node(NULL, name.position)))
             else:
-                converter.unsupported(name.at, f"{name.described()} as an event", "expected its name, e.g. push")
+                converter.unsupported(name.position, f"{name.describe()} as an event", "expected its name, e.g. push")
         return entries
-    converter.unsupported(key.at, f"{on.described()} as 'on'", "expected events, e.g. push")
+    converter.unsupported(key.position, f"{on.describe()} as 'on'", "expected events, e.g. push")
     return []
 
 
 def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -> Node | None:
     if value.kind == NULL:
-        return Node(OBJECT, key.at, [])
+        return Node(OBJECT, key.position, [])
     entries = read_entries(value, f"'{event}'", converter)
     converted: dict[str, Node | None] = {}
     for name, (filter_key, patterns) in entries.items():
@@ -90,40 +90,40 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
             continue
         if name.removesuffix("-ignore") + "-ignore" in entries and not name.endswith("-ignore"):
             converter.unsupported(
-                filter_key.at, f"{shown(name)} and '{name}-ignore' together", "GitHub accepts only one of them"
+                filter_key.position, f"{quote(name)} and '{name}-ignore' together", "GitHub accepts only one of them"
             )
         lines = [converter.line(pattern, "run-name", name) for pattern in items(patterns)]
         non_empty = [line for line in lines if line is not None and line.value]
-        converted[name] = list_node(patterns.at, non_empty) if non_empty else None
-    return object_node(value.at, converted)
+        converted[name] = list_node(patterns.position, non_empty) if non_empty else None
+    return object_node(value.position, converted)
 
 
 def _convert_types(node: Node, converter: Converter) -> Node | None:
     types = []
     for type_node in items(node):
-        name = type_node.written
+        name = type_node.raw
         if name in SUPPORTED_TYPES:
-            types.append(text_node(type_node.at, name))
+            types.append(text_node(type_node.position, name))
         elif name in IGNORED_TYPES:
             converter.note(
-                type_node.at, f"{shown(name)} of a pull request starts nothing here", "not all forges report it"
+                type_node.position, f"{quote(name)} of a pull request starts nothing here", "not all forges report it"
             )
         else:
             nearest_word = nearest(name, (*SUPPORTED_TYPES, *IGNORED_TYPES))
             converter.unsupported(
-                type_node.at,
-                f"{shown(name)} as a type",
+                type_node.position,
+                f"{quote(name)} as a type",
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_TYPES)}",
                 nearest_word,
             )
     if not types:
-        converter.note(node.at, "none of these types starts anything here", "pull requests do not start this")
-    return list_node(node.at, types) if types else None
+        converter.note(node.position, "none of these types starts anything here", "pull requests do not start this")
+    return list_node(node.position, types) if types else None
 
 
 def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | None:
     if value.kind != LIST:
-        converter.unsupported(key.at, f"{value.described()} as 'schedule'", "expected a list of 'cron: …'")
+        converter.unsupported(key.position, f"{value.describe()} as 'schedule'", "expected a list of 'cron: …'")
         return None
     schedules = []
     for item in value.value:
@@ -132,14 +132,14 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
         if cron is None or cron.value.kind != TEXT:
             converter.unsupported(item.at, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'")
             continue
-        expression = text_node(cron.value.at, " ".join(cron.value.value.split()))
+        expression = text_node(cron.value.position, " ".join(cron.value.value.split()))
         check_cron(expression, converter.unsupported)
         time_zone = converter.text(entries["timezone"].value, "run-name", "timezone") if "timezone" in entries else None
         if time_zone is not None and "timezone" not in shape(model.Schedule).fields:
-            converter.unsupported(time_zone.at, f"the time zone {shown(time_zone.value)}", "times are in UTC")
+            converter.unsupported(time_zone.position, f"the time zone {quote(time_zone.value)}", "times are in UTC")
             time_zone = None
         schedules.append(object_node(item.at, {"cron": expression, "timezone": time_zone}))
-    return list_node(value.at, schedules) if schedules else None
+    return list_node(value.position, schedules) if schedules else None
 
 
 # -- manual runs
@@ -148,13 +148,17 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
 def _convert_manual_start(key: Node, value: Node, converter: Converter) -> Node:
     entries = {} if value.kind == NULL else read_entries(value, "'workflow_dispatch'", converter)
     if "inputs" not in entries:
-        return Node(OBJECT, key.at, [])
+        return Node(OBJECT, key.position, [])
     inputs = entries["inputs"].value
     if inputs.kind != OBJECT:
-        converter.unsupported(inputs.at, f"{inputs.described()} as 'inputs'", "expected names, each with its own keys")
-        return Node(OBJECT, key.at, [])
+        converter.unsupported(
+            inputs.position, f"{inputs.describe()} as 'inputs'", "expected names, each with its own keys"
+        )
+        return Node(OBJECT, key.position, [])
     converted = [(name, _convert_input(name, input_node, converter)) for name, input_node in inputs.value]
-    return Node(OBJECT, value.at, [(text_node(value.at, "inputs"), Node(OBJECT, inputs.at, converted))])
+    return Node(
+        OBJECT, value.position, [(text_node(value.position, "inputs"), Node(OBJECT, inputs.position, converted))]
+    )
 
 
 def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
@@ -162,29 +166,31 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     converted: dict[str, Node | None] = {}
     if "description" in entries:
         converted["description"] = converter.line(entries["description"].value, "run-name", "description")
-    kind = entries["type"].value if "type" in entries else text_node(name.at, "string")
-    if kind.written not in INPUT_TYPES:
-        nearest_word = nearest(kind.written, INPUT_TYPES)
-        converter.unsupported(kind.at, kind.described(), f"expected one of: {', '.join(INPUT_TYPES)}", nearest_word)
-    elif kind.written == "environment":
-        converter.note(kind.at, "'environment' is a text here", "there are no environments here")
+    kind = entries["type"].value if "type" in entries else text_node(name.position, "string")
+    if kind.raw not in INPUT_TYPES:
+        nearest_word = nearest(kind.raw, INPUT_TYPES)
+        converter.unsupported(
+            kind.position, kind.describe(), f"expected one of: {', '.join(INPUT_TYPES)}", nearest_word
+        )
+    elif kind.raw == "environment":
+        converter.note(kind.position, "'environment' is a text here", "there are no environments here")
     else:
-        converted["type"] = text_node(kind.at, kind.written)
+        converted["type"] = text_node(kind.position, kind.raw)
     if "required" in entries:
         converted["required"] = converter.boolean(entries["required"].value, "run-name", "required")
     if "default" in entries:
         default = entries["default"].value
-        keeps_type = kind.written in ("boolean", "number")
+        keeps_type = kind.raw in ("boolean", "number")
         converted["default"] = (converter.scalar if keeps_type else converter.text)(default, "run-name", "default")
-        if kind.written == "boolean":
+        if kind.raw == "boolean":
             converted["default"] = converter.boolean(default, "run-name", "default")
-    if "options" in entries and kind.written == "choice":
+    if "options" in entries and kind.raw == "choice":
         options = entries["options"].value
         converted["options"] = list_node(
-            options.at, [text for option in items(options) if (text := converter.text(option, "run-name"))]
+            options.position, [text for option in items(options) if (text := converter.text(option, "run-name"))]
         )
-    if kind.written == "choice" and "options" not in entries:
+    if kind.raw == "choice" and "options" not in entries:
         converter.unsupported(
-            name.at, f"the input {shown(name.written)}, a choice without 'options'", "expected a list"
+            name.position, f"the input {quote(name.raw)}, a choice without 'options'", "expected a list"
         )
-    return object_node(value.at, converted)
+    return object_node(value.position, converted)

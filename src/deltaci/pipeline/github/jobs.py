@@ -14,7 +14,7 @@ from deltaci.pipeline.github.shells import CONTAINER_SHELL, DEFAULT_SHELL, WINDO
 from deltaci.pipeline.github.steps import convert_steps
 from deltaci.pipeline.github.strategy import Strategy, convert_strategy
 from deltaci.pipeline.parse.nodes import child, items
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 
 NAMED_BY_ID: Final = "the job is named by its id"
@@ -40,7 +40,7 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
         converted["runs-on"] = label_list(entries["runs-on"].value, runs_on)
     elif not calls_workflow and node.kind == OBJECT:
         converter.unsupported(
-            key.at, f"the job {shown(key.written)} without 'runs-on'", "expected it, e.g. ubuntu-latest"
+            key.position, f"the job {quote(key.raw)} without 'runs-on'", "expected it, e.g. ubuntu-latest"
         )
     job_container = (
         convert_container(entries["container"].value, converter) if "container" in entries else JobContainer(None, None)
@@ -57,10 +57,10 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
             *entries["steps"], converter, actions, has_working_directory=has_working_directory
         )
     elif not calls_workflow and node.kind == OBJECT:
-        converter.unsupported(key.at, f"the job {shown(key.written)} without 'steps'", "expected steps")
-    converted["checkout"] = Node(BOOL, key.at, False, "false")
-    converted["network"] = Node(BOOL, key.at, True, "true")
-    return object_node(node.at, converted)
+        converter.unsupported(key.position, f"the job {quote(key.raw)} without 'steps'", "expected steps")
+    converted["checkout"] = Node(BOOL, key.position, False, "false")
+    converted["network"] = Node(BOOL, key.position, True, "true")
+    return object_node(node.position, converted)
 
 
 def _job_name(node: Node, converter: Converter) -> Node | None:
@@ -71,7 +71,9 @@ def _job_name(node: Node, converter: Converter) -> Node | None:
         } - PLANNING_CONTEXTS
         if unknown:
             converter.note(
-                node.at, f"a name with {shown(min(unknown))}, which is not known when a run is planned", NAMED_BY_ID
+                node.position,
+                f"a name with {quote(min(unknown))}, which is not known when a run is planned",
+                NAMED_BY_ID,
             )
             return None
     return converter.line(node, "jobs.name", "name")
@@ -80,7 +82,7 @@ def _job_name(node: Node, converter: Converter) -> Node | None:
 def convert_needs(node: Node, converter: Converter) -> Node:
     """Convert `needs` to a list of job ids."""
     return list_node(
-        node.at, [need for item in items(node) if (need := converter.text(item, "run-name", "needs")) is not None]
+        node.position, [need for item in items(node) if (need := converter.text(item, "run-name", "needs")) is not None]
     )
 
 
@@ -88,17 +90,17 @@ def convert_concurrency(node: Node, availability: str, converter: Converter) -> 
     """Convert `concurrency` of a workflow or job."""
     if node.kind != OBJECT:
         group = converter.text(node, availability, "concurrency")
-        return object_node(node.at, {"group": group}) if group is not None and group.value else None
+        return object_node(node.position, {"group": group}) if group is not None and group.value else None
     entries = read_entries(node, "'concurrency'", converter)
     if "group" not in entries:
-        converter.unsupported(node.at, "'concurrency' without 'group'", "expected the group's name")
+        converter.unsupported(node.position, "'concurrency' without 'group'", "expected the group's name")
         return None
     converted: dict[str, Node | None] = {"group": converter.text(entries["group"].value, availability, "group")}
     if "cancel-in-progress" in entries:
         converted["cancel-in-progress"] = converter.boolean(
             entries["cancel-in-progress"].value, availability, "cancel-in-progress"
         )
-    return object_node(node.at, converted)
+    return object_node(node.position, converted)
 
 
 def read_run_defaults(node: Node, converter: Converter) -> Entries:
@@ -113,7 +115,7 @@ def _merge_env(entries: Entries, job_container: JobContainer, converter: Convert
         return job_env
     container_env = convert_env(job_container.env, "jobs.services.env", converter)
     merged = {name.written: (name, value) for part in (container_env, job_env) if part for name, value in part.value}
-    return Node(OBJECT, job_container.env.at, [*merged.values()])
+    return Node(OBJECT, job_container.env.position, [*merged.values()])
 
 
 def _run_defaults(
@@ -133,24 +135,26 @@ def _run_defaults(
     if "shell" in run_entries:
         converted["shell"] = convert_shell(run_entries["shell"].value, converter, "jobs.defaults")
     elif job_container.image is not None and (condition := as_condition(job_container.image)):
-        converted["shell"] = text_node(key.at, f"${{{{ {condition} && '{CONTAINER_SHELL}' || '{DEFAULT_SHELL}' }}}}")
+        converted["shell"] = text_node(
+            key.position, f"${{{{ {condition} && '{CONTAINER_SHELL}' || '{DEFAULT_SHELL}' }}}}"
+        )
     elif job_container.image is not None:
-        converted["shell"] = text_node(key.at, CONTAINER_SHELL)
+        converted["shell"] = text_node(key.position, CONTAINER_SHELL)
     elif runs_on.windows_if:
         converted["shell"] = text_node(
-            key.at, f"${{{{ {runs_on.windows_if} && '{WINDOWS_DEFAULT_SHELL}' || '{DEFAULT_SHELL}' }}}}"
+            key.position, f"${{{{ {runs_on.windows_if} && '{WINDOWS_DEFAULT_SHELL}' || '{DEFAULT_SHELL}' }}}}"
         )
     else:
-        converted["shell"] = text_node(key.at, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL)
+        converted["shell"] = text_node(key.position, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL)
     if "working-directory" in run_entries:
         converted["working-directory"] = converter.text(
             run_entries["working-directory"].value, "jobs.defaults", "working-directory"
         )
-    return object_node(key.at, {"run": object_node(key.at, converted)})
+    return object_node(key.position, {"run": object_node(key.position, converted)})
 
 
 def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
-    converted["timeout-minutes"] = Node(NUMBER, key.at, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
+    converted["timeout-minutes"] = Node(NUMBER, key.position, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
     if "timeout-minutes" in entries:
         converted["timeout-minutes"] = converter.number(
             entries["timeout-minutes"].value, "jobs.timeout-minutes", "timeout-minutes"
@@ -166,11 +170,11 @@ def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | N
 
 def _convert_outputs(node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
-        converter.unsupported(node.at, f"{node.described()} as 'outputs'", "expected names with texts")
+        converter.unsupported(node.position, f"{node.describe()} as 'outputs'", "expected names with texts")
         return None
     converted = []
     for name, output in node.value:
         value = converter.text(output, "jobs.outputs", name.written)
         if value is not None and value.kind == TEXT and value.value:
             converted.append((name, value))
-    return Node(OBJECT, node.at, converted)
+    return Node(OBJECT, node.position, converted)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from deltaci.core.text import nearest
 from deltaci.pipeline.github.converter import Converter
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
 MAX_LISTED: Final = 12  # keys in one message
@@ -172,7 +172,7 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
     table = KEY_RULES[part]
     if node.kind != OBJECT:
         converter.unsupported(
-            node.at, f"{node.described()} as {part}", f"expected an object with {', '.join([*table][:MAX_LISTED])}"
+            node.position, f"{node.describe()} as {part}", f"expected an object with {', '.join([*table][:MAX_LISTED])}"
         )
         return {}
     entries: Entries = {}
@@ -181,14 +181,14 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
         if rule is None:
             nearest_word = nearest(key.written, table)
             expected = ", ".join(sorted(table)[:MAX_LISTED]) + (" …" if len(table) > MAX_LISTED else "")
-            message = f"the key {shown(key.written)}, which {part} does not have"
+            message = f"the key {quote(key.written)}, which {part} does not have"
             converter.unsupported(key.at, message, "" if nearest_word else f"expected one of: {expected}", nearest_word)
         elif rule.kind == "ignored":
-            converter.note(key.at, f"{shown(key.written)} has no effect here", rule.reason)
+            converter.note(key.at, f"{quote(key.written)} has no effect here", rule.reason)
         elif key.written in ("with", "secrets") and part == "a job" and has_key(node, "uses"):
             continue  # Reported for 'uses'.
         elif rule.kind == "unsupported":
-            converter.unsupported(key.at, f"{shown(key.written)} of {part}", rule.reason)
+            converter.unsupported(key.at, f"{quote(key.written)} of {part}", rule.reason)
         elif value.kind != NULL:
             entries[key.written] = Entry(key, value)
     return entries

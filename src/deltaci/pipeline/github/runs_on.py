@@ -14,7 +14,7 @@ from deltaci.pipeline.expressions.values import Value
 from deltaci.pipeline.github.converter import Converter, list_node, text_node
 from deltaci.pipeline.github.keys import read_entries
 from deltaci.pipeline.parse.nodes import items
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.yaml import OBJECT, Node
 
 SYSTEM_LABELS: Final = {"ubuntu-": "linux", "macos-": "macos", "windows-": "windows"}
@@ -48,7 +48,7 @@ def convert_runs_on(
     labels_node = node
     if node.kind == OBJECT:
         labels = read_entries(node, "'runs-on'", converter).get("labels")
-        labels_node = labels.value if labels else list_node(node.at, [])
+        labels_node = labels.value if labels else list_node(node.position, [])
     for label_node in items(labels_node):
         text = converter.text(label_node, "jobs.runs-on", "runs-on")
         if text is None:
@@ -57,14 +57,14 @@ def convert_runs_on(
             _convert_expression(text, combinations, unknown_axes, runs_on, converter)
         elif text.value.strip():
             for label in _labels(text.value.strip()):
-                runs_on.add(text_node(text.at, label))
+                runs_on.add(text_node(text.position, label))
             _note_unusual_label(text, text.value.strip(), runs_on, converter)
     return runs_on
 
 
 def label_list(at: Node, runs_on: RunsOn) -> Node | None:
     """Return the labels as a list, or None if any runner will do."""
-    return list_node(at.at, runs_on.labels) if runs_on.labels else None
+    return list_node(at.position, runs_on.labels) if runs_on.labels else None
 
 
 def _labels(name: str) -> list[str]:
@@ -81,9 +81,9 @@ def _note_unusual_label(at: Node, name: str, runs_on: RunsOn, converter: Convert
     lowered = name.lower()
     if lowered.startswith("windows"):
         runs_on.is_windows = True
-        converter.note(at.at, "a job for Windows", "it waits for a runner with the label 'windows'")
+        converter.note(at.position, "a job for Windows", "it waits for a runner with the label 'windows'")
     elif not lowered.startswith(tuple(SYSTEM_LABELS)) and lowered not in KNOWN_LABELS and lowered != ANY_RUNNER:
-        converter.note(at.at, f"{shown(name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
+        converter.note(at.position, f"{quote(name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
 
 
 def _convert_expression(
@@ -102,18 +102,20 @@ def _convert_expression(
     if values is not None and any(not isinstance(value, str) for value in values):
         found = "labels that are not texts, or a computed list of labels"
         converter.unsupported(
-            node.at, found, "expected one label: write a list of labels, each of which may be an expression"
+            node.position, found, "expected one label: write a list of labels, each of which may be an expression"
         )
         return
     names = None if values is None else [str(value) for value in values]
     if names is not None and len(labels := {tuple(_labels(name)) for name in names}) == 1:
         for label in labels.pop():
-            runs_on.add(text_node(node.at, label))
+            runs_on.add(text_node(node.position, label))
         _note_unusual_label(node, names[0], runs_on, converter)
         return
     if names is None:
         message = "labels that are computed when a run is planned"
-        converter.note(node.at, message, "a runner name of GitHub is converted then; a list of names is used as it is")
+        converter.note(
+            node.position, message, "a runner name of GitHub is converted then; a list of names is used as it is"
+        )
     source = as_expression(template)
     prefixes = [
         prefix for prefix in SYSTEM_LABELS if names is None or any(name.lower().startswith(prefix) for name in names)
@@ -122,16 +124,20 @@ def _convert_expression(
     choices = [f"startsWith({source}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
     last = source if may_be_other else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
     expression = " || ".join([*(choices if may_be_other else choices[:-1]), last])
-    runs_on.add(text_node(node.at, f"{OPEN} {expression} {CLOSE}"))
+    runs_on.add(text_node(node.position, f"{OPEN} {expression} {CLOSE}"))
     if names is None or any(name.lower().endswith(ARM_SUFFIX) for name in names):
         runs_on.add(
-            text_node(node.at, f"{OPEN} endsWith({source}, '{ARM_SUFFIX}') && '{ARM_LABEL}' || {expression} {CLOSE}")
+            text_node(
+                node.position, f"{OPEN} endsWith({source}, '{ARM_SUFFIX}') && '{ARM_LABEL}' || {expression} {CLOSE}"
+            )
         )
     if names is None or any(name.lower().startswith("windows") for name in names):
         runs_on.windows_if = f"startsWith({source}, 'windows')"
     for name in dict.fromkeys(names or ()):
         if name.lower().startswith("windows") or not name.lower().startswith(tuple(SYSTEM_LABELS)):
-            converter.note(node.at, f"the label {shown(_labels(name)[0] if _labels(name) else name)}", WAITS_FOR_LABEL)
+            converter.note(
+                node.position, f"the label {quote(_labels(name)[0] if _labels(name) else name)}", WAITS_FOR_LABEL
+            )
 
 
 def _values(template: Template, combinations: Combinations | None, unknown_axes: frozenset[str]) -> list[Value] | None:

@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from deltaci.pipeline.github.converter import Converter, object_node, text_node
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
 TOOLCHAIN: Final = "dtolnay/rust-toolchain"
@@ -40,30 +40,30 @@ def is_rust_toolchain(uses: Node) -> bool:
 
 def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter) -> ShellCommand | None:
     """Convert the action. Its version names the toolchain, unless the input `toolchain` is given."""
-    env: dict[str, Node] = {"COMPONENTS": text_node(uses.at, ""), "TARGETS": text_node(uses.at, "")}
+    env: dict[str, Node] = {"COMPONENTS": text_node(uses.position, ""), "TARGETS": text_node(uses.position, "")}
     if inputs is not None and inputs.kind not in (OBJECT, NULL):
-        converter.unsupported(inputs.at, f"{inputs.described()} as 'with'", "expected names with values")
+        converter.unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
         return None
     for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
         name = TOOLCHAIN_INPUTS.get(key.written.lower())
         text = converter.text(value, "steps.with", key.written)
         if name is None:
             converter.unsupported(
-                key.at, f"{shown(key.written)} of {TOOLCHAIN}", f"expected {', '.join(TOOLCHAIN_INPUTS)}"
+                key.at, f"{quote(key.written)} of {TOOLCHAIN}", f"expected {', '.join(TOOLCHAIN_INPUTS)}"
             )
         elif text is not None:
             env[name] = text
     version = uses.value.partition("@")[2].strip()
     if "TOOLCHAIN" not in env and _CHANNEL.fullmatch(version):
-        env["TOOLCHAIN"] = text_node(uses.at, version)
+        env["TOOLCHAIN"] = text_node(uses.position, version)
     toolchain = env.get("TOOLCHAIN")
     if toolchain is None or (" " in toolchain.value.strip() and "${{" not in toolchain.value):
         converter.unsupported(
-            uses.at, f"{TOOLCHAIN} without a toolchain that rustup knows", "set 'toolchain', e.g. stable"
+            uses.position, f"{TOOLCHAIN} without a toolchain that rustup knows", "set 'toolchain', e.g. stable"
         )
         return None
-    converter.note(uses.at, f"{TOOLCHAIN} runs rustup here", "rustup must be installed where the job runs")
-    return ShellCommand(text_node(uses.at, TOOLCHAIN_SCRIPT), env)
+    converter.note(uses.position, f"{TOOLCHAIN} runs rustup here", "rustup must be installed where the job runs")
+    return ShellCommand(text_node(uses.position, TOOLCHAIN_SCRIPT), env)
 
 
 def command_keys(command: ShellCommand, step_env: Node | None) -> dict[str, Node | None]:
@@ -71,6 +71,6 @@ def command_keys(command: ShellCommand, step_env: Node | None) -> dict[str, Node
     env = {**({key.written: value for key, value in step_env.value} if step_env is not None else {}), **command.env}
     return {
         "run": command.run,
-        "shell": text_node(command.run.at, "bash"),
-        "env": object_node(command.run.at, dict(env)),
+        "shell": text_node(command.run.position, "bash"),
+        "env": object_node(command.run.position, dict(env)),
     }

@@ -6,7 +6,7 @@ from typing import Final
 
 from deltaci.core.text import nearest
 from deltaci.pipeline.github.converter import Converter, text_node
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.yaml import Node
 
 NAMED_SHELLS: Final = ("bash", "sh", "python", "pwsh")  # the runner knows these names, as GitHub's does
@@ -24,21 +24,23 @@ def convert_shell(node: Node, converter: Converter, availability: str = "steps.r
         return text
     command = text.value.strip()
     if command == POWERSHELL:
-        converter.note(node.at, "the shell 'pwsh'", "PowerShell must be installed where the job runs")
+        converter.note(node.position, "the shell 'pwsh'", "PowerShell must be installed where the job runs")
     if command in NAMED_SHELLS:
-        return text_node(text.at, command)
+        return text_node(text.position, command)
     if command.split(" ")[0].lower() in WINDOWS_SHELLS:
         converter.unsupported(
-            node.at, f"the shell {shown(command)}", "Windows shells are not supported: expected bash, sh or python"
+            node.position,
+            f"the shell {quote(command)}",
+            "Windows shells are not supported: expected bash, sh or python",
         )
         return None
     if "{0}" not in command:
         nearest_word = nearest(command, NAMED_SHELLS)
         converter.unsupported(
-            node.at,
-            f"the shell {shown(command)}",
+            node.position,
+            f"the shell {quote(command)}",
             f"expected {', '.join(NAMED_SHELLS)}, or a command with {{0}}",
             nearest_word,
         )
         return None
-    return text_node(text.at, command)
+    return text_node(text.position, command)

@@ -11,7 +11,7 @@ from deltaci.pipeline.github.keys import KEY_RULES, Entries, read_entries
 from deltaci.pipeline.github.rust_toolchain import command_keys, convert_rust_toolchain, is_rust_toolchain
 from deltaci.pipeline.github.shells import convert_shell
 from deltaci.pipeline.parse.nodes import child
-from deltaci.pipeline.parse.problems import Place, shown
+from deltaci.pipeline.parse.problems import Position, quote
 from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
 
 
@@ -20,10 +20,10 @@ def convert_steps(
 ) -> Node | None:
     """Convert all steps of a job. `has_working_directory`: the job sets a default working directory."""
     if node.kind != LIST:
-        converter.unsupported(key.at, f"{node.described()} as 'steps'", "expected a list of steps")
+        converter.unsupported(key.position, f"{node.describe()} as 'steps'", "expected a list of steps")
         return None
     converted: list[Node] = []
-    ids: dict[str, Place] = {}
+    ids: dict[str, Position] = {}
     for number, step_node in enumerate(node.value):
         converted += convert_step(
             step_node,
@@ -32,16 +32,16 @@ def convert_steps(
         )
         _check_id(step_node, ids, converter)
     if not node.value:
-        converter.unsupported(key.at, "a job without steps", "expected at least one")
-    return list_node(node.at, converted)
+        converter.unsupported(key.position, "a job without steps", "expected at least one")
+    return list_node(node.position, converted)
 
 
-def _check_id(node: Node, ids: dict[str, Place], converter: Converter) -> None:
+def _check_id(node: Node, ids: dict[str, Position], converter: Converter) -> None:
     for key, value in node.value if node.kind == OBJECT else ():
         if key.written == "id" and value.kind == TEXT:
             step_id = value.value.lower()
             if step_id in ids:
-                message = f"the id {shown(value.value)} a second time"
+                message = f"the id {quote(value.value)} a second time"
                 converter.unsupported(value.at, message, f"the step in line {ids[step_id].line} has it")
             ids.setdefault(step_id, value.at)
 
@@ -63,16 +63,16 @@ def convert_step(node: Node, converter: Converter, use: ActionUse) -> list[Node]
 
 def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
-        converter.unsupported(node.at, f"{node.described()} as a step", "expected an object with 'run' or 'uses'")
+        converter.unsupported(node.position, f"{node.describe()} as a step", "expected an object with 'run' or 'uses'")
         return None
     entries = read_entries(node, "a step", converter)
     converted: dict[str, Node | None] = {}
     if not ("run" in entries or "uses" in entries):
         if not any(nearest(key.written, KEY_RULES["a step"]) in ("run", "uses") for key, _ in node.value):
-            converter.unsupported(node.at, "a step without 'run' or 'uses'", "expected one of them")
+            converter.unsupported(node.position, "a step without 'run' or 'uses'", "expected one of them")
         return None
     if "run" in entries and "uses" in entries:
-        converter.unsupported(entries["uses"].key.at, "'uses' beside 'run'", "a step has one of them")
+        converter.unsupported(entries["uses"].key.position, "'uses' beside 'run'", "a step has one of them")
         return None
     if "run" in entries:
         converted["run"] = converter.text(entries["run"].value, "steps.run", "run")
@@ -88,9 +88,9 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
     if command is None and "uses" not in converted:
         return None  # Reported already.
     if command is not None and not command.value.strip():
-        converter.note(entries["run"].key.at, "an empty command", "it does nothing")
+        converter.note(entries["run"].key.position, "an empty command", "it does nothing")
         return None
-    return object_node(node.at, converted)
+    return object_node(node.position, converted)
 
 
 def convert_common_keys(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
@@ -110,7 +110,9 @@ def convert_common_keys(entries: Entries, converted: dict[str, Node | None], con
 
 def _convert_command_keys(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
     if "with" in entries:
-        converter.unsupported(entries["with"].key.at, "'with' in a step without 'uses'", "use 'env' for a command")
+        converter.unsupported(
+            entries["with"].key.position, "'with' in a step without 'uses'", "use 'env' for a command"
+        )
     if "shell" in entries:
         converted["shell"] = convert_shell(entries["shell"].value, converter)
     if "working-directory" in entries:
@@ -122,15 +124,19 @@ def _convert_command_keys(entries: Entries, converted: dict[str, Node | None], c
 def _convert_action(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
     for name in ("shell", "working-directory"):
         if name in entries:
-            converter.unsupported(entries[name].key.at, f"{shown(name)} in a step that runs no command", "remove it")
+            converter.unsupported(
+                entries[name].key.position, f"{quote(name)} in a step that runs no command", "remove it"
+            )
     uses = entries["uses"].value
     if uses.kind != TEXT:
-        converter.unsupported(uses.at, f"{uses.described()} as 'uses'", "expected an action, e.g. actions/checkout@v4")
+        converter.unsupported(
+            uses.position, f"{uses.describe()} as 'uses'", "expected an action, e.g. actions/checkout@v4"
+        )
         return
     inputs = entries["with"].value if "with" in entries else None
     name = uses.value.partition("@")[0].strip()
     if name.lower() in IGNORED_ACTIONS:
-        converter.note(uses.at, f"the action {shown(name)} has no effect here", IGNORED_ACTIONS[name.lower()])
+        converter.note(uses.position, f"the action {quote(name)} has no effect here", IGNORED_ACTIONS[name.lower()])
         return
     if is_rust_toolchain(uses):
         if (command := convert_rust_toolchain(uses, inputs, converter)) is not None:

@@ -13,9 +13,9 @@ from deltaci.pipeline.expressions.values import Value
 from deltaci.pipeline.github.converter import Converter, is_expression, list_node, object_node, text_node
 from deltaci.pipeline.github.keys import read_entries
 from deltaci.pipeline.github.runs_on import as_expression
-from deltaci.pipeline.parse.problems import Place, shown
+from deltaci.pipeline.parse.problems import Position, quote
 from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node
-from deltaci.pipeline.planning.matrix import BadMatrix, expand
+from deltaci.pipeline.planning.matrix import MatrixError, expand
 
 AVAILABILITY_KEY: Final = "jobs.strategy"
 COMBINATION_LISTS: Final = ("include", "exclude")
@@ -34,7 +34,7 @@ def convert_strategy(node: Node, converter: Converter) -> Strategy:
     entries = read_entries(node, "'strategy'", converter)
     if "matrix" not in entries:
         for key, _ in entries.values():
-            converter.note(key.at, f"{shown(key.written)} has no effect here", "there is no matrix")
+            converter.note(key.position, f"{quote(key.raw)} has no effect here", "there is no matrix")
         return Strategy(None, [{}])
     matrix = _convert_matrix(entries["matrix"].value, converter)
     converted: dict[str, Node | None] = {"matrix": matrix.node}
@@ -42,14 +42,14 @@ def convert_strategy(node: Node, converter: Converter) -> Strategy:
         converted["fail-fast"] = converter.boolean(entries["fail-fast"].value, AVAILABILITY_KEY, "fail-fast")
     if "max-parallel" in entries:
         converted["max-parallel"] = converter.number(entries["max-parallel"].value, AVAILABILITY_KEY, "max-parallel")
-    return matrix._replace(node=object_node(node.at, converted))
+    return matrix._replace(node=object_node(node.position, converted))
 
 
 def _convert_matrix(node: Node, converter: Converter) -> Strategy:
     if is_expression(node):
         return Strategy(converter.text(node, AVAILABILITY_KEY), None)
     if node.kind != OBJECT:
-        converter.unsupported(node.at, f"{node.described()} as 'matrix'", "expected axes, each a list of values")
+        converter.unsupported(node.position, f"{node.describe()} as 'matrix'", "expected axes, each a list of values")
         return Strategy(None, None)
     converted: list[tuple[Node, Node]] = []
     values: dict[str, Any] = {}
@@ -69,10 +69,10 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
         all_known = all_known and known_values is not None
         values[key.written] = known_values
     if all_known:
-        return Strategy(Node(OBJECT, node.at, converted), _combinations(node, values, converter))
+        return Strategy(Node(OBJECT, node.position, converted), _combinations(node, values, converter))
     unknown_axes = frozenset(key for key, value in values.items() if value is None)
     return Strategy(
-        Node(OBJECT, node.at, converted),
+        Node(OBJECT, node.position, converted),
         None if unknown_axes & {*COMBINATION_LISTS} else _known_combinations(values),
         unknown_axes,
     )
@@ -83,7 +83,7 @@ def _known_combinations(values: dict[str, Any]) -> list[Mapping[str, Value]] | N
     known = {key: value for key, value in values.items() if value is not None and key != "exclude"}
     try:
         return [combination.values for combination in expand("job", {"matrix": known}).combinations] if known else None
-    except BadMatrix:
+    except MatrixError:
         return None
 
 
@@ -92,7 +92,7 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
         return converter.text(node, AVAILABILITY_KEY), None
     if node.kind != LIST:
         converter.unsupported(
-            node.at, f"{node.described()} as the axis {shown(key.written)}", "expected a list of values"
+            node.position, f"{node.describe()} as the axis {quote(key.raw)}", "expected a list of values"
         )
         return None, None
     nodes: list[Node] = []
@@ -101,24 +101,26 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
         converted_item = _convert_value(item if item.kind != NULL else text_node(item.at, ""), converter)
         encoded = msgspec.json.encode(_to_value(converted_item))
         if encoded in encoded_values and OPEN.encode() not in encoded:
-            converter.note(item.at, f"{converted_item.described()} a second time", "it adds no second job here")
+            converter.note(item.at, f"{converted_item.describe()} a second time", "it adds no second job here")
             continue
         encoded_values.add(encoded)
         nodes.append(converted_item)
-    return _embed(list_node(node.at, nodes), nodes)
+    return _embed(list_node(node.position, nodes), nodes)
 
 
 def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tuple[Node | None, list[Any] | None]:
     if is_expression(node):
         return converter.text(node, AVAILABILITY_KEY), None
     if node.kind != LIST:
-        converter.unsupported(node.at, f"{node.described()} as {shown(key.written)}", "expected a list of combinations")
+        converter.unsupported(
+            node.position, f"{node.describe()} as {quote(key.raw)}", "expected a list of combinations"
+        )
         return None, None
     nodes: list[Node] = []
     encoded_values: set[bytes] = set()
     for item in node.value:
         if item.kind != OBJECT:
-            converter.unsupported(item.at, f"{item.described()} in {shown(key.written)}", "expected names with values")
+            converter.unsupported(item.at, f"{item.described()} in {quote(key.raw)}", "expected names with values")
             return None, None
         pairs = [(name, value if value.kind != NULL else text_node(value.at, "")) for name, value in item.value]
         converted_item = _convert_value(Node(OBJECT, item.at, pairs), converter)
@@ -129,15 +131,15 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
         encoded_values.add(encoded)
         nodes.append(converted_item)
     values = [value for row in nodes for _, value in row.value]
-    return _embed(list_node(node.at, nodes), values)
+    return _embed(list_node(node.position, nodes), values)
 
 
 def _convert_value(node: Node, converter: Converter) -> Node:
     """Convert the scalars of a value: numbers as GitHub reads them, expressions checked."""
     if node.kind == LIST:
-        return list_node(node.at, [_convert_value(item, converter) for item in node.value])
+        return list_node(node.position, [_convert_value(item, converter) for item in node.value])
     if node.kind == OBJECT:
-        return Node(OBJECT, node.at, [(key, _convert_value(item, converter)) for key, item in node.value])
+        return Node(OBJECT, node.position, [(key, _convert_value(item, converter)) for key, item in node.value])
     return node if node.kind == NULL else converter.scalar(node, AVAILABILITY_KEY) or node
 
 
@@ -149,7 +151,7 @@ def _embed(node: Node, values: list[Node]) -> tuple[Node, list[Any] | None]:
     known_values = None if any(OPEN in text for text in _all_texts(node)) else _to_value(node)
     if not any(OPEN in text for value in values if value.kind in (LIST, OBJECT) for text in _all_texts(value)):
         return node, known_values
-    return text_node(node.at, f"{OPEN} {_json_expression(node)} {CLOSE}"), known_values
+    return text_node(node.position, f"{OPEN} {_json_expression(node)} {CLOSE}"), known_values
 
 
 def _to_value(node: Node) -> Any:
@@ -203,19 +205,19 @@ def _quote_string(text: str) -> str:
 def _combinations(node: Node, values: dict[str, Any], converter: Converter) -> list[Mapping[str, Value]] | None:
     try:
         return [combination.values for combination in expand("job", {"matrix": values}).combinations]
-    except BadMatrix as error:
+    except MatrixError as error:
         for problem in error.problems:
-            path = problem.where[1:]
-            name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem.where).lstrip(".")
+            path = problem.path[1:]
+            name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem.path).lstrip(".")
             converter.unsupported(_position(node, path), f"{name}: {problem.message}")
         return None
 
 
-def _position(node: Node, path: Sequence[str | int]) -> Place:
+def _position(node: Node, path: Sequence[str | int]) -> Position:
     for key in path:
         if isinstance(key, int) and node.kind == LIST and key < len(node.value):
             node = node.value[key]
         elif node.kind == OBJECT:
             value = next((item for name, item in node.value if name.written == key), None)
             node = value if value is not None else node
-    return node.at
+    return node.position

@@ -18,17 +18,17 @@ from deltaci.pipeline.github.events import convert_events
 from deltaci.pipeline.github.jobs import convert_concurrency, convert_job, convert_needs, read_run_defaults
 from deltaci.pipeline.github.keys import Entries, read_entries
 from deltaci.pipeline.parse.nodes import child
-from deltaci.pipeline.parse.parse_result import Expression, Found, Path
-from deltaci.pipeline.parse.problems import Place, Problem, Problems, shown
-from deltaci.pipeline.parse.reader import Part, read_part
-from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node, NotYaml, decoded, read_yaml
+from deltaci.pipeline.parse.parse_result import ParseResult, Path, SourceExpression
+from deltaci.pipeline.parse.problems import Position, Problem, ProblemList, quote
+from deltaci.pipeline.parse.reader import ParsedNode, parse_node
+from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node, YamlError, decode_utf8, parse_yaml
 
 WORKFLOW_FOLDER: Final = ".github/workflows"
 _JOB_ID: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 RUN_TIMEOUT_MINUTES: Final = 35 * 24 * 60  # as on GitHub
 
 
-class ParsedWorkflow(Found, frozen=True, kw_only=True):
+class ParsedWorkflow(ParseResult, frozen=True, kw_only=True):
     """The result of parsing a workflow. `pipeline` is None unless all jobs are supported.
 
     `supported_pipeline` has the supported jobs whose needs are supported as well, for runs that request jobs by name.
@@ -54,11 +54,11 @@ def is_workflow_path(path: str) -> bool:
 
 def parse_workflow(content: str | bytes, file: str, files: Mapping[str, str] | None = None) -> ParsedWorkflow:
     """Parse a workflow. `files` are the other files of the repository, for composite actions in it."""
-    problems = Problems(file)
+    problems = ProblemList(file)
     try:
-        text = decoded(content, problems) if isinstance(content, bytes) else content
-        root = read_yaml(text, problems)
-    except NotYaml:
+        text = decode_utf8(content, problems) if isinstance(content, bytes) else content
+        root = parse_yaml(text, problems)
+    except YamlError:
         source = content if isinstance(content, str) else content.decode("utf-8", "replace")
         return ParsedWorkflow(file=file, pipeline=None, problems=problems.in_order(), source=source)
     return _WorkflowReader(file, text, root, problems, {} if files is None else files).result()
@@ -67,12 +67,12 @@ def parse_workflow(content: str | bytes, file: str, files: Mapping[str, str] | N
 class _WorkflowReader:
     """Converts one workflow: first the top-level keys, then each job."""
 
-    def __init__(self, file: str, text: str, root: Node, problems: Problems, files: Mapping[str, str]) -> None:
+    def __init__(self, file: str, text: str, root: Node, problems: ProblemList, files: Mapping[str, str]) -> None:
         self.file, self.text, self.actions = file, text, RepositoryActions(files)
         self.converter = Converter(file, text)
         self.converter.problems = problems
-        self.places: dict[Path, Place] = {(): root.at}
-        self.expressions: list[Expression] = []
+        self.positions: dict[Path, Position] = {(): root.position}
+        self.expressions: list[SourceExpression] = []
         self.jobs: dict[str, model.Job] = {}
         self.unsupported_jobs: dict[str, tuple[Problem, ...]] = {}
         self.job_converters: dict[str, Converter] = {}
@@ -83,7 +83,9 @@ class _WorkflowReader:
         if root.kind == OBJECT:
             for name in ("on", "jobs"):
                 if name not in self.entries:
-                    self.converter.unsupported(root.at, f"a workflow without {shown(name)}", f"expected {shown(name)}")
+                    self.converter.unsupported(
+                        root.position, f"a workflow without {quote(name)}", f"expected {quote(name)}"
+                    )
 
     def result(self) -> ParsedWorkflow:
         """Convert the whole file. Called once."""
@@ -94,7 +96,7 @@ class _WorkflowReader:
             self._read_job(key, node)
         self._mark_dependents_unsupported(graph)
         supported_pipeline = None
-        if pipeline is not None and self.jobs and not self.converter.problems.is_bad:
+        if pipeline is not None and self.jobs and not self.converter.problems.has_errors:
             supported_pipeline = msgspec.structs.replace(pipeline, jobs=self.jobs)
         all_problems = [*self.converter.problems.in_order()]
         all_problems += [
@@ -105,9 +107,9 @@ class _WorkflowReader:
             pipeline=supported_pipeline if not self.unsupported_jobs else None,
             problems=tuple(sorted(set(all_problems))),
             expressions=tuple(self.expressions),
-            places=self.places,
+            positions=self.positions,
             source=self.text,
-            job_ids=tuple(key.written for key, _ in job_entries),
+            job_ids=tuple(key.raw for key, _ in job_entries),
             supported_pipeline=supported_pipeline,
             unsupported_jobs=self.unsupported_jobs,
         )
@@ -125,18 +127,18 @@ class _WorkflowReader:
             if group is not None:
                 converted["concurrency"] = (group, model.Concurrency)
         if "name" in entries and (name := converter.line(entries["name"].value, "run-name", "name")) is not None:
-            converted["name"] = (text_node(name.at, name.value), model.Line)
+            converted["name"] = (text_node(name.position, name.value), model.Line)
         values: dict[str, Any] = {}
         for key, (node, type_) in converted.items():
             values[key] = self._read(node, type_, (key,), converter)
-        if converter.problems.is_bad:
+        if converter.problems.has_errors:
             return None
         placeholder = {"job": model.Job()}
         return model.Pipeline(**values, jobs=placeholder, timeout_minutes=RUN_TIMEOUT_MINUTES)
 
     def _read(self, node: Node, type_: Any, path: Path, converter: Converter) -> Any:
-        part: Part = read_part(node, type_, path, converter.problems)
-        self.places.update(part.places)
+        part: ParsedNode = parse_node(node, type_, path, converter.problems)
+        self.positions.update(part.positions)
         self.expressions += part.expressions
         return part.value
 
@@ -144,50 +146,52 @@ class _WorkflowReader:
         if "jobs" not in self.entries:
             return []
         key, jobs = self.entries["jobs"]
-        self.places["jobs",] = jobs.at
+        self.positions["jobs",] = jobs.position
         if jobs.kind != OBJECT or not jobs.value:
-            self.converter.unsupported(key.at, f"{jobs.described()} as 'jobs'", "expected at least one job")
+            self.converter.unsupported(key.position, f"{jobs.describe()} as 'jobs'", "expected at least one job")
             return []
         if len(jobs.value) > model.MAX_JOBS:
-            self.converter.unsupported(key.at, f"{len(jobs.value):,} jobs", f"expected at most {model.MAX_JOBS:,}")
+            self.converter.unsupported(
+                key.position, f"{len(jobs.value):,} jobs", f"expected at most {model.MAX_JOBS:,}"
+            )
         job_entries = list(jobs.value)[: model.MAX_JOBS]
         for name, _ in job_entries:
             if not _JOB_ID.fullmatch(name.written):
                 expected = "expected letters, digits, '_' and '-', beginning with a letter or '_'"
-                self.converter.unsupported(name.at, f"the job {shown(name.written)}", expected)
+                self.converter.unsupported(name.at, f"the job {quote(name.written)}", expected)
         return job_entries
 
     def _read_job(self, key: Node, node: Node) -> None:
-        converter = self.job_converters[key.written] = Converter(self.file, self.text)
+        converter = self.job_converters[key.raw] = Converter(self.file, self.text)
         job_node = convert_job(key, node, self.defaults, converter, self.actions)
         secrets = [*dict.fromkeys([*self.converter.secrets, *converter.secrets])]
         if secrets:
-            secret_list = list_node(key.at, [text_node(key.at, name) for name in secrets])
-            job_node.value.append((text_node(key.at, "secrets"), secret_list))
+            secret_list = list_node(key.position, [text_node(key.position, name) for name in secrets])
+            job_node.value.append((text_node(key.position, "secrets"), secret_list))
         result = None
-        if not converter.problems.is_bad:
-            result = self._read(job_node, model.Job, ("jobs", key.written), converter)
+        if not converter.problems.has_errors:
+            result = self._read(job_node, model.Job, ("jobs", key.raw), converter)
         if isinstance(result, model.Job):
-            self.jobs[key.written] = result
+            self.jobs[key.raw] = result
         else:
-            self.unsupported_jobs[key.written] = _errors(converter)
+            self.unsupported_jobs[key.raw] = _errors(converter)
 
     # -- which job needs which
 
     def _needs_graph(self, job_entries: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
-        ids = [key.written for key, _ in job_entries]
+        ids = [key.raw for key, _ in job_entries]
         graph: dict[str, dict[str, Node]] = {name: {} for name in ids}
         for key, node in job_entries:
             needs = child(node, "needs")
             for need in convert_needs(needs, Converter(self.file, self.text)).value if needs is not None else ():
                 job_id = {name.lower(): name for name in ids}.get(need.value.lower())
-                if job_id is None or job_id == key.written:
+                if job_id is None or job_id == key.raw:
                     nearest_word = nearest(need.value, ids) if job_id is None else ""
-                    self.converter.unsupported(need.at, f"there is no other job {shown(need.value)}", "", nearest_word)
+                    self.converter.unsupported(need.at, f"there is no other job {quote(need.value)}", "", nearest_word)
                 elif need.kind == TEXT:
-                    graph[key.written][job_id] = need
+                    graph[key.raw][job_id] = need
         if cycle := find_cycle({name: list(needed) for name, needed in graph.items()}):
-            at = graph[cycle[-2]][cycle[-1]].at
+            at = graph[cycle[-2]][cycle[-1]].position
             self.converter.unsupported(
                 at, f"jobs that wait for each other: {' → '.join(cycle[:12])}", "remove one of these needs"
             )
@@ -203,7 +207,7 @@ class _WorkflowReader:
                     if need in self.unsupported_jobs:
                         converter = self.job_converters[name]
                         converter.unsupported(
-                            node.at, f"it needs {shown(need)}, which is unsupported", "see the reasons there"
+                            node.position, f"it needs {quote(need)}, which is unsupported", "see the reasons there"
                         )
                         self.unsupported_jobs[name] = _errors(converter)
                         self.jobs.pop(name, None)

@@ -7,10 +7,10 @@ from typing import Final
 
 from deltaci.core.text import nearest
 from deltaci.pipeline.parse.nodes import child, entry, items, pairs
-from deltaci.pipeline.parse.problems import listed, shown
+from deltaci.pipeline.parse.problems import join_words, quote
 from deltaci.pipeline.parse.yaml import OBJECT, Node
 
-WITH: Final[Mapping[str, tuple[str, ...]]] = {
+ACTION_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "checkout": (
         *("clean", "fetch-depth", "fetch-tags", "filter", "lfs", "path", "persist-credentials", "ref", "repository"),
         *("set-safe-directory", "show-progress", "submodules", "token"),
@@ -30,21 +30,21 @@ WITH: Final[Mapping[str, tuple[str, ...]]] = {
         *("registry-url", "scope"),
     ),
 }
-REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {"cache": ("key", "path"), "upload-artifact": ("path",)}
+REQUIRED_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {"cache": ("key", "path"), "upload-artifact": ("path",)}
 
 
-def check_with(job: Node, add: Callable[..., None]) -> None:
+def check_action_inputs(job: Node, add: Callable[..., None]) -> None:
     """Refuse what a built-in step would not understand, and say what it must be told."""
     for step in items(child(job, "steps")):
         uses = child(step, "uses") if step.kind == OBJECT else None
-        if uses is None or uses.written not in WITH:
+        if uses is None or uses.raw not in ACTION_INPUTS:
             continue
-        known, given = WITH[uses.written], child(step, "with")
+        known, given = ACTION_INPUTS[uses.raw], child(step, "with")
         for key, _ in pairs(given):
-            if key.written not in known:
-                near = nearest(key.written, known)
-                wanted = "" if near else f"expected {listed(known)}"
-                add(key.at, f"{shown(key.written)}, which '{uses.written}' does not know", wanted, near)
-        for name in REQUIRED.get(uses.written, ()):
+            if key.raw not in known:
+                near = nearest(key.raw, known)
+                wanted = "" if near else f"expected {join_words(known)}"
+                add(key.position, f"{quote(key.raw)}, which '{uses.raw}' does not know", wanted, near)
+        for name in REQUIRED_INPUTS.get(uses.raw, ()):
             if entry(given, name) is None:
-                add(uses.at, f"'{uses.written}' without '{name}'", "expected it under 'with'")
+                add(uses.position, f"'{uses.raw}' without '{name}'", "expected it under 'with'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FOREIGN: Final = {
+FOREIGN_KEYS: Final = {
     "script": "write the commands as 'steps'",
     "before_script": "write these commands as the first 'steps'",
     "after_script": "write them as last steps with 'if: always()'",

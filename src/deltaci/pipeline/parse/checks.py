@@ -11,10 +11,10 @@ from typing import Final
 
 from deltaci.core.graph import find_cycle
 from deltaci.core.text import nearest
-from deltaci.pipeline.parse.action_inputs import check_with
-from deltaci.pipeline.parse.aliases import FOREIGN
+from deltaci.pipeline.parse.action_inputs import check_action_inputs
+from deltaci.pipeline.parse.aliases import FOREIGN_KEYS
 from deltaci.pipeline.parse.nodes import child, entry, items, pairs
-from deltaci.pipeline.parse.problems import Place, Problems, listed, shown
+from deltaci.pipeline.parse.problems import Position, ProblemList, join_words, quote
 from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node
 
 FOR_RUNNERS: Final = (
@@ -32,19 +32,21 @@ _CRON_PART: Final = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/([0-9]+))?")
 Add = Callable[..., None]
 
 
-def check(root: Node, problems: Problems) -> None:
+def check_nodes(root: Node, problems: ProblemList) -> None:
     """Everything that is about more than one key."""
     jobs = [(key, job) for key, job in pairs(child(root, "jobs")) if job.kind == OBJECT]
     for key, job in jobs:
         _check_work(key, job, problems.add)
         _check_steps(job, problems.add)
-        check_with(job, problems.add)
+        check_action_inputs(job, problems.add)
         _check_matrix(child(child(job, "strategy"), "matrix"), problems)
         check_retry(child(job, "retry"), problems.add)
-    check_needs({key.written: list(needs_of(job)) for key, job in pairs(child(root, "jobs"))}, problems)
+    check_needs({key.raw: list(needs_of(job)) for key, job in pairs(child(root, "jobs"))}, problems)
     on = child(root, "on")
     if on is not None and on.kind == OBJECT and not on.value:
-        problems.add(on.at, "nothing that starts this pipeline", "expected push, pull_request, schedule or manual")
+        problems.add(
+            on.position, "nothing that starts this pipeline", "expected push, pull_request, schedule or manual"
+        )
     for name in ("push", "pull_request"):
         _check_both(child(on, name), problems.add)
     for schedule in items(child(on, "schedule")):
@@ -58,26 +60,26 @@ def check(root: Node, problems: Problems) -> None:
 
 def _check_work(key: Node, job: Node, add: Add) -> None:
     steps, approval = entry(job, "steps"), entry(job, "approval")
-    if steps is None and approval is None and not any(_is_meant_as_work(each.written) for each, _ in pairs(job)[:50]):
+    if steps is None and approval is None and not any(_is_meant_as_work(each.raw) for each, _ in pairs(job)[:50]):
         add(
-            key.at,
-            f"the job {shown(key.written)} without 'steps'",
+            key.position,
+            f"the job {quote(key.raw)} without 'steps'",
             "expected steps for a runner, or an approval for people",
         )
     if approval is not None:
         for name in FOR_RUNNERS:
             if other := entry(job, name):
-                told = f"{shown(name)} in the job {shown(key.written)}, which is an approval"
-                add(other[0].at, told, "people do not run anything: make it a job of its own that needs this one")
+                told = f"{quote(name)} in the job {quote(key.raw)}, which is an approval"
+                add(other[0].position, told, "people do not run anything: make it a job of its own that needs this one")
 
 
 def _is_meant_as_work(key: str) -> bool:
     """Whether the reader has already said that this key should be `steps` or `approval`."""
-    return "'steps'" in FOREIGN.get(key, "") or bool(nearest(key, ("steps", "approval")))
+    return "'steps'" in FOREIGN_KEYS.get(key, "") or bool(nearest(key, ("steps", "approval")))
 
 
 def _check_steps(job: Node, add: Add) -> None:
-    seen: dict[str, Place] = {}
+    seen: dict[str, Position] = {}
     for step in items(child(job, "steps")):
         _check_step(step, add)
         name = child(step, "id")
@@ -85,29 +87,31 @@ def _check_steps(job: Node, add: Add) -> None:
             continue
         if name.value in seen:
             add(
-                name.at, f"the id {shown(name.value)} a second time", f"the step in line {seen[name.value].line} has it"
+                name.position,
+                f"the id {quote(name.value)} a second time",
+                f"the step in line {seen[name.value].line} has it",
             )
-        seen.setdefault(name.value, name.at)
+        seen.setdefault(name.value, name.position)
 
 
 def _check_step(step: Node, add: Add) -> None:
     if step.kind != OBJECT:
         return
     run, uses = entry(step, "run"), entry(step, "uses")
-    if run is None and uses is None and not any(_is_meant_as_run(key.written) for key, _ in pairs(step)[:50]):
-        add(step.at, "a step without 'run'", "expected 'run': the command, for the shell")
+    if run is None and uses is None and not any(_is_meant_as_run(key.raw) for key, _ in pairs(step)[:50]):
+        add(step.position, "a step without 'run'", "expected 'run': the command, for the shell")
     if run is not None and uses is not None:
-        add(uses[0].at, "'uses' beside 'run'", "a step does one of both: make it two steps")
+        add(uses[0].position, "'uses' beside 'run'", "a step does one of both: make it two steps")
     for name in ("shell", "working-directory") if uses is not None and run is None else ():
         if other := entry(step, name):
-            add(other[0].at, f"{shown(name)} in a step that runs no command", "remove it")
+            add(other[0].position, f"{quote(name)} in a step that runs no command", "remove it")
     if (given := entry(step, "with")) and uses is None:
-        add(given[0].at, "'with' in a step without 'uses'", "use 'env' for a command")
+        add(given[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
 
 
 def _is_meant_as_run(key: str) -> bool:
     """Whether the reader has already said that this key should be `run` or `uses`."""
-    return "'run'" in FOREIGN.get(key, "") or nearest(key, ("run", "uses")) not in ("", key)
+    return "'run'" in FOREIGN_KEYS.get(key, "") or nearest(key, ("run", "uses")) not in ("", key)
 
 
 def needs_of(job: Node) -> Iterator[Node]:
@@ -118,22 +122,22 @@ def needs_of(job: Node) -> Iterator[Node]:
             yield name
 
 
-def check_needs(needs: Mapping[str, Sequence[Node]], problems: Problems, noun: str = "job") -> None:
+def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun: str = "job") -> None:
     """What each of them needs, by name: others that there are, each once, and never each other."""
-    graph: dict[str, dict[str, Place]] = {name: {} for name in needs}
+    graph: dict[str, dict[str, Position]] = {name: {} for name in needs}
     for name, wanted in needs.items():
         for need in wanted:
             if need.value == name:
-                problems.add(need.at, f"the {noun} {shown(name)} needs itself", "remove this need")
+                problems.add(need.position, f"the {noun} {quote(name)} needs itself", "remove this need")
             elif need.value in graph[name]:
-                problems.add(need.at, f"the need {shown(need.value)} a second time", f"name each {noun} once")
+                problems.add(need.position, f"the need {quote(need.value)} a second time", f"name each {noun} once")
             elif need.value in needs:
-                graph[name][need.value] = need.at
+                graph[name][need.value] = need.position
             elif not problems.is_full:
                 others = [other for other in needs if other != name]
                 near = nearest(need.value, others)
                 known = f"expected one of: {', '.join(others[:12])}" if others else "there is no other one to need"
-                problems.add(need.at, f"there is no {noun} {shown(need.value)}", "" if near else known, near)
+                problems.add(need.position, f"there is no {noun} {quote(need.value)}", "" if near else known, near)
     for _ in range(MAX_CYCLES):  # What closes a cycle is taken out, so that each is told once.
         cycle = find_cycle({name: list(found) for name, found in graph.items()})
         if not cycle:
@@ -143,16 +147,18 @@ def check_needs(needs: Mapping[str, Sequence[Node]], problems: Problems, noun: s
         problems.add(graph[cycle[-2]].pop(cycle[-1]), told, "remove one of these needs")
 
 
-def _check_matrix(matrix: Node | None, problems: Problems) -> None:
-    axes = {key.written: None for key, _ in pairs(matrix) if key.written not in ("include", "exclude")}
+def _check_matrix(matrix: Node | None, problems: ProblemList) -> None:
+    axes = {key.raw: None for key, _ in pairs(matrix) if key.raw not in ("include", "exclude")}
     if matrix is not None and matrix.kind == OBJECT and not axes and child(matrix, "include") is None:
-        problems.add(matrix.at, "a matrix without axes", 'expected at least one, such as \'python: ["3.12", "3.13"]\'')
+        problems.add(
+            matrix.position, "a matrix without axes", 'expected at least one, such as \'python: ["3.12", "3.13"]\''
+        )
     for row in items(child(matrix, "exclude")) if axes else []:
         for key, _ in pairs(row):
-            if key.written not in axes and not problems.is_full:
-                near = nearest(key.written, axes)
-                wanted = f"expected {listed([*axes][:MAX_SHOWN_JOBS])}"
-                problems.add(key.at, f"{shown(key.written)}, which is no axis of this matrix", wanted, near)
+            if key.raw not in axes and not problems.is_full:
+                near = nearest(key.raw, axes)
+                wanted = f"expected {join_words([*axes][:MAX_SHOWN_JOBS])}"
+                problems.add(key.position, f"{quote(key.raw)}, which is no axis of this matrix", wanted, near)
 
 
 def check_retry(retry: Node | None, add: Add) -> None:
@@ -160,7 +166,7 @@ def check_retry(retry: Node | None, add: Add) -> None:
     first, most = child(retry, "delay-seconds"), child(retry, "max-delay-seconds")
     delay, limit = first and first.value, most and most.value
     if first is not None and isinstance(delay, int) and isinstance(limit, int) and delay > limit:
-        add(first.at, f"a first delay of {delay} s", f"expected at most 'max-delay-seconds', {limit}")
+        add(first.position, f"a first delay of {delay} s", f"expected at most 'max-delay-seconds', {limit}")
 
 
 # -- events
@@ -170,24 +176,26 @@ def _check_both(event: Node | None, add: Add) -> None:
     for name in ("branches", "tags", "paths"):
         if entry(event, name) and (other := entry(event, f"{name}-ignore")):
             told = f"'{name}' and '{name}-ignore' together"
-            add(other[0].at, told, f"use one of them; '{name}' may have patterns that begin with '!'")
+            add(other[0].position, told, f"use one of them; '{name}' may have patterns that begin with '!'")
 
 
 def _check_input(key: Node, one: Node, add: Add) -> None:
     kind, choices, default = child(one, "type"), child(one, "options"), child(one, "default")
     is_choice = kind is not None and kind.value == "choice"
     if is_choice and not items(choices):
-        add(key.at, f"the input {shown(key.written)}, a choice without 'options'", "expected a list of what it may be")
+        add(
+            key.position, f"the input {quote(key.raw)}, a choice without 'options'", "expected a list of what it may be"
+        )
     if not is_choice and choices is not None:
-        add(choices.at, "'options' of an input that is no choice", "add 'type: choice'")
+        add(choices.position, "'options' of an input that is no choice", "add 'type: choice'")
     if is_choice and default is not None and choices is not None:
-        allowed = [each.written for each in items(choices)]
-        if allowed and default.written not in allowed:
+        allowed = [each.raw for each in items(choices)]
+        if allowed and default.raw not in allowed:
             add(
-                default.at,
-                default.described(),
+                default.position,
+                default.describe(),
                 f"expected one of: {', '.join(allowed)}",
-                nearest(default.written, allowed),
+                nearest(default.raw, allowed),
             )
 
 
@@ -199,7 +207,7 @@ def check_cron(cron: Node | None, add: Add) -> None:
     for part, (name, low, high) in zip(parts, CRON_FIELDS, strict=True):
         for each in part.split(","):
             if not _is_cron(each, name, low, high):
-                add(cron.at, f"{shown(each)} as the {name}", f"expected {low} to {high}, '*', 'a-b' or '*/n'")
+                add(cron.position, f"{quote(each)} as the {name}", f"expected {low} to {high}, '*', 'a-b' or '*/n'")
 
 
 def _is_cron(part: str, name: str, low: int, high: int) -> bool:

@@ -9,12 +9,12 @@ from msgspec import Meta
 MAX_LINE: Final = 2000
 
 
-def says(meaning: str, **extra: Any) -> Meta:
+def doc(meaning: str, **extra: Any) -> Meta:
     """What a key means: for its line in the table and in the schema."""
     return Meta(description=meaning, extra=extra or None)
 
 
-def text(what: str, pattern: str = "", longest: int = MAX_LINE, shortest: int = 1, **extra: Any) -> Meta:
+def text_format(what: str, pattern: str = "", longest: int = MAX_LINE, shortest: int = 1, **extra: Any) -> Meta:
     """The limits of a text, and how a message calls it."""
     return Meta(
         min_length=shortest, max_length=longest, pattern=f"^(?:{pattern})$(?!\\n)" if pattern else None,
@@ -22,25 +22,30 @@ def text(what: str, pattern: str = "", longest: int = MAX_LINE, shortest: int = 
     )  # fmt: skip
 
 
-Pattern = Annotated[str, text("a pattern of paths, e.g. 'src/**'", r"[^\x00-\x1f\x7f]+")]
-RefPattern = Annotated[str, text("a pattern of names, e.g. 'release/*'", r"[^\x00-\x1f\x7f]+")]
+Pattern = Annotated[str, text_format("a pattern of paths, e.g. 'src/**'", r"[^\x00-\x1f\x7f]+")]
+RefPattern = Annotated[str, text_format("a pattern of names, e.g. 'release/*'", r"[^\x00-\x1f\x7f]+")]
 JobId = Annotated[
     str,
-    text("a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100),
+    text_format(
+        "a name of letters, digits, '_' and '-', that begins with a letter or '_'", "[A-Za-z_][A-Za-z0-9_-]*", 100
+    ),
 ]
 Word = JobId
 Variable = Annotated[
-    str, text("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)
+    str, text_format("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)
 ]
 EnvName = Annotated[
-    str, text("a name of letters, digits, '_', '-' and '.', that begins with no digit", "[A-Za-z_][A-Za-z0-9_.-]*", 200)
+    str,
+    text_format(
+        "a name of letters, digits, '_', '-' and '.', that begins with no digit", "[A-Za-z_][A-Za-z0-9_.-]*", 200
+    ),
 ]
-SecretName = Annotated[str, text("the name of a secret: letters, digits and '_'", "[A-Za-z_][A-Za-z0-9_]*", 200)]
-Label = Annotated[str, text("a label without commas", r"[!-+\--~][ -+\--~]*", expressions=True)]
-Role = Annotated[str, text("a role's name", r"[!-~]+", 100)]
+SecretName = Annotated[str, text_format("the name of a secret: letters, digits and '_'", "[A-Za-z_][A-Za-z0-9_]*", 200)]
+Label = Annotated[str, text_format("a label without commas", r"[!-+\--~][ -+\--~]*", expressions=True)]
+Role = Annotated[str, text_format("a role's name", r"[!-~]+", 100)]
 Cron = Annotated[
     str,
-    text(
+    text_format(
         "five fields: minute hour day month weekday, e.g. '0 3 * * 1-5'",
         r"[0-9A-Za-z*,/-]+( +[0-9A-Za-z*,/-]+){4}",
         200,
@@ -48,6 +53,6 @@ Cron = Annotated[
 ]
 TimeZone = Annotated[
     str,
-    text("the name of a time zone, e.g. 'Europe/Berlin'", r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}", 64),
+    text_format("the name of a time zone, e.g. 'Europe/Berlin'", r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}", 64),
 ]
-Folder = Annotated[str, text("a folder of the repository, e.g. 'libs/ui'", r"[^\x00-\x1f\x7f\\]+", 255)]
+Folder = Annotated[str, text_format("a folder of the repository, e.g. 'libs/ui'", r"[^\x00-\x1f\x7f\\]+", 255)]

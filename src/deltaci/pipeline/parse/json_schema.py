@@ -12,15 +12,23 @@ from msgspec import inspect
 from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
-from deltaci.pipeline.parse.shapes import Option, Shape, default_of, meaning, options, reachable, shape
+from deltaci.pipeline.parse.shapes import (
+    Option,
+    Shape,
+    field_default,
+    field_description,
+    options,
+    reachable_types,
+    shape,
+)
 from deltaci.protocol.schema_names import schema_name
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
-def document(root: type[model.Part] = model.Pipeline, title: str = "Delta CI pipeline") -> dict[str, Any]:
+def schema(root: type[model.FileStruct] = model.Pipeline, title: str = "Delta CI pipeline") -> dict[str, Any]:
     """The whole schema."""
-    parts = {schema_name(cls): _part(shape(cls)) for cls in reachable(root)}
+    parts = {schema_name(cls): _part(shape(cls)) for cls in reachable_types(root)}
     return {
         "$schema": DIALECT,
         "title": title,
@@ -29,9 +37,9 @@ def document(root: type[model.Part] = model.Pipeline, title: str = "Delta CI pip
     }
 
 
-def text(found: dict[str, Any] | None = None) -> str:
+def format_schema(found: dict[str, Any] | None = None) -> str:
     """The schema as a file."""
-    return msgspec.json.format(msgspec.json.encode(found or document()), indent=2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(found or schema()), indent=2).decode() + "\n"
 
 
 def _part(of: Shape) -> dict[str, Any]:
@@ -42,26 +50,26 @@ def _part(of: Shape) -> dict[str, Any]:
     }
     if required := [name for name, field in of.fields.items() if field.required]:
         told["required"] = required
-    if of.cls.one_of:
-        told["oneOf"] = [{"required": [name]} for name in of.cls.one_of]
+    if of.cls.exactly_one_of:
+        told["oneOf"] = [{"required": [name]} for name in of.cls.exactly_one_of]
     if of.rest is not None:
         [every] = options(of.rest.type)
         told["additionalProperties"] = _any(options(every.type.value_type))
     ways = [told]
-    if of.cls.short:
-        ways += [_one(option) for option in options(of.fields[of.cls.short].type)]
-    if of.cls.by_name:
+    if of.cls.shorthand:
+        ways += [_one(option) for option in options(of.fields[of.cls.shorthand].type)]
+    if of.cls.accepts_key_names:
         names: dict[str, Any] = {"enum": [name for name in of.fields if name != "schedule"]}
         ways += [names, {"type": "array", "items": names, "minItems": 1}]
-    if of.cls.may_be_empty:
+    if of.cls.accepts_null:
         ways.append({"type": "null"})
     description = (of.cls.__doc__ or "").strip()
     return {"description": description, **(ways[0] if len(ways) == 1 else {"anyOf": ways})}
 
 
 def _field(field: FieldInfo) -> dict[str, Any]:
-    told = {"description": meaning(field), **_any(options(field.type))}
-    default = None if field.required else default_of(field)
+    told = {"description": field_description(field), **_any(options(field.type))}
+    default = None if field.required else field_default(field)
     if isinstance(default, bool | int | float | str) and default != "":
         told["default"] = default
     return told

@@ -19,7 +19,7 @@ def items(node: Node | None) -> list[Node]:
 
 def entry(node: Node | None, name: str) -> tuple[Node, Node] | None:
     """A key and its value."""
-    return next((pair for pair in pairs(node) if pair[0].written == name), None)
+    return next((pair for pair in pairs(node) if pair[0].raw == name), None)
 
 
 def child(node: Node | None, name: str) -> Node | None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.pipeline import model
-from deltaci.pipeline.parse.shapes import default_of, shape
-from deltaci.pipeline.parse.yaml import TEXT, is_strange, resolved
+from deltaci.pipeline.parse.shapes import field_default, shape
+from deltaci.pipeline.parse.yaml import TEXT, needs_escapes, resolve_scalar
 
 # Words that no reader of YAML takes for anything but a text.
 _BARE: Final = re.compile(r"[A-Za-z_./][A-Za-z0-9_./ -]*[A-Za-z0-9_./]|[A-Za-z_]")
@@ -18,25 +18,25 @@ _TRAPS: Final = frozenset({"yes", "no", "on", "off", "y", "n", "true", "false", 
 ON: Final = "on"  # As a key it is always written so; YAML 1.2 has no other meaning for it.
 
 
-def printed(pipeline: model.Pipeline) -> str:
+def format_pipeline(pipeline: model.Pipeline) -> str:
     """The whole file; keys that are as without them are left out."""
-    return "\n".join(_lines(plain(pipeline), 0)) + "\n"
+    return "\n".join(_lines(to_plain(pipeline), 0)) + "\n"
 
 
-def plain(part: model.Part) -> dict[str, Any]:
+def to_plain(part: model.FileStruct) -> dict[str, Any]:
     """A part as keys and values, in the order of the model."""
     of = shape(type(part))
     told: dict[str, Any] = {}
     for name, field in of.fields.items():
         value = getattr(part, field.name)
-        if field.required or value != default_of(field):
+        if field.required or value != field_default(field):
             told[name] = _plain(value)
     return (_plain(getattr(part, of.rest.name)) if of.rest is not None else {}) | told
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, model.Part):
-        told, short = plain(value), type(value).short
+    if isinstance(value, model.FileStruct):
+        told, short = to_plain(value), type(value).shorthand
         is_text = bool(short) and isinstance(told.get(short), str)
         return told[short] if is_text and set(told) == {short} else told
     if isinstance(value, dict):
@@ -68,7 +68,7 @@ def _is_block(text: str) -> bool:
     lines = text.removesuffix("\n").split("\n")
     has_lines = len(lines) > 1 or text.endswith("\n")
     is_plain = all(line.strip() == "" == line or line.strip() for line in lines) and bool(lines[0]) and bool(lines[-1])
-    return has_lines and is_plain and not lines[0].startswith((" ", "\t")) and not is_strange(text)
+    return has_lines and is_plain and not lines[0].startswith((" ", "\t")) and not needs_escapes(text)
 
 
 def _is_short(value: Any) -> bool:
@@ -94,7 +94,7 @@ def _one(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    if _BARE.fullmatch(value) and value.lower() not in _TRAPS and resolved(value)[0] == TEXT:
+    if _BARE.fullmatch(value) and value.lower() not in _TRAPS and resolve_scalar(value)[0] == TEXT:
         return value
     # JSON's quotes are YAML's; what is beyond ASCII is escaped, as some of it would end a line.
     quoted = msgspec.json.encode(value).decode()

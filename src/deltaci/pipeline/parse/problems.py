@@ -13,7 +13,7 @@ MAX_MESSAGE_CHARS: Final = 600
 MAX_LINE_CHARS: Final = 160
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class Position(msgspec.Struct, frozen=True, order=True):
     """Where something stands, as editors count: both from 1 on."""
 
     line: int = 1
@@ -38,14 +38,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return f"{self.file}:{self.line}:{self.column}: " + "; ".join(part for part in parts if part)
 
 
-class Problems:
+class ProblemList:
     """All problems of one file, while it is read. Each is kept once: what is used twice is not wrong twice."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self._found: dict[Problem, None] = {}
 
-    def add(self, at: Place, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False) -> None:
+    def add(self, at: Position, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False) -> None:
         """Remember one."""
         if self.is_full or (is_warning and len(self._found) >= MAX_PROBLEMS):
             return
@@ -66,10 +66,10 @@ class Problems:
     @property
     def is_full(self) -> bool:
         """Whether no more are kept: then nothing more need be worked out for them."""
-        return len(self._found) >= MAX_PROBLEMS and self.is_bad
+        return len(self._found) >= MAX_PROBLEMS and self.has_errors
 
     @property
-    def is_bad(self) -> bool:
+    def has_errors(self) -> bool:
         """Whether one of them keeps the file from being used."""
         return any(not problem.is_warning for problem in self._found)
 
@@ -78,7 +78,7 @@ class Problems:
         return tuple(sorted(self._found))
 
 
-def with_source(problem: Problem, text: str) -> str:
+def format_with_source(problem: Problem, text: str) -> str:
     """The problem, the line that it is about, and a caret below the place."""
     lines = text.removeprefix("\ufeff").split("\n")
     if problem.line > len(lines):
@@ -91,18 +91,18 @@ def with_source(problem: Problem, text: str) -> str:
     return f"{problem}\n  {number} | {shown}\n  {' ' * len(number)} | {caret}"
 
 
-def inside(source: str, at: Place, text: str, offset: int) -> Place:
+def position_within(source: str, at: Position, text: str, offset: int) -> Position:
     """Where a character of a text stands, if the text is in the source as it is; else where the text begins."""
     lines = [line.rstrip("\r") for line in source.removeprefix("\ufeff").split("\n")]
     line = lines[at.line - 1] if at.line <= len(lines) else ""
     for skipped in (0, 1):  # Without and with a quote.
         if line[at.column - 1 + skipped :].startswith(text):
-            return Place(at.line, at.column + skipped + offset)
+            return Position(at.line, at.column + skipped + offset)
     number, column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
     wanted = text.split("\n")[number]
     is_literal = line[at.column - 1 :].startswith("|") and at.line + number < len(lines)
     if is_literal and lines[at.line + number].endswith(wanted):
-        return Place(at.line + number + 1, len(lines[at.line + number]) - len(wanted) + column + 1)
+        return Position(at.line + number + 1, len(lines[at.line + number]) - len(wanted) + column + 1)
     return at
 
 
@@ -111,13 +111,13 @@ def _safe(text: str) -> str:
     return "".join(char if char.isprintable() else "·" for char in text[:MAX_MESSAGE_CHARS])
 
 
-def shown(text: str) -> str:
+def quote(text: str) -> str:
     """A text as part of a message: in quotes, on one line, and not too long."""
     plain = "".join(char if char.isprintable() else "·" for char in text[: MAX_SHOWN_CHARS + 1])
     return f"'{plain}'" if len(plain) <= MAX_SHOWN_CHARS else f"'{plain[:MAX_SHOWN_CHARS]}…'"
 
 
-def listed(words: Iterable[str], last: str = "or") -> str:
+def join_words(words: Iterable[str], last: str = "or") -> str:
     """`a, b or c`."""
     *most, end = [*words]
     return f"{', '.join(most)} {last} {end}" if most else end

@@ -22,24 +22,24 @@ from deltaci.pipeline.expressions.templates import OPEN, parse_bare_condition
 from deltaci.pipeline.model import MAX_ITEMS
 from deltaci.pipeline.parse.checks import needs_of
 from deltaci.pipeline.parse.nodes import child, items, pairs
-from deltaci.pipeline.parse.parse_result import Expression, Found, Path, told
-from deltaci.pipeline.parse.problems import Place, Problems, inside, shown
+from deltaci.pipeline.parse.parse_result import ParseResult, Path, SourceExpression, expression_problem
+from deltaci.pipeline.parse.problems import Position, ProblemList, position_within, quote
 from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
-from deltaci.pipeline.planning.matrix import BadMatrix, expand, split
-from deltaci.pipeline.planning.projects import folder_of
+from deltaci.pipeline.planning.matrix import MatrixError, expand, split_message
+from deltaci.pipeline.planning.projects import normalize_folder
 from deltaci.protocol.path_patterns import BadPattern, parse_all
 
 MAX_LISTED: Final = 12
-OF_A_JOB: Final = frozenset(key.removeprefix("jobs.") for key in AVAILABILITY if key.startswith("jobs."))
+JOB_KEYS: Final = frozenset(key.removeprefix("jobs.") for key in AVAILABILITY if key.startswith("jobs."))
 ADD_SECRET: Final = "add it to its 'secrets'"
-OF_STEPS: Final = frozenset(key.removeprefix("steps.") for key in AVAILABILITY if key.startswith("steps."))
+STEP_KEYS: Final = frozenset(key.removeprefix("steps.") for key in AVAILABILITY if key.startswith("steps."))
 
 
-def place_of(path: Path) -> str:
+def availability_key(path: Path) -> str:
     """The name under which `AVAILABILITY` has what may be mentioned at a path of a file; nothing if it is not there."""
     match path:
         case ("jobs", _, "steps", int(), str() as key, *_):
-            return f"steps.{key}" if key in OF_STEPS else ""
+            return f"steps.{key}" if key in STEP_KEYS else ""
         case ("jobs", _, "steps", int()):
             return "steps.run"
         case ("jobs", _, "services", _, "env", *_):
@@ -47,7 +47,7 @@ def place_of(path: Path) -> str:
         case ("jobs", _, "allow_failure"):
             return "jobs.continue-on-error"
         case ("jobs", _, str() as key, *_):
-            return f"jobs.{key}" if key in OF_A_JOB else ""
+            return f"jobs.{key}" if key in JOB_KEYS else ""
         case ("defaults", *_):
             return "jobs.defaults"
         case (str() as key, *_):
@@ -56,7 +56,9 @@ def place_of(path: Path) -> str:
             return ""
 
 
-def check_expressions(root: Node, expressions: Collection[Expression], source: str, problems: Problems) -> None:
+def check_expressions(
+    root: Node, expressions: Collection[SourceExpression], source: str, problems: ProblemList
+) -> None:
     """Everything that is wrong with the expressions of a file."""
     checker = _Checker(root, source, problems)
     for expression in expressions:
@@ -77,8 +79,8 @@ class _Names(list[str]):
         return self._folded.get(name.lower())
 
 
-OF_A_NEED: Final = _Names(("outputs", "result"))
-OF_A_STEP: Final = _Names(("conclusion", "outcome", "outputs"))
+NEED_PROPERTIES: Final = _Names(("outputs", "result"))
+STEP_PROPERTIES: Final = _Names(("conclusion", "outcome", "outputs"))
 
 
 class _Scope:
@@ -102,7 +104,7 @@ class _Scope:
         """What others can read of it; not known, if it writes a file with whatever it likes."""
         if child(self._job, "output-path") is not None:
             return None
-        return _Names(key.written for key, _ in pairs(child(self._job, "outputs")))
+        return _Names(key.raw for key, _ in pairs(child(self._job, "outputs")))
 
     @cached_property
     def steps(self) -> _Names:
@@ -119,8 +121,8 @@ class _Scope:
         include = child(matrix, "include")
         if matrix.kind != OBJECT or (include is not None and include.kind != LIST):
             return None
-        own = [key.written for key, _ in pairs(matrix) if key.written not in ("include", "exclude")]
-        more = [key.written for row in items(include) for key, _ in pairs(row)]
+        own = [key.raw for key, _ in pairs(matrix) if key.raw not in ("include", "exclude")]
+        more = [key.raw for row in items(include) for key, _ in pairs(row)]
         return _Names(dict.fromkeys([*own, *more]))
 
     @cached_property
@@ -130,36 +132,36 @@ class _Scope:
 
 
 class _Checker:
-    def __init__(self, root: Node, source: str, problems: Problems) -> None:
+    def __init__(self, root: Node, source: str, problems: ProblemList) -> None:
         self._problems = problems
         self._source = source
-        self._scopes = {key.written: _Scope(job) for key, job in pairs(child(root, "jobs"))}
+        self._scopes = {key.raw: _Scope(job) for key, job in pairs(child(root, "jobs"))}
         self._names = _Names(self._scopes)
         manual = child(child(root, "on"), "manual")
-        self._inputs = _Names(key.written for key, _ in pairs(child(manual, "inputs")))
+        self._inputs = _Names(key.raw for key, _ in pairs(child(manual, "inputs")))
         self._lacking: dict[str, str] = {}  # for every secret that all jobs should get, one that does not
         self._read: dict[tuple[str, bool], tuple[Tree, ...]] = {}
 
-    def check(self, expression: Expression) -> None:
+    def check(self, expression: SourceExpression) -> None:
         """One text."""
-        place = AVAILABILITY.get(place_of(expression.path))
+        place = AVAILABILITY.get(availability_key(expression.path))
         if place is None:
             return
         try:
             trees = self._trees(expression)
         except ExpressionError as refused:
-            self._problems.add(*told(self._source, expression.at, expression.text, refused.problem))
+            self._problems.add(*expression_problem(self._source, expression.position, expression.text, refused.problem))
             return
         scope = self._scopes.get(str(expression.path[1])) if expression.path[0] == "jobs" else None
         for tree in trees:
             wrong = check_expression(tree, place.contexts, place.functions)
             for problem in wrong:
-                self._problems.add(*told(self._source, expression.at, expression.text, problem))
+                self._problems.add(*expression_problem(self._source, expression.position, expression.text, problem))
             for mention in context_references(tree):
                 if mention.context in place.contexts:
                     self._look_up(mention, scope, expression)
 
-    def _trees(self, expression: Expression) -> tuple[Tree, ...]:
+    def _trees(self, expression: SourceExpression) -> tuple[Tree, ...]:
         key = (expression.text, expression.is_condition)
         if key not in self._read:
             if expression.is_condition:
@@ -169,11 +171,11 @@ class _Checker:
                 self._read[key] = parse_template(expression.text).expressions
         return self._read[key]
 
-    def _look_up(self, mention: ContextReference, scope: _Scope | None, expression: Expression) -> None:
+    def _look_up(self, mention: ContextReference, scope: _Scope | None, expression: SourceExpression) -> None:
         if not mention.keys or mention.keys[0] == ANY_KEY:
             return
         for found, expected, near in self._wrong(mention, scope):
-            at = inside(self._source, expression.at, expression.text, mention.column - 1)
+            at = position_within(self._source, expression.position, expression.text, mention.column - 1)
             self._problems.add(at, found, expected, near)
 
     def _wrong(self, mention: ContextReference, scope: _Scope | None) -> Iterator[tuple[str, str, str]]:
@@ -187,16 +189,16 @@ class _Checker:
                 wrong = list(_unknown("the step", name, scope.steps, "no step of this job has an 'id'"))
                 yield from wrong
                 if not wrong and len(mention.keys) > 1:
-                    yield from _unknown(f"'steps.{name}' with", mention.keys[1], OF_A_STEP, "")
+                    yield from _unknown(f"'steps.{name}' with", mention.keys[1], STEP_PROPERTIES, "")
             case "matrix" if scope is not None and scope.axes is not None:
                 yield from _unknown("the axis", name, scope.axes, "this job has no matrix")
             case "secrets" if scope is not None:
                 if scope.secrets.find(name) is None:
                     near = nearest(name, scope.secrets)
-                    yield f"the secret {shown(name)}, which this job does not get", ADD_SECRET, near
+                    yield f"the secret {quote(name)}, which this job does not get", ADD_SECRET, near
             case "secrets":
                 if job := self._without(name.lower()):
-                    yield f"the secret {shown(name)}, which the job {shown(job)} does not get", ADD_SECRET, ""
+                    yield f"the secret {quote(name)}, which the job {quote(job)} does not get", ADD_SECRET, ""
             case _:
                 return
 
@@ -213,14 +215,14 @@ class _Checker:
         if found is None:
             near = nearest(name, scope.needs)
             wanted = "add it to its 'needs'" if self._names.find(name) else _one_of(scope.needs, "it needs none")
-            yield f"the job {shown(name)}, which this job does not need", "" if near else wanted, near
+            yield f"the job {quote(name)}, which this job does not need", "" if near else wanted, near
             return
         outputs = self._scopes[found].outputs if found in self._scopes else None
         match keys:
             case ["outputs", str() as output, *_] if output != ANY_KEY and outputs is not None:
-                yield from _unknown("the output", output, outputs, f"{shown(found)} has no 'outputs'")
+                yield from _unknown("the output", output, outputs, f"{quote(found)} has no 'outputs'")
             case [first, *_] if first != ANY_KEY:
-                yield from _unknown(f"'needs.{found}' with", first, OF_A_NEED, "")
+                yield from _unknown(f"'needs.{found}' with", first, NEED_PROPERTIES, "")
             case _:
                 return
 
@@ -228,7 +230,7 @@ class _Checker:
 def _unknown(kind: str, name: str, known: _Names, none: str) -> Iterator[tuple[str, str, str]]:
     if known.find(name) is None:
         near = nearest(name, known)
-        yield f"{kind} {shown(name)}, which there is not", "" if near else _one_of(known, none), near
+        yield f"{kind} {quote(name)}, which there is not", "" if near else _one_of(known, none), near
 
 
 def _one_of(known: Collection[str], none: str) -> str:
@@ -238,19 +240,19 @@ def _one_of(known: Collection[str], none: str) -> str:
 # -- patterns
 
 
-def check_patterns(root: Node, source: str, problems: Problems) -> None:
+def check_patterns(root: Node, source: str, problems: ProblemList) -> None:
     """Patterns of branches, tags and paths that would match nothing that anybody means."""
     on = child(root, "on")
     for event in (child(on, "push"), child(on, "pull_request"), *items(child(on, "schedule"))):
         for name in ("branches", "branches-ignore", "tags", "tags-ignore"):
-            check_list(child(event, name), source, problems, is_branch=True)
+            check_pattern_list(child(event, name), source, problems, is_branch=True)
         for name in ("paths", "paths-ignore"):
-            check_list(child(event, name), source, problems, is_branch=False)
+            check_pattern_list(child(event, name), source, problems, is_branch=False)
     for _, job in pairs(child(root, "jobs")):
-        check_list(child(job, "paths"), source, problems, is_branch=False)
+        check_pattern_list(child(job, "paths"), source, problems, is_branch=False)
 
 
-def check_list(node: Node | None, source: str, problems: Problems, *, is_branch: bool) -> None:
+def check_pattern_list(node: Node | None, source: str, problems: ProblemList, *, is_branch: bool) -> None:
     """One list of patterns, with the very sign that is wrong."""
     texts = [each for each in items(node) if each.kind == TEXT and each.value]
     if problems.is_full or len(texts) != len(items(node)) or len(texts) > MAX_ITEMS:
@@ -259,27 +261,27 @@ def check_list(node: Node | None, source: str, problems: Problems, *, is_branch:
         parse_all([each.value for each in texts], is_branch=is_branch)
     except BadPattern as bad:
         wrong = texts[bad.item - 1]
-        at = inside(source, wrong.at, wrong.value, bad.column - 1)
-        problems.add(at, f"{bad.found} in the pattern {shown(wrong.value)}", f"expected {bad.expected}")
+        at = position_within(source, wrong.position, wrong.value, bad.column - 1)
+        problems.add(at, f"{bad.found} in the pattern {quote(wrong.value)}", f"expected {bad.expected}")
 
 
 # -- what the whole shows
 
 
-def check_whole(pipeline: model.Pipeline, places: Mapping[Path, Place], problems: Problems) -> bool:
+def check_pipeline(pipeline: model.Pipeline, places: Mapping[Path, Position], problems: ProblemList) -> bool:
     """What only shows once all of a file is read: whether it is good, after matrices and projects were looked at."""
-    found = Found(file=problems.file, pipeline=pipeline, places=dict(places))
+    found = ParseResult(file=problems.file, pipeline=pipeline, positions=dict(places))
     for name, job in pipeline.jobs.items():
         for where, message, is_warning in _matrix_problems(name, job):
-            at = found.place("jobs", name, "strategy", *where)
-            problems.add(at, *split(message), is_warning=is_warning)
+            at = found.position("jobs", name, "strategy", *where)
+            problems.add(at, *split_message(message), is_warning=is_warning)
         for position, project in enumerate(job.project):
             if project not in pipeline.projects:
                 near = nearest(project, pipeline.projects)
                 wanted = "" if near else _one_of(pipeline.projects, "name it under 'projects'")
                 problems.add(
-                    found.place("jobs", name, "project", position),
-                    f"there is no project {shown(project)}",
+                    found.position("jobs", name, "project", position),
+                    f"there is no project {quote(project)}",
                     wanted,
                     near,
                 )
@@ -287,11 +289,11 @@ def check_whole(pipeline: model.Pipeline, places: Mapping[Path, Place], problems
         paths = (("folder", each.folder), *(("depends-on", need) for need in each.depends_on))
         for key, folder in paths:
             try:
-                folder_of(folder, f"the folder of project {shown(name)}")
+                normalize_folder(folder, f"the folder of project {quote(name)}")
             except Refused as refused:
                 found_there, _, wanted = str(refused).partition("; ")
-                problems.add(found.place("projects", name, key), found_there, wanted)
-    return not problems.is_bad
+                problems.add(found.position("projects", name, key), found_there, wanted)
+    return not problems.has_errors
 
 
 def _matrix_problems(name: str, job: model.Job) -> Iterator[tuple[Path, str, bool]]:
@@ -304,9 +306,9 @@ def _matrix_problems(name: str, job: model.Job) -> Iterator[tuple[Path, str, boo
             matrix[key] = list(rows)
     try:
         expansion = expand(name, {"matrix": matrix})
-    except BadMatrix as bad:
+    except MatrixError as bad:
         for problem in bad.problems:
-            yield problem.where, problem.message, False
+            yield problem.path, problem.message, False
     else:
         for note in expansion.notes:
-            yield note.where, note.message, True
+            yield note.path, note.message, True

@@ -12,8 +12,8 @@ from msgspec import Meta, inspect
 from msgspec.structs import FieldInfo
 
 from deltaci.pipeline import model
-from deltaci.pipeline.parse.aliases import FOREIGN
-from deltaci.pipeline.parse.problems import listed
+from deltaci.pipeline.parse.aliases import FOREIGN_KEYS
+from deltaci.pipeline.parse.problems import join_words
 
 NOUNS: Final[dict[type, str]] = {
     model.Pipeline: "a pipeline",
@@ -44,7 +44,7 @@ NOUNS: Final[dict[type, str]] = {
 
 
 # Of a type that has many keys and must have none: those that say what it is.
-TELLING: Final[dict[type, list[str]]] = {model.Job: ["steps", "approval"]}
+IDENTIFYING_KEYS: Final[dict[type, list[str]]] = {model.Job: ["steps", "approval"]}
 
 
 class Option(NamedTuple):
@@ -57,7 +57,7 @@ class Option(NamedTuple):
 class Shape(NamedTuple):
     """A type of a pipeline file with its keys."""
 
-    cls: type[model.Part]
+    cls: type[model.FileStruct]
     fields: dict[str, FieldInfo]  # by the key in the file
     rest: FieldInfo | None  # takes the keys that are not named
 
@@ -68,10 +68,10 @@ class Shape(NamedTuple):
 
 
 @cache
-def shape(cls: type[model.Part]) -> Shape:
+def shape(cls: type[model.FileStruct]) -> Shape:
     """The keys of a type."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
-    rest = fields.pop(cls.rest) if cls.rest else None
+    rest = fields.pop(cls.extra_keys) if cls.extra_keys else None
     return Shape(cls, fields, rest)
 
 
@@ -115,25 +115,25 @@ def _kind(hint: Any, metas: tuple[Meta, ...]) -> Any:
     return inspect.StructType(hint, ())
 
 
-def meaning(field: FieldInfo) -> str:
+def field_description(field: FieldInfo) -> str:
     """What a key means."""
     return next((meta.description for meta in reversed(field.type.__metadata__) if meta.description), "")
 
 
-def expected(found: list[Option]) -> str:
+def describe_options(found: list[Option]) -> str:
     """What is expected, in words."""
     kinds = {type(option.type) for option in found}
     words: list[str] = []
     if {inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType} <= kinds:
         return "a text, a number, true or false" + (", a list or an object" if inspect.AnyType in kinds else "")
     for option in found:
-        word = named(option)
+        word = describe_option(option)
         if not (isinstance(option.type, inspect.IntType) and inspect.FloatType in kinds):
             words += [word] if word not in words else []
     return ", or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def named(option: Option) -> str:
+def describe_option(option: Option) -> str:
     """One kind of value, in words."""
     match option.type:
         case inspect.StrType():
@@ -149,25 +149,25 @@ def named(option: Option) -> str:
         case inspect.LiteralType(values=values):
             return f"one of: {', '.join(map(str, values))}"
         case inspect.VarTupleType(item_type=item):
-            one = expected(options(item))
+            one = describe_options(options(item))
             return f"{one}, or a list of them" if option.extra.get("one") else f"a list of: {one}"
         case inspect.StructType(cls=cls):
-            return structured(shape(cls))
+            return describe_shape(shape(cls))
         case _:
-            return f"names, each with {expected(options(option.type.value_type))}"
+            return f"names, each with {describe_options(options(option.type.value_type))}"
 
 
-def structured(of: Shape) -> str:
+def describe_shape(of: Shape) -> str:
     """A type with keys, in words."""
     required = [name for name, field in of.fields.items() if field.required]
-    keys = listed(required, "and") if required else listed(TELLING.get(of.cls) or list(of.fields))
+    keys = join_words(required, "and") if required else join_words(IDENTIFYING_KEYS.get(of.cls) or list(of.fields))
     told = f"an object with {keys}"
     if of.rest is not None:
         return "an object with names and their values"
-    if of.cls.by_name:
-        return f"{listed(list(of.fields))}, a list of them, or an object"
-    if of.cls.short:
-        return f"{expected(options(of.fields[of.cls.short].type))}, or {told}"
+    if of.cls.accepts_key_names:
+        return f"{join_words(list(of.fields))}, a list of them, or an object"
+    if of.cls.shorthand:
+        return f"{describe_options(options(of.fields[of.cls.shorthand].type))}, or {told}"
     return told
 
 
@@ -182,7 +182,7 @@ def _number(type: Any) -> str:
     )
 
 
-def reachable(root: type[model.Part]) -> tuple[type[model.Part], ...]:
+def reachable_types(root: type[model.FileStruct]) -> tuple[type[model.FileStruct], ...]:
     """A type and all that its keys lead to, in the order in which they are met."""
     found = [root]
     for cls in found:  # grows while it is read
@@ -191,18 +191,18 @@ def reachable(root: type[model.Part]) -> tuple[type[model.Part], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _parts(hint: Any) -> list[type[model.Part]]:
-    found: list[type[model.Part]] = []
+def _parts(hint: Any) -> list[type[model.FileStruct]]:
+    found: list[type[model.FileStruct]] = []
     for option in options(hint):
         match option.type:
-            case inspect.StructType(cls=cls) if issubclass(cls, model.Part):
+            case inspect.StructType(cls=cls) if issubclass(cls, model.FileStruct):
                 found.append(cls)
             case inspect.VarTupleType(item_type=inner) | inspect.DictType(value_type=inner):
                 found += _parts(inner)
     return found
 
 
-class Words:
+class Vocabulary:
     """What messages about one kind of file call its parts, and what they say of keys of other files."""
 
     def __init__(self, nouns: Mapping[type, str], foreign: Mapping[str, str]) -> None:
@@ -218,16 +218,16 @@ class Words:
         """For every key of the file's model, where it belongs."""
         found: dict[str, list[str]] = {}
         for cls, noun in self._nouns.items():
-            assert issubclass(cls, model.Part)
+            assert issubclass(cls, model.FileStruct)
             for key in shape(cls).fields:
                 found.setdefault(key, []).append(noun)
         return {key: tuple(nouns) for key, nouns in found.items()}
 
 
-PIPELINE_WORDS: Final = Words(NOUNS, FOREIGN)
+PIPELINE_VOCABULARY: Final = Vocabulary(NOUNS, FOREIGN_KEYS)
 
 
-def default_of(field: FieldInfo) -> Any:
+def field_default(field: FieldInfo) -> Any:
     """What a key is when it is absent."""
     if callable(field.default_factory):
         return field.default_factory()

@@ -32,20 +32,20 @@ from deltaci.core.worker import queue_key
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.expressions.values import is_list, to_text
-from deltaci.pipeline.parse.parse_result import Found, Path
-from deltaci.pipeline.parse.problems import Problem, shown
+from deltaci.pipeline.parse.parse_result import ParseResult, Path
+from deltaci.pipeline.parse.problems import Problem, quote
 from deltaci.pipeline.parse.reader import DEFAULT_FILE
 from deltaci.pipeline.planning import conditions, contexts
 from deltaci.pipeline.planning import job_specs as jobs
-from deltaci.pipeline.planning.expansion import Grown, Matrices
-from deltaci.pipeline.planning.interpolate import Filling
-from deltaci.pipeline.planning.job_filter import NOT_ASKED_FOR, Chooser, Chosen
-from deltaci.pipeline.planning.job_specs import Member, Setting
-from deltaci.pipeline.planning.plan import Kept, LeftOut, Plan
-from deltaci.pipeline.planning.triggers import triggered
+from deltaci.pipeline.planning.expansion import MatrixExpander, MatrixJob
+from deltaci.pipeline.planning.interpolate import Interpolator
+from deltaci.pipeline.planning.job_filter import NOT_REQUESTED, JobFilter, SelectedJob
+from deltaci.pipeline.planning.job_specs import JobInstance, PlanSettings
+from deltaci.pipeline.planning.plan import ExcludedJob, Plan, PlannedJob
+from deltaci.pipeline.planning.triggers import check_triggers
 from deltaci.protocol import messages as wire
 
-__all__ = ["Compiled", "compile", "triggered"]
+__all__ = ["CompileResult", "check_triggers", "compile_pipeline"]
 
 APPROVE_FORK: Final = "approve-fork"
 UNTRUSTED: Final = "untrusted"  # code: kept, because nothing of an untrusted change runs before somebody said yes
@@ -56,15 +56,15 @@ MAX_PLAN_BYTES: Final = 64 * 1024 * 1024
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Compiled(Struct, frozen=True, kw_only=True):
+class CompileResult(Struct, frozen=True, kw_only=True):
     """A plan, or problems; warnings alone do not stand in its way."""
 
     plan: Plan | None
     problems: tuple[Problem, ...] = ()
 
 
-def compile(
-    found: Found | model.Pipeline,
+def compile_pipeline(
+    found: ParseResult | model.Pipeline,
     change: Change,
     *,
     changed: Collection[str] | None,
@@ -78,7 +78,7 @@ def compile(
     adds_secrets: bool = False,
     only: Collection[str] = (),
     matrix: Mapping[str, Collection[str]] | None = None,
-) -> Compiled:
+) -> CompileResult:
     """The plan of a pipeline for a change.
 
     `changed` are the paths of the diff, None if they are not known (`unknown_because` says why). `variables` are the
@@ -88,11 +88,11 @@ def compile(
     axes to keep.
     """
     if isinstance(found, model.Pipeline):
-        found = Found(file=file or DEFAULT_FILE, pipeline=found)
+        found = ParseResult(file=file or DEFAULT_FILE, pipeline=found)
     if found.pipeline is None:
-        return Compiled(plan=None, problems=found.problems)
+        return CompileResult(plan=None, problems=found.problems)
     is_untrusted = is_untrusted or change.is_fork
-    setting = Setting(
+    setting = PlanSettings(
         pipeline=found.pipeline,
         source=source,
         cache_scope=_scope(change) if is_untrusted else "",
@@ -100,7 +100,7 @@ def compile(
     )
     compiler = _Compiler(found, found.pipeline, change, setting)
     known = {"github": {}, "inputs": {}, "vars": dict(variables or {})}
-    known["github"] = contexts.github(
+    known["github"] = contexts.github_context(
         change,
         workflow=found.pipeline.name or found.file,
         file=found.file,
@@ -122,12 +122,12 @@ def _scope(change: Change) -> str:
 
 
 class _Compiler:
-    def __init__(self, found: Found, pipeline: model.Pipeline, change: Change, setting: Setting) -> None:
+    def __init__(self, found: ParseResult, pipeline: model.Pipeline, change: Change, setting: PlanSettings) -> None:
         self._found = found
         self._pipeline = pipeline
         self._change = change
         self._setting = setting
-        self._filling = Filling(found)
+        self._filling = Interpolator(found)
         self._bytes = self._steps = 0
         self._names: dict[str, tuple[str, ...]] = {}  # of every job of the file, those of the run
         self._may_skip: dict[str, bool] = {}  # whether it may succeed without having done anything
@@ -140,33 +140,33 @@ class _Compiler:
         unknown_because: str,
         only: Collection[str],
         matrix: Mapping[str, Collection[str]],
-    ) -> Compiled:
+    ) -> CompileResult:
         """Everything in its order."""
         try:
-            known["inputs"] = contexts.inputs(self._pipeline, self._change)
-        except contexts.BadInput as bad:
-            self._filling.refuse(("on", "manual", "inputs", bad.name), bad.found, bad.expected)
+            known["inputs"] = contexts.inputs_context(self._pipeline, self._change)
+        except contexts.InputError as bad:
+            self._filling.report(("on", "manual", "inputs", bad.name), bad.found, bad.expected)
             return self._refused()
         try:
-            chooser = Chooser(self._pipeline, known, self._filling)
+            chooser = JobFilter(self._pipeline, known, self._filling)
         except Refused as refused:
-            self._filling.refuse(("jobs",), str(refused))
+            self._filling.report(("jobs",), str(refused))
             return self._refused()
         chosen = chooser.choose(changed, unknown_because, self._found.file, only)
-        matrices = Matrices(self._pipeline, known, self._filling, only, matrix)
+        matrices = MatrixExpander(self._pipeline, known, self._filling, only, matrix)
         left_out = dict(chooser.left_out)
-        kept: list[Kept] = []
+        kept: list[PlannedJob] = []
         for each in chosen:
             grown = matrices.grow(each.id)
-            if not grown and not self._filling.problems.is_bad:
+            if not grown and not self._filling.problems.has_errors:
                 reason = "none of its combinations was asked for"
-                left_out[each.id] = LeftOut(name=each.id, job=each.id, code=NOT_ASKED_FOR, reason=reason)
+                left_out[each.id] = ExcludedJob(name=each.id, job=each.id, code=NOT_REQUESTED, reason=reason)
             if self._filling.problems.is_full or not self._has_room(each.id, len(kept), len(grown)):
                 break
             kept += self._kept(each, grown, known)
-        if not self._filling.problems.is_bad:
+        if not self._filling.problems.has_errors:
             matrices.finish()
-        if self._filling.problems.is_bad:
+        if self._filling.problems.has_errors:
             return self._refused()
         if self._setting.cache_scope and kept:
             kept = self._behind_approval(kept)
@@ -178,29 +178,33 @@ class _Compiler:
         for found, most, what in ((jobs + more, MAX_JOBS, "jobs"), (self._steps, MAX_STEPS, "steps")):
             if found > most:
                 wanted = f"expected at most {most:,}: split it into several files"
-                self._filling.refuse(("jobs", name), f"more than {most:,} {what} with all matrices", wanted)
+                self._filling.report(("jobs", name), f"more than {most:,} {what} with all matrices", wanted)
         return self._steps <= MAX_STEPS and jobs + more <= MAX_JOBS and self._bytes <= MAX_PLAN_BYTES
 
-    def _refused(self) -> Compiled:
-        return Compiled(plan=None, problems=self._filling.problems.in_order())
+    def _refused(self) -> CompileResult:
+        return CompileResult(plan=None, problems=self._filling.problems.in_order())
 
     def _planned(
-        self, kept: list[Kept], left_out: list[LeftOut], known: dict[str, Any], changed: Collection[str] | None
-    ) -> Compiled:
+        self,
+        kept: list[PlannedJob],
+        left_out: list[ExcludedJob],
+        known: dict[str, Any],
+        changed: Collection[str] | None,
+    ) -> CompileResult:
         specs = [each.spec for each in kept]
         timeout = self._pipeline.timeout_minutes * 60
         group, cancels = self._group(self._pipeline.concurrency, ("concurrency",), known)
         try:
             dependents(specs)
         except Refused as refused:
-            self._filling.refuse(("jobs",), str(refused))
-        if self._filling.problems.is_bad:
+            self._filling.report(("jobs",), str(refused))
+        if self._filling.problems.has_errors:
             return self._refused()
         plan = Plan(
             file=self._found.file,
             name=self._pipeline.name or self._found.file,
-            kept=tuple(kept),
-            left_out=tuple(left_out),
+            jobs=tuple(kept),
+            excluded=tuple(left_out),
             hash=plan_hash(specs, is_fail_fast=self._pipeline.fail_fast, timeout_seconds=timeout),
             is_fail_fast=self._pipeline.fail_fast,
             timeout_seconds=timeout,
@@ -208,18 +212,20 @@ class _Compiler:
             cancels_in_progress=cancels,
             compared_with=(self._change.base or self._change.before) if changed is not None else "",
         )
-        return Compiled(plan=plan, problems=tuple(sorted({*self._found.problems, *self._filling.problems.in_order()})))
+        return CompileResult(
+            plan=plan, problems=tuple(sorted({*self._found.problems, *self._filling.problems.in_order()}))
+        )
 
     # -- jobs
 
-    def _kept(self, chosen: Chosen, grown: list[Grown], known: dict[str, Any]) -> list[Kept]:
+    def _kept(self, chosen: SelectedJob, grown: list[MatrixJob], known: dict[str, Any]) -> list[PlannedJob]:
         """All jobs of the run that one job of the file becomes."""
         name, job = chosen.id, self._pipeline.jobs[chosen.id]
         self._names[name] = tuple(each.name for each in grown)
         needs = [need for need in chosen.choice.needs if self._names.get(need)]
         seen = tuple(dict.fromkeys([*needs, *(each for need in needs for each in self._seen[need])]))
         may_be_skipped = any(self._may_skip[need] for need in seen)
-        condition = conditions.as_job(chosen.verdict, has_needs=bool(needs), may_be_skipped=may_be_skipped)
+        condition = conditions.job_condition(chosen.verdict, has_needs=bool(needs), may_be_skipped=may_be_skipped)
         # People cannot be skipped: what needs their word looks behind it.
         self._seen[name] = seen if job.approval is not None else ()
         self._may_skip[name] = condition is not None and job.approval is None
@@ -246,7 +252,9 @@ class _Compiler:
                 spec = self._task(member, told)
             choice = chosen.choice
             made.append(
-                Kept(spec=spec, job=name, code=choice.code, reason=choice.reason, path=choice.path, matrix=each.values)
+                PlannedJob(
+                    spec=spec, job=name, code=choice.code, reason=choice.reason, path=choice.path, matrix=each.values
+                )
             )
         return made
 
@@ -255,37 +263,37 @@ class _Compiler:
 
     def _member(
         self,
-        chosen: Chosen,
+        chosen: SelectedJob,
         job: model.Job,
-        grown: Grown,
+        grown: MatrixJob,
         known: dict[str, Any],
         condition: Any,
         needs: tuple[str, ...],
-    ) -> Member:
+    ) -> JobInstance:
         path: Path = ("jobs", chosen.id)
         full = {**known, "github": {**known["github"], "job": chosen.id}, "strategy": grown.strategy}
         full["matrix"] = grown.values
         title = self._filling.text((*path, "name"), job.name or grown.name, full)
         if job.name == title:  # As on GitHub, values are added where the name does not mention any.
             title += grown.name.removeprefix(chosen.id)
-        return Member(path=path, job=job, known=full, condition=condition, needs=needs, title=title)
+        return JobInstance(path=path, job=job, known=full, condition=condition, needs=needs, title=title)
 
-    def _task(self, member: Member, told: dict[str, Any]) -> JobSpec:
+    def _task(self, member: JobInstance, told: dict[str, Any]) -> JobSpec:
         job, path, known, filling = member.job, member.path, member.known, self._filling
-        work = jobs.work(self._setting, member, filling)
+        work = jobs.build_job_spec(self._setting, member, filling)
         plain: dict[str, Any] = {}
         try:
-            plain, size = jobs.checked(work)
+            plain, size = jobs.validate_spec(work)
             self._bytes += size
             if max(size - MAX_WORK_BYTES, self._bytes - MAX_PLAN_BYTES) > 0:
                 wanted = f"expected at most {MAX_WORK_BYTES:,} for a job and {MAX_PLAN_BYTES:,} for all: use scripts"
-                filling.refuse(path, f"{size:,} bytes of steps in the job {shown(str(path[-1]))}", wanted)
+                filling.report(path, f"{size:,} bytes of steps in the job {quote(str(path[-1]))}", wanted)
         except msgspec.ValidationError as error:
-            filling.refuse(path, f"the job {shown(str(path[-1]))}, which no runner would take", str(error))
+            filling.report(path, f"the job {quote(str(path[-1]))}, which no runner would take", str(error))
         group, cancels = self._group(job.concurrency, (*path, "concurrency"), known)
         if cancels:
             told_twice = "expected it at the top of the file: it is runs that are cancelled"
-            filling.refuse((*path, "concurrency"), "'cancel-in-progress' of a job", told_twice, is_warning=True)
+            filling.report((*path, "concurrency"), "'cancel-in-progress' of a job", told_twice, is_warning=True)
         if job.retry is not None:
             told |= {
                 "max_attempts": job.retry.max_attempts,
@@ -297,17 +305,17 @@ class _Compiler:
         minutes = filling.number((*path, "timeout-minutes"), job.timeout_minutes, known, most=model.MAX_MINUTES)
         return JobSpec(
             **told,
-            is_required=not filling.truth((*path, "allow_failure"), job.allow_failure, known),
-            timeout_seconds=jobs.seconds(minutes),
+            is_required=not filling.boolean((*path, "allow_failure"), job.allow_failure, known),
+            timeout_seconds=jobs.minutes_to_seconds(minutes),
             queue_key=queue_key(self._labels(job, path, known)),
             group=group,
             work=plain,
         )
 
-    def _gate(self, chosen: Chosen, approval: model.Approval, told: dict[str, Any]) -> JobSpec:
+    def _gate(self, chosen: SelectedJob, approval: model.Approval, told: dict[str, Any]) -> JobSpec:
         if chosen.verdict.remaining is not None:
             found = "a condition of an approval that cannot be known when planning"
-            self._filling.refuse(("jobs", chosen.id, "if"), found, "expected one over github, inputs and vars")
+            self._filling.report(("jobs", chosen.id, "if"), found, "expected one over github, inputs and vars")
         expires = approval.expires
         return JobSpec(
             **told,
@@ -320,11 +328,11 @@ class _Compiler:
         found: list[str] = []
         for position, label in enumerate(job.runs_on):
             at = (*path, "runs-on", position)
-            filled = self._filling.known(at, label, known)
+            filled = self._filling.resolve(at, label, known)
             values = [] if filled is None else filled.value if is_list(filled.value) else [filled.value]
             for text in map(to_text, values):
                 if not text or "," in text or not text.isprintable():
-                    self._filling.refuse(at, f"{shown(text)} as a label", "expected a label without commas")
+                    self._filling.report(at, f"{quote(text)} as a label", "expected a label without commas")
                 found.append(text)
         return found
 
@@ -333,13 +341,13 @@ class _Compiler:
         if concurrency is None:
             return "", False
         group = self._filling.text((*path, "group"), concurrency.group, known)
-        cancels = self._filling.truth((*path, "cancel-in-progress"), concurrency.cancel_in_progress, known)
+        cancels = self._filling.boolean((*path, "cancel-in-progress"), concurrency.cancel_in_progress, known)
         if not group:
             return "", False
         whose = self._setting.cache_scope or self._change.repository
         return (f"{whose}/{group}" if whose else group), cancels
 
-    def _behind_approval(self, kept: list[Kept]) -> list[Kept]:
+    def _behind_approval(self, kept: list[PlannedJob]) -> list[PlannedJob]:
         """Everything after somebody's yes."""
         taken = {name for names in self._names.values() for name in names} | set(self._pipeline.jobs)
         name = APPROVE_FORK
@@ -348,7 +356,7 @@ class _Compiler:
             number += 1
             name = f"{APPROVE_FORK}-{number}"
         reason = "the change is from somebody who may not write to the repository: a person must look at it first"
-        gate = Kept(spec=JobSpec(name=name, kind=core_job.APPROVAL), job=name, code=UNTRUSTED, reason=reason)
+        gate = PlannedJob(spec=JobSpec(name=name, kind=core_job.APPROVAL), job=name, code=UNTRUSTED, reason=reason)
         behind = [
             msgspec.structs.replace(each, spec=msgspec.structs.replace(each.spec, needs=(name, *each.spec.needs)))
             for each in kept

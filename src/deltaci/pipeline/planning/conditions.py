@@ -26,19 +26,19 @@ from deltaci.pipeline.expressions.tree import And, Call, Context, Index, Literal
 from deltaci.pipeline.expressions.values import is_primitive, to_text
 
 MAX_CONDITION: Final = 2000  # characters, as the wire has it
-MAX_TOLD: Final = 4  # values in a reason
+MAX_REASON_VALUES: Final = 4  # values in a reason
 MAX_VALUE: Final = 60  # characters of one
 SUCCESS: Final = Call("success")
 ALWAYS_TRUE: Final = Call("always")
-SKIPPED: Final[Mapping[str, Any]] = {"result": "skipped", "outputs": {}}
+SKIPPED_NEED: Final[Mapping[str, Any]] = {"result": "skipped", "outputs": {}}
 # What is in `github` only while a job runs.
-OF_THE_RUNNER: Final = frozenset(
+RUNNER_GITHUB_KEYS: Final = frozenset(
     {"*", "action", "action_path", "action_status", "env", "event_path", "output", "path", "token", "workspace"}
 )
 _SKIPPED_TEXT: Final = '{"outputs":{},"result":"skipped"}'
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class ConditionResult(Struct, frozen=True, kw_only=True):
     """What an `if` comes to. `remaining` is left for the runner; `asks_status`: it also decides after a failure."""
 
     holds: bool | None  # None: it is not known yet
@@ -47,17 +47,17 @@ class Verdict(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-ALWAYS: Final = Verdict(holds=True)
+ALWAYS: Final = ConditionResult(holds=True)
 
 
-def decide(
+def decide_condition(
     expression: Expression | None,
     known: Contexts,
     *,
     skipped: Collection[str] = (),
     status: Mapping[str, bool] | None = None,
     whole: Budget | None = None,
-) -> Verdict:
+) -> ConditionResult:
     """An `if` over what is known. `skipped` are needs that are no part of the run; `status`: how things went so far."""
     if expression is None:
         return ALWAYS
@@ -67,11 +67,11 @@ def decide(
     )
     holds = _holds(reduced)
     if holds is None and isinstance(reduced, Residual):
-        return Verdict(holds=None, remaining=reduced.expression, asks_status=asks_status)
+        return ConditionResult(holds=None, remaining=reduced.expression, asks_status=asks_status)
     if holds:
-        return Verdict(holds=True, asks_status=asks_status)
+        return ConditionResult(holds=True, asks_status=asks_status)
     reason = _false_because(expression, known, skipped)
-    return Verdict(holds=False, asks_status=asks_status, reason=reason)
+    return ConditionResult(holds=False, asks_status=asks_status, reason=reason)
 
 
 def _holds(reduced: Resolved | Residual) -> bool | None:
@@ -115,7 +115,7 @@ def _with_skipped(expression: Expression, skipped: Collection[str]) -> Expressio
 def _false_because(expression: Expression, known: Contexts, skipped: Collection[str]) -> str:
     told = format_expression(expression)
     values = []
-    contexts = {**known, "needs": dict.fromkeys(skipped, SKIPPED)}
+    contexts = {**known, "needs": dict.fromkeys(skipped, SKIPPED_NEED)}
     for mention in dict.fromkeys((each.context, each.keys) for each in context_references(expression)):
         context, keys = mention
         node: Expression = Context(context)
@@ -130,11 +130,11 @@ def _false_because(expression: Expression, known: Contexts, skipped: Collection[
             cut = shown if len(shown) <= MAX_VALUE else f"{shown[: MAX_VALUE - 1]}…"
             quoted = f"'{cut}'" if isinstance(value, str) else "not given" if value is None else cut
             values.append(f"{'.'.join((context, *keys))} is {quoted}")
-    because = f": {', '.join(values[:MAX_TOLD])}" if values else ""
+    because = f": {', '.join(values[:MAX_REASON_VALUES])}" if values else ""
     return f"its condition is false{because} (if: {told if len(told) <= 200 else told[:199] + '…'})"
 
 
-def as_job(verdict: Verdict, *, has_needs: bool, may_be_skipped: bool) -> Expression | None:
+def job_condition(verdict: ConditionResult, *, has_needs: bool, may_be_skipped: bool) -> Expression | None:
     """What the runner asks before a job: nothing, if it runs as soon as the core starts it.
 
     `may_be_skipped` says that something it needs may succeed without having done anything: then it is skipped, too.
@@ -162,7 +162,7 @@ def _all_of(*expressions: Expression) -> Expression:
     return And(tuple(left)) if len(left) > 1 else left[0] if left else Literal(True)
 
 
-def as_step(expression: Expression | None, known: Contexts, whole: Budget | None = None) -> Expression | None:
+def step_condition(expression: Expression | None, known: Contexts, whole: Budget | None = None) -> Expression | None:
     """What the runner asks before a step: nothing, if it only runs while all went well."""
     if expression is None:
         return None
@@ -180,7 +180,7 @@ def as_step(expression: Expression | None, known: Contexts, whole: Budget | None
 
 
 def _is_for_the_runner(mention: ContextReference) -> bool:
-    return mention.context == "github" and (not mention.keys or mention.keys[0].lower() in OF_THE_RUNNER)
+    return mention.context == "github" and (not mention.keys or mention.keys[0].lower() in RUNNER_GITHUB_KEYS)
 
 
 def unreduced(written: str) -> Expression:
@@ -191,7 +191,7 @@ def unreduced(written: str) -> Expression:
     return expression if uses_status_function(expression) else And((SUCCESS, expression))
 
 
-def as_line(expression: Expression, written: str | None) -> tuple[str, Expression] | None:
+def format_condition(expression: Expression, written: str | None) -> tuple[str, Expression] | None:
     """The shorter of both as one line, with what it says; nothing if neither is short enough for the wire."""
     for each in (expression, *([unreduced(written)] if written else [])):
         line = format_expression(each)

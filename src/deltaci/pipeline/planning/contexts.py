@@ -17,7 +17,7 @@ EVENTS: Final = {"manual": "workflow_dispatch"}
 REFS: Final = ("refs/heads/", "refs/tags/", "refs/pull/", "refs/merge-requests/", "refs/")
 
 
-def github(
+def github_context(
     change: Change, *, workflow: str, file: str = "", server: str = "", run_id: str = "", run_number: int = 0
 ) -> dict[str, Any]:
     """The context `github` of a change. Without a run's id, the commit stands for it: groups are named after both."""
@@ -97,7 +97,7 @@ def _said(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def strategy(index: int, total: int, *, is_fail_fast: bool, max_parallel: int | None) -> dict[str, Any]:
+def strategy_context(index: int, total: int, *, is_fail_fast: bool, max_parallel: int | None) -> dict[str, Any]:
     """The context `strategy` of one job of a matrix."""
     return {
         "fail-fast": is_fail_fast,
@@ -107,7 +107,7 @@ def strategy(index: int, total: int, *, is_fail_fast: bool, max_parallel: int | 
     }
 
 
-class BadInput(Exception):
+class InputError(Exception):
     """What was given for an input is not what the file asks for."""
 
     def __init__(self, name: str, found: str, expected: str) -> None:
@@ -117,13 +117,13 @@ class BadInput(Exception):
         self.expected = expected
 
 
-def inputs(pipeline: model.Pipeline, change: Change) -> dict[str, Any]:
+def inputs_context(pipeline: model.Pipeline, change: Change) -> dict[str, Any]:
     """The context `inputs` of a start by hand, each as its type says; of anything else there are none."""
     if change.event != "manual":
         return {}
     asked = pipeline.on.manual.inputs if pipeline.on.manual is not None else {}
     for name in sorted(set(change.inputs) - set(asked)):
-        raise BadInput(name, f"the input {name!r}", f"there are: {', '.join(sorted(asked)) or 'none'}")
+        raise InputError(name, f"the input {name!r}", f"there are: {', '.join(sorted(asked)) or 'none'}")
     return dict(_inputs(asked, change.inputs))
 
 
@@ -132,7 +132,7 @@ def _inputs(asked: Mapping[str, model.Input], given: Mapping[str, Any]) -> Itera
         value = given.get(name, rule.default)
         if value is None:
             if rule.required:
-                raise BadInput(name, f"no value for the input {name!r}", rule.description or "it must be given")
+                raise InputError(name, f"no value for the input {name!r}", rule.description or "it must be given")
             value = {"boolean": False, "number": 0}.get(rule.type, "")
         yield name, _typed(name, rule, value)
 
@@ -142,7 +142,7 @@ def _typed(name: str, rule: model.Input, value: Any) -> Any:
     match rule.type:
         case "boolean":
             if text not in ("true", "false"):
-                raise BadInput(name, f"{text[:80]!r} for the input {name!r}", "expected true or false")
+                raise InputError(name, f"{text[:80]!r} for the input {name!r}", "expected true or false")
             return text == "true"
         case "number":
             try:
@@ -150,12 +150,14 @@ def _typed(name: str, rule: model.Input, value: Any) -> Any:
             except ValueError:
                 number = nan
             if not isfinite(number):
-                raise BadInput(name, f"{text[:80]!r} for the input {name!r}", "expected a number")
+                raise InputError(name, f"{text[:80]!r} for the input {name!r}", "expected a number")
             return int(number) if number.is_integer() else number
         case "choice":
             allowed = [_said(option) for option in rule.options]
             if text not in allowed:
-                raise BadInput(name, f"{text[:80]!r} for the input {name!r}", f"expected one of: {', '.join(allowed)}")
+                raise InputError(
+                    name, f"{text[:80]!r} for the input {name!r}", f"expected one of: {', '.join(allowed)}"
+                )
             return text
         case _:
             return text

@@ -12,14 +12,14 @@ from deltaci.pipeline import model
 from deltaci.pipeline.expressions import Value
 from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.parse.parse_result import Path
-from deltaci.pipeline.parse.problems import shown
+from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.planning import contexts
-from deltaci.pipeline.planning.interpolate import Filling
-from deltaci.pipeline.planning.job_names import names
-from deltaci.pipeline.planning.matrix import BadMatrix, Expansion, expand, split
+from deltaci.pipeline.planning.interpolate import Interpolator
+from deltaci.pipeline.planning.job_names import unique_names
+from deltaci.pipeline.planning.matrix import Expansion, MatrixError, expand, split_message
 
 
-class Grown(Struct, frozen=True, kw_only=True):
+class MatrixJob(Struct, frozen=True, kw_only=True):
     """One job of the run."""
 
     name: str
@@ -29,14 +29,14 @@ class Grown(Struct, frozen=True, kw_only=True):
     max_parallel: int | None = None
 
 
-class Matrices:
+class MatrixExpander:
     """All matrices of a file, and which of their combinations are wanted."""
 
     def __init__(
         self,
         pipeline: model.Pipeline,
         known: Mapping[str, Any],
-        filling: Filling,
+        filling: Interpolator,
         only: Collection[str] = (),
         wanted: Mapping[str, Collection[str]] | None = None,
     ) -> None:
@@ -47,7 +47,7 @@ class Matrices:
         self._wanted = wanted or {}
         self._values: dict[str, set[str]] = {}  # of every axis that is asked for, what there is
 
-    def grow(self, name: str) -> list[Grown]:
+    def grow(self, name: str) -> list[MatrixJob]:
         """The jobs that one becomes; none, if none of them is wanted or something is wrong."""
         expansion = self._expansion(name)
         if expansion is None:
@@ -55,14 +55,14 @@ class Matrices:
         found = []
         total = len(expansion.combinations)
         for index, (each, combination) in enumerate(
-            zip(names(expansion.combinations), expansion.combinations, strict=True)
+            zip(unique_names(expansion.combinations), expansion.combinations, strict=True)
         ):
-            strategy = contexts.strategy(
+            strategy = contexts.strategy_context(
                 index, total, is_fail_fast=expansion.is_fail_fast, max_parallel=expansion.max_parallel
             )
             if self._is_wanted(name, each, combination.values):
                 found.append(
-                    Grown(
+                    MatrixJob(
                         name=each,
                         values=combination.values,
                         strategy=strategy,
@@ -79,8 +79,8 @@ class Matrices:
             for text in sorted(set(texts) - there):
                 known = f"there are: {', '.join(sorted(there)[:12])}" if there else "no matrix has this axis"
                 near = nearest(text, there)
-                found = f"there is no combination with {key}={shown(text)[1:-1]}"
-                self._filling.refuse(("jobs",), found, "" if near else known, near)
+                found = f"there is no combination with {key}={quote(text)[1:-1]}"
+                self._filling.report(("jobs",), found, "" if near else known, near)
 
     def _is_wanted(self, id: str, name: str, values: Mapping[str, Value]) -> bool:
         mine = {each for each in self._only if each.partition(" (")[0] == id and each != id}
@@ -102,12 +102,12 @@ class Matrices:
             return None
         try:
             expansion = expand(name, raw)
-        except BadMatrix as bad:
+        except MatrixError as bad:
             for problem in bad.problems:
-                self._filling.refuse((*path, *problem.where), *split(problem.message))
+                self._filling.report((*path, *problem.path), *split_message(problem.message))
             return None
         for note in expansion.notes:
-            self._filling.refuse((*path, *note.where), *split(note.message), is_warning=True)
+            self._filling.report((*path, *note.path), *split_message(note.message), is_warning=True)
         return expansion
 
     def _raw(self, strategy: model.Strategy, path: Path) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Matrices:
                 if rows:
                     axes[key] = self._rows((*at, key), rows)
             raw["matrix"] = axes
-        raw["fail-fast"] = self._filling.truth((*path, "fail-fast"), strategy.fail_fast, known)
+        raw["fail-fast"] = self._filling.boolean((*path, "fail-fast"), strategy.fail_fast, known)
         if strategy.max_parallel is not None:
             most = self._filling.number((*path, "max-parallel"), strategy.max_parallel, known, most=model.MAX_JOBS)
             raw["max-parallel"] = int(most) if most == int(most) else most

@@ -21,8 +21,8 @@ from deltaci.pipeline.expressions.limits import Budget
 from deltaci.pipeline.expressions.references import ContextReference, context_references
 from deltaci.pipeline.expressions.templates import OPEN, parse_bare_condition
 from deltaci.pipeline.expressions.values import to_number, to_text
-from deltaci.pipeline.parse.parse_result import Found, Path, told
-from deltaci.pipeline.parse.problems import Problems, inside, shown
+from deltaci.pipeline.parse.parse_result import ParseResult, Path, expression_problem
+from deltaci.pipeline.parse.problems import ProblemList, position_within, quote
 
 MAX_STEPS: Final = 1_000_000  # of all expressions of a file together
 MAX_WORK: Final = 32 * 1024 * 1024
@@ -30,28 +30,28 @@ MAX_NAMED: Final = 3  # of what is not known, in one message
 LATER: Final = "what is known when planning: github, inputs, vars, strategy or matrix"
 
 
-class Filling:
+class Interpolator:
     """Fills in the texts of one file, and keeps what is wrong with them."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: ParseResult) -> None:
         self._found = found
-        self.problems = Problems(found.file)
+        self.problems = ProblemList(found.file)
         self.budget = Budget(MAX_STEPS, MAX_WORK)
         self._mentions: dict[str, tuple[ContextReference, ...]] = {}
         self._templates: dict[str, Template] = {}
         self._conditions: dict[str, Expression | None] = {}
 
-    def refuse(
+    def report(
         self, path: Path, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
     ) -> None:
         """Something is wrong with what stands there."""
-        self.problems.add(self._found.place(*path), found, expected, nearest, is_warning=is_warning)
+        self.problems.add(self._found.position(*path), found, expected, nearest, is_warning=is_warning)
 
-    def refuse_expression(self, path: Path, text: str, mistake: ExpressionProblem) -> None:
+    def report_expression(self, path: Path, text: str, mistake: ExpressionProblem) -> None:
         """The same, of a part of a text."""
-        self.problems.add(*told(self._found.source, self._found.place(*path), text, mistake))
+        self.problems.add(*expression_problem(self._found.source, self._found.position(*path), text, mistake))
 
-    def known(self, path: Path, written: object, known: Contexts) -> Resolved | None:
+    def resolve(self, path: Path, written: object, known: Contexts) -> Resolved | None:
         """What a value will be; nothing, after it was told why that cannot be known."""
         if not isinstance(written, str) or OPEN not in written:
             return Resolved(written)  # type: ignore[arg-type]  # A scalar of the model.
@@ -65,10 +65,10 @@ class Filling:
             if not unknown:
                 return Resolved(interpolate(written, known, shared_budget=self.budget))  # It fails; this says why.
         except ExpressionError as refused:
-            self.refuse_expression(path, written, refused.problem)
+            self.report_expression(path, written, refused.problem)
             return None
         self.problems.add(
-            inside(self._found.source, self._found.place(*path), written, written.index(OPEN)),
+            position_within(self._found.source, self._found.position(*path), written, written.index(OPEN)),
             f"{', '.join(unknown[:MAX_NAMED])}, which cannot be known when planning",
             f"expected {LATER}",
         )
@@ -76,7 +76,7 @@ class Filling:
 
     def value(self, path: Path, written: object, known: Contexts) -> Value:
         """The same; what cannot be known counts as nothing."""
-        found = self.known(path, written, known)
+        found = self.resolve(path, written, known)
         return found.value if found is not None else None
 
     def _unknown(self, remaining: ResidualText, known: Contexts) -> list[str]:
@@ -91,26 +91,26 @@ class Filling:
         """The same as a text."""
         return to_text(self.value(path, written, known))
 
-    def truth(self, path: Path, written: object, known: Contexts) -> bool:
+    def boolean(self, path: Path, written: object, known: Contexts) -> bool:
         """The same as true or false."""
-        found = self.known(path, written, known)
+        found = self.resolve(path, written, known)
         if found is None or isinstance(found.value, bool):
             return bool(found and found.value)
         text = to_text(found.value)
         if text not in ("", "false", "true"):
-            self.refuse(path, f"{shown(text)} as {shown(str(path[-1]))}", "expected true or false")
+            self.report(path, f"{quote(text)} as {quote(str(path[-1]))}", "expected true or false")
         return text == "true"
 
     def number(self, path: Path, written: object, known: Contexts, *, most: float) -> float:
         """The same as a number above 0."""
-        found = self.known(path, written, known)
+        found = self.resolve(path, written, known)
         if found is None:
             return 1
         number = to_number(found.value)
         if 0 < number <= most and not isinstance(found.value, bool):
             return number
         wanted = f"expected a number above 0 and up to {most:,}"
-        self.refuse(path, f"{shown(to_text(found.value))} as {shown(str(path[-1]))}", wanted)
+        self.report(path, f"{quote(to_text(found.value))} as {quote(str(path[-1]))}", wanted)
         return 1
 
     def condition(self, written: str | None) -> Expression | None:
@@ -120,7 +120,7 @@ class Filling:
             self._conditions[text] = parse_bare_condition(text)
         return self._conditions[text]
 
-    def mentioned(self, path: Path, text: str) -> tuple[ContextReference, ...]:
+    def references(self, path: Path, text: str) -> tuple[ContextReference, ...]:
         """Everything that the expressions of a text mention; of what is no expression nothing, after it was told."""
         if OPEN not in text:
             return ()
@@ -132,6 +132,6 @@ class Filling:
                     for mention in context_references(expression)
                 )
             except ExpressionError as refused:
-                self.refuse_expression(path, text, refused.problem)
+                self.report_expression(path, text, refused.problem)
                 self._mentions[text] = ()
         return self._mentions[text]

@@ -13,54 +13,54 @@ from deltaci.core.text import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.expressions import ExpressionError
 from deltaci.pipeline.expressions.references import ANY_KEY, ContextReference, context_references
-from deltaci.pipeline.parse.problems import shown
-from deltaci.pipeline.parse.validation_rules import texts_of
+from deltaci.pipeline.parse.problems import quote
+from deltaci.pipeline.parse.validation_rules import evaluated_texts
 from deltaci.pipeline.planning import conditions
-from deltaci.pipeline.planning.conditions import SKIPPED, Verdict
-from deltaci.pipeline.planning.interpolate import Filling
-from deltaci.pipeline.planning.plan import LeftOut
+from deltaci.pipeline.planning.conditions import SKIPPED_NEED, ConditionResult
+from deltaci.pipeline.planning.interpolate import Interpolator
+from deltaci.pipeline.planning.plan import ExcludedJob
 from deltaci.pipeline.planning.projects import Project
-from deltaci.pipeline.planning.select import ALWAYS, Choice, Job, select
+from deltaci.pipeline.planning.select import ALWAYS, Choice, SelectableJob, select
 
 CONDITION: Final = "condition"
-NEED_LEFT_OUT: Final = "need_left_out"
-NOT_ASKED_FOR: Final = "not_asked_for"
-ASKED_FOR: Final = "asked_for"
+NEED_EXCLUDED: Final = "need_left_out"
+NOT_REQUESTED: Final = "not_asked_for"
+REQUESTED: Final = "asked_for"
 # Codes of a plan beside those of the selection, and what they mean. Programs depend on these words.
 CODES: Final[Mapping[str, str]] = {
-    ASKED_FOR: "kept: it was named by hand",
+    REQUESTED: "kept: it was named by hand",
     CONDITION: "left out: its `if` is false",
-    NEED_LEFT_OUT: "left out: a job that it needs is left out by its `if`",
-    NOT_ASKED_FOR: "left out: other jobs were named by hand",
+    NEED_EXCLUDED: "left out: a job that it needs is left out by its `if`",
+    NOT_REQUESTED: "left out: other jobs were named by hand",
 }
 
 
-class Chosen(Struct, frozen=True, kw_only=True):
+class SelectedJob(Struct, frozen=True, kw_only=True):
     """A job of the run."""
 
     id: str
     choice: Choice
-    verdict: Verdict
+    verdict: ConditionResult
     left_out: frozenset[str] = frozenset()  # its needs, by id, that are no part of the run
 
 
-class Chooser:
+class JobFilter:
     """The jobs of one file; what becomes of each is decided once, in an order in which needs come first."""
 
-    def __init__(self, pipeline: model.Pipeline, known: Mapping[str, Any], filling: Filling) -> None:
+    def __init__(self, pipeline: model.Pipeline, known: Mapping[str, Any], filling: Interpolator) -> None:
         self._jobs = pipeline.jobs
         self._projects = pipeline.projects
         self._known = known
         self._filling = filling
         self._needs = {name: tuple(need.job for need in job.needs) for name, job in self._jobs.items()}
         self._optional = {name: {need.job for need in job.needs if need.optional} for name, job in self._jobs.items()}
-        self.order = ordered(self._needs)
-        self.left_out: dict[str, LeftOut] = {}
-        self._verdicts: dict[str, Verdict] = {}
+        self.order = topological_order(self._needs)
+        self.left_out: dict[str, ExcludedJob] = {}
+        self._verdicts: dict[str, ConditionResult] = {}
 
     def choose(
         self, changed: Collection[str] | None, unknown_because: str, file: str, only: Collection[str]
-    ) -> list[Chosen]:
+    ) -> list[SelectedJob]:
         """Every job that is kept, needs first. What is left out is in `left_out`."""
         if only and not self._keep_only(only):
             return []
@@ -76,7 +76,7 @@ class Chooser:
             if name not in self.left_out:
                 self._judge(name, is_final=True)
         return [
-            Chosen(
+            SelectedJob(
                 id=name,
                 choice=choices[name],
                 verdict=self._verdicts[name],
@@ -87,33 +87,33 @@ class Chooser:
         ]
 
     def _leave_out(self, name: str, code: str, reason: str) -> None:
-        self.left_out[name] = LeftOut(name=name, job=name, code=code, reason=reason)
+        self.left_out[name] = ExcludedJob(name=name, job=name, code=code, reason=reason)
 
     # -- conditions
 
     def _judge(self, name: str, *, is_final: bool) -> None:
         """Leave a job out whose condition is false. Before it is final, what is kept is not known of every need."""
         gone = [need for need in self._needs[name] if need in self.left_out]
-        skipped = [need for need in gone if self.left_out[need].code in (CONDITION, NEED_LEFT_OUT)]
+        skipped = [need for need in gone if self.left_out[need].code in (CONDITION, NEED_EXCLUDED)]
         skipped = [need for need in skipped if need not in self._optional[name]]
         remaining = [need for need in self._needs[name] if need not in self.left_out]
         known, status = dict(self._known), dict[str, bool]()
         if not remaining:
-            known["needs"] = dict.fromkeys(gone, SKIPPED)
+            known["needs"] = dict.fromkeys(gone, SKIPPED_NEED)
             status = {"success": not skipped, "failure": False, "cancelled": False}
         elif skipped:
             status = {"success": False}
         written = self._jobs[name].if_
         try:
-            verdict = conditions.decide(
+            verdict = conditions.decide_condition(
                 self._filling.condition(written), known, skipped=gone, status=status, whole=self._filling.budget
             )
         except ExpressionError as refused:
-            self._filling.refuse_expression(("jobs", name, "if"), written or "", refused.problem)
+            self._filling.report_expression(("jobs", name, "if"), written or "", refused.problem)
             verdict = conditions.ALWAYS
         if skipped and not verdict.asks_status:
             need = skipped[0]
-            self._leave_out(name, NEED_LEFT_OUT, f"it needs {need}, which is left out")
+            self._leave_out(name, NEED_EXCLUDED, f"it needs {need}, which is left out")
         elif verdict.holds is False:
             self._leave_out(name, CONDITION, verdict.reason)
         elif is_final:
@@ -136,31 +136,31 @@ class Chooser:
                 unknown_because=unknown_because,
             )
         except Refused as refused:
-            self._filling.refuse(("jobs",), str(refused))
+            self._filling.report(("jobs",), str(refused))
             return {}
         return {choice.job: choice for choice in choices}
 
-    def _selectable(self, name: str, inside: set[str]) -> Job:
+    def _selectable(self, name: str, inside: set[str]) -> SelectableJob:
         job = self._jobs[name]
         needs = tuple(need for need in self._needs[name] if need in inside)
         takes, reaches = _takes(self._mentions(name, job), needs), set[str]()
-        if downloads(job):
-            behind = behind_of(name, self._needs)
-            reaches = {each for each in behind & inside if keeps_files(self._jobs[each])} - set(needs)
-            takes |= {need for need in needs if keeps_files(self._jobs[need])}
-        return Job(
+        if downloads_artifacts(job):
+            behind = transitive_needs(name, self._needs)
+            reaches = {each for each in behind & inside if uploads_artifacts(self._jobs[each])} - set(needs)
+            takes |= {need for need in needs if uploads_artifacts(self._jobs[need])}
+        return SelectableJob(
             name=name,
             paths=job.paths or (),
             projects=job.project or (() if job.paths and not self._projects else None),
             needs=needs,
-            takes=tuple(sorted(takes)),
-            gives=bool(job.outputs or job.output_path or keeps_files(job)),
-            reaches=tuple(sorted(reaches)),
+            consumes=tuple(sorted(takes)),
+            has_outputs=bool(job.outputs or job.output_path or uploads_artifacts(job)),
+            downloads_from=tuple(sorted(reaches)),
         )
 
     def _mentions(self, name: str, job: model.Job) -> Iterable[ContextReference]:
         for text in _texts(job):
-            yield from self._filling.mentioned(("jobs", name), text)
+            yield from self._filling.references(("jobs", name), text)
         for condition in (job.if_, *(step.if_ for step in job.steps or ())):
             try:
                 expression = self._filling.condition(condition)
@@ -177,13 +177,13 @@ class Chooser:
         for name in sorted(wanted - set(self._jobs)):
             near = nearest(name, self._jobs)
             known = f"there are: {', '.join([*self._jobs][:12])}"
-            self._filling.refuse(("jobs",), f"there is no job {shown(name)}", "" if near else known, near)
+            self._filling.report(("jobs",), f"there is no job {quote(name)}", "" if near else known, near)
         if not wanted <= set(self._jobs):
             return False
-        inside = wanted.union(*(behind_of(name, self._needs) for name in wanted))
+        inside = wanted.union(*(transitive_needs(name, self._needs) for name in wanted))
         for name in self.order:
             if name not in inside:
-                self._leave_out(name, NOT_ASKED_FOR, f"only {', '.join(sorted(wanted))} was asked for")
+                self._leave_out(name, NOT_REQUESTED, f"only {', '.join(sorted(wanted))} was asked for")
         return True
 
     def _asked_for(self, inside: Iterable[str], only: Collection[str]) -> dict[str, Choice]:
@@ -192,15 +192,15 @@ class Chooser:
         for name in inside:
             needs = tuple(sorted(need for need in self._needs[name] if need not in self.left_out))
             if name in wanted:
-                told: dict[str, Any] = {"code": ASKED_FOR, "reason": "it was asked for"}
+                told: dict[str, Any] = {"code": REQUESTED, "reason": "it was asked for"}
             else:
-                taker = min(each for each in wanted if name in behind_of(each, self._needs))
+                taker = min(each for each in wanted if name in transitive_needs(each, self._needs))
                 told = {"code": "needed", "reason": f"needed by {taker}, which was asked for", "chain": (taker,)}
             found[name] = Choice(job=name, is_kept=True, needs=needs, **told)
         return found
 
 
-def ordered(needs: Mapping[str, Collection[str]]) -> list[str]:
+def topological_order(needs: Mapping[str, Collection[str]]) -> list[str]:
     """All names, needs first; those that could begin at the same time by name, whatever order they are given in."""
     known = {name: tuple(each) for name, each in needs.items()}
     waiting = graph.dependents(known)
@@ -217,7 +217,7 @@ def ordered(needs: Mapping[str, Collection[str]]) -> list[str]:
     return sorted(levels, key=lambda name: (levels[name], name))
 
 
-def behind_of(name: str, needs: Mapping[str, Collection[str]]) -> set[str]:
+def transitive_needs(name: str, needs: Mapping[str, Collection[str]]) -> set[str]:
     """Everything that a job needs, and that these need, and so on."""
     found: set[str] = set()
     front = [name]
@@ -229,12 +229,12 @@ def behind_of(name: str, needs: Mapping[str, Collection[str]]) -> set[str]:
     return found
 
 
-def keeps_files(job: model.Job) -> bool:
+def uploads_artifacts(job: model.Job) -> bool:
     """Whether it leaves artifacts behind."""
     return bool(job.artifacts) or any(step.uses == "upload-artifact" for step in job.steps or ())
 
 
-def downloads(job: model.Job) -> bool:
+def downloads_artifacts(job: model.Job) -> bool:
     """Whether it takes artifacts of others."""
     return any(step.uses == "download-artifact" for step in job.steps or ())
 
@@ -268,7 +268,7 @@ def _texts(job: model.Job) -> Iterable[str]:
     for cache in job.caches:
         yield from (cache.key, *cache.paths)
     for rule in job.validate:
-        yield from texts_of(rule)
+        yield from evaluated_texts(rule)
 
 
 def _id_of(name: str, jobs: Mapping[str, model.Job]) -> str:

@@ -17,7 +17,7 @@ MARK: Final = 7
 _NOT_ALLOWED: Final = re.compile(r"[^A-Za-z0-9_.,:=@+() \-]+")
 
 
-def names(combinations: Sequence[Combination]) -> list[str]:
+def unique_names(combinations: Sequence[Combination]) -> list[str]:
     """A name for every job of a matrix. A mark follows only from the combination itself."""
     plain = [_NOT_ALLOWED.sub("-", each.name).strip() for each in combinations]
     counts = Counter(plain)

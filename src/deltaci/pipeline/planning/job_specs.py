@@ -20,23 +20,23 @@ from deltaci.pipeline.expressions import Expression, ExpressionError
 from deltaci.pipeline.expressions.references import ANY_KEY, ContextReference, context_references
 from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.parse.parse_result import Path
-from deltaci.pipeline.parse.validation_rules import texts_of, wire_rules
+from deltaci.pipeline.parse.validation_rules import evaluated_texts, protocol_rules
 from deltaci.pipeline.planning import conditions
-from deltaci.pipeline.planning.interpolate import Filling
+from deltaci.pipeline.planning.interpolate import Interpolator
 from deltaci.protocol import messages as wire
 
 UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
-SHIPPED: Final = ("github", "inputs", "vars", "matrix", "strategy")
+SENT_CONTEXTS: Final = ("github", "inputs", "vars", "matrix", "strategy")
 # What the runner makes variables of, such as GITHUB_SHA: any command may read them. The run's own name and number
 # would make plans differ that do the same: they are told only to those who mention them.
-VARIABLES: Final = (
+VARIABLE_KEYS: Final = (
     *("actor", "base_ref", "event_name", "head_ref", "job", "ref", "ref_name", "ref_type", "repository"),
     *("repository_owner", "server_url", "sha", "triggering_actor", "workflow", "workflow_ref"),
 )
-OF_THE_RUN: Final = ("run_id", "run_number", "run_attempt")
+RUN_KEYS: Final = ("run_id", "run_number", "run_attempt")
 
 
-class Setting(Struct, frozen=True, kw_only=True):
+class PlanSettings(Struct, frozen=True, kw_only=True):
     """What holds for all jobs of a plan."""
 
     pipeline: model.Pipeline
@@ -45,7 +45,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     adds_secrets: bool = False  # whether a secret need only be mentioned, as on GitHub
 
 
-class Member(Struct, frozen=True, kw_only=True):
+class JobInstance(Struct, frozen=True, kw_only=True):
     """One job of the run: where it stands in the file, and what is known of it."""
 
     path: Path
@@ -56,23 +56,23 @@ class Member(Struct, frozen=True, kw_only=True):
     title: str = ""
 
 
-def work(setting: Setting, member: Member, filling: Filling) -> wire.JobSpec:
+def build_job_spec(setting: PlanSettings, member: JobInstance, filling: Interpolator) -> wire.JobSpec:
     """What the runner is told; what is wrong with it is in `filling.problems`."""
     return _Work(setting, member, filling).spec()
 
 
-def seconds(minutes: float) -> int:
+def minutes_to_seconds(minutes: float) -> int:
     """Minutes as whole seconds, at least one."""
     return max(1, ceil(minutes * 60))
 
 
 class _Work:
-    def __init__(self, setting: Setting, member: Member, filling: Filling) -> None:
+    def __init__(self, setting: PlanSettings, member: JobInstance, filling: Interpolator) -> None:
         self._setting = setting
         self._member = member
         self._job = member.job
         self._filling = filling
-        self._mentions = [ContextReference("github", (name,)) for name in VARIABLES]
+        self._mentions = [ContextReference("github", (name,)) for name in VARIABLE_KEYS]
 
     def spec(self) -> wire.JobSpec:
         job, is_trusted = self._job, not self._setting.cache_scope
@@ -93,7 +93,7 @@ class _Work:
             caches=caches,
             executor=job.executor if is_trusted or job.executor != "process" else None,
             network=job.network,
-            limits=limits(job.limits),
+            limits=parse_limits(job.limits),
             output_path=self._text("output-path", job.output_path or ""),
             secrets=list(job.secrets) if is_trusted else [],
             optional_secrets=self._optional_secrets() if is_trusted else [],
@@ -116,19 +116,19 @@ class _Work:
     def _look_at(self, path: Path, texts: Iterable[str]) -> None:
         """Remember what the runner will have to know for these."""
         for text in texts:
-            self._mentions += self._filling.mentioned((*self._member.path, *path), text)
+            self._mentions += self._filling.references((*self._member.path, *path), text)
             if "GITHUB_RUN_" in text:
                 self._mentions += [
-                    ContextReference("github", (name,)) for name in OF_THE_RUN if f"GITHUB_{name.upper()}" in text
+                    ContextReference("github", (name,)) for name in RUN_KEYS if f"GITHUB_{name.upper()}" in text
                 ]
 
     def _condition(self, expression: Expression | None, written: str | None, path: Path) -> str:
         if expression is None:
             return ""
-        found = conditions.as_line(expression, written)
+        found = conditions.format_condition(expression, written)
         if found is None:
             wanted = f"expected at most {conditions.MAX_CONDITION:,} characters: set an output before, and ask for that"
-            self._filling.refuse((*self._member.path, *path), "a condition that is too long", wanted)
+            self._filling.report((*self._member.path, *path), "a condition that is too long", wanted)
             return ""
         line, said = found
         self._mentions += context_references(said)
@@ -136,10 +136,10 @@ class _Work:
 
     def _contexts(self) -> dict[str, Any]:
         shipped = {}
-        for name in SHIPPED:
+        for name in SENT_CONTEXTS:
             keys = [each.keys for each in self._mentions if each.context == name]
             if keys:
-                shipped[name] = cut(self._member.known[name], keys)
+                shipped[name] = select_keys(self._member.known[name], keys)
         return shipped
 
     # -- steps
@@ -174,8 +174,8 @@ class _Work:
             workdir=workdir,
             timeout_seconds=0
             if minutes is None
-            else seconds(self._filling.number(limit, minutes, known, most=model.MAX_MINUTES)),
-            continue_on_error=self._filling.truth((*whole, "continue-on-error"), step.continue_on_error, known),
+            else minutes_to_seconds(self._filling.number(limit, minutes, known, most=model.MAX_MINUTES)),
+            continue_on_error=self._filling.boolean((*whole, "continue-on-error"), step.continue_on_error, known),
             uses=step.uses,
             inputs=inputs,
             id=step.id or "",
@@ -186,9 +186,9 @@ class _Work:
     def _step_condition(self, written: str | None, path: Path) -> str:
         try:
             asked = self._filling.condition(written)
-            expression = conditions.as_step(asked, self._member.known, self._filling.budget)
+            expression = conditions.step_condition(asked, self._member.known, self._filling.budget)
         except ExpressionError as refused:
-            self._filling.refuse_expression((*self._member.path, *path), written or "", refused.problem)
+            self._filling.report_expression((*self._member.path, *path), written or "", refused.problem)
             return ""
         return self._condition(expression, written, path)
 
@@ -234,8 +234,8 @@ class _Work:
 
     def _rules(self) -> list[wire.ValidationRule]:
         for position, rule in enumerate(self._job.validate):
-            self._look_at(("validate", position), texts_of(rule))
-        return wire_rules(self._job.validate, lambda position, name: self._text("validate", position, "name", name))
+            self._look_at(("validate", position), evaluated_texts(rule))
+        return protocol_rules(self._job.validate, lambda position, name: self._text("validate", position, "name", name))
 
     def _optional_secrets(self) -> list[str]:
         """Those that are only mentioned, where that is enough: as on GitHub, one that is not there is empty."""
@@ -245,17 +245,17 @@ class _Work:
         return sorted(told - set(self._job.secrets) - {ANY_KEY})
 
 
-def cut(value: Any, keys: Sequence[tuple[str, ...]]) -> Any:
+def select_keys(value: Any, keys: Sequence[tuple[str, ...]]) -> Any:
     """Only what is mentioned of a value. Names are the same in capitals and in small letters."""
     if not isinstance(value, Mapping) or any(not each or each[0] == ANY_KEY for each in keys):
         return value
     wanted: dict[str, list[tuple[str, ...]]] = {}
     for first, *rest in keys:
         wanted.setdefault(first.lower(), []).append(tuple(rest))
-    return {name: cut(inner, wanted[name.lower()]) for name, inner in value.items() if name.lower() in wanted}
+    return {name: select_keys(inner, wanted[name.lower()]) for name, inner in value.items() if name.lower() in wanted}
 
 
-def limits(limits: model.Limits) -> wire.Limits:
+def parse_limits(limits: model.Limits) -> wire.Limits:
     """What it may use at most, as numbers."""
     memory = limits.memory or 0
     if isinstance(memory, str):
@@ -263,7 +263,7 @@ def limits(limits: model.Limits) -> wire.Limits:
     return wire.Limits(memory_bytes=memory, processes=limits.processes or 0, cpus=limits.cpus or 0.0)
 
 
-def checked(spec: wire.JobSpec) -> tuple[dict[str, Any], int]:
+def validate_spec(spec: wire.JobSpec) -> tuple[dict[str, Any], int]:
     """The specification as plain values, and its bytes; raises ValidationError of msgspec for what no runner takes."""
     plain: dict[str, Any] = msgspec.to_builtins(spec)
     msgspec.convert(plain, wire.JobSpec)

@@ -26,8 +26,8 @@ MAX_ENTRIES: Final = 256  # of `include`, and of `exclude`
 MAX_DEPTH: Final = 8  # of objects and lists in a value
 MAX_PARTS: Final = 10_000  # of all values together
 MAX_NAME: Final = 100  # characters of a job's name
-WHOLE: Final = 2**53  # up to here every whole number is a float too
-MARK: Final = 6  # digits that tell names apart, at least
+MAX_EXACT_INTEGER: Final = 2**53  # up to here every whole number is a float too
+HASH_DIGITS: Final = 6  # digits that tell names apart, at least
 
 Value: TypeAlias = "str | int | float | bool | Mapping[str, Value] | Sequence[Value] | None"
 Entry: TypeAlias = Mapping[str, Value]
@@ -36,22 +36,22 @@ _AXIS: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
-class Problem(Struct, frozen=True):
+class MatrixProblem(Struct, frozen=True):
     """What is wrong with a matrix, and where: the keys and positions (from zero on) that lead there."""
 
-    where: tuple[str | int, ...]
+    path: tuple[str | int, ...]
     message: str
 
     def __str__(self) -> str:
         """The place as people write it: matrix.include[2].os."""
-        place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.where)
+        place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
         return f"{place.removeprefix('.')}: {self.message}"
 
 
-class BadMatrix(Exception):
+class MatrixError(Exception):
     """A matrix that cannot be expanded, with all of its problems."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[MatrixProblem]) -> None:
         super().__init__("; ".join(map(str, problems)))
         self.problems = tuple(problems)
 
@@ -69,7 +69,7 @@ class Expansion(Struct, frozen=True, kw_only=True):
     combinations: tuple[Combination, ...]
     is_fail_fast: bool = True
     max_parallel: int | None = None
-    notes: tuple[Problem, ...] = ()  # what has no effect, and probably should have
+    notes: tuple[MatrixProblem, ...] = ()  # what has no effect, and probably should have
 
 
 def expand(job: str, strategy: object) -> Expansion:
@@ -77,29 +77,33 @@ def expand(job: str, strategy: object) -> Expansion:
 
     Without a matrix it is the one job, with no values.
     """
-    problems: list[Problem] = []
+    problems: list[MatrixProblem] = []
     if strategy is None:
         strategy = {}
     if not _is_mapping(strategy):
-        raise BadMatrix([Problem(("strategy",), f"found {_kind(strategy)}; expected matrix, fail-fast, max-parallel")])
+        raise MatrixError(
+            [MatrixProblem(("strategy",), f"found {_kind(strategy)}; expected matrix, fail-fast, max-parallel")]
+        )
     for key in strategy:
         if key not in ("matrix", "fail-fast", "max-parallel"):
-            problems.append(Problem((key,), "is not known; expected matrix, fail-fast or max-parallel"))
+            problems.append(MatrixProblem((key,), "is not known; expected matrix, fail-fast or max-parallel"))
     is_fail_fast = strategy.get("fail-fast", True)
     if not isinstance(is_fail_fast, bool):
-        problems.append(Problem(("fail-fast",), f"found {_kind(is_fail_fast)}; expected true or false"))
+        problems.append(MatrixProblem(("fail-fast",), f"found {_kind(is_fail_fast)}; expected true or false"))
     parallel = strategy.get("max-parallel")
     if parallel is not None and (isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1):
-        problems.append(Problem(("max-parallel",), f"found {_shown(parallel)}; expected a whole number from 1 on"))
+        problems.append(
+            MatrixProblem(("max-parallel",), f"found {_shown(parallel)}; expected a whole number from 1 on")
+        )
     combinations: tuple[Combination, ...] = (Combination(job, {}),)
-    notes: tuple[Problem, ...] = ()
+    notes: tuple[MatrixProblem, ...] = ()
     if "matrix" in strategy:
         matrix = _Matrix(strategy["matrix"], problems)
         if not problems:
             combinations = matrix.combinations(job)
             notes = tuple(matrix.notes)
     if problems:
-        raise BadMatrix(problems)
+        raise MatrixError(problems)
     return Expansion(
         combinations=combinations,
         is_fail_fast=bool(is_fail_fast),
@@ -111,10 +115,10 @@ def expand(job: str, strategy: object) -> Expansion:
 class _Matrix:
     """A matrix that was looked at: every problem that can be seen without expanding it is in `problems`."""
 
-    def __init__(self, raw: object, problems: list[Problem]) -> None:
+    def __init__(self, raw: object, problems: list[MatrixProblem]) -> None:
         self._problems = problems
         self._parts = 0
-        self.notes: list[Problem] = []
+        self.notes: list[MatrixProblem] = []
         self._axes: dict[str, tuple[Value, ...]] = {}
         self._include: tuple[Entry, ...] = ()
         self._exclude: tuple[Entry, ...] = ()
@@ -136,7 +140,7 @@ class _Matrix:
             self._refuse((), f"has {size} combinations before exclude; at most {MAX_PRODUCT}")
 
     def _refuse(self, where: tuple[str | int, ...], message: str) -> None:
-        self._problems.append(Problem(("matrix", *where), message))
+        self._problems.append(MatrixProblem(("matrix", *where), message))
 
     def _read_axis(self, name: str, values: object) -> None:
         if not _AXIS.fullmatch(name):
@@ -215,7 +219,7 @@ class _Matrix:
                 if not wanted[key]:
                     values = ", ".join(map(_shown, self._axes[key][:5]))
                     said = f"{_shown(value)} is no value of {key} ({values}), so this entry leaves out nothing"
-                    self.notes.append(Problem(("matrix", "exclude", position, key), said))
+                    self.notes.append(MatrixProblem(("matrix", "exclude", position, key), said))
         return [one for one in fitting.all() if not any(fitting.is_in(one, wanted) for wanted in excluded)]
 
     def _included(
@@ -234,7 +238,7 @@ class _Matrix:
                 added.append((position, entry))
             elif not more:
                 said = "is a combination that is there anyway, so this entry adds nothing"
-                self.notes.append(Problem(("matrix", "include", position), said))
+                self.notes.append(MatrixProblem(("matrix", "include", position), said))
         return extended, added
 
     def _find_repeats(self, added: Sequence[tuple[int, Entry]]) -> None:
@@ -291,7 +295,7 @@ def _plain(value: Value) -> object:
         return {key: _plain(each) for key, each in value.items()}
     if _is_list(value):
         return [_plain(each) for each in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) < WHOLE:
+    if isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT_INTEGER:
         return int(value)
     return value
 
@@ -335,7 +339,7 @@ def _names(job: str, labels: Sequence[Entry], whole: Sequence[Entry]) -> list[st
     plain = [_named(job, label) for label in labels]
     marks = [sha256(_canonical(values).encode()).hexdigest() for values in whole]
     counts = Counter(plain)
-    for digits in range(MARK, 65):
+    for digits in range(HASH_DIGITS, 65):
         names = [
             _marked(name, mark[:digits]) if len(name) > MAX_NAME or counts[name] > 1 else name
             for name, mark in zip(plain, marks, strict=True)
@@ -403,7 +407,7 @@ def _either(names: Mapping[str, object]) -> str:
     return " or ".join(names) or "an axis, and there is none"
 
 
-def split(message: str) -> tuple[str, str]:
+def split_message(message: str) -> tuple[str, str]:
     """The message of a problem in two: what was found, and what is expected."""
     found, _, expected = message.partition("; ")
     return found.removeprefix("found ") if found.startswith("found ") else f"something that {found}", expected

@@ -12,7 +12,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.plan import plan_hash, restrict
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job of the run, and why it is one."""
 
     spec: JobSpec
@@ -23,7 +23,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     matrix: dict[str, object] = {}
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+class ExcludedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that is not part of the run, and why not."""
 
     name: str
@@ -37,8 +37,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     name: str
-    kept: tuple[Kept, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    jobs: tuple[PlannedJob, ...]
+    excluded: tuple[ExcludedJob, ...] = ()
     hash: str = ""
     is_fail_fast: bool = False
     timeout_seconds: int = 6 * 3600
@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     compared_with: str = ""  # the commit that the diff was taken against; empty: it is not known what changed
 
 
-def without(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: bool) -> Plan:
+def exclude_jobs(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: bool) -> Plan:
     """The same plan without these jobs, each with a code and a reason.
 
     What needs one of them goes on as if it were done, or is left out as well.
@@ -55,21 +55,21 @@ def without(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: boo
     gone = dict(reasons)
     if not are_done:
         _take_along(plan, gone)
-    kept = {each.spec.name: each for each in plan.kept if each.spec.name not in gone}
-    specs = restrict([each.spec for each in plan.kept], kept)
+    kept = {each.spec.name: each for each in plan.jobs if each.spec.name not in gone}
+    specs = restrict([each.spec for each in plan.jobs], kept)
     changed = tuple(structs.replace(kept[spec.name], spec=spec) for spec in specs)
     left = [
-        LeftOut(name=each.spec.name, job=each.job, code=gone[each.spec.name][0], reason=gone[each.spec.name][1])
-        for each in plan.kept
+        ExcludedJob(name=each.spec.name, job=each.job, code=gone[each.spec.name][0], reason=gone[each.spec.name][1])
+        for each in plan.jobs
         if each.spec.name in gone
     ]
     hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
-    return structs.replace(plan, kept=changed, left_out=(*plan.left_out, *left), hash=hash)
+    return structs.replace(plan, kept=changed, left_out=(*plan.excluded, *left), hash=hash)
 
 
 def _take_along(plan: Plan, gone: dict[str, tuple[str, str]]) -> None:
     """Leave out whatever needs something that is left out, directly or not."""
-    waiting = graph.dependents({each.spec.name: each.spec.needs for each in plan.kept})
+    waiting = graph.dependents({each.spec.name: each.spec.needs for each in plan.jobs})
     front = [name for name in gone if name in waiting]
     for name in front:  # grows while it is read
         for other in waiting[name]:

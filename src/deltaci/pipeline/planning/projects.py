@@ -21,7 +21,7 @@ MAX_FOLDER_LENGTH: Final = 255
 
 DEPENDS, CONTAINS, INSIDE = "depends on", "contains", "is part of"
 # Behind the folder of a project: just what it depends on, without its files. No path has such a name.
-NEEDS_OF: Final = "//"
+NEEDS_SUFFIX: Final = "//"
 
 
 class Project(Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Link(NamedTuple):
     folder: str
 
 
-class Way(NamedTuple):
+class DependencyPath(NamedTuple):
     """How a change reaches a folder: the links to where something changed."""
 
     start: str
@@ -64,7 +64,7 @@ class Projects:
     def __init__(self, projects: Iterable[Project]) -> None:
         known = sorted(projects, key=lambda project: project.name)
         self._check(known)
-        self.folders = {project.name: folder_of(project.path, f"project {project.name!r}") for project in known}
+        self.folders = {project.name: normalize_folder(project.path, f"project {project.name!r}") for project in known}
         self._names: dict[str, str] = {}
         for name, folder in self.folders.items():
             self._names.setdefault(folder, name)
@@ -79,7 +79,7 @@ class Projects:
             links[folder] = set()
             around = self._around(folder)
             if around is not None:
-                needs_of = around + NEEDS_OF
+                needs_of = around + NEEDS_SUFFIX
                 links[folder].add(Link(INSIDE, needs_of))
                 if needs_of not in links:
                     links[needs_of] = {*links[around]}
@@ -90,7 +90,7 @@ class Projects:
     def _needed_by(self, project: Project) -> Iterator[str]:
         for need in project.needs:
             there = self.folders.get(need)
-            yield folder_of(need, f"a need of project {project.name!r}") if there is None else there
+            yield normalize_folder(need, f"a need of project {project.name!r}") if there is None else there
 
     @staticmethod
     def _check(known: Sequence[Project]) -> None:
@@ -109,7 +109,7 @@ class Projects:
 
     def shown(self, folder: str) -> str:
         """A folder as people call it."""
-        folder = folder.removesuffix(NEEDS_OF)
+        folder = folder.removesuffix(NEEDS_SUFFIX)
         return self._names.get(folder) or folder or "the repository"
 
     def of_folder(self, folder: str) -> tuple[str, ...]:
@@ -123,12 +123,12 @@ class Projects:
         """The innermost project that this folder is part of."""
         return next((outer for outer in ancestors(folder) if outer in self._names), None)
 
-    def ways(self, changed: Mapping[str, str]) -> Ways:
+    def ways(self, changed: Mapping[str, str]) -> DependencySearch:
         """How the changes in these folders reach the others."""
-        return Ways(self._links, changed)
+        return DependencySearch(self._links, changed)
 
 
-class Ways:
+class DependencySearch:
     """For every folder the shortest way to one that changed, found once for all, backwards from the changes."""
 
     def __init__(self, links: Mapping[str, Sequence[Link]], changed: Mapping[str, str]) -> None:
@@ -150,7 +150,7 @@ class Ways:
                         following.append(before)
             front = following
 
-    def find(self, folders: Iterable[str], *, is_counted: bool) -> Way | None:
+    def find(self, folders: Iterable[str], *, is_counted: bool) -> DependencyPath | None:
         """The shortest way from one of these to a change: in itself, where that counts, or in what it depends on."""
         spots = [spot for folder in folders if (spot := _Spot(folder, is_counted)) in self._far]
         if not spots:
@@ -165,10 +165,10 @@ class Ways:
                 and self._far[there] == self._far[spot] - 1
             )
             taken.append(link)
-        return Way(start.folder, tuple(taken))
+        return DependencyPath(start.folder, tuple(taken))
 
 
-def folder_of(text: str, whose: str) -> str:
+def normalize_folder(text: str, whose: str) -> str:
     """A folder in one way of writing: without `./` and slashes around it. The root is empty."""
     folder = text.removeprefix("./").strip("/")
     folder = "" if folder == "." else folder

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from deltaci.core import graph
 from deltaci.core.errors import Refused
-from deltaci.pipeline.planning.projects import Project, Projects, Way, Ways, ancestors
+from deltaci.pipeline.planning.projects import DependencyPath, DependencySearch, Project, Projects, ancestors
 from deltaci.protocol.path_patterns import BadPattern, Pattern, parse_all
 from deltaci.protocol.pattern_automaton import Automaton
 
@@ -57,16 +57,16 @@ CODES: Final[Mapping[str, str]] = {
 }
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class SelectableJob(Struct, frozen=True, kw_only=True):
     """What the selection must know of a job. What is not said counts as if it could matter."""
 
     name: str
     paths: tuple[str, ...] = ()
     projects: tuple[str, ...] | None = None  # names; when nothing is said, those in whose folders its paths begin
     needs: tuple[str, ...] = ()
-    takes: tuple[str, ...] | None = None  # the needs whose outputs or artifacts it uses; nothing said: not known
-    gives: bool = True  # whether it leaves outputs or artifacts behind
-    reaches: tuple[str, ...] = ()  # jobs behind its needs whose artifacts it takes as well
+    consumes: tuple[str, ...] | None = None  # the needs whose outputs or artifacts it uses; nothing said: not known
+    has_outputs: bool = True  # whether it leaves outputs or artifacts behind
+    downloads_from: tuple[str, ...] = ()  # jobs behind its needs whose artifacts it takes as well
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 def select(
-    jobs: Iterable[Job],
+    jobs: Iterable[SelectableJob],
     changed: Collection[str] | None,
     *,
     projects: Iterable[Project] = (),
@@ -112,7 +112,7 @@ def select(
 class _Plan:
     """The jobs, with everything compiled that changes are compared with."""
 
-    def __init__(self, jobs: Iterable[Job], projects: Projects, always: Sequence[str]) -> None:
+    def __init__(self, jobs: Iterable[SelectableJob], projects: Projects, always: Sequence[str]) -> None:
         known = sorted(jobs, key=lambda job: job.name)
         self._jobs = {job.name: job for job in known}
         for one, following in pairwise(known):
@@ -135,8 +135,8 @@ class _Plan:
         self._automaton = Automaton([pattern.steps for pattern in self._patterns])
         self.size = self._automaton.size + sum(map(len, self._owners))
 
-    def _check(self, job: Job) -> None:
-        if foreign := sorted(set(job.takes or ()) - set(job.needs)):
+    def _check(self, job: SelectableJob) -> None:
+        if foreign := sorted(set(job.consumes or ()) - set(job.needs)):
             raise Refused("bad_spec", f"job {job.name!r} takes from {foreign[0]!r}; name that one in its needs as well")
         for name in job.projects or ():
             if name not in self._projects.folders:
@@ -154,7 +154,7 @@ class _Plan:
                 self._owners.append([])
             self._owners[number].append((owner, place))
 
-    def _starts_of(self, job: Job) -> tuple[str, ...]:
+    def _starts_of(self, job: SelectableJob) -> tuple[str, ...]:
         """The folders of the projects that this job is about."""
         if job.projects is not None:
             return tuple(sorted({self._projects.folders[name] for name in job.projects}))
@@ -227,7 +227,7 @@ class _Plan:
                 decided[owner] = (path, pattern.text)
 
     def _own_reason(
-        self, job: Job, match: tuple[str, str] | None, ways: Ways, first: Mapping[str, str]
+        self, job: SelectableJob, match: tuple[str, str] | None, ways: DependencySearch, first: Mapping[str, str]
     ) -> Choice | None:
         """Why this job is kept for its own sake, if it is."""
         if not job.paths and not job.projects:
@@ -251,7 +251,7 @@ class _Plan:
             chain=tuple(self._projects.shown(folder) for folder in (way.start, *(link.folder for link in way.links))),
         )
 
-    def _told(self, way: Way, path: str) -> str:
+    def _told(self, way: DependencyPath, path: str) -> str:
         """A way as a sentence: web depends on libs/ui, where libs/ui/button.ts changed."""
         start = self._projects.shown(way.start)
         if not way.links:
@@ -269,16 +269,18 @@ class _Plan:
         for name in front:  # grows while it is read
             job = self._jobs[name]
             taken = [
-                need for need in job.needs if (need in job.takes if job.takes is not None else self._jobs[need].gives)
+                need
+                for need in job.needs
+                if (need in job.consumes if job.consumes is not None else self._jobs[need].has_outputs)
             ]
-            for need in (*taken, *job.reaches):
+            for need in (*taken, *job.downloads_from):
                 if need not in kept and need not in takers:
                     front.append(need)
                 takers.setdefault(need, set()).add(name)
         for need, by in takers.items():
             if need not in kept:
                 taker = min(by)
-                may = "takes" if self._jobs[taker].takes is not None else "may take"
+                may = "takes" if self._jobs[taker].consumes is not None else "may take"
                 reason = f"needed by {taker}, which {may} what it leaves behind"
                 kept[need] = Choice(job=need, is_kept=True, code="needed", reason=reason, chain=(taker,))
 

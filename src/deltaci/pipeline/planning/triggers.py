@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from deltaci.core.errors import Refused
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.planning.select import Job, select
+from deltaci.pipeline.planning.select import SelectableJob, select
 from deltaci.protocol.path_patterns import BadPattern, branch_filter
 
 
-def triggered(pipeline: model.Pipeline, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
+def check_triggers(pipeline: model.Pipeline, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     """Whether a pipeline runs for a change, and why. `changed` are the paths of the diff; None: they are not known."""
     try:
         return _wanted(pipeline.on, change, changed)
@@ -98,7 +98,7 @@ def _paths(
     if wanted is None and unwanted is None:
         return True, reason
     patterns = tuple(wanted) if wanted is not None else ("**", *map(_turned, unwanted or ()))
-    [choice] = select([Job(name="on", paths=patterns)], changed, always=())
+    [choice] = select([SelectableJob(name="on", paths=patterns)], changed, always=())
     if choice.is_kept and (wanted is not None or not choice.path):
         return True, f"{reason}; {choice.reason}"
     if choice.is_kept:

@@ -11,7 +11,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.worker import queue_key
 from deltaci.pipeline import model
 from deltaci.pipeline.expressions.values import to_text
-from deltaci.pipeline.parse.validation_rules import wire_rules
+from deltaci.pipeline.parse.validation_rules import protocol_rules
 from deltaci.pipeline.planning import job_specs
 from deltaci.pipeline.workstream.model import Task, Workstream
 from deltaci.protocol import messages as wire
@@ -50,7 +50,7 @@ def dependency_levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple
 def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
     has_own_worktree = task.worktree == "own"
     env = _env_texts({**workstream.env, **task.env})
-    work, _ = job_specs.checked(
+    work, _ = job_specs.validate_spec(
         wire.JobSpec(
             name=task.name,
             image=task.image or workstream.image,
@@ -59,10 +59,10 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
             artifacts=[wire.ArtifactRule(path_glob=artifact.path, type=artifact.type) for artifact in task.artifacts],
             executor=task.executor or workstream.executor,
             network=task.network or workstream.network,
-            limits=job_specs.limits(task.limits),
+            limits=job_specs.parse_limits(task.limits),
             output_path=task.output_path or "",
             secrets=list(task.secrets),
-            rules=wire_rules(task.post_execution),
+            rules=protocol_rules(task.post_execution),
             needs=list(task.needs),
             tree=wire.Worktree(
                 stream=id,
@@ -79,7 +79,7 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
         needs=task.needs,
         is_required=task.critical,
         has_validation=True,
-        timeout_seconds=job_specs.seconds(task.timeout_minutes),
+        timeout_seconds=job_specs.minutes_to_seconds(task.timeout_minutes),
         queue_key=queue_key(required_labels(workstream, task)),
         group="" if has_own_worktree else f"{SHARED_WORKTREE_GROUP}{id}",
         work=work,

@@ -15,9 +15,9 @@ from deltaci.core.errors import Refused
 from deltaci.pipeline.parse import checks, validation_rules
 from deltaci.pipeline.parse.nodes import child, items
 from deltaci.pipeline.parse.parse_result import Path
-from deltaci.pipeline.parse.problems import Place, Problem, Problems, shown
-from deltaci.pipeline.parse.reader import read_part
-from deltaci.pipeline.parse.shapes import NOUNS, Words, reachable
+from deltaci.pipeline.parse.problems import Position, Problem, ProblemList, quote
+from deltaci.pipeline.parse.reader import parse_node
+from deltaci.pipeline.parse.shapes import NOUNS, Vocabulary, reachable_types
 from deltaci.pipeline.parse.yaml import (
     BOOL,
     LIST,
@@ -29,9 +29,9 @@ from deltaci.pipeline.parse.yaml import (
     OBJECT,
     TEXT,
     Node,
-    NotYaml,
-    decoded,
-    read_yaml,
+    YamlError,
+    decode_utf8,
+    parse_yaml,
 )
 from deltaci.pipeline.workstream.model import Branch, Workstream
 
@@ -71,8 +71,8 @@ KEY_HINTS: Final = {
     "container": "write 'image' for the container image",
     "strategy": "a workstream has no matrix: write each task",
 }
-VOCABULARY: Final = Words(
-    {cls: cls.noun or NOUNS[cls].removesuffix(" of 'validate'") for cls in reachable(Workstream)}, KEY_HINTS
+VOCABULARY: Final = Vocabulary(
+    {cls: cls.noun or NOUNS[cls].removesuffix(" of 'validate'") for cls in reachable_types(Workstream)}, KEY_HINTS
 )
 
 _WORKSTREAM_KEYS: Final = re.compile(r"""^(?:\{\s*)?["']?(?:workstream|tasks)["']?\s*:""", re.MULTILINE)
@@ -96,46 +96,46 @@ def is_workstream(content: bytes) -> bool:
 
 
 def parse_file(content: str | bytes, file: str = DEFAULT_FILE) -> ParsedWorkstream:
-    problems = Problems(file)
+    problems = ProblemList(file)
     try:
-        text = decoded(content, problems) if isinstance(content, bytes) else content
+        text = decode_utf8(content, problems) if isinstance(content, bytes) else content
         if all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines()):
-            problems.add(Place(), "an empty file", EMPTY_FILE_HINT)
-            raise NotYaml
-        root = read_yaml(text, problems)
-    except NotYaml:
+            problems.add(Position(), "an empty file", EMPTY_FILE_HINT)
+            raise YamlError
+        root = parse_yaml(text, problems)
+    except YamlError:
         return ParsedWorkstream(file=file, workstream=None, problems=problems.in_order())
     return ParsedWorkstream(file=file, workstream=_read_workstream(root, text, problems), problems=problems.in_order())
 
 
 def parse_values(value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
     """Parse a workstream from JSON values. Each problem is a message that begins with a path, e.g. `tasks[0].run`."""
-    problems = Problems(VALUES_FILE)
+    problems = ProblemList(VALUES_FILE)
     builder = _NodeBuilder(problems)
     try:
         root = builder.build(value, (), 1)
         workstream = _read_workstream(root, "", problems)
-    except NotYaml:
+    except YamlError:
         workstream = None
     return workstream, tuple(builder.describe(problem) for problem in problems.in_order())
 
 
-def _read_workstream(root: Node, text: str, problems: Problems) -> Workstream | None:
-    part = read_part(root, Workstream, (), problems, VOCABULARY)
+def _read_workstream(root: Node, text: str, problems: ProblemList) -> Workstream | None:
+    part = parse_node(root, Workstream, (), problems, VOCABULARY)
     for expression in part.expressions:
         hint = "expressions are not evaluated in a workstream: write the text itself, or use a script"
-        problems.add(expression.at, f"an expression, {shown(expression.text)}", hint)
+        problems.add(expression.position, f"an expression, {quote(expression.text)}", hint)
     tasks = items(child(root, "tasks"))
     _check_names(tasks, problems)
     for task in tasks:
         checks.check_retry(child(task, "retry"), problems.add)
-        validation_rules.check(child(task, "post_execution"), text, problems, is_stream=True)
-    validation_rules.check(child(root, "validation"), text, problems, is_stream=True)
+        validation_rules.check_rules(child(task, "post_execution"), text, problems, is_stream=True)
+    validation_rules.check_rules(child(root, "validation"), text, problems, is_stream=True)
     _check_base(child(root, "base"), problems)
-    return part.value if isinstance(part.value, Workstream) and not problems.is_bad else None
+    return part.value if isinstance(part.value, Workstream) and not problems.has_errors else None
 
 
-def _check_names(tasks: list[Node], problems: Problems) -> None:
+def _check_names(tasks: list[Node], problems: ProblemList) -> None:
     """Check that task names are unique and that needs name existing tasks."""
     name_nodes: dict[str, Node] = {}
     needs: dict[str, list[Node]] = {}
@@ -144,10 +144,10 @@ def _check_names(tasks: list[Node], problems: Problems) -> None:
         if name is None or name.kind != TEXT:
             continue
         if name.value in name_nodes:
-            first = name_nodes[name.value].at
+            first = name_nodes[name.value].position
             is_file = problems.file != VALUES_FILE
             hint = f"the task in line {first.line} has it" if is_file else "another task has it"
-            problems.add(name.at, f"the name {shown(name.value)} a second time", hint)
+            problems.add(name.position, f"the name {quote(name.value)} a second time", hint)
             continue
         name_nodes[name.value] = name
         needs[name.value] = [need for need in items(child(task, "needs")) if need.kind == TEXT]
@@ -157,28 +157,30 @@ def _check_names(tasks: list[Node], problems: Problems) -> None:
 
 def parse_branch_name(name: str) -> str:
     """Validate a branch name that was given outside of the file. Raise Refused if git would refuse it."""
-    problems = Problems(VALUES_FILE)
-    part = read_part(Node(TEXT, Place(), name, name, '"'), Branch, ("base",), problems, VOCABULARY)
-    _check_base(Node(TEXT, Place(), name, name), problems)
+    problems = ProblemList(VALUES_FILE)
+    part = parse_node(Node(TEXT, Position(), name, name, '"'), Branch, ("base",), problems, VOCABULARY)
+    _check_base(Node(TEXT, Position(), name, name), problems)
     for problem in problems.in_order():
         raise Refused("bad_request", f"base: {str(problem).split(': ', 1)[1]}")
     return str(part.value)
 
 
-def _check_base(base: Node | None, problems: Problems) -> None:
+def _check_base(base: Node | None, problems: ProblemList) -> None:
     if base is None or base.kind != TEXT or not base.value:
         return
     name = base.value
     if name.startswith("refs/"):
-        problems.add(base.at, f"{shown(name)} as a branch", "expected its name alone", name.removeprefix("refs/heads/"))
+        problems.add(
+            base.position, f"{quote(name)} as a branch", "expected its name alone", name.removeprefix("refs/heads/")
+        )
     elif _INVALID_BRANCH.search(name):
-        problems.add(base.at, f"{shown(name)} as a branch", "expected a name that git allows, e.g. 'main'")
+        problems.add(base.position, f"{quote(name)} as a branch", "expected a name that git allows, e.g. 'main'")
 
 
 class _NodeBuilder:
     """Converts JSON values to nodes. Each gets a line number of its own, by which `describe` finds its path again."""
 
-    def __init__(self, problems: Problems) -> None:
+    def __init__(self, problems: ProblemList) -> None:
         self._problems = problems
         self._paths: list[Path] = []
         self._chars = 0
@@ -194,7 +196,7 @@ class _NodeBuilder:
         ):
             if amount > limit:
                 self._problems.add(at, f"more than {limit:,} {unit}", "a workstream needs fewer")
-                raise NotYaml
+                raise YamlError
         match value:
             case None:
                 return Node(NULL, at)
@@ -217,9 +219,9 @@ class _NodeBuilder:
         key = Node(TEXT, self._new_line(inner_path), str(name), str(name), '"')
         return key, self.build(value, inner_path, depth + 1)
 
-    def _new_line(self, path: Path) -> Place:
+    def _new_line(self, path: Path) -> Position:
         self._paths.append(path)
-        return Place(len(self._paths), 1)
+        return Position(len(self._paths), 1)
 
     def describe(self, problem: Problem) -> str:
         """Format a problem with its path instead of the line."""
