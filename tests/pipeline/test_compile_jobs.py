@@ -225,7 +225,7 @@ def test_secrets_are_for_those_who_name_them() -> None:
     steps = (model.Step(run="${{ secrets.A }} ${{ secrets.GITHUB_TOKEN }} ${{ secrets.Z }}"),)
     workflow = model.Pipeline(jobs={"test": model.Job(steps=steps, secrets=("B",))})
 
-    made = compile_pipeline(workflow, PUSH, changed=None, adds_secrets=True).plan
+    made = compile_pipeline(workflow, PUSH, changed=None, grants_mentioned_secrets=True).plan
 
     assert work(text)["secrets"] == ["A", "B"]
     assert made is not None
@@ -289,7 +289,7 @@ def test_inputs_have_their_types_and_defaults() -> None:
         ({"r": "x", "c": "k"}, "expected one of: l, m"),
         ({"r": "x", "c": "l", "b": "yes"}, "expected true or false"),
         ({"r": "x", "c": "l", "n": "inf"}, "expected a number"),
-        ({"r": "x", "c": "l", "z": "1"}, "the input 'z'"),
+        ({"r": "x", "c": "l", "z": "1"}, "the unknown input 'z'"),
     ):
         assert said in problems(text, replace(hand, inputs=given))[0]
 
@@ -297,16 +297,16 @@ def test_inputs_have_their_types_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("runs-on: '${{ needs.b.outputs.o }}'\nneeds: b", "4:15: needs.b.outputs.o, which cannot be known"),
-        ("image: 'x:${{ needs.b.outputs.o }}'\nneeds: b", "4:15: needs.b.outputs.o, which cannot be known"),
-        ("strategy: {matrix: '${{ fromJSON(needs.b.outputs.o) }}'}\nneeds: b", "4:25: needs.b.outputs.o, which cannot"),
+        ("runs-on: '${{ needs.b.outputs.o }}'\nneeds: b", "4:15: needs.b.outputs.o, which is not known"),
+        ("image: 'x:${{ needs.b.outputs.o }}'\nneeds: b", "4:15: needs.b.outputs.o, which is not known"),
+        ("strategy: {matrix: '${{ fromJSON(needs.b.outputs.o) }}'}\nneeds: b", "4:25: needs.b.outputs.o, which is not"),
         ("strategy: {matrix: {a: '${{ fromJSON(vars.nothing) }}'}}", "4:33: a text that is not JSON"),
         ("strategy: {matrix: {a: '${{ vars.x }}'}}", "4:28: the text x; expected a list of values"),
         ("timeout-minutes: '${{ vars.x }}'", "4:22: 'x' as 'timeout-minutes'; expected a number above 0"),
         ("timeout-minutes: '${{ vars.nothing }}'", "4:22: '' as 'timeout-minutes'"),
         ("allow_failure: '${{ vars.x }}'", "4:20: 'x' as 'allow_failure'; expected true or false"),
         ("runs-on: '${{ vars.y }}'", "4:14: 'a,b' as a label"),
-        ("concurrency: '${{ needs.b.result }}'\nneeds: b", "4:19: needs.b.result, which cannot be known"),
+        ("concurrency: '${{ needs.b.result }}'\nneeds: b", "4:19: needs.b.result, which is not known"),
         ("strategy: {matrix: {a: ['${{ vars.x }}', x]}}", "again"),
     ],
 )  # fmt: skip
@@ -324,7 +324,8 @@ def test_an_approval_cannot_wait_for_a_runner_to_decide() -> None:
     text = "jobs:\n  a: {steps: [x], outputs: {o: '1'}}\n  b: {needs: a, if: needs.a.outputs.o, approval: {}}\n"
 
     assert problems(text) == [
-        "3:21: a condition of an approval that cannot be known when planning; expected one over github, inputs and vars"
+        "3:21: a condition of an approval that is not known when planning; expected a condition over github, "
+        "inputs and vars"
     ]
 
 
@@ -334,8 +335,8 @@ def test_a_group_of_jobs_cancels_nothing() -> None:
 
     assert made.plan is not None
     assert [str(each) for each in made.problems if each.is_warning] == [
-        ".deltaci.yml:4:18: warning: 'cancel-in-progress' of a job; expected it at the top of the file: it is runs "
-        "that are cancelled"
+        ".deltaci.yml:4:18: warning: 'cancel-in-progress' of a job; expected it at the top of the file: only "
+        "whole runs are cancelled"
     ]
 
 

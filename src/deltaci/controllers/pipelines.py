@@ -114,7 +114,7 @@ async def planned(
         source=source,
         run_id=run_id,
         is_untrusted=change.is_fork,
-        adds_secrets=file.grants_mentioned_secrets,
+        grants_mentioned_secrets=file.grants_mentioned_secrets,
     )
     if compiled.plan is None:
         raise NoPlan([str(each) for each in compiled.problems if not each.is_warning])

@@ -155,7 +155,7 @@ def _planned(file: PipelineFile, here: _Here, wish: Wish) -> Planned:
         source=here.source,
         only=wish.jobs,
         matrix={name: (value,) for name, value in wish.matrix.items()},
-        adds_secrets=file.grants_mentioned_secrets,
+        grants_mentioned_secrets=file.grants_mentioned_secrets,
     )
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
     return Planned(

@@ -317,7 +317,7 @@ class _ActionInliner:
             return step
         rewritten: list[tuple[Node, Node]] = []
         for key, value in step.value:
-            if key.written not in ("if", "id", "env"):
+            if key.raw not in ("if", "id", "env"):
                 rewritten.append((key, self._rewrite(value)))
         rewritten.append((text_node(step.position, "id"), text_node(step.position, list(self.ids.values())[position])))
         if (condition := self._combined_condition(conditions[position], position)) is not None:

@@ -91,9 +91,7 @@ def convert_env(node: Node, availability: str, converter: Converter) -> Node | N
         )
         return None
     converted = [
-        (key, value)
-        for key, item in node.value
-        if (value := converter.scalar(item, availability, key.written)) is not None
+        (key, value) for key, item in node.value if (value := converter.scalar(item, availability, key.raw)) is not None
     ]
     return Node(OBJECT, node.position, converted)
 

@@ -130,7 +130,9 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
         entries = read_entries(item, "a schedule", converter)
         cron = entries.get("cron")
         if cron is None or cron.value.kind != TEXT:
-            converter.unsupported(item.at, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'")
+            converter.unsupported(
+                item.position, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'"
+            )
             continue
         expression = text_node(cron.value.position, " ".join(cron.value.value.split()))
         check_cron(expression, converter.unsupported)
@@ -138,7 +140,7 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
         if time_zone is not None and "timezone" not in shape(model.Schedule).fields:
             converter.unsupported(time_zone.position, f"the time zone {quote(time_zone.value)}", "times are in UTC")
             time_zone = None
-        schedules.append(object_node(item.at, {"cron": expression, "timezone": time_zone}))
+        schedules.append(object_node(item.position, {"cron": expression, "timezone": time_zone}))
     return list_node(value.position, schedules) if schedules else None
 
 

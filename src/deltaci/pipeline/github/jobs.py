@@ -25,7 +25,7 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     """Convert a job. `defaults` are the workflow's run defaults, `actions` the repository's composite actions."""
     entries = read_entries(node, "a job", converter)
     converted: dict[str, Node | None] = {}
-    calls_workflow = node.kind == OBJECT and any(name.written == "uses" for name, _ in node.value)
+    calls_workflow = node.kind == OBJECT and any(name.raw == "uses" for name, _ in node.value)
     if "name" in entries:
         converted["name"] = _job_name(entries["name"].value, converter)
     if "needs" in entries:
@@ -114,7 +114,7 @@ def _merge_env(entries: Entries, job_container: JobContainer, converter: Convert
     if job_container.env is None:
         return job_env
     container_env = convert_env(job_container.env, "jobs.services.env", converter)
-    merged = {name.written: (name, value) for part in (container_env, job_env) if part for name, value in part.value}
+    merged = {name.raw: (name, value) for part in (container_env, job_env) if part for name, value in part.value}
     return Node(OBJECT, job_container.env.position, [*merged.values()])
 
 
@@ -174,7 +174,7 @@ def _convert_outputs(node: Node, converter: Converter) -> Node | None:
         return None
     converted = []
     for name, output in node.value:
-        value = converter.text(output, "jobs.outputs", name.written)
+        value = converter.text(output, "jobs.outputs", name.raw)
         if value is not None and value.kind == TEXT and value.value:
             converted.append((name, value))
     return Node(OBJECT, node.position, converted)

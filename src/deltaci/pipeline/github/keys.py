@@ -177,23 +177,25 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
         return {}
     entries: Entries = {}
     for key, value in node.value:
-        rule = table.get(key.written)
+        rule = table.get(key.raw)
         if rule is None:
-            nearest_word = nearest(key.written, table)
+            nearest_word = nearest(key.raw, table)
             expected = ", ".join(sorted(table)[:MAX_LISTED]) + (" …" if len(table) > MAX_LISTED else "")
-            message = f"the key {quote(key.written)}, which {part} does not have"
-            converter.unsupported(key.at, message, "" if nearest_word else f"expected one of: {expected}", nearest_word)
+            message = f"the key {quote(key.raw)}, which {part} does not have"
+            converter.unsupported(
+                key.position, message, "" if nearest_word else f"expected one of: {expected}", nearest_word
+            )
         elif rule.kind == "ignored":
-            converter.note(key.at, f"{quote(key.written)} has no effect here", rule.reason)
-        elif key.written in ("with", "secrets") and part == "a job" and has_key(node, "uses"):
+            converter.note(key.position, f"{quote(key.raw)} has no effect here", rule.reason)
+        elif key.raw in ("with", "secrets") and part == "a job" and has_key(node, "uses"):
             continue  # Reported for 'uses'.
         elif rule.kind == "unsupported":
-            converter.unsupported(key.at, f"{quote(key.written)} of {part}", rule.reason)
+            converter.unsupported(key.position, f"{quote(key.raw)} of {part}", rule.reason)
         elif value.kind != NULL:
-            entries[key.written] = Entry(key, value)
+            entries[key.raw] = Entry(key, value)
     return entries
 
 
 def has_key(node: Node | None, name: str) -> bool:
     """Return whether the node is an object that has the key."""
-    return node is not None and node.kind == OBJECT and any(key.written == name for key, _ in node.value)
+    return node is not None and node.kind == OBJECT and any(key.raw == name for key, _ in node.value)

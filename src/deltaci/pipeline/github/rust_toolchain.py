@@ -45,11 +45,11 @@ def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter
         converter.unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
         return None
     for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
-        name = TOOLCHAIN_INPUTS.get(key.written.lower())
-        text = converter.text(value, "steps.with", key.written)
+        name = TOOLCHAIN_INPUTS.get(key.raw.lower())
+        text = converter.text(value, "steps.with", key.raw)
         if name is None:
             converter.unsupported(
-                key.at, f"{quote(key.written)} of {TOOLCHAIN}", f"expected {', '.join(TOOLCHAIN_INPUTS)}"
+                key.position, f"{quote(key.raw)} of {TOOLCHAIN}", f"expected {', '.join(TOOLCHAIN_INPUTS)}"
             )
         elif text is not None:
             env[name] = text
@@ -68,7 +68,7 @@ def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter
 
 def command_keys(command: ShellCommand, step_env: Node | None) -> dict[str, Node | None]:
     """Return the keys of a step that runs the command, with the environment of the original step."""
-    env = {**({key.written: value for key, value in step_env.value} if step_env is not None else {}), **command.env}
+    env = {**({key.raw: value for key, value in step_env.value} if step_env is not None else {}), **command.env}
     return {
         "run": command.run,
         "shell": text_node(command.run.position, "bash"),

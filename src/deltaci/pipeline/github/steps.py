@@ -38,12 +38,12 @@ def convert_steps(
 
 def _check_id(node: Node, ids: dict[str, Position], converter: Converter) -> None:
     for key, value in node.value if node.kind == OBJECT else ():
-        if key.written == "id" and value.kind == TEXT:
+        if key.raw == "id" and value.kind == TEXT:
             step_id = value.value.lower()
             if step_id in ids:
                 message = f"the id {quote(value.value)} a second time"
-                converter.unsupported(value.at, message, f"the step in line {ids[step_id].line} has it")
-            ids.setdefault(step_id, value.at)
+                converter.unsupported(value.position, message, f"the step in line {ids[step_id].line} has it")
+            ids.setdefault(step_id, value.position)
 
 
 def convert_step(node: Node, converter: Converter, use: ActionUse) -> list[Node]:
@@ -68,7 +68,7 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
     entries = read_entries(node, "a step", converter)
     converted: dict[str, Node | None] = {}
     if not ("run" in entries or "uses" in entries):
-        if not any(nearest(key.written, KEY_RULES["a step"]) in ("run", "uses") for key, _ in node.value):
+        if not any(nearest(key.raw, KEY_RULES["a step"]) in ("run", "uses") for key, _ in node.value):
             converter.unsupported(node.position, "a step without 'run' or 'uses'", "expected one of them")
         return None
     if "run" in entries and "uses" in entries:

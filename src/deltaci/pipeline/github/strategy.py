@@ -55,11 +55,11 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
     values: dict[str, Any] = {}
     all_known = True
     for key, item in node.value:
-        if item.kind == NULL and key.written in COMBINATION_LISTS:
+        if item.kind == NULL and key.raw in COMBINATION_LISTS:
             continue
         converted_value, known_values = (
             _convert_combination_list(key, item, converter)
-            if key.written in COMBINATION_LISTS
+            if key.raw in COMBINATION_LISTS
             else _convert_axis(key, item, converter)
         )
         if converted_value is None:
@@ -67,7 +67,7 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
             continue
         converted.append((key, converted_value))
         all_known = all_known and known_values is not None
-        values[key.written] = known_values
+        values[key.raw] = known_values
     if all_known:
         return Strategy(Node(OBJECT, node.position, converted), _combinations(node, values, converter))
     unknown_axes = frozenset(key for key, value in values.items() if value is None)
@@ -98,10 +98,10 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
     nodes: list[Node] = []
     encoded_values: set[bytes] = set()
     for item in node.value:
-        converted_item = _convert_value(item if item.kind != NULL else text_node(item.at, ""), converter)
+        converted_item = _convert_value(item if item.kind != NULL else text_node(item.position, ""), converter)
         encoded = msgspec.json.encode(_to_value(converted_item))
         if encoded in encoded_values and OPEN.encode() not in encoded:
-            converter.note(item.at, f"{converted_item.describe()} a second time", "it adds no second job here")
+            converter.note(item.position, f"{converted_item.describe()} a second time", "it adds no second job here")
             continue
         encoded_values.add(encoded)
         nodes.append(converted_item)
@@ -120,13 +120,13 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
     encoded_values: set[bytes] = set()
     for item in node.value:
         if item.kind != OBJECT:
-            converter.unsupported(item.at, f"{item.described()} in {quote(key.raw)}", "expected names with values")
+            converter.unsupported(item.position, f"{item.describe()} in {quote(key.raw)}", "expected names with values")
             return None, None
-        pairs = [(name, value if value.kind != NULL else text_node(value.at, "")) for name, value in item.value]
-        converted_item = _convert_value(Node(OBJECT, item.at, pairs), converter)
+        pairs = [(name, value if value.kind != NULL else text_node(value.position, "")) for name, value in item.value]
+        converted_item = _convert_value(Node(OBJECT, item.position, pairs), converter)
         encoded = msgspec.json.encode(_to_value(converted_item))
         if encoded in encoded_values and OPEN.encode() not in encoded:
-            converter.note(item.at, "a combination a second time", "it adds no second job here")
+            converter.note(item.position, "a combination a second time", "it adds no second job here")
             continue
         encoded_values.add(encoded)
         nodes.append(converted_item)
@@ -158,7 +158,7 @@ def _to_value(node: Node) -> Any:
     if node.kind == LIST:
         return [_to_value(item) for item in node.value]
     if node.kind == OBJECT:
-        return {key.written: _to_value(item) for key, item in node.value}
+        return {key.raw: _to_value(item) for key, item in node.value}
     return node.value
 
 
@@ -183,7 +183,7 @@ def _json_format(node: Node, arguments: list[str]) -> str:
     if node.kind == LIST:
         return f"[{','.join(_json_format(item, arguments) for item in node.value)}]"
     if node.kind == OBJECT:
-        inner = ",".join(f"{_escape_braces(key.written)}:{_json_format(item, arguments)}" for key, item in node.value)
+        inner = ",".join(f"{_escape_braces(key.raw)}:{_json_format(item, arguments)}" for key, item in node.value)
         return "{{" + inner + "}}"
     if node.kind == TEXT and OPEN in node.value:
         try:
@@ -218,6 +218,6 @@ def _position(node: Node, path: Sequence[str | int]) -> Position:
         if isinstance(key, int) and node.kind == LIST and key < len(node.value):
             node = node.value[key]
         elif node.kind == OBJECT:
-            value = next((item for name, item in node.value if name.written == key), None)
+            value = next((item for name, item in node.value if name.raw == key), None)
             node = value if value is not None else node
     return node.position

@@ -156,9 +156,9 @@ class _WorkflowReader:
             )
         job_entries = list(jobs.value)[: model.MAX_JOBS]
         for name, _ in job_entries:
-            if not _JOB_ID.fullmatch(name.written):
+            if not _JOB_ID.fullmatch(name.raw):
                 expected = "expected letters, digits, '_' and '-', beginning with a letter or '_'"
-                self.converter.unsupported(name.at, f"the job {quote(name.written)}", expected)
+                self.converter.unsupported(name.position, f"the job {quote(name.raw)}", expected)
         return job_entries
 
     def _read_job(self, key: Node, node: Node) -> None:
@@ -187,7 +187,9 @@ class _WorkflowReader:
                 job_id = {name.lower(): name for name in ids}.get(need.value.lower())
                 if job_id is None or job_id == key.raw:
                     nearest_word = nearest(need.value, ids) if job_id is None else ""
-                    self.converter.unsupported(need.at, f"there is no other job {quote(need.value)}", "", nearest_word)
+                    self.converter.unsupported(
+                        need.position, f"there is no other job {quote(need.value)}", "", nearest_word
+                    )
                 elif need.kind == TEXT:
                     graph[key.raw][job_id] = need
         if cycle := find_cycle({name: list(needed) for name, needed in graph.items()}):

@@ -254,7 +254,7 @@ class _Reader:
         if type.max_length is not None and len(items) > type.max_length:
             return self._wrong(node, f"a list of {len(items):,}", f"expected at most {type.max_length:,}")
         read = [
-            self.value(item, type.item_type, (*path, position), item.at if node.kind == LIST else owner)
+            self.value(item, type.item_type, (*path, position), item.position if node.kind == LIST else owner)
             for position, item in enumerate(items)
         ]
         return _BAD if _BAD in read else tuple(read)
@@ -266,7 +266,7 @@ class _Reader:
             read = [self._nested(each, (*path, position)) for position, each in enumerate(node.value)]
             return _BAD if _BAD in read else read
         if node.kind == OBJECT:
-            named = {key.written: self._nested(each, (*path, key.written)) for key, each in node.value}
+            named = {key.raw: self._nested(each, (*path, key.raw)) for key, each in node.value}
             return _BAD if any(each is _BAD for each in named.values()) else named
         if node.kind == TEXT and "${{" in node.value:
             told = "nothing is evaluated inside of a list or an object here: give the whole as an expression"
@@ -282,7 +282,7 @@ class _Reader:
             return self._wrong(node, f"an object of {len(node.value):,} keys", f"expected at most {type.max_length:,}")
         for key, value in node.value:
             name = self._key(key, type.key_type)
-            read[name] = self.value(value, type.value_type, (*path, key.written), key.at)
+            read[name] = self.value(value, type.value_type, (*path, key.raw), key.position)
         return _BAD if _BAD in read or _BAD in read.values() else read
 
     def _key(self, key: Node, type: Any) -> Any:
@@ -300,12 +300,14 @@ class _Reader:
         rest: dict[str, Any] = {}
         meant: set[str] = set()  # What unknown keys were probably meant to be: these are not missing, too.
         for key, value in node.value:
-            place = (*path, key.written)
-            if field := of.fields.get(key.written):
-                read[field.name] = self.value(value, field.type, place, key.at)
+            place = (*path, key.raw)
+            if field := of.fields.get(key.raw):
+                read[field.name] = self.value(value, field.type, place, key.position)
             elif of.rest is not None:
                 [every] = options(of.rest.type)
-                rest[self._key(key, every.type.key_type)] = self.value(value, every.type.value_type, place, key.at)
+                rest[self._key(key, every.type.key_type)] = self.value(
+                    value, every.type.value_type, place, key.position
+                )
             else:
                 meant.add(self._unknown(key, of))
         missing = [name for name, field in of.fields.items() if field.required and field.name not in read]

@@ -1,6 +1,7 @@
-"""What expressions can ask of a change: the contexts `github`, `inputs` and `strategy`, in GitHub's words.
+"""The contexts `github`, `inputs` and `strategy` that expressions can reference when a run is planned.
 
-What only a runner knows is not in them: `github.workspace`, `github.token`, `runner`, `job`, `steps`, `secrets`.
+They have GitHub's keys. What only a runner knows is missing: `github.workspace`, `github.token`, `runner`, `job`,
+`steps`, `secrets`.
 """
 
 from __future__ import annotations
@@ -12,25 +13,28 @@ from typing import Any, Final
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 
-# GitHub's words for events, where they are not ours.
-EVENTS: Final = {"manual": "workflow_dispatch"}
-REFS: Final = ("refs/heads/", "refs/tags/", "refs/pull/", "refs/merge-requests/", "refs/")
+# GitHub's names of events, where they differ from ours.
+GITHUB_EVENT_NAMES: Final = {"manual": "workflow_dispatch"}
+REF_PREFIXES: Final = ("refs/heads/", "refs/tags/", "refs/pull/", "refs/merge-requests/", "refs/")
 
 
 def github_context(
     change: Change, *, workflow: str, file: str = "", server: str = "", run_id: str = "", run_number: int = 0
 ) -> dict[str, Any]:
-    """The context `github` of a change. Without a run's id, the commit stands for it: groups are named after both."""
-    is_request = change.event == "pull_request"
+    """Return the context `github` of a change.
+
+    Without a run id, `run_id` is the commit: concurrency groups are named after either.
+    """
+    is_pull_request = change.event == "pull_request"
     ref = change.ref or (f"refs/tags/{change.tag}" if change.tag else f"refs/heads/{change.branch}")
     return {
-        "event_name": EVENTS.get(change.event, change.event),
+        "event_name": GITHUB_EVENT_NAMES.get(change.event, change.event),
         "sha": change.commit,
         "ref": ref,
-        "ref_name": _short(ref),
+        "ref_name": _short_ref(ref),
         "ref_type": "tag" if change.tag else "branch",
-        "head_ref": change.head if is_request else "",
-        "base_ref": change.branch if is_request else "",
+        "head_ref": change.head if is_pull_request else "",
+        "base_ref": change.branch if is_pull_request else "",
         "repository": change.repository,
         "repository_owner": change.repository.rpartition("/")[0],
         "actor": change.actor,
@@ -41,18 +45,18 @@ def github_context(
         "run_id": run_id or change.commit,
         "run_number": str(run_number) if run_number else "",
         "run_attempt": "1",
-        "event": _merged(_event(change), change.payload),
+        "event": _merge(_event(change), change.payload),
     }
 
 
-def _short(ref: str) -> str:
-    return next((ref.removeprefix(prefix) for prefix in REFS if ref.startswith(prefix)), ref)
+def _short_ref(ref: str) -> str:
+    return next((ref.removeprefix(prefix) for prefix in REF_PREFIXES if ref.startswith(prefix)), ref)
 
 
 def _event(change: Change) -> dict[str, Any]:
-    """`github.event`, from what is known of every forge's."""
+    """Return the keys of `github.event` that are known for every forge."""
     owner, _, name = change.repository.rpartition("/")
-    told: dict[str, Any] = {
+    event: dict[str, Any] = {
         "repository": {
             "full_name": change.repository,
             "name": name,
@@ -65,11 +69,11 @@ def _event(change: Change) -> dict[str, Any]:
         case "push":
             ref = change.ref or (f"refs/tags/{change.tag}" if change.tag else f"refs/heads/{change.branch}")
             message = change.message or change.title
-            told |= {"ref": ref, "before": change.before, "after": change.commit}
-            told["head_commit"] = {"id": change.commit, "message": message}
+            event |= {"ref": ref, "before": change.before, "after": change.commit}
+            event["head_commit"] = {"id": change.commit, "message": message}
         case "pull_request":
-            told |= {"action": change.action, "number": change.number}
-            told["pull_request"] = {
+            event |= {"action": change.action, "number": change.number}
+            event["pull_request"] = {
                 "number": change.number,
                 "title": change.title,
                 "body": change.message,
@@ -78,27 +82,27 @@ def _event(change: Change) -> dict[str, Any]:
                 "user": {"login": change.actor},
             }
         case "schedule":
-            told["schedule"] = change.cron
+            event["schedule"] = change.cron
         case _:
-            told["inputs"] = {name: _said(value) for name, value in change.inputs.items()}
-    return told
+            event["inputs"] = {name: _input_text(value) for name, value in change.inputs.items()}
+    return event
 
 
-def _merged(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the forge said, and what is known anyway where it said nothing."""
-    whole: dict[str, Any] = {**ours, **theirs}
-    for key, value in theirs.items():
-        if isinstance(value, dict) and isinstance(ours.get(key), dict):
-            whole[key] = _merged(ours[key], value)
-    return whole
+def _merge(defaults: dict[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the payload of the forge, completed recursively with defaults for its missing keys."""
+    merged: dict[str, Any] = {**defaults, **payload}
+    for key, value in payload.items():
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict):
+            merged[key] = _merge(defaults[key], value)
+    return merged
 
 
-def _said(value: object) -> str:
+def _input_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def strategy_context(index: int, total: int, *, is_fail_fast: bool, max_parallel: int | None) -> dict[str, Any]:
-    """The context `strategy` of one job of a matrix."""
+    """Return the context `strategy` of one job of a matrix."""
     return {
         "fail-fast": is_fail_fast,
         "job-index": index,
@@ -108,7 +112,7 @@ def strategy_context(index: int, total: int, *, is_fail_fast: bool, max_parallel
 
 
 class InputError(Exception):
-    """What was given for an input is not what the file asks for."""
+    """An input of a manual start is unknown, is missing, or has a value that the file does not allow."""
 
     def __init__(self, name: str, found: str, expected: str) -> None:
         super().__init__(f"{found}; {expected}")
@@ -118,28 +122,31 @@ class InputError(Exception):
 
 
 def inputs_context(pipeline: model.Pipeline, change: Change) -> dict[str, Any]:
-    """The context `inputs` of a start by hand, each as its type says; of anything else there are none."""
+    """Return the context `inputs`: the typed inputs of a manual start, empty for other events. Raise `InputError`."""
     if change.event != "manual":
         return {}
-    asked = pipeline.on.manual.inputs if pipeline.on.manual is not None else {}
-    for name in sorted(set(change.inputs) - set(asked)):
-        raise InputError(name, f"the input {name!r}", f"there are: {', '.join(sorted(asked)) or 'none'}")
-    return dict(_inputs(asked, change.inputs))
+    declared = pipeline.on.manual.inputs if pipeline.on.manual is not None else {}
+    for name in sorted(set(change.inputs) - set(declared)):
+        expected = f"expected one of: {', '.join(sorted(declared)) or 'none'}"
+        raise InputError(name, f"the unknown input {name!r}", expected)
+    return dict(_typed_inputs(declared, change.inputs))
 
 
-def _inputs(asked: Mapping[str, model.Input], given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, rule in asked.items():
-        value = given.get(name, rule.default)
+def _typed_inputs(declared: Mapping[str, model.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, declaration in declared.items():
+        value = values.get(name, declaration.default)
         if value is None:
-            if rule.required:
-                raise InputError(name, f"no value for the input {name!r}", rule.description or "it must be given")
-            value = {"boolean": False, "number": 0}.get(rule.type, "")
-        yield name, _typed(name, rule, value)
+            if declaration.required:
+                raise InputError(
+                    name, f"no value for the input {name!r}", declaration.description or "a value is required"
+                )
+            value = {"boolean": False, "number": 0}.get(declaration.type, "")
+        yield name, _typed(name, declaration, value)
 
 
-def _typed(name: str, rule: model.Input, value: Any) -> Any:
-    text = _said(value)
-    match rule.type:
+def _typed(name: str, declaration: model.Input, value: Any) -> Any:
+    text = _input_text(value)
+    match declaration.type:
         case "boolean":
             if text not in ("true", "false"):
                 raise InputError(name, f"{text[:80]!r} for the input {name!r}", "expected true or false")
@@ -153,7 +160,7 @@ def _typed(name: str, rule: model.Input, value: Any) -> Any:
                 raise InputError(name, f"{text[:80]!r} for the input {name!r}", "expected a number")
             return int(number) if number.is_integer() else number
         case "choice":
-            allowed = [_said(option) for option in rule.options]
+            allowed = [_input_text(option) for option in declaration.options]
             if text not in allowed:
                 raise InputError(
                     name, f"{text[:80]!r} for the input {name!r}", f"expected one of: {', '.join(allowed)}"

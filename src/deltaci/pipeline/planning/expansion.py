@@ -1,4 +1,4 @@
-"""The matrix of a job, filled in and expanded, with a name for every job of the run."""
+"""Interpolate and expand the matrices of jobs, and select the requested combinations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deltaci.pipeline.planning.matrix import Expansion, MatrixError, expand, spl
 
 
 class MatrixJob(Struct, frozen=True, kw_only=True):
-    """One job of the run."""
+    """One job of the run: one combination of a matrix, or the only job without a matrix."""
 
     name: str
     values: dict[str, Any] = {}
@@ -30,114 +30,131 @@ class MatrixJob(Struct, frozen=True, kw_only=True):
 
 
 class MatrixExpander:
-    """All matrices of a file, and which of their combinations are wanted."""
+    """Expands the jobs of a file into their matrix combinations.
+
+    `only` (names of jobs) and `requested` (values of axes) restrict the combinations, if they are not empty.
+    """
 
     def __init__(
         self,
         pipeline: model.Pipeline,
-        known: Mapping[str, Any],
-        filling: Interpolator,
+        context_values: Mapping[str, Any],
+        interpolator: Interpolator,
         only: Collection[str] = (),
-        wanted: Mapping[str, Collection[str]] | None = None,
+        requested: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self._pipeline = pipeline
-        self._known = known
-        self._filling = filling
+        self._context_values = context_values
+        self._interpolator = interpolator
         self._only = only
-        self._wanted = wanted or {}
-        self._values: dict[str, set[str]] = {}  # of every axis that is asked for, what there is
+        self._requested = requested or {}
+        self._existing_values: dict[str, set[str]] = {}  # requested axis -> the values that occur in a matrix
 
-    def grow(self, name: str) -> list[MatrixJob]:
-        """The jobs that one becomes; none, if none of them is wanted or something is wrong."""
+    def expand(self, name: str) -> list[MatrixJob]:
+        """Return the jobs for one job of the file; none if none is requested or a problem was reported."""
         expansion = self._expansion(name)
         if expansion is None:
             return []
-        found = []
+        matrix_jobs = []
         total = len(expansion.combinations)
-        for index, (each, combination) in enumerate(
+        for index, (job_name, combination) in enumerate(
             zip(unique_names(expansion.combinations), expansion.combinations, strict=True)
         ):
             strategy = contexts.strategy_context(
                 index, total, is_fail_fast=expansion.is_fail_fast, max_parallel=expansion.max_parallel
             )
-            if self._is_wanted(name, each, combination.values):
-                found.append(
+            if self._is_requested(name, job_name, combination.values):
+                matrix_jobs.append(
                     MatrixJob(
-                        name=each,
+                        name=job_name,
                         values=combination.values,
                         strategy=strategy,
                         is_fail_fast=expansion.is_fail_fast,
                         max_parallel=expansion.max_parallel,
                     )
                 )
-        return found
+        return matrix_jobs
 
-    def finish(self) -> None:
-        """Refuse what was asked for and is nowhere."""
-        for key, texts in self._wanted.items():
-            there = self._values.get(key, set())
-            for text in sorted(set(texts) - there):
-                known = f"there are: {', '.join(sorted(there)[:12])}" if there else "no matrix has this axis"
-                near = nearest(text, there)
-                found = f"there is no combination with {key}={quote(text)[1:-1]}"
-                self._filling.report(("jobs",), found, "" if near else known, near)
+    def check_requested_values(self) -> None:
+        """Report each requested axis value that no matrix has. To be called after all jobs are expanded."""
+        for axis, texts in self._requested.items():
+            existing = self._existing_values.get(axis, set())
+            for text in sorted(set(texts) - existing):
+                expected = (
+                    f"expected one of: {', '.join(sorted(existing)[:12])}" if existing else "no matrix has this axis"
+                )
+                suggestion = nearest(text, existing)
+                found = f"there is no combination with {axis}={quote(text)[1:-1]}"
+                self._interpolator.report(("jobs",), found, "" if suggestion else expected, suggestion)
 
-    def _is_wanted(self, id: str, name: str, values: Mapping[str, Value]) -> bool:
-        mine = {each for each in self._only if each.partition(" (")[0] == id and each != id}
-        if mine and id not in self._only and name not in mine:
+    def _is_requested(self, id: str, name: str, values: Mapping[str, Value]) -> bool:
+        requested_names = {
+            requested for requested in self._only if requested.partition(" (")[0] == id and requested != id
+        }
+        if requested_names and id not in self._only and name not in requested_names:
             return False
-        is_wanted = True
-        for key, texts in self._wanted.items():
-            if key in values:
-                self._values.setdefault(key, set()).add(to_text(values[key]))
-                is_wanted = is_wanted and to_text(values[key]) in texts
-        return is_wanted
+        is_requested = True
+        for axis, texts in self._requested.items():
+            if axis in values:
+                self._existing_values.setdefault(axis, set()).add(to_text(values[axis]))
+                is_requested = is_requested and to_text(values[axis]) in texts
+        return is_requested
 
     def _expansion(self, name: str) -> Expansion | None:
         strategy = self._pipeline.jobs[name].strategy
         path: Path = ("jobs", name, "strategy")
-        before = len(self._filling.problems)
-        raw = self._raw(strategy, path) if strategy is not None else None
-        if len(self._filling.problems) > before:
+        problem_count = len(self._interpolator.problems)
+        resolved = self._resolve(strategy, path) if strategy is not None else None
+        if len(self._interpolator.problems) > problem_count:
             return None
         try:
-            expansion = expand(name, raw)
-        except MatrixError as bad:
-            for problem in bad.problems:
-                self._filling.report((*path, *problem.path), *split_message(problem.message))
+            expansion = expand(name, resolved)
+        except MatrixError as error:
+            for problem in error.problems:
+                self._interpolator.report((*path, *problem.path), *split_message(problem.message))
             return None
         for note in expansion.notes:
-            self._filling.report((*path, *note.path), *split_message(note.message), is_warning=True)
+            self._interpolator.report((*path, *note.path), *split_message(note.message), is_warning=True)
         return expansion
 
-    def _raw(self, strategy: model.Strategy, path: Path) -> dict[str, Any]:
-        filled, known = self._filling.value, self._known
-        raw: dict[str, Any] = {}
+    def _resolve(self, strategy: model.Strategy, path: Path) -> dict[str, Any]:
+        """Return a strategy with all of its expressions evaluated."""
+        evaluate, context_values = self._interpolator.value, self._context_values
+        resolved: dict[str, Any] = {}
         matrix = strategy.matrix
         if isinstance(matrix, str):
-            raw["matrix"] = filled((*path, "matrix"), matrix, known)
+            resolved["matrix"] = evaluate((*path, "matrix"), matrix, context_values)
         else:
-            at = (*path, "matrix")
-            axes: dict[str, Any] = {name: self._values_of((*at, name), axis) for name, axis in matrix.axes.items()}
+            matrix_path = (*path, "matrix")
+            axes: dict[str, Any] = {
+                name: self._axis_values((*matrix_path, name), axis) for name, axis in matrix.axes.items()
+            }
             for key, rows in (("include", matrix.include), ("exclude", matrix.exclude)):
                 if rows:
-                    axes[key] = self._rows((*at, key), rows)
-            raw["matrix"] = axes
-        raw["fail-fast"] = self._filling.boolean((*path, "fail-fast"), strategy.fail_fast, known)
+                    axes[key] = self._rows((*matrix_path, key), rows)
+            resolved["matrix"] = axes
+        resolved["fail-fast"] = self._interpolator.boolean((*path, "fail-fast"), strategy.fail_fast, context_values)
         if strategy.max_parallel is not None:
-            most = self._filling.number((*path, "max-parallel"), strategy.max_parallel, known, most=model.MAX_JOBS)
-            raw["max-parallel"] = int(most) if most == int(most) else most
-        return raw
+            limit = self._interpolator.number(
+                (*path, "max-parallel"), strategy.max_parallel, context_values, maximum=model.MAX_JOBS
+            )
+            resolved["max-parallel"] = int(limit) if limit == int(limit) else limit
+        return resolved
 
-    def _values_of(self, path: Path, axis: tuple[Any, ...] | str) -> Any:
+    def _axis_values(self, path: Path, axis: tuple[Any, ...] | str) -> Any:
         if isinstance(axis, str):
-            return self._filling.value(path, axis, self._known)
-        return [self._filling.value((*path, number), value, self._known) for number, value in enumerate(axis)]
+            return self._interpolator.value(path, axis, self._context_values)
+        return [
+            self._interpolator.value((*path, index), value, self._context_values) for index, value in enumerate(axis)
+        ]
 
     def _rows(self, path: Path, rows: Any) -> Any:
         if isinstance(rows, str):
-            return self._filling.value(path, rows, self._known)
+            return self._interpolator.value(path, rows, self._context_values)
         return [
-            {key: self._filling.value((*path, number, key), value, self._known) for key, value in row.items()}
-            for number, row in enumerate(rows)
+            {
+                key: self._interpolator.value((*path, index, key), value, self._context_values)
+                for key, value in row.items()
+            }
+            for index, row in enumerate(rows)
         ]

@@ -1,4 +1,7 @@
-"""Texts with `${{ … }}` that must be known when a run is planned; what cannot be is a problem at its very place."""
+"""Interpolate texts with `${{ … }}` whose values must be known when a run is planned.
+
+A value that is not known yet is reported as a problem at its position in the file.
+"""
 
 from __future__ import annotations
 
@@ -25,113 +28,123 @@ from deltaci.pipeline.parse.parse_result import ParseResult, Path, expression_pr
 from deltaci.pipeline.parse.problems import ProblemList, position_within, quote
 
 MAX_STEPS: Final = 1_000_000  # of all expressions of a file together
-MAX_WORK: Final = 32 * 1024 * 1024
-MAX_NAMED: Final = 3  # of what is not known, in one message
-LATER: Final = "what is known when planning: github, inputs, vars, strategy or matrix"
+MAX_CHARACTERS: Final = 32 * 1024 * 1024
+MAX_NAMED: Final = 3  # unknown references named in one message
+KNOWN_CONTEXTS: Final = "a context that is known when planning: github, inputs, vars, strategy or matrix"
 
 
 class Interpolator:
-    """Fills in the texts of one file, and keeps what is wrong with them."""
+    """Evaluates the texts of one file within a shared budget, and collects the problems.
 
-    def __init__(self, found: ParseResult) -> None:
-        self._found = found
-        self.problems = ProblemList(found.file)
-        self.budget = Budget(MAX_STEPS, MAX_WORK)
-        self._mentions: dict[str, tuple[ContextReference, ...]] = {}
+    Parsed templates and conditions are cached by their text, because matrix jobs repeat them.
+    """
+
+    def __init__(self, parsed: ParseResult) -> None:
+        self._parsed = parsed
+        self.problems = ProblemList(parsed.file)
+        self.budget = Budget(MAX_STEPS, MAX_CHARACTERS)
+        self._references: dict[str, tuple[ContextReference, ...]] = {}
         self._templates: dict[str, Template] = {}
         self._conditions: dict[str, Expression | None] = {}
 
     def report(
         self, path: Path, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
     ) -> None:
-        """Something is wrong with what stands there."""
-        self.problems.add(self._found.position(*path), found, expected, nearest, is_warning=is_warning)
+        """Add a problem at the position of a path of the file."""
+        self.problems.add(self._parsed.position(*path), found, expected, nearest, is_warning=is_warning)
 
-    def report_expression(self, path: Path, text: str, mistake: ExpressionProblem) -> None:
-        """The same, of a part of a text."""
-        self.problems.add(*expression_problem(self._found.source, self._found.position(*path), text, mistake))
+    def report_expression(self, path: Path, text: str, problem: ExpressionProblem) -> None:
+        """Add a problem of an expression within the text at this path."""
+        self.problems.add(*expression_problem(self._parsed.source, self._parsed.position(*path), text, problem))
 
-    def resolve(self, path: Path, written: object, known: Contexts) -> Resolved | None:
-        """What a value will be; nothing, after it was told why that cannot be known."""
-        if not isinstance(written, str) or OPEN not in written:
-            return Resolved(written)  # type: ignore[arg-type]  # A scalar of the model.
+    def resolve(self, path: Path, original: object, contexts: Contexts) -> Resolved | None:
+        """Return the value of a field of the file. If it cannot be known yet, report that and return None."""
+        if not isinstance(original, str) or OPEN not in original:
+            return Resolved(original)  # type: ignore[arg-type]  # A scalar of the model.
         try:
-            if written not in self._templates:
-                self._templates[written] = parse_template(written)
-            reduced = reduce_template(self._templates[written], known, shared_budget=self.budget)
+            if original not in self._templates:
+                self._templates[original] = parse_template(original)
+            reduced = reduce_template(self._templates[original], contexts, shared_budget=self.budget)
             if isinstance(reduced, Resolved):
                 return reduced
-            unknown = self._unknown(reduced, known)
+            unknown = self._unknown_references(reduced, contexts)
             if not unknown:
-                return Resolved(interpolate(written, known, shared_budget=self.budget))  # It fails; this says why.
-        except ExpressionError as refused:
-            self.report_expression(path, written, refused.problem)
+                # All references are known, so evaluation fails; evaluating again raises the error with the reason.
+                return Resolved(interpolate(original, contexts, shared_budget=self.budget))
+        except ExpressionError as error:
+            self.report_expression(path, original, error.problem)
             return None
         self.problems.add(
-            position_within(self._found.source, self._found.position(*path), written, written.index(OPEN)),
-            f"{', '.join(unknown[:MAX_NAMED])}, which cannot be known when planning",
-            f"expected {LATER}",
+            position_within(self._parsed.source, self._parsed.position(*path), original, original.index(OPEN)),
+            f"{', '.join(unknown[:MAX_NAMED])}, which is not known when planning",
+            f"expected {KNOWN_CONTEXTS}",
         )
         return None
 
-    def value(self, path: Path, written: object, known: Contexts) -> Value:
-        """The same; what cannot be known counts as nothing."""
-        found = self.resolve(path, written, known)
-        return found.value if found is not None else None
+    def value(self, path: Path, original: object, contexts: Contexts) -> Value:
+        """Like `resolve`, but return the value, or None if it cannot be known."""
+        resolved = self.resolve(path, original, contexts)
+        return resolved.value if resolved is not None else None
 
-    def _unknown(self, remaining: ResidualText, known: Contexts) -> list[str]:
-        found = (
-            mention
+    def _unknown_references(self, remaining: ResidualText, contexts: Contexts) -> list[str]:
+        references = (
+            reference
             for expression in parse_template(remaining.text).expressions
-            for mention in context_references(expression)
+            for reference in context_references(expression)
         )
-        return list(dict.fromkeys(".".join((each.context, *each.keys)) for each in found if each.context not in known))
+        return list(
+            dict.fromkeys(
+                ".".join((reference.context, *reference.keys))
+                for reference in references
+                if reference.context not in contexts
+            )
+        )
 
-    def text(self, path: Path, written: object, known: Contexts) -> str:
-        """The same as a text."""
-        return to_text(self.value(path, written, known))
+    def text(self, path: Path, original: object, contexts: Contexts) -> str:
+        """Like `value`, converted to text."""
+        return to_text(self.value(path, original, contexts))
 
-    def boolean(self, path: Path, written: object, known: Contexts) -> bool:
-        """The same as true or false."""
-        found = self.resolve(path, written, known)
-        if found is None or isinstance(found.value, bool):
-            return bool(found and found.value)
-        text = to_text(found.value)
+    def boolean(self, path: Path, original: object, contexts: Contexts) -> bool:
+        """Like `value`, converted to a boolean. Report a value that is none."""
+        resolved = self.resolve(path, original, contexts)
+        if resolved is None or isinstance(resolved.value, bool):
+            return bool(resolved and resolved.value)
+        text = to_text(resolved.value)
         if text not in ("", "false", "true"):
             self.report(path, f"{quote(text)} as {quote(str(path[-1]))}", "expected true or false")
         return text == "true"
 
-    def number(self, path: Path, written: object, known: Contexts, *, most: float) -> float:
-        """The same as a number above 0."""
-        found = self.resolve(path, written, known)
-        if found is None:
+    def number(self, path: Path, original: object, contexts: Contexts, *, maximum: float) -> float:
+        """Like `value`, converted to a number above 0 and up to `maximum`. Report any other value and return 1."""
+        resolved = self.resolve(path, original, contexts)
+        if resolved is None:
             return 1
-        number = to_number(found.value)
-        if 0 < number <= most and not isinstance(found.value, bool):
+        number = to_number(resolved.value)
+        if 0 < number <= maximum and not isinstance(resolved.value, bool):
             return number
-        wanted = f"expected a number above 0 and up to {most:,}"
-        self.report(path, f"{quote(to_text(found.value))} as {quote(str(path[-1]))}", wanted)
+        expected = f"expected a number above 0 and up to {maximum:,}"
+        self.report(path, f"{quote(to_text(resolved.value))} as {quote(str(path[-1]))}", expected)
         return 1
 
-    def condition(self, written: str | None) -> Expression | None:
-        """What an `if` says; nothing if it is empty. Raises ExpressionError."""
-        text = written or ""
+    def condition(self, original: str | None) -> Expression | None:
+        """Return the parsed condition of an `if`, None if it is empty. Raise `ExpressionError` if it is invalid."""
+        text = original or ""
         if text not in self._conditions:
             self._conditions[text] = parse_bare_condition(text)
         return self._conditions[text]
 
     def references(self, path: Path, text: str) -> tuple[ContextReference, ...]:
-        """Everything that the expressions of a text mention; of what is no expression nothing, after it was told."""
+        """Return all context references in the expressions of a text. Report an invalid text and return none."""
         if OPEN not in text:
             return ()
-        if text not in self._mentions:
+        if text not in self._references:
             try:
-                self._mentions[text] = tuple(
-                    mention
+                self._references[text] = tuple(
+                    reference
                     for expression in parse_template(text).expressions
-                    for mention in context_references(expression)
+                    for reference in context_references(expression)
                 )
-            except ExpressionError as refused:
-                self.report_expression(path, text, refused.problem)
-                self._mentions[text] = ()
-        return self._mentions[text]
+            except ExpressionError as error:
+                self.report_expression(path, text, error.problem)
+                self._references[text] = ()
+        return self._references[text]

@@ -1,4 +1,8 @@
-"""Which jobs of a file are part of a run: by their conditions, by what changed, and by what was asked for; and why."""
+"""Select the jobs of a file that are part of a run, with a reason for each job that is and each that is not.
+
+A job can be excluded by its `if`, by the changed paths, because a need is excluded, or because other jobs were
+requested by name.
+"""
 
 from __future__ import annotations
 
@@ -26,237 +30,262 @@ CONDITION: Final = "condition"
 NEED_EXCLUDED: Final = "need_left_out"
 NOT_REQUESTED: Final = "not_asked_for"
 REQUESTED: Final = "asked_for"
-# Codes of a plan beside those of the selection, and what they mean. Programs depend on these words.
+# The codes of a plan besides those of `select`, and their meanings. The codes are part of the API.
 CODES: Final[Mapping[str, str]] = {
-    REQUESTED: "kept: it was named by hand",
+    REQUESTED: "kept: it was requested by name",
     CONDITION: "left out: its `if` is false",
     NEED_EXCLUDED: "left out: a job that it needs is left out by its `if`",
-    NOT_REQUESTED: "left out: other jobs were named by hand",
+    NOT_REQUESTED: "left out: other jobs were requested by name",
 }
 
 
 class SelectedJob(Struct, frozen=True, kw_only=True):
-    """A job of the run."""
+    """A job of the file that is part of the run."""
 
     id: str
     choice: Choice
-    verdict: ConditionResult
-    left_out: frozenset[str] = frozenset()  # its needs, by id, that are no part of the run
+    condition: ConditionResult
+    excluded_needs: frozenset[str] = frozenset()  # ids of its needs that are not part of the run
 
 
 class JobFilter:
-    """The jobs of one file; what becomes of each is decided once, in an order in which needs come first."""
+    """Selects the jobs of one file. Decides each job once, in an order in which needs come first."""
 
-    def __init__(self, pipeline: model.Pipeline, known: Mapping[str, Any], filling: Interpolator) -> None:
+    def __init__(self, pipeline: model.Pipeline, context_values: Mapping[str, Any], interpolator: Interpolator) -> None:
         self._jobs = pipeline.jobs
         self._projects = pipeline.projects
-        self._known = known
-        self._filling = filling
+        self._context_values = context_values
+        self._interpolator = interpolator
         self._needs = {name: tuple(need.job for need in job.needs) for name, job in self._jobs.items()}
-        self._optional = {name: {need.job for need in job.needs if need.optional} for name, job in self._jobs.items()}
+        self._optional_needs = {
+            name: {need.job for need in job.needs if need.optional} for name, job in self._jobs.items()
+        }
         self.order = topological_order(self._needs)
-        self.left_out: dict[str, ExcludedJob] = {}
-        self._verdicts: dict[str, ConditionResult] = {}
+        self.excluded: dict[str, ExcludedJob] = {}
+        self._condition_results: dict[str, ConditionResult] = {}
 
-    def choose(
+    def select(
         self, changed: Collection[str] | None, unknown_because: str, file: str, only: Collection[str]
     ) -> list[SelectedJob]:
-        """Every job that is kept, needs first. What is left out is in `left_out`."""
-        if only and not self._keep_only(only):
+        """Return the jobs of the run, needs first. Fill `excluded` with the others."""
+        if only and not self._exclude_unrequested(only):
             return []
-        for name in self.order:  # First what no diff can change: its takers then keep nothing.
-            if name not in self.left_out:
-                self._judge(name, is_final=False)
-        inside = [name for name in self.order if name not in self.left_out]
-        choices = self._asked_for(inside, only) if only else self._select(inside, changed, unknown_because, file)
-        for name in inside:
+        # First conditions that do not depend on the changed paths, so that excluded jobs do not keep their needs.
+        for name in self.order:
+            if name not in self.excluded:
+                self._check_condition(name, is_final=False)
+        candidates = [name for name in self.order if name not in self.excluded]
+        choices = (
+            self._choose_requested(candidates, only)
+            if only
+            else self._choose_by_paths(candidates, changed, unknown_because, file)
+        )
+        for name in candidates:
             if name in choices and not choices[name].is_kept:
-                self._leave_out(name, choices[name].code, choices[name].reason)
-        for name in inside:
-            if name not in self.left_out:
-                self._judge(name, is_final=True)
+                self._exclude(name, choices[name].code, choices[name].reason)
+        for name in candidates:
+            if name not in self.excluded:
+                self._check_condition(name, is_final=True)
         return [
             SelectedJob(
                 id=name,
                 choice=choices[name],
-                verdict=self._verdicts[name],
-                left_out=frozenset(need for need in self._needs[name] if need in self.left_out),
+                condition=self._condition_results[name],
+                excluded_needs=frozenset(need for need in self._needs[name] if need in self.excluded),
             )
-            for name in inside
-            if name not in self.left_out and name in choices
+            for name in candidates
+            if name not in self.excluded and name in choices
         ]
 
-    def _leave_out(self, name: str, code: str, reason: str) -> None:
-        self.left_out[name] = ExcludedJob(name=name, job=name, code=code, reason=reason)
+    def _exclude(self, name: str, code: str, reason: str) -> None:
+        self.excluded[name] = ExcludedJob(name=name, job=name, code=code, reason=reason)
 
     # -- conditions
 
-    def _judge(self, name: str, *, is_final: bool) -> None:
-        """Leave a job out whose condition is false. Before it is final, what is kept is not known of every need."""
-        gone = [need for need in self._needs[name] if need in self.left_out]
-        skipped = [need for need in gone if self.left_out[need].code in (CONDITION, NEED_EXCLUDED)]
-        skipped = [need for need in skipped if need not in self._optional[name]]
-        remaining = [need for need in self._needs[name] if need not in self.left_out]
-        known, status = dict(self._known), dict[str, bool]()
+    def _check_condition(self, name: str, *, is_final: bool) -> None:
+        """Exclude a job whose condition is false. While not `is_final`, more of its needs may still be excluded."""
+        excluded = [need for need in self._needs[name] if need in self.excluded]
+        skipped = [need for need in excluded if self.excluded[need].code in (CONDITION, NEED_EXCLUDED)]
+        skipped = [need for need in skipped if need not in self._optional_needs[name]]
+        remaining = [need for need in self._needs[name] if need not in self.excluded]
+        context_values, status = dict(self._context_values), dict[str, bool]()
         if not remaining:
-            known["needs"] = dict.fromkeys(gone, SKIPPED_NEED)
+            context_values["needs"] = dict.fromkeys(excluded, SKIPPED_NEED)
             status = {"success": not skipped, "failure": False, "cancelled": False}
         elif skipped:
             status = {"success": False}
-        written = self._jobs[name].if_
+        text = self._jobs[name].if_
         try:
-            verdict = conditions.decide_condition(
-                self._filling.condition(written), known, skipped=gone, status=status, whole=self._filling.budget
+            result = conditions.decide_condition(
+                self._interpolator.condition(text),
+                context_values,
+                skipped=excluded,
+                status=status,
+                shared_budget=self._interpolator.budget,
             )
-        except ExpressionError as refused:
-            self._filling.report_expression(("jobs", name, "if"), written or "", refused.problem)
-            verdict = conditions.ALWAYS
-        if skipped and not verdict.asks_status:
+        except ExpressionError as error:
+            self._interpolator.report_expression(("jobs", name, "if"), text or "", error.problem)
+            result = conditions.ALWAYS
+        if skipped and not result.uses_status:
             need = skipped[0]
-            self._leave_out(name, NEED_EXCLUDED, f"it needs {need}, which is left out")
-        elif verdict.holds is False:
-            self._leave_out(name, CONDITION, verdict.reason)
+            self._exclude(name, NEED_EXCLUDED, f"it needs {need}, which is left out")
+        elif result.holds is False:
+            self._exclude(name, CONDITION, result.reason)
         elif is_final:
-            self._verdicts[name] = verdict
+            self._condition_results[name] = result
 
-    # -- what changed
+    # -- changed paths
 
-    def _select(
-        self, inside: list[str], changed: Collection[str] | None, unknown_because: str, file: str
+    def _choose_by_paths(
+        self, candidates: list[str], changed: Collection[str] | None, unknown_because: str, file: str
     ) -> dict[str, Choice]:
         projects = [
-            Project(name=name, path=each.folder, needs=each.depends_on) for name, each in self._projects.items()
+            Project(name=name, path=project.folder, needs=project.depends_on)
+            for name, project in self._projects.items()
         ]
         try:
             choices = select(
-                [self._selectable(name, set(inside)) for name in inside],
+                [self._selectable_job(name, set(candidates)) for name in candidates],
                 changed,
                 projects=projects,
-                always=(*ALWAYS, *([_escaped(file)] if "." in file else [])),  # Not what was discovered.
+                # A detected pipeline has a name without a dot, and no file that could change.
+                always=(*ALWAYS, *([_escape_pattern(file)] if "." in file else [])),
                 unknown_because=unknown_because,
             )
         except Refused as refused:
-            self._filling.report(("jobs",), str(refused))
+            self._interpolator.report(("jobs",), str(refused))
             return {}
         return {choice.job: choice for choice in choices}
 
-    def _selectable(self, name: str, inside: set[str]) -> SelectableJob:
+    def _selectable_job(self, name: str, candidates: set[str]) -> SelectableJob:
         job = self._jobs[name]
-        needs = tuple(need for need in self._needs[name] if need in inside)
-        takes, reaches = _takes(self._mentions(name, job), needs), set[str]()
+        needs = tuple(need for need in self._needs[name] if need in candidates)
+        consumes, downloads_from = _needs_with_used_outputs(self._references(name, job), needs), set[str]()
         if downloads_artifacts(job):
-            behind = transitive_needs(name, self._needs)
-            reaches = {each for each in behind & inside if uploads_artifacts(self._jobs[each])} - set(needs)
-            takes |= {need for need in needs if uploads_artifacts(self._jobs[need])}
+            indirect_needs = transitive_needs(name, self._needs)
+            downloads_from = {
+                need for need in indirect_needs & candidates if uploads_artifacts(self._jobs[need])
+            } - set(needs)
+            consumes |= {need for need in needs if uploads_artifacts(self._jobs[need])}
         return SelectableJob(
             name=name,
             paths=job.paths or (),
             projects=job.project or (() if job.paths and not self._projects else None),
             needs=needs,
-            consumes=tuple(sorted(takes)),
+            consumes=tuple(sorted(consumes)),
             has_outputs=bool(job.outputs or job.output_path or uploads_artifacts(job)),
-            downloads_from=tuple(sorted(reaches)),
+            downloads_from=tuple(sorted(downloads_from)),
         )
 
-    def _mentions(self, name: str, job: model.Job) -> Iterable[ContextReference]:
-        for text in _texts(job):
-            yield from self._filling.references(("jobs", name), text)
+    def _references(self, name: str, job: model.Job) -> Iterable[ContextReference]:
+        for text in _interpolated_texts(job):
+            yield from self._interpolator.references(("jobs", name), text)
         for condition in (job.if_, *(step.if_ for step in job.steps or ())):
             try:
-                expression = self._filling.condition(condition)
-            except ExpressionError:  # It is told where it is decided.
+                expression = self._interpolator.condition(condition)
+            except ExpressionError:  # Reported where the condition is decided.
                 continue
             if expression is not None:
                 yield from context_references(expression)
 
-    # -- what was asked for
+    # -- requested jobs
 
-    def _keep_only(self, only: Collection[str]) -> bool:
-        """Leave out all that was not named and that nothing named needs."""
-        wanted = {_id_of(name, self._jobs) for name in only}
-        for name in sorted(wanted - set(self._jobs)):
-            near = nearest(name, self._jobs)
-            known = f"there are: {', '.join([*self._jobs][:12])}"
-            self._filling.report(("jobs",), f"there is no job {quote(name)}", "" if near else known, near)
-        if not wanted <= set(self._jobs):
+    def _exclude_unrequested(self, only: Collection[str]) -> bool:
+        """Exclude all jobs that are neither requested nor needed by a requested job.
+
+        Report unknown names; return whether all names are known.
+        """
+        requested = {_job_id(name, self._jobs) for name in only}
+        for name in sorted(requested - set(self._jobs)):
+            suggestion = nearest(name, self._jobs)
+            expected = f"expected one of: {', '.join([*self._jobs][:12])}"
+            self._interpolator.report(
+                ("jobs",), f"there is no job {quote(name)}", "" if suggestion else expected, suggestion
+            )
+        if not requested <= set(self._jobs):
             return False
-        inside = wanted.union(*(transitive_needs(name, self._needs) for name in wanted))
+        included = requested.union(*(transitive_needs(name, self._needs) for name in requested))
         for name in self.order:
-            if name not in inside:
-                self._leave_out(name, NOT_REQUESTED, f"only {', '.join(sorted(wanted))} was asked for")
+            if name not in included:
+                self._exclude(name, NOT_REQUESTED, f"only {', '.join(sorted(requested))} was requested")
         return True
 
-    def _asked_for(self, inside: Iterable[str], only: Collection[str]) -> dict[str, Choice]:
-        wanted = {_id_of(name, self._jobs) for name in only}
-        found = {}
-        for name in inside:
-            needs = tuple(sorted(need for need in self._needs[name] if need not in self.left_out))
-            if name in wanted:
-                told: dict[str, Any] = {"code": REQUESTED, "reason": "it was asked for"}
+    def _choose_requested(self, candidates: Iterable[str], only: Collection[str]) -> dict[str, Choice]:
+        requested = {_job_id(name, self._jobs) for name in only}
+        choices = {}
+        for name in candidates:
+            needs = tuple(sorted(need for need in self._needs[name] if need not in self.excluded))
+            if name in requested:
+                reason: dict[str, Any] = {"code": REQUESTED, "reason": "it was requested"}
             else:
-                taker = min(each for each in wanted if name in transitive_needs(each, self._needs))
-                told = {"code": "needed", "reason": f"needed by {taker}, which was asked for", "chain": (taker,)}
-            found[name] = Choice(job=name, is_kept=True, needs=needs, **told)
-        return found
+                dependent = min(job for job in requested if name in transitive_needs(job, self._needs))
+                reason = {
+                    "code": "needed",
+                    "reason": f"needed by {dependent}, which was requested",
+                    "chain": (dependent,),
+                }
+            choices[name] = Choice(job=name, is_kept=True, needs=needs, **reason)
+        return choices
 
 
 def topological_order(needs: Mapping[str, Collection[str]]) -> list[str]:
-    """All names, needs first; those that could begin at the same time by name, whatever order they are given in."""
-    known = {name: tuple(each) for name, each in needs.items()}
-    waiting = graph.dependents(known)
-    graph.check_acyclic(known)
-    open_needs = {name: len(each) for name, each in known.items()}
+    """Return all names, needs first. Names of the same level are sorted, so that the input order does not matter."""
+    all_needs = {name: tuple(names) for name, names in needs.items()}
+    dependents = graph.dependents(all_needs)
+    graph.check_acyclic(all_needs)
+    open_needs = {name: len(names) for name, names in all_needs.items()}
     levels = {name: 0 for name, count in open_needs.items() if not count}
-    free = list(levels)
-    for name in free:  # grows while it is read
-        for other in waiting[name]:
-            levels[other] = max(levels.get(other, 0), levels[name] + 1)
-            open_needs[other] -= 1
-            if not open_needs[other]:
-                free.append(other)
+    ready = list(levels)
+    for name in ready:  # grows during the loop
+        for dependent in dependents[name]:
+            levels[dependent] = max(levels.get(dependent, 0), levels[name] + 1)
+            open_needs[dependent] -= 1
+            if not open_needs[dependent]:
+                ready.append(dependent)
     return sorted(levels, key=lambda name: (levels[name], name))
 
 
 def transitive_needs(name: str, needs: Mapping[str, Collection[str]]) -> set[str]:
-    """Everything that a job needs, and that these need, and so on."""
-    found: set[str] = set()
-    front = [name]
-    while front:
-        for need in needs[front.pop()]:
-            if need not in found:
-                found.add(need)
-                front.append(need)
-    return found
+    """Return all jobs that a job needs, directly or indirectly."""
+    visited: set[str] = set()
+    pending = [name]
+    while pending:
+        for need in needs[pending.pop()]:
+            if need not in visited:
+                visited.add(need)
+                pending.append(need)
+    return visited
 
 
 def uploads_artifacts(job: model.Job) -> bool:
-    """Whether it leaves artifacts behind."""
+    """Return whether the job stores artifacts."""
     return bool(job.artifacts) or any(step.uses == "upload-artifact" for step in job.steps or ())
 
 
 def downloads_artifacts(job: model.Job) -> bool:
-    """Whether it takes artifacts of others."""
+    """Return whether the job uses artifacts of other jobs."""
     return any(step.uses == "download-artifact" for step in job.steps or ())
 
 
-def _takes(mentioned: Iterable[ContextReference], needs: Collection[str]) -> set[str]:
-    """The needs whose outputs are mentioned."""
-    taken: set[str] = set()
-    folded = {need.lower(): need for need in needs}
-    for mention in mentioned:
-        if mention.context != "needs":
+def _needs_with_used_outputs(references: Iterable[ContextReference], needs: Collection[str]) -> set[str]:
+    """Return the needs whose outputs are referenced. A reference to `needs.x.result` does not count."""
+    used: set[str] = set()
+    needs_by_folded_name = {need.lower(): need for need in needs}
+    for reference in references:
+        if reference.context != "needs":
             continue
-        match mention.keys:
+        match reference.keys:
             case (_, "result", *_):
                 continue
             case (first, *_) if first != ANY_KEY:
-                taken |= {folded[first.lower()]} if first.lower() in folded else set()
+                used |= {needs_by_folded_name[first.lower()]} if first.lower() in needs_by_folded_name else set()
             case _:
-                taken |= set(needs)
-    return taken
+                used |= set(needs)
+    return used
 
 
-def _texts(job: model.Job) -> Iterable[str]:
+def _interpolated_texts(job: model.Job) -> Iterable[str]:
+    """Yield all texts of a job in which the runner evaluates expressions."""
     for step in job.steps or ():
         yield from (step.run or "", step.name, step.shell or "", step.working_directory or "")
         yield from (value for value in (*step.env.values(), *step.with_.values()) if isinstance(value, str))
@@ -271,10 +300,10 @@ def _texts(job: model.Job) -> Iterable[str]:
         yield from evaluated_texts(rule)
 
 
-def _id_of(name: str, jobs: Mapping[str, model.Job]) -> str:
-    """The job of a name such as `test (3.12)`."""
+def _job_id(name: str, jobs: Mapping[str, model.Job]) -> str:
+    """Return the id of the job with a matrix name such as `test (3.12)`."""
     return name if name in jobs else name.partition(" (")[0]
 
 
-def _escaped(file: str) -> str:
+def _escape_pattern(file: str) -> str:
     return "".join(f"\\{char}" if char in "*?+[]{}\\!" else char for char in file)

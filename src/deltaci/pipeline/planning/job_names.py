@@ -1,4 +1,4 @@
-"""Names of jobs in a run: as on GitHub, `test (3.12, linux)`, with only what a name may have, and all distinct."""
+"""Names of the jobs of a matrix: as on GitHub, `test (3.12, linux)`, restricted to allowed characters, and unique."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ import msgspec
 from deltaci.pipeline.planning.matrix import Combination
 
 MAX_NAME: Final = 100
-MARK: Final = 7
+HASH_DIGITS: Final = 7
 _NOT_ALLOWED: Final = re.compile(r"[^A-Za-z0-9_.,:=@+() \-]+")
 
 
 def unique_names(combinations: Sequence[Combination]) -> list[str]:
-    """A name for every job of a matrix. A mark follows only from the combination itself."""
-    plain = [_NOT_ALLOWED.sub("-", each.name).strip() for each in combinations]
-    counts = Counter(plain)
-    found = []
-    for each, name in zip(combinations, plain, strict=True):
-        is_plain = len(name) <= MAX_NAME and counts[name] == 1
-        found.append(name if is_plain else _marked(name, each))
-    return found
+    """Return a name for each combination.
+
+    A name that is too long or not unique ends with a hash of its combination, which no other combination affects.
+    """
+    plain_names = [_NOT_ALLOWED.sub("-", combination.name).strip() for combination in combinations]
+    counts = Counter(plain_names)
+    names = []
+    for combination, name in zip(combinations, plain_names, strict=True):
+        is_usable = len(name) <= MAX_NAME and counts[name] == 1
+        names.append(name if is_usable else _with_hash(name, combination))
+    return names
 
 
-def _marked(name: str, combination: Combination) -> str:
-    written = msgspec.json.encode([combination.name, combination.values], order="deterministic")
-    mark = sha256(written).hexdigest()[:MARK]
-    return f"{name[: MAX_NAME - MARK - 1].rstrip()}-{mark}"
+def _with_hash(name: str, combination: Combination) -> str:
+    encoded = msgspec.json.encode([combination.name, combination.values], order="deterministic")
+    hash = sha256(encoded).hexdigest()[:HASH_DIGITS]
+    return f"{name[: MAX_NAME - HASH_DIGITS - 1].rstrip()}-{hash}"

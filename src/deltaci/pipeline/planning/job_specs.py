@@ -1,8 +1,8 @@
-"""One job of a pipeline file as what a runner is told.
+"""Build the job specification that a runner gets from one job of a pipeline file.
 
-Texts of steps, variables, outputs, services, caches, artifacts and rules stay as they are written: the runner fills
-them in. What else has `${{ … }}` is filled in here. `contexts` has as much of what is known as these texts and the
-conditions mention, and of `github` what steps find as variables.
+The texts of steps, variables, outputs, services, caches, artifacts and rules keep their expressions: the runner
+evaluates them. Every other text is interpolated here. `contexts` has those known values that these texts and the
+conditions reference, and the keys of `github` that steps get as variables.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from deltaci.pipeline.planning import conditions
 from deltaci.pipeline.planning.interpolate import Interpolator
 from deltaci.protocol import messages as wire
 
-UNITS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+UNIT_BYTES: Final = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 SENT_CONTEXTS: Final = ("github", "inputs", "vars", "matrix", "strategy")
-# What the runner makes variables of, such as GITHUB_SHA: any command may read them. The run's own name and number
-# would make plans differ that do the same: they are told only to those who mention them.
+# The keys of `github` that the runner sets as variables, such as GITHUB_SHA, which any command may read. The run's id
+# and number are sent only to jobs that mention them: otherwise equal plans of different runs would differ.
 VARIABLE_KEYS: Final = (
     *("actor", "base_ref", "event_name", "head_ref", "job", "ref", "ref_name", "ref_type", "repository"),
     *("repository_owner", "server_url", "sha", "triggering_actor", "workflow", "workflow_ref"),
@@ -37,57 +37,57 @@ RUN_KEYS: Final = ("run_id", "run_number", "run_attempt")
 
 
 class PlanSettings(Struct, frozen=True, kw_only=True):
-    """What holds for all jobs of a plan."""
+    """The settings of all jobs of a plan."""
 
     pipeline: model.Pipeline
     source: wire.Source | None = None
-    cache_scope: str = ""  # not empty: the change is not trusted
-    adds_secrets: bool = False  # whether a secret need only be mentioned, as on GitHub
+    cache_scope: str = ""  # not empty: the change is untrusted
+    grants_mentioned_secrets: bool = False  # as on GitHub: jobs get each secret that their expressions reference
 
 
 class JobInstance(Struct, frozen=True, kw_only=True):
-    """One job of the run: where it stands in the file, and what is known of it."""
+    """One job of the run: the job of the file, its path in the file, and the values of its contexts."""
 
     path: Path
     job: model.Job
-    known: Mapping[str, Any]  # github, inputs, vars, matrix, strategy
+    contexts: Mapping[str, Any]  # github, inputs, vars, matrix, strategy
     condition: Expression | None = None
-    needs: tuple[str, ...] = ()  # names of jobs whose results it can read
+    needs: tuple[str, ...] = ()  # names of the jobs whose results it can read
     title: str = ""
 
 
-def build_job_spec(setting: PlanSettings, member: JobInstance, filling: Interpolator) -> wire.JobSpec:
-    """What the runner is told; what is wrong with it is in `filling.problems`."""
-    return _Work(setting, member, filling).spec()
+def build_job_spec(settings: PlanSettings, instance: JobInstance, interpolator: Interpolator) -> wire.JobSpec:
+    """Return the specification for the runner. Add its problems to `interpolator.problems`."""
+    return _SpecBuilder(settings, instance, interpolator).build()
 
 
 def minutes_to_seconds(minutes: float) -> int:
-    """Minutes as whole seconds, at least one."""
+    """Return minutes as whole seconds, at least one."""
     return max(1, ceil(minutes * 60))
 
 
-class _Work:
-    def __init__(self, setting: PlanSettings, member: JobInstance, filling: Interpolator) -> None:
-        self._setting = setting
-        self._member = member
-        self._job = member.job
-        self._filling = filling
-        self._mentions = [ContextReference("github", (name,)) for name in VARIABLE_KEYS]
+class _SpecBuilder:
+    def __init__(self, settings: PlanSettings, instance: JobInstance, interpolator: Interpolator) -> None:
+        self._settings = settings
+        self._instance = instance
+        self._job = instance.job
+        self._interpolator = interpolator
+        self._references = [ContextReference("github", (name,)) for name in VARIABLE_KEYS]
 
-    def spec(self) -> wire.JobSpec:
-        job, is_trusted = self._job, not self._setting.cache_scope
-        env = {name: to_text(value) for name, value in {**self._setting.pipeline.env, **job.env}.items()}
-        condition = self._condition(self._member.condition, job.if_, ("if",))
+    def build(self) -> wire.JobSpec:
+        job, is_trusted = self._job, not self._settings.cache_scope
+        env = {name: to_text(value) for name, value in {**self._settings.pipeline.env, **job.env}.items()}
+        condition = self._condition(self._instance.condition, job.if_, ("if",))
         steps = list(self._steps())
         services, artifacts, caches = list(self._services()), list(self._artifacts()), list(self._caches())
         rules = self._rules()
-        self._look_at(("env",), env.values())
-        self._look_at(("outputs",), job.outputs.values())
+        self._add_references(("env",), env.values())
+        self._add_references(("outputs",), job.outputs.values())
         has_checkout = any(step.uses == "checkout" for step in steps)
         return wire.JobSpec(
-            name=self._member.title,
+            name=self._instance.title,
             image=self._text("image", job.image or ""),
-            steps=steps,  # type: ignore[arg-type]  # A list of steps is one of texts or steps.
+            steps=steps,  # type: ignore[arg-type]  # list is invariant: the field also allows texts.
             env=env,
             artifacts=artifacts,
             caches=caches,
@@ -97,11 +97,11 @@ class _Work:
             output_path=self._text("output-path", job.output_path or ""),
             secrets=list(job.secrets) if is_trusted else [],
             optional_secrets=self._optional_secrets() if is_trusted else [],
-            cache_scope=self._setting.cache_scope,
+            cache_scope=self._settings.cache_scope,
             source=self._source() if has_checkout else None,
             services=services,
             rules=rules,
-            needs=list(self._member.needs),
+            needs=list(self._instance.needs),
             contexts=self._contexts(),
             condition=condition,
             outputs=dict(job.outputs),
@@ -110,37 +110,41 @@ class _Work:
     # -- texts
 
     def _text(self, *path: str | int) -> str:
-        *inner, written = path
-        return self._filling.text((*self._member.path, *inner), written, self._member.known)
+        """Interpolate a text. The last argument is the text, those before it are its path within the job."""
+        *inner, text = path
+        return self._interpolator.text((*self._instance.path, *inner), text, self._instance.contexts)
 
-    def _look_at(self, path: Path, texts: Iterable[str]) -> None:
-        """Remember what the runner will have to know for these."""
+    def _add_references(self, path: Path, texts: Iterable[str]) -> None:
+        """Remember the context values that the runner needs to evaluate these texts."""
         for text in texts:
-            self._mentions += self._filling.references((*self._member.path, *path), text)
+            self._references += self._interpolator.references((*self._instance.path, *path), text)
             if "GITHUB_RUN_" in text:
-                self._mentions += [
+                self._references += [
                     ContextReference("github", (name,)) for name in RUN_KEYS if f"GITHUB_{name.upper()}" in text
                 ]
 
-    def _condition(self, expression: Expression | None, written: str | None, path: Path) -> str:
+    def _condition(self, expression: Expression | None, original: str | None, path: Path) -> str:
         if expression is None:
             return ""
-        found = conditions.format_condition(expression, written)
-        if found is None:
-            wanted = f"expected at most {conditions.MAX_CONDITION:,} characters: set an output before, and ask for that"
-            self._filling.report((*self._member.path, *path), "a condition that is too long", wanted)
+        formatted = conditions.format_condition(expression, original)
+        if formatted is None:
+            expected = (
+                f"expected at most {conditions.MAX_CONDITION:,} characters: set an output before, and test that output"
+            )
+            self._interpolator.report((*self._instance.path, *path), "a condition that is too long", expected)
             return ""
-        line, said = found
-        self._mentions += context_references(said)
-        return line
+        text, formatted_expression = formatted
+        self._references += context_references(formatted_expression)
+        return text
 
     def _contexts(self) -> dict[str, Any]:
-        shipped = {}
+        """Return the referenced values of the known contexts."""
+        contexts = {}
         for name in SENT_CONTEXTS:
-            keys = [each.keys for each in self._mentions if each.context == name]
+            keys = [reference.keys for reference in self._references if reference.context == name]
             if keys:
-                shipped[name] = select_keys(self._member.known[name], keys)
-        return shipped
+                contexts[name] = select_keys(self._instance.contexts[name], keys)
+        return contexts
 
     # -- steps
 
@@ -148,25 +152,25 @@ class _Work:
         steps = self._job.steps or ()
         depth = self._job.checkout
         has_own = any(step.uses == "checkout" and not {"path", "repository"} & set(step.with_) for step in steps)
-        if depth is not False and self._setting.source is not None and not has_own:
+        if depth is not False and self._settings.source is not None and not has_own:
             yield wire.Step(uses="checkout", name="checkout")
         for position, step in enumerate(steps):
             yield self._step(step, ("steps", position))
 
     def _step(self, step: model.Step, path: Path) -> wire.Step:
-        known, whole = self._member.known, (*self._member.path, *path)
-        defaults = (self._job.defaults.run, self._setting.pipeline.defaults.run)
+        contexts, full_path = self._instance.contexts, (*self._instance.path, *path)
+        defaults = (self._job.defaults.run, self._settings.pipeline.defaults.run)
         env = {name: to_text(value) for name, value in step.env.items()}
         inputs = {name: to_text(value) for name, value in step.with_.items()}
         shell = workdir = ""
         if step.run is not None:
-            shell = step.shell or next((each.shell for each in defaults if each.shell), None) or ""
-            shell = self._filling.text((*whole, "shell"), shell, known)
-            folders = (step.working_directory, *(each.working_directory for each in defaults))
-            workdir = next((each for each in folders if each), "")
-        self._look_at(path, (step.name, step.run or "", workdir, *env.values(), *inputs.values()))
+            shell = step.shell or next((default.shell for default in defaults if default.shell), None) or ""
+            shell = self._interpolator.text((*full_path, "shell"), shell, contexts)
+            workdirs = (step.working_directory, *(default.working_directory for default in defaults))
+            workdir = next((candidate for candidate in workdirs if candidate), "")
+        self._add_references(path, (step.name, step.run or "", workdir, *env.values(), *inputs.values()))
         minutes = step.timeout_minutes
-        limit = (*whole, "timeout-minutes")
+        timeout_path = (*full_path, "timeout-minutes")
         return wire.Step(
             run=step.run or "",
             name=step.name,
@@ -174,8 +178,12 @@ class _Work:
             workdir=workdir,
             timeout_seconds=0
             if minutes is None
-            else minutes_to_seconds(self._filling.number(limit, minutes, known, most=model.MAX_MINUTES)),
-            continue_on_error=self._filling.boolean((*whole, "continue-on-error"), step.continue_on_error, known),
+            else minutes_to_seconds(
+                self._interpolator.number(timeout_path, minutes, contexts, maximum=model.MAX_MINUTES)
+            ),
+            continue_on_error=self._interpolator.boolean(
+                (*full_path, "continue-on-error"), step.continue_on_error, contexts
+            ),
             uses=step.uses,
             inputs=inputs,
             id=step.id or "",
@@ -183,19 +191,19 @@ class _Work:
             shell=shell,
         )
 
-    def _step_condition(self, written: str | None, path: Path) -> str:
+    def _step_condition(self, original: str | None, path: Path) -> str:
         try:
-            asked = self._filling.condition(written)
-            expression = conditions.step_condition(asked, self._member.known, self._filling.budget)
-        except ExpressionError as refused:
-            self._filling.report_expression((*self._member.path, *path), written or "", refused.problem)
+            parsed = self._interpolator.condition(original)
+            expression = conditions.step_condition(parsed, self._instance.contexts, self._interpolator.budget)
+        except ExpressionError as error:
+            self._interpolator.report_expression((*self._instance.path, *path), original or "", error.problem)
             return ""
-        return self._condition(expression, written, path)
+        return self._condition(expression, original, path)
 
-    # -- what else it has
+    # -- other fields
 
     def _source(self) -> wire.Source | None:
-        depth, source = self._job.checkout, self._setting.source
+        depth, source = self._job.checkout, self._settings.source
         if source is None or isinstance(depth, bool):
             return source
         return replace(source, depth=depth)
@@ -203,8 +211,8 @@ class _Work:
     def _services(self) -> Iterator[wire.Service]:
         for name, service in sorted(self._job.services.items()):
             env = {key: to_text(value) for key, value in service.env.items()}
-            self._look_at(("services", name, "env"), env.values())
-            self._look_at(("services", name, "image"), (service.image,))
+            self._add_references(("services", name, "env"), env.values())
+            self._add_references(("services", name, "image"), (service.image,))
             yield wire.Service(
                 name=name,
                 image=service.image,
@@ -215,56 +223,64 @@ class _Work:
             )
 
     def _artifacts(self) -> Iterator[wire.ArtifactRule]:
-        for position, each in enumerate(self._job.artifacts):
-            self._look_at(("artifacts", position, "path"), (each.path,))
-            yield wire.ArtifactRule(path_glob=each.path, type=each.type)
+        for position, artifact in enumerate(self._job.artifacts):
+            self._add_references(("artifacts", position, "path"), (artifact.path,))
+            yield wire.ArtifactRule(path_glob=artifact.path, type=artifact.type)
 
     def _caches(self) -> Iterator[wire.CacheRule]:
-        for position, each in enumerate(self._job.caches):
-            at = ("caches", position)
-            self._look_at(at, (each.key, *each.paths))
+        for position, cache in enumerate(self._job.caches):
+            path = ("caches", position)
+            self._add_references(path, (cache.key, *cache.paths))
             yield wire.CacheRule(
-                key=each.key,
-                paths=list(each.paths),
-                type=each.type,
+                key=cache.key,
+                paths=list(cache.paths),
+                type=cache.type,
                 lock_files=[
-                    self._text(*at, "lock-files", number, path) for number, path in enumerate(each.lock_files or ())
+                    self._text(*path, "lock-files", index, lock_file)
+                    for index, lock_file in enumerate(cache.lock_files or ())
                 ],
             )
 
     def _rules(self) -> list[wire.ValidationRule]:
         for position, rule in enumerate(self._job.validate):
-            self._look_at(("validate", position), evaluated_texts(rule))
+            self._add_references(("validate", position), evaluated_texts(rule))
         return protocol_rules(self._job.validate, lambda position, name: self._text("validate", position, "name", name))
 
     def _optional_secrets(self) -> list[str]:
-        """Those that are only mentioned, where that is enough: as on GitHub, one that is not there is empty."""
-        if not self._setting.adds_secrets:
+        """Return the secrets that are only referenced, if that grants them. As on GitHub, a missing one is empty."""
+        if not self._settings.grants_mentioned_secrets:
             return []
-        told = {each.keys[0] for each in self._mentions if each.context == "secrets" and each.keys}
-        return sorted(told - set(self._job.secrets) - {ANY_KEY})
+        mentioned = {
+            reference.keys[0] for reference in self._references if reference.context == "secrets" and reference.keys
+        }
+        return sorted(mentioned - set(self._job.secrets) - {ANY_KEY})
 
 
 def select_keys(value: Any, keys: Sequence[tuple[str, ...]]) -> Any:
-    """Only what is mentioned of a value. Names are the same in capitals and in small letters."""
-    if not isinstance(value, Mapping) or any(not each or each[0] == ANY_KEY for each in keys):
+    """Return the part of a context value that the given key paths reference. Keys are case-insensitive."""
+    if not isinstance(value, Mapping) or any(not path or path[0] == ANY_KEY for path in keys):
         return value
-    wanted: dict[str, list[tuple[str, ...]]] = {}
+    selected: dict[str, list[tuple[str, ...]]] = {}
     for first, *rest in keys:
-        wanted.setdefault(first.lower(), []).append(tuple(rest))
-    return {name: select_keys(inner, wanted[name.lower()]) for name, inner in value.items() if name.lower() in wanted}
+        selected.setdefault(first.lower(), []).append(tuple(rest))
+    return {
+        name: select_keys(inner, selected[name.lower()]) for name, inner in value.items() if name.lower() in selected
+    }
 
 
 def parse_limits(limits: model.Limits) -> wire.Limits:
-    """What it may use at most, as numbers."""
+    """Return the limits of a job as numbers; 0 means no limit."""
     memory = limits.memory or 0
     if isinstance(memory, str):
-        memory = int(memory.rstrip("KMGT")) * UNITS.get(memory[-1], 1)
+        memory = int(memory.rstrip("KMGT")) * UNIT_BYTES.get(memory[-1], 1)
     return wire.Limits(memory_bytes=memory, processes=limits.processes or 0, cpus=limits.cpus or 0.0)
 
 
 def validate_spec(spec: wire.JobSpec) -> tuple[dict[str, Any], int]:
-    """The specification as plain values, and its bytes; raises ValidationError of msgspec for what no runner takes."""
-    plain: dict[str, Any] = msgspec.to_builtins(spec)
-    msgspec.convert(plain, wire.JobSpec)
-    return plain, len(msgspec.json.encode(plain))
+    """Return the specification as builtin types, and its size in bytes as JSON.
+
+    Raise `msgspec.ValidationError` if a runner would reject it.
+    """
+    encoded: dict[str, Any] = msgspec.to_builtins(spec)
+    msgspec.convert(encoded, wire.JobSpec)
+    return encoded, len(msgspec.json.encode(encoded))

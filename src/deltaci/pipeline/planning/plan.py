@@ -1,4 +1,4 @@
-"""A plan: what a change makes of a pipeline, with the reason for every job. Same inputs, same plan."""
+"""A plan: the jobs that a pipeline runs for a change, and those that it does not run, each with a reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from deltaci.core.plan import plan_hash, restrict
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of the run, and why it is one."""
+    """A job of the run, with the reason why it is part of it."""
 
     spec: JobSpec
-    job: str  # its id in the file; jobs of a matrix share it
+    job: str  # its id in the file; the jobs of a matrix share it
     code: str
     reason: str
-    path: str = ""
+    path: str = ""  # the changed path that decided, if any
     matrix: dict[str, object] = {}
 
 
 class ExcludedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that is not part of the run, and why not."""
+    """A job that is not part of the run, with the reason why not."""
 
     name: str
     job: str
@@ -33,7 +33,7 @@ class ExcludedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run does. `hash` is what a person approves: see `deltaci.core.plan.plan_hash`."""
+    """The jobs and settings of a run. People approve a plan by its `hash`: see `deltaci.core.plan.plan_hash`."""
 
     file: str
     name: str
@@ -42,37 +42,37 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     hash: str = ""
     is_fail_fast: bool = False
     timeout_seconds: int = 6 * 3600
-    group: str = ""  # of runs: of all with the same one, one goes on at a time
+    group: str = ""  # runs of the same group run one at a time
     cancels_in_progress: bool = False
-    compared_with: str = ""  # the commit that the diff was taken against; empty: it is not known what changed
+    compared_with: str = ""  # the commit that the changed paths are relative to; empty: the changed paths are unknown
 
 
 def exclude_jobs(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: bool) -> Plan:
-    """The same plan without these jobs, each with a code and a reason.
+    """Return the plan without the named jobs, each of which has a code and a reason.
 
-    What needs one of them goes on as if it were done, or is left out as well.
+    If `are_done`, dependents run as if the excluded jobs had finished; otherwise dependents are excluded as well.
     """
-    gone = dict(reasons)
+    excluded = dict(reasons)
     if not are_done:
-        _take_along(plan, gone)
-    kept = {each.spec.name: each for each in plan.jobs if each.spec.name not in gone}
-    specs = restrict([each.spec for each in plan.jobs], kept)
-    changed = tuple(structs.replace(kept[spec.name], spec=spec) for spec in specs)
-    left = [
-        ExcludedJob(name=each.spec.name, job=each.job, code=gone[each.spec.name][0], reason=gone[each.spec.name][1])
-        for each in plan.jobs
-        if each.spec.name in gone
+        _exclude_dependents(plan, excluded)
+    kept = {job.spec.name: job for job in plan.jobs if job.spec.name not in excluded}
+    specs = restrict([job.spec for job in plan.jobs], kept)
+    restricted = tuple(structs.replace(kept[spec.name], spec=spec) for spec in specs)
+    newly_excluded = [
+        ExcludedJob(name=job.spec.name, job=job.job, code=excluded[job.spec.name][0], reason=excluded[job.spec.name][1])
+        for job in plan.jobs
+        if job.spec.name in excluded
     ]
     hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
-    return structs.replace(plan, kept=changed, left_out=(*plan.excluded, *left), hash=hash)
+    return structs.replace(plan, jobs=restricted, excluded=(*plan.excluded, *newly_excluded), hash=hash)
 
 
-def _take_along(plan: Plan, gone: dict[str, tuple[str, str]]) -> None:
-    """Leave out whatever needs something that is left out, directly or not."""
-    waiting = graph.dependents({each.spec.name: each.spec.needs for each in plan.jobs})
-    front = [name for name in gone if name in waiting]
-    for name in front:  # grows while it is read
-        for other in waiting[name]:
-            if other not in gone:
-                gone[other] = ("need_left_out", f"it needs {name}, which is left out")
-                front.append(other)
+def _exclude_dependents(plan: Plan, excluded: dict[str, tuple[str, str]]) -> None:
+    """Add to `excluded` all jobs that need an excluded job, directly or indirectly."""
+    dependents = graph.dependents({job.spec.name: job.spec.needs for job in plan.jobs})
+    pending = [name for name in excluded if name in dependents]
+    for name in pending:  # grows during the loop
+        for dependent in dependents[name]:
+            if dependent not in excluded:
+                excluded[dependent] = ("need_left_out", f"it needs {name}, which is left out")
+                pending.append(dependent)
