@@ -23,7 +23,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("wanted", "image"), [("sandbox", ""), ("container", "debian"), (None, "debian")])
 def test_one_that_is_not_there_is_refused(wanted: str | None, image: str) -> None:
     """A job that asked for walls must not run without them."""
-    with pytest.raises(Refused, match=r"not installed.*could give: process") as refusal:
+    with pytest.raises(Refused, match=r"not installed.*can provide: process") as refusal:
         Executors().choose(wanted, image)
 
     assert refusal.value.code == "no_executor"

@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import cgroups
-from deltaci.runner.sandbox.cgroups import Mounts
+from deltaci.runner.sandbox.cgroups import Hierarchies
 from deltaci.runner.sandbox.environment import interpreter
 from tests.runner.cells import Bench, in_cell
 
@@ -52,9 +52,9 @@ def test_without_a_cgroup_memory_is_bounded_for_each_process(tmp_path: Path) -> 
 
 def test_a_group_that_may_not_be_made_is_no_error(tmp_path: Path) -> None:
     """Most runners may make none; their jobs run all the same."""
-    nowhere = Mounts(tmp_path / "absent", {"pids": tmp_path / "absent", "memory": tmp_path / "absent"})
+    nowhere = Hierarchies(tmp_path / "absent", {"pids": tmp_path / "absent", "memory": tmp_path / "absent"})
 
-    assert cgroups.make("deltaci-1-x", EVERYTHING, mounted=nowhere) == cgroups.Groups()
+    assert cgroups.create("deltaci-1-x", EVERYTHING, hierarchies=nowhere) == cgroups.Groups()
 
 
 def test_the_runners_own_groups_are_found(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_the_runners_own_groups_are_found(tmp_path: Path) -> None:
     )
     files(tmp_path, cgroup=own, mountinfo=seen)
 
-    found = cgroups.mounts(tmp_path)
+    found = cgroups.find_hierarchies(tmp_path)
 
     assert found.v2 == Path("/cg/unified/user.slice/runner")
     assert found.v1 == {"memory": Path("/cg/memory/inner"), "cpu": Path("/cg/cpu"), "cpuacct": Path("/cg/cpu")}
@@ -80,7 +80,7 @@ def test_version_2_sets_every_limit_it_has(tmp_path: Path) -> None:
     )
     job = files(home / "deltaci-1-x", memory__max="", memory__swap__max="", pids__max="", cpu__max="", cgroup__kill="")
 
-    groups = cgroups.make("deltaci-1-x", EVERYTHING, overhead=2, mounted=Mounts(home, {}))
+    groups = cgroups.create("deltaci-1-x", EVERYTHING, overhead=2, hierarchies=Hierarchies(home, {}))
 
     assert (groups.paths, groups.tracker) == ((job,), str(job))
     assert sorted(groups.in_force) == ["cpu", "memory", "pids"]
@@ -98,7 +98,7 @@ def test_version_1_sets_every_limit_in_its_own_hierarchy(tmp_path: Path) -> None
     cpu = files(tmp_path / "cpu" / "deltaci-1-x", cpu__cfs_period_us="", cpu__cfs_quota_us="")
     v1 = {"memory": memory.parent, "pids": pids.parent, "cpu": cpu.parent, "freezer": tmp_path / "absent"}
 
-    groups = cgroups.make("deltaci-1-x", EVERYTHING, mounted=Mounts(v2, v1))
+    groups = cgroups.create("deltaci-1-x", EVERYTHING, hierarchies=Hierarchies(v2, v1))
 
     assert groups.tracker == str(v2 / "deltaci-1-x")
     assert sorted(groups.in_force) == ["cpu", "memory", "pids"]
@@ -115,7 +115,7 @@ def test_only_empty_groups_of_dead_runners_are_swept(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     files(tmp_path / busy, cgroup__procs="1")
 
-    assert cgroups.sweep(Mounts(tmp_path, {})) == 1
+    assert cgroups.remove_stale(Hierarchies(tmp_path, {})) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([busy, living, "deltaci-runner", "others"])
 
 
@@ -126,7 +126,7 @@ def test_groups_of_another_pid_namespace_are_not_swept(tmp_path: Path) -> None:
     for name in (here, elsewhere):
         (tmp_path / name).mkdir()
 
-    assert cgroups.sweep(Mounts(tmp_path, {})) == 1
+    assert cgroups.remove_stale(Hierarchies(tmp_path, {})) == 1
     assert [path.name for path in tmp_path.iterdir()] == [elsewhere]
 
 
@@ -138,12 +138,12 @@ def test_a_cpu_limit_is_in_force_where_a_cgroup_can_be_had(kind: str, tmp_path: 
         if "CPUs (cgroup)" not in bench.cell.description:
             pytest.skip(f"no cpu cgroup can be had here: {bench.cell.description}")
         name = cgroups.name_for(bench.cell.handle.marker)
-        mounted = cgroups.mounts()
+        hierarchies = cgroups.find_hierarchies()
         texts = [
             path.read_text()
             for path in (
-                *([mounted.v2 / name / "cpu.max"] if mounted.v2 else []),
-                *([mounted.v1["cpu"] / name / "cpu.cfs_quota_us"] if "cpu" in mounted.v1 else []),
+                *([hierarchies.v2 / name / "cpu.max"] if hierarchies.v2 else []),
+                *([hierarchies.v1["cpu"] / name / "cpu.cfs_quota_us"] if "cpu" in hierarchies.v1 else []),
             )
             if path.exists()
         ]

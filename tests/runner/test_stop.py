@@ -50,7 +50,7 @@ def doomed(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes],
         yield process, handle
         process.kill()
     process_tree.kill_all(handle)
-    cgroups.sweep()
+    cgroups.remove_stale()
 
 
 @both
@@ -217,7 +217,7 @@ def test_the_step_dies_with_a_supervisor_that_is_killed_too(
     """The kernel's word for the direct child; the others are in the cgroup, and the keeper finds them there."""
     runner, handle = doomed
     (guard,) = handle.root_pids
-    supervisor = child_of(guard, b"nursery")
+    supervisor = child_of(guard, b"zygote")
     step = child_of(supervisor, b"read -r word")
     files = {step: os.pidfd_open(step)}
 
@@ -264,12 +264,12 @@ def test_a_pid_that_was_used_again_is_nobody_of_ours() -> None:
 
 def test_a_version_1_freezer_ends_a_job_too() -> None:
     """Where version 2 has no kill, nobody forks while the freezer holds."""
-    mounted = cgroups.mounts()
-    groups = cgroups.make(cgroups.name_for("freezer-test"), Limits(), mounted=cgroups.Mounts(None, mounted.v1))
+    without_v2 = cgroups.Hierarchies(None, cgroups.find_hierarchies().v1)
+    groups = cgroups.create(cgroups.name_for("freezer-test"), Limits(), hierarchies=without_v2)
     if "freezer" not in groups.tracker:
         pytest.skip("no freezer cgroup of version 1 can be had here")
     handle = JobHandle(marker="nobody-carries-this", cgroup=groups.tracker)
-    join = f"echo 0 > {groups.joins()[0]}; echo up; sleep 1000 & sleep 1000"
+    join = f"echo 0 > {groups.procs_files()[0]}; echo up; sleep 1000 & sleep 1000"
     with subprocess.Popen(["sh", "-c", join], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"

@@ -1,4 +1,8 @@
-"""How a job's commands are run, contained, stopped and proved gone."""
+"""Run the commands of jobs isolated from the runner, limit their resources, and end all of their processes.
+
+An executor makes one `Cell` per job: a container, a bubblewrap sandbox, or plain processes below a supervisor. May
+import `core`, `protocol` and `workspace`. Start with `cell.py` (the interfaces), then `supervised_cell.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +23,47 @@ __all__ = ["SHELL", "BindMount", "Cell", "CellFailed", "Executor", "Executors", 
 
 
 class Executors:
-    """Every executor that there is, and what they share. Close it in the end."""
+    """All executors of this runner and the zygote that they share. Must be closed."""
 
     def __init__(self, defaults: Sequence[str] = DEFAULT_EXECUTORS) -> None:
-        self._defaults = list(defaults)  # For a job that asks for none: the first that works here.
+        self._defaults = list(defaults)  # For a job that requests none: the first usable one.
         self._zygote = Zygote()
         executors: tuple[Executor, ...] = (ContainerExecutor(), SandboxExecutor(), ProcessExecutor(self._zygote))
-        self._executors = {executor.name: executor for executor in executors}  # The strictest first.
-        cgroups.sweep()  # What killed runners left behind.
+        self._executors = {executor.name: executor for executor in executors}  # In order of isolation.
+        cgroups.remove_stale()  # Of runners that were killed.
 
-    def choose(self, wanted: str | None, image: str = "") -> Executor:
-        """The best executor for a job. One that was asked for is never replaced by another."""
+    def choose(self, requested: str | None, image: str = "") -> Executor:
+        """Return the requested executor, `container` if there is an image, else the first usable default.
+
+        Raises `Refused` if it cannot be used here. A requested executor is never replaced by another one.
+        """
         executors = self._executors
-        if wanted is not None and wanted not in executors:
-            raise Refused("no_executor", f"there is no executor {wanted!r}; ask for one of {', '.join(executors)}")
-        if image and wanted not in (None, "container"):
+        if requested is not None and requested not in executors:
+            raise Refused("no_executor", f"there is no executor {requested!r}; expected one of {', '.join(executors)}")
+        if image and requested not in (None, "container"):
             raise Refused(
                 "no_executor",
-                f"the job asks for the image {image!r} and for the executor {wanted!r}, which has no images; "
+                f"the job requests the image {image!r} and the executor {requested!r}, which cannot run images; "
                 "leave one of them out",
             )
-        if wanted == "container" and not image:
-            raise Refused("no_executor", "the job asks for the executor 'container' but for no image; name one")
-        names = [wanted] if wanted else ["container"] if image else self._defaults
+        if requested == "container" and not image:
+            raise Refused("no_executor", "the job requests the executor 'container' but no image; name one")
+        names = [requested] if requested else ["container"] if image else self._defaults
         reasons = {name: executors[name].unavailable_reason() for name in names}
         for name in names:
             if not reasons[name]:
                 return executors[name]
-        found = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        unavailable = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         usable = (
             ", ".join(name for name in executors if name not in reasons and not executors[name].unavailable_reason())
             or "none"
         )
         raise Refused(
             "no_executor",
-            f"the job needs {' or '.join(names)}, which this runner cannot give ({found}); it could give: {usable}. "
-            "Set it up here, or send the job to another runner",
+            f"the job needs {' or '.join(names)}, which this runner cannot provide ({unavailable}); it can provide: "
+            f"{usable}. Set it up here, or send the job to another runner",
         )
 
     async def close(self) -> None:
-        """End what they share. The cells must be closed before."""
+        """Stop the zygote. All cells must be closed before."""
         await self._zygote.close()

@@ -1,4 +1,4 @@
-"""What every executor promises: a cell holds one job, runs its steps in order, and can prove that it is empty."""
+"""The interfaces of executors: a cell contains one job, runs its steps in order, and can prove that it is empty."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SHELL: Final = ("bash", "-eo", "pipefail", "-c")
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a step ended: by itself with a code, or by a signal.
+    """How a step ended: with an exit code or by a signal.
 
-    What was used is that of all processes of the job that have ended by then; None where nobody counts.
+    CPU time and memory are those of all processes of the job that have ended so far; None where they are not measured.
     """
 
     exit_code: int | None
@@ -29,29 +29,29 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class CellFailed(Exception):
-    """The cell itself could not do its work. Not the job's fault: another runner may succeed."""
+    """The cell could not do its work. This is not the job's fault: another runner may succeed."""
 
 
 class BindMount(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that a cell shows beside the workspace, at the same path."""
+    """A folder outside the workspace that a cell can access at the same path."""
 
     path: Path
     is_writable: bool
 
 
 class Cell(Protocol):
-    """One job's containment. What a step leaves running lives on until the job ends, and no longer."""
+    """The containment of one job. Processes that a step leaves running live until the job ends."""
 
     @property
     def handle(self) -> JobHandle:
-        """How to find the job's processes now; it changes when the first step starts."""
+        """Return the data that finds the job's processes now; it changes when the first step starts."""
 
     @property
     def description(self) -> str:
-        """One sentence for the log: which executor, which limits are in force and which are not."""
+        """One sentence for the log: the executor, and which limits are in force."""
 
     async def open(self) -> None:
-        """Make it ready in advance; otherwise the first step does that. Raises `CellFailed`."""
+        """Prepare the cell, which the first step would otherwise do. Raises `CellFailed`."""
 
     async def run(
         self,
@@ -63,27 +63,27 @@ class Cell(Protocol):
         on_output: Callable[[bytes], None],
         shell: tuple[str, ...] = SHELL,
     ) -> Exit:
-        """Run one step. All that it wrote before its exit is delivered, stdout and stderr in the order of writing.
+        """Run one step. Deliver its whole output, stdout and stderr in the order of writing, before returning.
 
-        A timeout of 0 is none. A stopped or closed cell starts nothing, and says that the step was killed.
+        A timeout of 0 means none. A stopped or closed cell starts nothing and returns an exit by SIGKILL.
         """
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Ask everybody to end, then kill them. True only when nobody is left; `run` then returns."""
+        """Send SIGTERM to all processes, then SIGKILL; `run` then returns. Return True only if no process is left."""
 
     async def close(self) -> bool:
-        """End of the job: kill whoever is left and clear up. True only when nobody is left. Safe to repeat."""
+        """Kill the remaining processes and clean up. Return True only if no process is left. Idempotent."""
 
 
 class Executor(Protocol):
-    """One way to run jobs."""
+    """Creates cells of one kind."""
 
     name: str
 
     def unavailable_reason(self) -> str:
-        """Empty when it can be used here, else one sentence why not."""
+        """Return why this executor cannot be used here, as one sentence; an empty string if it can."""
 
     def cell(
         self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
     ) -> Cell:
-        """A new cell for one job. Nothing is started before its first step; what is `shown` need not be there yet."""
+        """Return a new cell for one job. Nothing is started, and no bind mount need exist, before the first step."""

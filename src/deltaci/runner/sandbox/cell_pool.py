@@ -1,6 +1,7 @@
-"""Where jobs run. The next place is made ready while nobody waits: starting a cell is most of a small job's time.
+"""The job directories of a runner, each with a workspace and a cell. One is prepared in advance.
 
-A place that is made ready in advance is for a job like the last one; one that asks for something else gets its own.
+Starting a cell takes most of a small job's time, so after each job a spare one with the same `CellSpec` is prepared. A
+job with another spec gets a new one, and the spare is discarded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PREFIX: Final = "job-"
 
 
 class CellSpec(msgspec.Struct, frozen=True):
-    """What a cell is made for."""
+    """What determines a cell: only jobs with an equal spec can use a prepared one."""
 
     executor: str | None
     image: str
@@ -31,34 +32,34 @@ class CellSpec(msgspec.Struct, frozen=True):
 
 
 class JobDir:
-    """A folder of its own, with a workspace and a cell around it."""
+    """The private folder of one job, with its workspace and cell."""
 
     def __init__(
         self,
         folder: Path,
         executor: Executor | None = None,
-        wish: CellSpec | None = None,
+        cell_spec: CellSpec | None = None,
         *,
         worktrees: WorktreePool | None = None,
         slot: WorktreeSlot | None = None,
     ) -> None:
-        # Without any link in it: whoever finds one later on knows that the job made it.
+        # Resolved, so that a link found in the path later was made by the job.
         self.folder = folder.resolve() / f"{PREFIX}{secrets.token_hex(8)}"
         self.workspace = self.folder / "workspace"
         self.workspace.mkdir(parents=True)
         self.worktrees, self.slot = worktrees, slot
         self.cell: Cell | None = None
-        if executor is not None and wish is not None:
+        if executor is not None and cell_spec is not None:
             self.cell = executor.cell(
                 workspace=self.workspace,
-                limits=wish.limits,
-                network=wish.network,
-                image=wish.image,
+                limits=cell_spec.limits,
+                network=cell_spec.network,
+                image=cell_spec.image,
                 bind_mounts=slot.bind_mounts() if slot is not None else (),
             )
 
     async def release(self) -> bool:
-        """End whatever is left in it, and remove it. Whether nobody was left."""
+        """Close the cell, release the worktree and remove the folder. Return whether no process of the job was left."""
         is_empty = self.cell is None or await self.cell.close()
         if self.worktrees is not None and self.slot is not None:
             await self.worktrees.release(self.slot, is_empty=is_empty)
@@ -67,75 +68,75 @@ class JobDir:
 
 
 class CellPool:
-    """Makes places, one of them in advance."""
+    """Creates job directories, one of them in advance."""
 
     def __init__(self, folder: Path, executors: Executors) -> None:
         self._folder = folder
         self._executors = executors
         self._spare: JobDir | None = None
-        self._spare_for: CellSpec | None = None
-        self._making: asyncio.Task[None] | None = None
-        self._leaving: set[asyncio.Task[bool]] = set()
+        self._spare_spec: CellSpec | None = None
+        self._preparing: asyncio.Task[None] | None = None
+        self._releasing: set[asyncio.Task[bool]] = set()
         self.worktrees = WorktreePool(folder.resolve())
-        for left in folder.glob(f"{PREFIX}*"):  # Of a runner that was killed; its jobs are gone.
-            shutil.rmtree(left, ignore_errors=True)
+        for stale in folder.glob(f"{PREFIX}*"):  # Of a runner that was killed.
+            shutil.rmtree(stale, ignore_errors=True)
 
     def without_cell(self) -> JobDir:
-        """Only a folder: for a job that cannot be run here, but whose log tells why."""
+        """Return a folder without a cell, for the log of a job that cannot run here."""
         return JobDir(self._folder)
 
     def acquire(self, spec: JobSpec) -> JobDir:
-        """A place for this job. Raises `Refused` when there is none here."""
-        # Services are reached over the network of the machine.
-        wish = CellSpec(spec.executor, spec.image, spec.network or bool(spec.services), spec.limits)
+        """Return a job directory for this job. Raises `Refused` if no executor here can run it."""
+        # Service containers are reached over the machine's network.
+        cell_spec = CellSpec(spec.executor, spec.image, spec.network or bool(spec.services), spec.limits)
         if spec.tree is not None:
-            return self._with_tree(wish, spec.tree)
+            return self._acquire_with_worktree(cell_spec, spec.tree)
         spare, self._spare = self._spare, None
-        if spare is not None and self._spare_for == wish:
-            found = spare
+        if spare is not None and self._spare_spec == cell_spec:
+            job_dir = spare
         else:
             if spare is not None:
-                self._throw_away(spare)
-            found = self._new(wish)
-        if self._making is None or self._making.done():
-            self._making = asyncio.create_task(self._make(wish))
-        return found
+                self._release_later(spare)
+            job_dir = self._create(cell_spec)
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.create_task(self._prepare_spare(cell_spec))
+        return job_dir
 
-    def _with_tree(self, wish: CellSpec, tree: Worktree) -> JobDir:
-        """One that shows its tree; it cannot be made in advance."""
-        executor = self._executors.choose(wish.executor, wish.image)
+    def _acquire_with_worktree(self, cell_spec: CellSpec, tree: Worktree) -> JobDir:
+        """Return a job directory whose cell mounts a worktree; it cannot be prepared in advance."""
+        executor = self._executors.choose(cell_spec.executor, cell_spec.image)
         slot = self.worktrees.reserve(tree)
         try:
-            return JobDir(self._folder, executor, wish, worktrees=self.worktrees, slot=slot)
+            return JobDir(self._folder, executor, cell_spec, worktrees=self.worktrees, slot=slot)
         except BaseException:
             self.worktrees.unreserve(slot)
             raise
 
-    def _new(self, wish: CellSpec) -> JobDir:
-        return JobDir(self._folder, self._executors.choose(wish.executor, wish.image), wish)
+    def _create(self, cell_spec: CellSpec) -> JobDir:
+        return JobDir(self._folder, self._executors.choose(cell_spec.executor, cell_spec.image), cell_spec)
 
-    async def _make(self, wish: CellSpec) -> None:
-        place: JobDir | None = None
+    async def _prepare_spare(self, cell_spec: CellSpec) -> None:
+        job_dir: JobDir | None = None
         try:
-            place = self._new(wish)
-            if place.cell is not None:
-                await place.cell.open()
+            job_dir = self._create(cell_spec)
+            if job_dir.cell is not None:
+                await job_dir.cell.open()
         except (Refused, CellFailed, OSError):
-            if place is not None:
-                self._throw_away(place)
+            if job_dir is not None:
+                self._release_later(job_dir)
             return
-        self._spare, self._spare_for = place, wish
+        self._spare, self._spare_spec = job_dir, cell_spec
 
-    def _throw_away(self, place: JobDir) -> None:
-        leaving = asyncio.create_task(place.release())
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+    def _release_later(self, job_dir: JobDir) -> None:
+        releasing = asyncio.create_task(job_dir.release())
+        self._releasing.add(releasing)
+        releasing.add_done_callback(self._releasing.discard)
 
     async def close(self) -> None:
-        """Leave the one that nobody took."""
-        if self._making is not None:
-            await asyncio.wait({self._making})  # One that is cut off half-way would stay behind.
+        """Release the spare job directory and close the executors."""
+        if self._preparing is not None:
+            await asyncio.wait({self._preparing})  # Cancelling it would leave a started cell behind.
         if self._spare is not None:
-            self._throw_away(self._spare)
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+            self._release_later(self._spare)
+        await asyncio.gather(*self._releasing, return_exceptions=True)
         await self._executors.close()

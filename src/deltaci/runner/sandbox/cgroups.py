@@ -1,7 +1,7 @@
-"""Control groups: what may be used at most, who belongs to a job, and a kill that nobody escapes.
+"""Control groups: limit what a job may use, list its processes, and kill them all at once.
 
-Both versions are used, side by side where a machine has both. A job's groups are made below the runner's own, so what
-binds the runner binds its jobs. What cannot be had is not an error: it is listed, and the log says so.
+Both versions are used, side by side where a machine has both. A job's groups are created below the runner's own, so the
+runner's limits apply to its jobs, too. A limit that cannot be set is no error: the log says so.
 """
 
 from __future__ import annotations
@@ -16,103 +16,114 @@ from typing import Final, NamedTuple
 from deltaci.protocol.messages import Limits
 
 PREFIX: Final = "deltaci-"
-RUNNER: Final = "deltaci-runner"  # The leaf that the runner moves to; v2 wants processes in leaves only.
+RUNNER: Final = "deltaci-runner"  # The leaf that the runner moves to; v2 allows processes only in leaves.
 PERIOD_MICROSECONDS: Final = 100_000
 REMOVE_SECONDS: Final = 2.0
 
 
-class Mounts(NamedTuple):
-    """The runner's own group in every hierarchy that is mounted."""
+class Hierarchies(NamedTuple):
+    """The runner's own group in every mounted hierarchy."""
 
     v2: Path | None
     v1: dict[str, Path]  # by controller
 
 
 class Groups(NamedTuple):
-    """One job's groups. `tracker` is the one that finds and kills its processes."""
+    """The groups of one job. `tracker` is the path of the group that lists and kills its processes."""
 
     paths: tuple[Path, ...] = ()
     tracker: str = ""
     in_force: tuple[str, ...] = ()  # of memory, pids, cpu
 
-    def joins(self) -> tuple[str, ...]:
-        """Where a process writes 0 to become a member."""
+    def procs_files(self) -> tuple[str, ...]:
+        """Return the files to which a process writes 0 to join the groups."""
         return tuple(str(path / "cgroup.procs") for path in self.paths)
 
     def remove(self) -> bool:
-        """False when a group is still busy. Those who were just killed leave it a moment later."""
-        removed = [_remove(path) for path in self.paths]
+        """Remove the groups; return False if one is still busy. Killed processes leave a group after a moment."""
+        removed = [_remove_group(path) for path in self.paths]
         return all(removed)
 
 
-def mounts(proc: Path = Path("/proc/self")) -> Mounts:
-    """Where the runner's own groups are."""
-    own: dict[str, str] = {}
+def find_hierarchies(proc: Path = Path("/proc/self")) -> Hierarchies:
+    """Return the runner's own groups."""
+    runner_paths: dict[str, str] = {}
     for line in _read(proc / "cgroup").splitlines():
         number, names, path = line.split(":", 2)
-        own.update(dict.fromkeys(names.split(",") if number != "0" else [""], path))
+        runner_paths.update(dict.fromkeys(names.split(",") if number != "0" else [""], path))
     v2, v1 = None, {}
     for line in _read(proc / "mountinfo").splitlines():
         fields, _, rest = line.partition(" - ")
         root, point = fields.split()[3:5]
         kind, _, options = rest.split()[:3]
-        if kind == "cgroup2" and "" in own:
-            v2 = _below(point, root, own[""])
+        if kind == "cgroup2" and "" in runner_paths:
+            v2 = _visible_path(point, root, runner_paths[""])
         elif kind == "cgroup":
-            v1.update({name: _below(point, root, own[name]) for name in options.split(",") if name in own})
-    return Mounts(v2, v1)
+            v1.update(
+                {
+                    name: _visible_path(point, root, runner_paths[name])
+                    for name in options.split(",")
+                    if name in runner_paths
+                }
+            )
+    return Hierarchies(v2, v1)
 
 
-def make(name: str, limits: Limits, *, overhead: int = 0, mounted: Mounts | None = None) -> Groups:
-    """The groups of one job, as many as can be had. `overhead` is how many processes are ours and not the job's."""
-    mounted = mounts() if mounted is None else mounted
-    wanted = {
+def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarchies | None = None) -> Groups:
+    """Create as many groups and limits for one job as possible.
+
+    `overhead` is the number of processes that belong to the executor, not to the job.
+    """
+    hierarchies = find_hierarchies() if hierarchies is None else hierarchies
+    settings_by_controller = {
         controller: settings
-        for controller, is_wanted, settings in (
+        for controller, limit, settings in (
             ("memory", limits.memory_bytes, lambda path: _set_memory(path, limits.memory_bytes)),
             ("pids", limits.processes, lambda path: _set(path / "pids.max", limits.processes + overhead)),
             ("cpu", limits.cpus, lambda path: _set_cpu(path, limits.cpus)),
         )
-        if is_wanted
+        if limit
     }
     paths: list[Path] = []
     in_force: list[str] = []
-    v2 = _make_v2(mounted.v2, name, set(wanted)) if mounted.v2 is not None else None
+    v2 = _create_v2(hierarchies.v2, name, set(settings_by_controller)) if hierarchies.v2 is not None else None
     if v2 is not None:
         paths.append(v2)
-        in_force += [controller for controller in wanted if _try(wanted[controller], v2)]
-    # In v1 every controller has a group of its own; the freezer is for machines whose v2 cannot kill.
-    needed = [controller for controller in wanted if controller not in in_force]
-    if v2 is None or not _can_end(v2):
-        needed.append("freezer")
-    for controller in needed:
-        path = _make(mounted.v1[controller], name) if controller in mounted.v1 else None
+        in_force += [
+            controller for controller in settings_by_controller if _apply(settings_by_controller[controller], v2)
+        ]
+    # In v1 every controller has its own group. The freezer is needed where v2 cannot kill a group.
+    remaining = [controller for controller in settings_by_controller if controller not in in_force]
+    if v2 is None or not _can_kill(v2):
+        remaining.append("freezer")
+    for controller in remaining:
+        path = _create(hierarchies.v1[controller], name) if controller in hierarchies.v1 else None
         if path is not None:
             paths.append(path)
-            if controller in wanted and _try(wanted[controller], path):
+            if controller in settings_by_controller and _apply(settings_by_controller[controller], path):
                 in_force.append(controller)
-    tracker = next((path for path in paths if _can_end(path)), paths[0] if paths else "")
+    tracker = next((path for path in paths if _can_kill(path)), paths[0] if paths else "")
     return Groups(tuple(paths), str(tracker), tuple(in_force))
 
 
 def name_for(marker: str) -> str:
-    """Return the name of a job's groups, which says whose they are: a PID namespace and a runner's pid in it."""
+    """Return the name of a job's groups; it contains the runner's PID namespace and its pid there."""
     return f"{PREFIX}{_pid_namespace()}.{os.getpid()}-{marker[:16]}"
 
 
-def sweep(mounted: Mounts | None = None) -> int:
-    """Remove the empty groups that killed runners of this PID namespace left behind; return how many.
+def remove_stale(hierarchies: Hierarchies | None = None) -> int:
+    """Remove the empty groups that killed runners of this PID namespace left behind; return their number.
 
-    Namespaces may share a hierarchy, and whether a runner of another one is alive cannot be known here.
+    Namespaces may share a hierarchy, and this process cannot know which runners of other namespaces are alive.
     """
-    mounted = mounts() if mounted is None else mounted
-    own = f"{PREFIX}{_pid_namespace()}."
+    hierarchies = find_hierarchies() if hierarchies is None else hierarchies
+    namespace_prefix = f"{PREFIX}{_pid_namespace()}."
     removed = 0
-    for parent in {path for path in (mounted.v2, *mounted.v1.values()) if path is not None}:
-        for path in _home(parent).glob(f"{own}*-*"):
-            pid = path.name.removeprefix(own).partition("-")[0]
+    for hierarchy in {path for path in (hierarchies.v2, *hierarchies.v1.values()) if path is not None}:
+        for path in _job_parent(hierarchy).glob(f"{namespace_prefix}*-*"):
+            pid = path.name.removeprefix(namespace_prefix).partition("-")[0]
             if pid.isdecimal() and not _is_alive(int(pid)):
-                with contextlib.suppress(OSError):  # Not empty: whoever is in it is somebody's to kill, not ours.
+                with contextlib.suppress(OSError):  # Not empty: its processes are not ours to kill.
                     path.rmdir()
                     removed += 1
     return removed
@@ -127,53 +138,53 @@ def _pid_namespace() -> int:
 
 
 def _is_alive(pid: int) -> bool:
-    """Return whether there is such a process in this PID namespace. /proc may be that of another one."""
+    """Return whether this process exists. /proc is not used: it may show another PID namespace."""
     try:
-        with contextlib.suppress(PermissionError):  # Another user's.
+        with contextlib.suppress(PermissionError):  # It is another user's process.
             os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
     return True
 
 
-# -- how they are made
+# -- creation
 
 
-def _make_v2(own: Path, name: str, controllers: set[str]) -> Path | None:
-    home = _home(own)
-    available = controllers & set(_read(home / "cgroup.controllers").split())
-    missing = available - set(_read(home / "cgroup.subtree_control").split())
-    if missing and not _enable(home, missing):
-        _move_runner(home)
-        _enable(home, missing)
-    return _make(home, name)
+def _create_v2(runner_group: Path, name: str, controllers: set[str]) -> Path | None:
+    parent = _job_parent(runner_group)
+    available = controllers & set(_read(parent / "cgroup.controllers").split())
+    missing = available - set(_read(parent / "cgroup.subtree_control").split())
+    if missing and not _enable(parent, missing):
+        _move_runner(parent)
+        _enable(parent, missing)
+    return _create(parent, name)
 
 
-def _enable(home: Path, controllers: set[str]) -> bool:
-    return _try(
-        lambda path: _set(path, " ".join(f"+{name}" for name in sorted(controllers))), home / "cgroup.subtree_control"
+def _enable(parent: Path, controllers: set[str]) -> bool:
+    return _apply(
+        lambda path: _set(path, " ".join(f"+{name}" for name in sorted(controllers))), parent / "cgroup.subtree_control"
     )
 
 
-def _move_runner(home: Path) -> None:
-    """Into a leaf, if the runner is alone in its group: with others in it the group is not ours to arrange."""
-    if _read(home / "cgroup.procs").split() != [str(os.getpid())]:
+def _move_runner(parent: Path) -> None:
+    """Move the runner into a leaf group if it is alone in its group; else the group is not ours to change."""
+    if _read(parent / "cgroup.procs").split() != [str(os.getpid())]:
         return
-    leaf = home / RUNNER
+    leaf = parent / RUNNER
     with contextlib.suppress(OSError):
         leaf.mkdir(exist_ok=True)
         _set(leaf / "cgroup.procs", os.getpid())
 
 
-def _home(own: Path) -> Path:
-    return own.parent if own.name == RUNNER else own
+def _job_parent(runner_group: Path) -> Path:
+    return runner_group.parent if runner_group.name == RUNNER else runner_group
 
 
-def _make(parent: Path, name: str) -> Path | None:
+def _create(parent: Path, name: str) -> Path | None:
     path = parent / name
     try:
         path.mkdir(exist_ok=True)
-        # Joining is what matters, and may be forbidden where making is not.
+        # Joining may be forbidden where creation is not.
         with open(path / "cgroup.procs", "wb"):
             return path
     except OSError:
@@ -185,12 +196,14 @@ def _make(parent: Path, name: str) -> Path | None:
 def _set_memory(path: Path, limit_bytes: int) -> None:
     if (path / "memory.max").exists():
         _set(path / "memory.max", limit_bytes)
-        swap, text = path / "memory.swap.max", 0
+        swap, swap_limit = path / "memory.swap.max", 0
     else:
         _set(path / "memory.limit_in_bytes", limit_bytes)
-        swap, text = path / "memory.memsw.limit_in_bytes", limit_bytes
-    with contextlib.suppress(OSError):  # Without swap accounting there is no such file; the limit holds for memory.
-        _set(swap, text)
+        swap, swap_limit = path / "memory.memsw.limit_in_bytes", limit_bytes
+    with contextlib.suppress(
+        OSError
+    ):  # Without swap accounting the file does not exist; memory is limited all the same.
+        _set(swap, swap_limit)
 
 
 def _set_cpu(path: Path, cpus: float) -> None:
@@ -202,7 +215,7 @@ def _set_cpu(path: Path, cpus: float) -> None:
         _set(path / "cpu.cfs_quota_us", quota)
 
 
-def _remove(path: Path) -> bool:
+def _remove_group(path: Path) -> bool:
     deadline = time.monotonic() + REMOVE_SECONDS
     while path.exists():
         for folder, _, _ in os.walk(path, topdown=False):
@@ -215,11 +228,11 @@ def _remove(path: Path) -> bool:
     return True
 
 
-def _can_end(path: Path) -> bool:
+def _can_kill(path: Path) -> bool:
     return any((path / name).exists() for name in ("cgroup.kill", "freezer.state"))
 
 
-def _try(settings: Callable[[Path], None], path: Path) -> bool:
+def _apply(settings: Callable[[Path], None], path: Path) -> bool:
     try:
         settings(path)
     except OSError:
@@ -228,16 +241,16 @@ def _try(settings: Callable[[Path], None], path: Path) -> bool:
 
 
 def _set(path: Path, value: int | str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # Never O_CREAT: a file that is not there is a limit that is not.
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # Without O_CREAT: a missing file means an unsupported limit.
     try:
         os.write(file, str(value).encode())
     finally:
         os.close(file)
 
 
-def _below(point: str, root: str, own: str) -> Path:
-    """Where a group is seen: a mount may show only a part of the hierarchy."""
-    inside = own.removeprefix(root) if root != "/" else own
+def _visible_path(point: str, root: str, runner_group: str) -> Path:
+    """Return the path at which a group is visible: a mount may show only a part of the hierarchy."""
+    inside = runner_group.removeprefix(root) if root != "/" else runner_group
     return Path(point + "/" + inside.strip("/")) if inside.strip("/") else Path(point)
 
 

@@ -1,7 +1,7 @@
-"""Containers, by the command line of podman or docker. One container for each job; its steps are executed in it.
+"""Run jobs in containers, by the command line of podman or docker: one container per job, which executes its steps.
 
-The tool starts the container's processes elsewhere than below the runner, so three things find them: the mark in their
-environment, the container's first pid and its cgroup, and the tool itself, which is always asked as well.
+The tool starts the container's processes outside of the runner's process tree. They are found by the marker in their
+environment, by the container's first pid and by its cgroup; the tool is also asked to remove the container.
 """
 
 from __future__ import annotations
@@ -29,39 +29,36 @@ from deltaci.runner.sandbox.supervised_cell import KILL_SECONDS, MAX_READ_BYTES
 
 TOOLS: Final = ("podman", "docker")
 PROBE_SECONDS: Final = 10.0
-TOOL_SECONDS: Final = 600.0  # The longest that a call of the tool may take: it may have to fetch an image.
-WAIT: Final = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
-SIGNALED: Final = 128  # A tool tells a signal as an exit code above this.
-# What the tool itself needs of the runner's environment. None of it reaches the container.
-TOOL_NEEDS: Final = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DOCKER_CONFIG", "TMPDIR")
+TOOL_SECONDS: Final = 600.0  # A call of the tool may have to download an image.
+KEEP_ALIVE_SCRIPT: Final = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+SIGNALED: Final = 128  # The tool reports a signal as an exit code above this.
+# Variables of the runner that the tool itself needs. They are not passed to the container.
+TOOL_VARIABLES: Final = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DOCKER_CONFIG", "TMPDIR")
 
 
 class ContainerExecutor:
-    """For jobs that bring their own system."""
+    """For jobs that name an image."""
 
     name = "container"
 
     def unavailable_reason(self) -> str:
-        """Whether one of the tools answers; tried out once."""
+        """Return why no container tool works here; tested once per process."""
         tool, reasons = working_tool()
         return "" if tool else reasons
 
     def cell(
         self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
     ) -> ContainerCell:
-        """A cell in a container of this image."""
         tool, reasons = working_tool()
         if not tool:
             raise CellFailed(f"no container can be started: {reasons}")
-        place = workspace.resolve()
+        workspace = workspace.resolve()
         return ContainerCell(
-            tool, workspace=place, limits=limits, has_network=network, image=image, bind_mounts=bind_mounts
+            tool, workspace=workspace, limits=limits, has_network=network, image=image, bind_mounts=bind_mounts
         )
 
 
 class ContainerCell:
-    """One job in one container."""
-
     def __init__(
         self,
         tool: str,
@@ -73,7 +70,7 @@ class ContainerCell:
         bind_mounts: Sequence[BindMount] = (),
     ) -> None:
         self._tool = tool
-        self._shown = tuple(bind_mounts)
+        self._bind_mounts = tuple(bind_mounts)
         self._marker = secrets.token_hex(16)
         self._name = f"deltaci-{self._marker}"
         self._workspace = workspace
@@ -83,26 +80,25 @@ class ContainerCell:
         self._handle = JobHandle(marker=self._marker)
         self._is_started = False
         self._is_running = False
-        self.network = ""  # One that it shares with others, if it has any.
-        self._over = asyncio.Event()  # Nothing more is started.
-        asked = [
+        self.network = ""  # The network that it shares with service containers, if any.
+        self._is_stopping = asyncio.Event()  # Then nothing more is started.
+        limit_texts = [
             *([f"memory {limits.memory_bytes} bytes"] if limits.memory_bytes else []),
             *([f"{limits.processes} processes"] if limits.processes else []),
             *([f"{limits.cpus:g} CPUs"] if limits.cpus else []),
         ]
         self.description = (
             f"container executor: {Path(tool).name}, image {image}, {'with' if has_network else 'no'} network; "
-            f"limits, enforced by {Path(tool).name}: {', '.join(asked) or 'none asked for'}"
+            f"limits, enforced by {Path(tool).name}: {', '.join(limit_texts) or 'none requested'}"
         )
 
     @property
     def handle(self) -> JobHandle:
-        """How to find the job's processes now."""
+        """Return the data that finds the job's processes now."""
         return self._handle
 
     def start_command(self) -> list[str]:
-        """The command that starts the container."""
-        place = str(self._workspace)
+        workspace = str(self._workspace)
         limits = self._limits
         return [
             *(self._tool, "run", "--detach", "--rm", "--init", "--name", self._name),
@@ -113,33 +109,35 @@ class ContainerCell:
             *(("--cpus", f"{limits.cpus:g}") if limits.cpus else ()),
             *(
                 "--volume",
-                f"{place}:{place}",
+                f"{workspace}:{workspace}",
                 *self._volumes(),
                 "--workdir",
-                place,
+                workspace,
                 "--env",
                 f"{process_tree.MARKER_VARIABLE}={self._marker}",
             ),
-            *("--entrypoint", "sh", self._image, "-c", WAIT),
+            *("--entrypoint", "sh", self._image, "-c", KEEP_ALIVE_SCRIPT),
         ]
 
     def _volumes(self) -> Iterator[str]:
-        for each in self._shown:
-            yield from ("--volume", f"{each.path}:{each.path}{'' if each.is_writable else ':ro'}")
+        for mount in self._bind_mounts:
+            yield from ("--volume", f"{mount.path}:{mount.path}{'' if mount.is_writable else ':ro'}")
 
     def step_command(self, script: str, env: dict[str, str], workdir: Path, shell: tuple[str, ...]) -> list[str]:
-        """The command that runs a step. Values are not in it, except those that the tool needs for itself."""
+        """Return the command that runs a step; only variables that the tool itself reads have their values in it."""
         arguments = []
         for name, value in env.items():
-            arguments += ["--env", f"{name}={value}" if name in TOOL_NEEDS else name]
-        start = [*shell, script]
+            arguments += ["--env", f"{name}={value}" if name in TOOL_VARIABLES else name]
+        command = [*shell, script]
         if shell == SHELL:
-            choice = 'if command -v bash >/dev/null; then exec bash -eo pipefail -c "$1"; else exec sh -e -c "$1"; fi'
-            start = ["sh", "-c", choice, "sh", script]
-        return [self._tool, "exec", "--workdir", str(workdir), *arguments, self._name, *start]
+            choose_shell = (
+                'if command -v bash >/dev/null; then exec bash -eo pipefail -c "$1"; else exec sh -e -c "$1"; fi'
+            )
+            command = ["sh", "-c", choose_shell, "sh", script]
+        return [self._tool, "exec", "--workdir", str(workdir), *arguments, self._name, *command]
 
     async def open(self) -> None:
-        """Nothing in advance: a container is started by its first step."""
+        """Do nothing: the first step starts the container."""
 
     async def run(
         self,
@@ -151,44 +149,44 @@ class ContainerCell:
         on_output: Callable[[bytes], None],
         shell: tuple[str, ...] = SHELL,
     ) -> Exit:
-        """Run one step; see `Cell.run`. A step that takes too long ends the container, and the next gets a new one."""
+        """Run one step; see `Cell.run`. A timeout removes the container, and the next step starts a new one."""
         if self._is_running:
             raise InvariantBroken("a cell runs one step at a time, but a second one was started")
-        if self._over.is_set():
+        if self._is_stopping.is_set():
             return Exit(None, int(signal.SIGKILL), 0.0)
         began = time.monotonic()
         self._is_running = True
         try:
             if not self._is_started:
-                await self._start()
-            inside = environment(self._workspace, self._marker, env)
+                await self._start_container()
+            step_env = environment(self._workspace, self._marker, env)
             if "PATH" not in env:
-                del inside["PATH"]  # The image knows better.
-            code, is_timed_out = await self._step(
-                self.step_command(script, inside, workdir, shell), inside, timeout_seconds, on_output
+                del step_env["PATH"]  # The image sets its own.
+            code, is_timed_out = await self._run_command(
+                self.step_command(script, step_env, workdir, shell), step_env, timeout_seconds, on_output
             )
         finally:
             self._is_running = False
         seconds = time.monotonic() - began
-        if is_timed_out or self._over.is_set() or code < 0:
+        if is_timed_out or self._is_stopping.is_set() or code < 0:
             return Exit(None, int(signal.SIGKILL), seconds, is_timed_out)
         if SIGNALED < code <= SIGNALED + 64:
             return Exit(None, code - SIGNALED, seconds)
         return Exit(code, None, seconds)
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Ask, wait, kill; see `Cell.stop`."""
-        self._over.set()
+        """Terminate, wait and kill; see `Cell.stop`."""
+        self._is_stopping.set()
         if self._is_started and grace_seconds > 0:
             await asyncio.to_thread(process_tree.terminate, self._handle, grace_seconds, self._handle.root_pids)
-        return await self._remove()
+        return await self._remove_container()
 
     async def close(self) -> bool:
-        """End of the job; see `Cell.close`."""
-        self._over.set()
-        return await self._remove()
+        """Remove the container; see `Cell.close`."""
+        self._is_stopping.set()
+        return await self._remove_container()
 
-    async def _step(
+    async def _run_command(
         self, command: list[str], env: dict[str, str], timeout_seconds: float, on_output: Callable[[bytes], None]
     ) -> tuple[int, bool]:
         process = await asyncio.create_subprocess_exec(
@@ -196,16 +194,16 @@ class ContainerCell:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={name: value for name, value in env.items() if name not in TOOL_NEEDS} | tool_environment(),
+            env={name: value for name, value in env.items() if name not in TOOL_VARIABLES} | tool_environment(),
         )
         is_timed_out = False
-        reading = asyncio.create_task(_pump(process, on_output))
+        reading = asyncio.create_task(_copy_output(process, on_output))
         waiting = asyncio.create_task(process.wait())
         try:
             await asyncio.wait([waiting], timeout=timeout_seconds or None)
             if not waiting.done():
                 is_timed_out = True
-                await self._remove()
+                await self._remove_container()
                 await asyncio.wait([waiting], timeout=KILL_SECONDS)
             await asyncio.wait([reading], timeout=KILL_SECONDS)
         finally:
@@ -216,30 +214,32 @@ class ContainerCell:
             await asyncio.gather(reading, waiting, return_exceptions=True)
         return process.returncode or 0, is_timed_out
 
-    async def _start(self) -> None:
-        self._is_started = True  # Before the call: a call that fails half-way may have started something.
-        code, said = await self._call(*self.start_command()[1:])
+    async def _start_container(self) -> None:
+        self._is_started = True  # Set before the call: a call that fails may have started a container.
+        code, output = await self._call_tool(*self.start_command()[1:])
         if code:
-            await self._remove()
-            raise CellFailed(f"the container did not start: {said}; look whether the image {self._image!r} can be had")
-        _, text = await self._call("inspect", "--format", "{{.State.Pid}} {{.Id}}", self._name)
+            await self._remove_container()
+            raise CellFailed(
+                f"the container did not start: {output}; check whether the image {self._image!r} can be pulled"
+            )
+        _, text = await self._call_tool("inspect", "--format", "{{.State.Pid}} {{.Id}}", self._name)
         pid, _, container_id = text.partition(" ")
         if pid.isdigit() and int(pid):
-            cgroup = _own_cgroup(int(pid), container_id)
+            cgroup = _dedicated_cgroup(int(pid), container_id)
             self._handle = JobHandle(marker=self._marker, root_pids=(int(pid),), cgroup=cgroup)
 
-    async def _remove(self) -> bool:
-        """Take the container away, and prove that nobody of it is left."""
+    async def _remove_container(self) -> bool:
+        """Remove the container, and return whether no process of it is left."""
         if not self._is_started:
             return True
-        await self._call("rm", "--force", self._name)
-        left = await asyncio.to_thread(process_tree.kill_all, self._handle, KILL_SECONDS)
-        code, said = await self._call("ps", "--all", "--quiet", "--filter", f"name={self._name}")
-        is_gone = not left and not code and not said
-        self._is_started = not is_gone
-        return is_gone
+        await self._call_tool("rm", "--force", self._name)
+        remaining_pids = await asyncio.to_thread(process_tree.kill_all, self._handle, KILL_SECONDS)
+        code, output = await self._call_tool("ps", "--all", "--quiet", "--filter", f"name={self._name}")
+        is_removed = not remaining_pids and not code and not output
+        self._is_started = not is_removed
+        return is_removed
 
-    async def _call(self, *arguments: str) -> tuple[int, str]:
+    async def _call_tool(self, *arguments: str) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
             *(self._tool, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
@@ -257,19 +257,19 @@ class ContainerCell:
         return code, (error if code else out).decode(errors="replace").strip()[:2000]
 
 
-async def _pump(process: asyncio.subprocess.Process, on_output: Callable[[bytes], None]) -> None:
+async def _copy_output(process: asyncio.subprocess.Process, on_output: Callable[[bytes], None]) -> None:
     if process.stdout is not None:
         while data := await process.stdout.read(MAX_READ_BYTES):
             on_output(data)
 
 
 def tool_environment() -> dict[str, str]:
-    """What the tool gets of the runner's own environment."""
-    return {name: os.environ[name] for name in TOOL_NEEDS if name in os.environ}
+    """Return the variables of the runner's environment that the tool receives."""
+    return {name: os.environ[name] for name in TOOL_VARIABLES if name in os.environ}
 
 
-def _own_cgroup(pid: int, container_id: str) -> str:
-    """The container's cgroup of version 2. Only one that is named after it: some set-ups leave it in the user's own."""
+def _dedicated_cgroup(pid: int, container_id: str) -> str:
+    """Return the container's cgroup v2, or "" if its name is not the container's: it may contain other processes."""
     with contextlib.suppress(OSError):
         for line in Path("/proc", str(pid), "cgroup").read_text().splitlines():
             path = Path("/sys/fs/cgroup" + line.removeprefix("0::"))
@@ -280,7 +280,7 @@ def _own_cgroup(pid: int, container_id: str) -> str:
 
 @lru_cache(maxsize=1)
 def working_tool() -> tuple[str, str]:
-    """The first tool that answers, or why none does."""
+    """Return the first tool that works and "", or "" and why none does."""
     reasons = []
     for name in TOOLS:
         path = shutil.which(name)
@@ -288,14 +288,16 @@ def working_tool() -> tuple[str, str]:
             reasons.append(f"{name} is not installed")
             continue
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [path, "info"], capture_output=True, timeout=PROBE_SECONDS, env=tool_environment(), check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             reasons.append(f"{name} does not answer ({error})")
             continue
-        if done.returncode == 0:
+        if result.returncode == 0:
             return path, ""
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        reasons.append(f"{name} does not work ({said[-1][:300] if said else f'exit code {done.returncode}'})")
+        error_lines = result.stderr.decode(errors="replace").strip().splitlines()
+        reasons.append(
+            f"{name} does not work ({error_lines[-1][:300] if error_lines else f'exit code {result.returncode}'})"
+        )
     return "", "; ".join(reasons)

@@ -1,4 +1,4 @@
-"""What a job sees of the runner's environment: a search path, and nothing else; and what runs its supervisor."""
+"""The environment variables of a job's steps, and the Python interpreter of its supervisor."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 
 
 def interpreter() -> Path:
-    """The Python that runs supervisors: the real one, as a virtual environment may be out of a sandbox's sight."""
+    """Return the Python that runs supervisors: the real one, as a sandbox may not see the virtual environment."""
     return Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
 
 
 def search_path() -> str:
-    """The runner's own, without its virtual environment: a job must not install into the runner."""
-    own = str(Path(sys.prefix, "bin"))
-    parts = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
+    """Return the runner's PATH without its virtual environment, so that a job cannot install into it."""
+    venv_bin = str(Path(sys.prefix, "bin"))
+    folders = [folder for folder in os.environ.get("PATH", "").split(":") if folder.startswith("/")]
     if sys.prefix != sys.base_prefix:
-        parts = [part for part in parts if part.rstrip("/") != own]
-    return ":".join(parts) or SYSTEM_PATH
+        folders = [folder for folder in folders if folder.rstrip("/") != venv_bin]
+    return ":".join(folders) or SYSTEM_PATH
 
 
 def environment(workspace: Path, marker: str, env: dict[str, str]) -> dict[str, str]:
-    """All that a step's environment holds. What the job asks for wins, except over the mark."""
+    """Return the whole environment of a step. The job's variables override the defaults, but not the marker."""
     for name in env:
         if not name or "=" in name:
-            raise Refused("bad_spec", f"{name[:80]!r} is no name for a variable; give one without '='")
-    always = {"PATH": search_path(), "HOME": str(workspace), "LANG": "C.UTF-8", "CI": "true"}
-    return always | env | {MARKER_VARIABLE: marker}
+            raise Refused("bad_spec", f"{name[:80]!r} is not a valid variable name; use a name without '='")
+    defaults = {"PATH": search_path(), "HOME": str(workspace), "LANG": "C.UTF-8", "CI": "true"}
+    return defaults | env | {MARKER_VARIABLE: marker}

@@ -1,4 +1,4 @@
-"""Plain processes of the runner's own user: nothing is hidden from the job, but everything of it is found and ended."""
+"""Run jobs as plain processes of the runner's own user: without isolation, but all are found and ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from deltaci.runner.sandbox.cell import BindMount
 from deltaci.runner.sandbox.supervised_cell import SupervisedCell
 from deltaci.runner.sandbox.zygote import Zygote
 
-OVERHEAD_PROCESSES = 2  # The supervisor and its guard.
+OVERHEAD_PROCESSES = 2  # The supervisor and its guard process.
 
 
 class ProcessExecutor:
-    """For jobs that are trusted as much as the runner's user is."""
+    """For jobs that are trusted as much as the runner's user."""
 
     name = "process"
 
@@ -26,32 +26,33 @@ class ProcessExecutor:
         self._use_cgroups = use_cgroups
 
     def unavailable_reason(self) -> str:
-        """Always usable where there is a shell."""
         return "" if os.access("/bin/sh", os.X_OK) else "there is no /bin/sh"
 
     def cell(
         self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
     ) -> SupervisedCell:
-        """A cell without walls. The network cannot be kept from it, and the description says so."""
-        shared = "" if network else ", network NOT kept from it although none was asked for"
+        """Return a cell without isolation. It cannot be denied the network, and its description says so."""
+        network_note = "" if network else ", network NOT denied although none was requested"
         return SupervisedCell(
-            title=f"process executor: no isolation{shared}",
+            title=f"process executor: no isolation{network_note}",
             workspace=workspace,
             groups=groups_for(limits, OVERHEAD_PROCESSES) if self._use_cgroups else lambda _: cgroups.Groups(),
-            launch=lambda marker, groups, theirs: self._zygote.fork_supervisor(marker, groups.joins(), theirs),
+            launch=lambda marker, groups, supervisor_socket: self._zygote.fork_supervisor(
+                marker, groups.procs_files(), supervisor_socket
+            ),
             rlimits=partial(memory_rlimit, limits),
             limits=limits,
-            has_walls=False,
+            is_isolated=False,
         )
 
 
 def groups_for(limits: Limits, overhead: int) -> partial[cgroups.Groups]:
-    """The job's groups, made when its name is known."""
-    return partial(cgroups.make, limits=limits, overhead=overhead)
+    """Return a function that makes the job's cgroups when their name is known."""
+    return partial(cgroups.create, limits=limits, overhead=overhead)
 
 
 def memory_rlimit(limits: Limits, groups: cgroups.Groups) -> dict[str, int]:
-    """Without a cgroup memory is bounded for each process: less than what was asked for, but not nothing."""
+    """Return an RLIMIT_DATA for each process if no cgroup limits memory. Weaker than requested, but a limit."""
     if limits.memory_bytes and "memory" not in groups.in_force:
         return {"RLIMIT_DATA": limits.memory_bytes}
     return {}

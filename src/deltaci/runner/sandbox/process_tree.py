@@ -1,8 +1,8 @@
-"""Who belongs to a job, and how to end all of them. Needs nothing but a handle, so any process can do it.
+"""Find and end all processes of a job. A `JobHandle` is enough, so any process of the machine can do it.
 
-A process is found in four ways: it is in the job's cgroup, it carries the job's mark in its environment, it descends
-from one that was found, or it shares a session with one. Nobody is killed on the word of a number alone: a root pid
-counts only while the process behind it still carries the mark, because pids are used again.
+A process belongs to the job if it is in the job's cgroup, has the job's marker in its environment, descends from such a
+process, or shares a session with one. A pid alone is never enough, as pids are reused: a root pid counts only while its
+process has the marker.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 
 MARKER_VARIABLE: Final = "DELTACI_JOB_MARK"
 PROC: Final = Path("/proc")
-MAX_WAIT_SECONDS: Final = 0.05  # Between two looks, when nobody whom we wait for ends.
-EMPTY_LOOKS: Final = 2  # A look at /proc is not atomic: who forks and ends during one may be missed by it.
+MAX_WAIT_SECONDS: Final = 0.05  # Between two scans while no process ends.
+EMPTY_SCANS: Final = 2  # Scanning /proc is not atomic: a process that forks and ends meanwhile may be missed.
 
 
 class JobHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is needed to find and end a job's processes; may be sent to another process of the same machine."""
+    """The data that finds a job's processes; may be sent to another process of the same machine."""
 
     marker: str
     root_pids: tuple[int, ...] = ()
@@ -33,121 +33,124 @@ class JobHandle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessEntry(NamedTuple):
-    """One line of the process table."""
+    """One live process of the process table."""
 
     pid: int
     parent: int
     session: int
-    start: int  # In ticks since boot: with the pid it names a process for good.
+    start: int  # In ticks since boot: together with the pid it identifies a process.
 
 
 def members(handle: JobHandle) -> list[int]:
-    """Every live process of the job. A zombie is not alive: it runs nothing and only waits to be counted."""
-    return sorted(_find(handle))
+    """Return the pids of all live processes of the job. Zombies do not count."""
+    return sorted(_find_processes(handle))
 
 
 def in_cgroup(handle: JobHandle) -> set[int]:
-    """Who is in the job's own group; nobody when it has none. Much cheaper than to look at everybody."""
-    return {pid for pid in _in_cgroup(handle.cgroup) if _look(pid) is not None}
+    """Return the live processes in the job's cgroup, or none if it has no cgroup. Cheaper than `members`."""
+    return {pid for pid in _in_cgroup(handle.cgroup) if _read_process(pid) is not None}
 
 
 def kill_all(handle: JobHandle, seconds: float = 5.0) -> list[int]:
-    """Kill until nobody is left; returns who is left after all. Empty is the proof that the job is over.
+    """Kill the job's processes until none is found. Return the remaining ones: an empty list proves that none is left.
 
-    Roots come last: they adopt the orphans of the job, and who has no parent is harder to find.
+    Roots are killed last: they adopt the job's orphans, which would be harder to find without a parent.
     """
     deadline = time.monotonic() + seconds
-    empty = alone = 0
+    empty_scans = scans_without_others = 0
     while True:
-        found = _find(handle)
-        roots = {pid for pid in found if pid in handle.root_pids}
-        others = {pid: seen for pid, seen in found.items() if pid not in roots}
-        empty = 0 if found else empty + 1
-        alone = 0 if others else alone + 1
-        if empty >= EMPTY_LOOKS or (found and time.monotonic() >= deadline):
-            return sorted(found)
+        processes = _find_processes(handle)
+        roots = {pid for pid in processes if pid in handle.root_pids}
+        others = {pid: process for pid, process in processes.items() if pid not in roots}
+        empty_scans = 0 if processes else empty_scans + 1
+        scans_without_others = 0 if others else scans_without_others + 1
+        if empty_scans >= EMPTY_SCANS or (processes and time.monotonic() >= deadline):
+            return sorted(processes)
         if others:
-            _strike(handle, others)
-            _wait(others, deadline)
-        elif roots and alone >= EMPTY_LOOKS:
-            _strike(handle, found)
-            _wait(found, deadline)
+            _kill_once(handle, others)
+            _wait_for_exit(others, deadline)
+        elif roots and scans_without_others >= EMPTY_SCANS:
+            _kill_once(handle, processes)
+            _wait_for_exit(processes, deadline)
 
 
-def terminate(handle: JobHandle, seconds: float, spare: Collection[int] = ()) -> list[int]:
-    """Ask everybody but the spared to end, and wait so long; returns who did not. They may be many: see `kill_all`."""
+def terminate(handle: JobHandle, seconds: float, spared_pids: Collection[int] = ()) -> list[int]:
+    """Send SIGTERM to all but the spared processes and wait; return the remaining ones.
+
+    New processes may appear at any time: see `kill_all`.
+    """
     deadline = time.monotonic() + seconds
-    known: set[ProcessEntry] = set()
+    signaled: set[ProcessEntry] = set()
     while True:
-        found = {pid: seen for pid, seen in _find(handle).items() if pid not in spare}
-        # Each is asked once: a second TERM makes many programs give up their clean-up. Whoever is started by one that
-        # was asked is its clean-up, and is left alone.
-        helpers = {seen.pid for seen in known & set(found.values())}
-        for seen in sorted(set(found.values()) - known):
-            if seen.parent in helpers:
-                helpers.add(seen.pid)
+        processes = {pid: process for pid, process in _find_processes(handle).items() if pid not in spared_pids}
+        # Each process is signaled once: a second SIGTERM makes many programs give up their clean-up. Children that a
+        # signaled process starts are part of its clean-up and are not signaled.
+        cleanup_pids = {process.pid for process in signaled & set(processes.values())}
+        for process in sorted(set(processes.values()) - signaled):
+            if process.parent in cleanup_pids:
+                cleanup_pids.add(process.pid)
             else:
-                _send(seen, signal.SIGTERM)
-                _send(seen, signal.SIGCONT)  # One that is stopped would never hear it.
-        known |= set(found.values())
-        if not found or time.monotonic() >= deadline:
-            return sorted(found)
-        _wait(found, deadline)
+                _send_signal(process, signal.SIGTERM)
+                _send_signal(process, signal.SIGCONT)  # A stopped process would not receive the SIGTERM.
+        signaled |= set(processes.values())
+        if not processes or time.monotonic() >= deadline:
+            return sorted(processes)
+        _wait_for_exit(processes, deadline)
 
 
-# -- how they are found
+# -- finding
 
 
-def _find(handle: JobHandle) -> dict[int, ProcessEntry]:
-    table = _table()
+def _find_processes(handle: JobHandle) -> dict[int, ProcessEntry]:
+    table = _process_table()
     seeds = {pid for pid in _in_cgroup(handle.cgroup) if pid in table}
     needle = f"{MARKER_VARIABLE}={handle.marker}".encode()
     for pid in table:
         is_marked = _is_marked(pid, needle)
         if is_marked or (is_marked is None and pid in handle.root_pids):
             seeds.add(pid)
-    found = _closure(table, seeds)
-    # We may stand in a session or cgroup of the job by mistake of a caller; to kill ourselves would prove nothing.
-    found.discard(os.getpid())
-    return {pid: table[pid] for pid in found}
+    members = _closure(table, seeds)
+    # A caller's mistake may have put this process into the job's session or cgroup; it must not kill itself.
+    members.discard(os.getpid())
+    return {pid: table[pid] for pid in members}
 
 
 def _closure(table: dict[int, ProcessEntry], seeds: set[int]) -> set[int]:
-    """The seeds, all who descend from them, and all who share a session with one of these."""
+    """Return the seeds, their descendants, and all processes that share a session with one of these."""
     children: dict[int, list[int]] = {}
     sessions: dict[int, list[int]] = {}
-    for seen in table.values():
-        children.setdefault(seen.parent, []).append(seen.pid)
-        sessions.setdefault(seen.session, []).append(seen.pid)
-    not_ours = {0, os.getsid(0)}
-    found: set[int] = set()
-    waiting = list(seeds)
-    while waiting:
-        pid = waiting.pop()
-        if pid in found or pid == os.getpid():
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+        sessions.setdefault(process.session, []).append(process.pid)
+    foreign_sessions = {0, os.getsid(0)}
+    members: set[int] = set()
+    pending = list(seeds)
+    while pending:
+        pid = pending.pop()
+        if pid in members or pid == os.getpid():
             continue
-        found.add(pid)
-        waiting.extend(children.get(pid, ()))
-        if table[pid].session not in not_ours:
-            waiting.extend(sessions[table[pid].session])
-    return found
+        members.add(pid)
+        pending.extend(children.get(pid, ()))
+        if table[pid].session not in foreign_sessions:
+            pending.extend(sessions[table[pid].session])
+    return members
 
 
-def _table() -> dict[int, ProcessEntry]:
+def _process_table() -> dict[int, ProcessEntry]:
     table = {}
     for name in os.listdir(PROC):
-        if name.isdigit() and (seen := _look(int(name))):
-            table[seen.pid] = seen
+        if name.isdigit() and (process := _read_process(int(name))):
+            table[process.pid] = process
     return table
 
 
-def _look(pid: int) -> ProcessEntry | None:
-    """The process, if it is alive."""
+def _read_process(pid: int) -> ProcessEntry | None:
+    """Return the process if it is alive."""
     try:
         text = (PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    # The name stands in brackets and may hold anything, brackets and spaces too.
+    # The name is in brackets and may contain anything, including brackets and spaces.
     fields = text[text.rindex(b")") + 2 :].split()
     if fields[0] in (b"Z", b"X", b"x"):
         return None
@@ -155,7 +158,7 @@ def _look(pid: int) -> ProcessEntry | None:
 
 
 def _is_marked(pid: int, needle: bytes) -> bool | None:
-    """None: we may not know, because the process is another user's."""
+    """Return None if the process is another user's, so that its environment cannot be read."""
     try:
         return needle in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except PermissionError:
@@ -171,33 +174,33 @@ def _in_cgroup(cgroup: str) -> set[int]:
     for folder, _, _ in os.walk(cgroup):
         with contextlib.suppress(OSError):
             pids.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
-    return pids - {0}  # 0 is a process of a pid namespace that we cannot see into.
+    return pids - {0}  # 0 stands for a process of a PID namespace that is not visible here.
 
 
-# -- how they are ended
+# -- ending
 
 
-def _strike(handle: JobHandle, found: dict[int, ProcessEntry]) -> None:
-    """Kill these, and with them, where the kernel can do it at once, the whole cgroup."""
-    is_frozen = _write(handle.cgroup, "freezer.state", "FROZEN")  # v1: nobody forks while we count.
-    for seen in found.values():
-        _send(seen, signal.SIGSTOP)  # So that nobody forks between the first kill and the last.
-    for seen in found.values():
-        _send(seen, signal.SIGKILL)
+def _kill_once(handle: JobHandle, processes: dict[int, ProcessEntry]) -> None:
+    """Kill these processes and, where the kernel supports it, the whole cgroup at once."""
+    is_frozen = _write_cgroup_file(handle.cgroup, "freezer.state", "FROZEN")  # v1: no process forks meanwhile.
+    for process in processes.values():
+        _send_signal(process, signal.SIGSTOP)  # So that no process forks between the first kill and the last.
+    for process in processes.values():
+        _send_signal(process, signal.SIGKILL)
     if is_frozen:
         for pid in _in_cgroup(handle.cgroup) - {os.getpid(), *handle.root_pids}:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        _write(handle.cgroup, "freezer.state", "THAWED")
-    _write(handle.cgroup, "cgroup.kill", "1")  # v2: the kernel also kills who is being forked right now.
+        _write_cgroup_file(handle.cgroup, "freezer.state", "THAWED")
+    _write_cgroup_file(handle.cgroup, "cgroup.kill", "1")  # v2: also kills processes that are being forked.
 
 
-def _write(cgroup: str, name: str, text: str) -> bool:
-    """Whether there is such a file and it took the text."""
+def _write_cgroup_file(cgroup: str, name: str, text: str) -> bool:
+    """Return whether the file exists and accepted the text."""
     if not cgroup:
         return False
     try:
-        # Without O_CREAT: a cgroup that is gone must stay gone.
+        # Without O_CREAT: a removed cgroup must stay removed.
         file = os.open(f"{cgroup}/{name}", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return False
@@ -209,34 +212,34 @@ def _write(cgroup: str, name: str, text: str) -> bool:
         os.close(file)
 
 
-def _open(seen: ProcessEntry) -> int | None:
-    """A descriptor of exactly this process, or None when it is gone or its pid is another's by now."""
+def _open_pidfd(process: ProcessEntry) -> int | None:
+    """Return a descriptor of exactly this process, or None if it has ended, even if its pid is in use again."""
     try:
-        file = os.pidfd_open(seen.pid)
+        pidfd = os.pidfd_open(process.pid)
     except OSError:
         return None
-    now = _look(seen.pid)
-    if now is None or now.start != seen.start:
-        os.close(file)
+    current = _read_process(process.pid)
+    if current is None or current.start != process.start:
+        os.close(pidfd)
         return None
-    return file
+    return pidfd
 
 
-def _send(seen: ProcessEntry, number: signal.Signals) -> None:
-    file = _open(seen)
-    if file is not None:
+def _send_signal(process: ProcessEntry, signal_number: signal.Signals) -> None:
+    pidfd = _open_pidfd(process)
+    if pidfd is not None:
         with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(file, number)
-        os.close(file)
+            signal.pidfd_send_signal(pidfd, signal_number)
+        os.close(pidfd)
 
 
-def _wait(found: dict[int, ProcessEntry], deadline: float) -> None:
-    """Until one of them ends, but never long: others may appear."""
+def _wait_for_exit(processes: dict[int, ProcessEntry], deadline: float) -> None:
+    """Wait until one of the processes ends, but not for long, as new ones may appear."""
     poll = select.poll()
-    files = [file for seen in list(found.values())[:100] if (file := _open(seen)) is not None]
-    for file in files:
-        poll.register(file, select.POLLIN)
-    if files:
+    pidfds = [pidfd for process in list(processes.values())[:100] if (pidfd := _open_pidfd(process)) is not None]
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    if pidfds:
         poll.poll(max(0.0, min(MAX_WAIT_SECONDS, deadline - time.monotonic())) * 1000)
-    for file in files:
-        os.close(file)
+    for pidfd in pidfds:
+        os.close(pidfd)

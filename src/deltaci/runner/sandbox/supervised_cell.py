@@ -1,9 +1,9 @@
-"""A cell around a supervisor: what the process executor and the sandbox share.
+"""A cell whose processes are children of a supervisor: shared by the process executor and the sandbox.
 
-The supervisor holds the job together until the end. Orders go to it over a socket pair; the output of a step comes
-back through a pipe of its own, so a leftover that keeps it open hinders nobody. When the runner hangs up, the
-supervisor ends everybody and then itself: that is how a cell is closed, and the exit of its guard is the proof. Only
-when that does not come, or not as it should, are the job's processes searched for, on the whole machine.
+The supervisor starts the steps and adopts their orphans. It receives orders over a socket pair; each step writes its
+output into its own pipe, so that a leftover process that keeps the pipe open delays nothing. To close the cell, the
+runner closes its end of the socket: the supervisor then kills all descendants and exits, and an exit of its guard with
+code 0 proves that none is left. Without that proof, the job's processes are searched on the whole machine.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from deltaci.runner.sandbox import cgroups, process_tree, supervisor
 from deltaci.runner.sandbox.cell import SHELL, CellFailed, Exit
 from deltaci.runner.sandbox.environment import environment
 from deltaci.runner.sandbox.process_tree import JobHandle
-from deltaci.runner.sandbox.zygote import MARK_CHARS, START_SECONDS, Guard, framed
+from deltaci.runner.sandbox.zygote import MARKER_CHARS, START_SECONDS, Guard, encode_order
 
 KILL_SECONDS: Final = 5.0
-HANG_UP_SECONDS: Final = 2.0  # How long a supervisor may take to end everybody before they are searched for.
-TIMEOUT_GRACE_SECONDS: Final = 2.0  # From the TERM to a step that took too long to its KILL.
-LINGER_SECONDS: Final = 0.5  # How long output is awaited after the step's exit, while somebody keeps the pipe open.
+SHUTDOWN_SECONDS: Final = 2.0  # For the supervisor to end all processes, before they are searched.
+TIMEOUT_GRACE_SECONDS: Final = 2.0  # Between SIGTERM and SIGKILL to a step that took too long.
+OUTPUT_GRACE_SECONDS: Final = 0.5  # For output after the step's exit, while a leftover keeps the pipe open.
 MAX_READ_BYTES: Final = 1 << 18
-MAX_ANSWER_BYTES: Final = 1 << 16
+MAX_REPLY_BYTES: Final = 1 << 16
 
-# How a step ended, a signal as a negative number; and the seconds of CPU and the bytes of memory that were used.
+# The exit code of a step, negative for a signal, and its CPU seconds and peak memory in bytes.
 StepReport = tuple[int, tuple[float | None, int | None]]
 KILLED: Final[StepReport] = (-signal.SIGKILL, (None, None))
 
 Launch = Callable[[str, cgroups.Groups, socket.socket], Awaitable[Guard]]
-"""Starts a supervisor: with this mark, in these groups, at the other end of this socket."""
+"""Starts a supervisor with this marker, in these cgroups, at the other end of this socket."""
 
 
-class Output:
-    """The reading end of one step's output. Read to its end even when nobody listens, or writers would be killed."""
+class StepOutput:
+    """Reads the output of one step to its end, even if it is not delivered: a closed pipe would kill its writers."""
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:
         self._deliver = deliver
@@ -68,17 +68,17 @@ class Output:
         return len(data)
 
     async def finish(self) -> None:
-        """Deliver all that is written by now, and what follows within a moment."""
+        """Deliver all that has been written so far, and wait a moment for more."""
         if not self._end.done():
-            written = array.array("i", [0])
-            fcntl.ioctl(self._read, termios.FIONREAD, written)
-            left = written[0]
-            while left > 0 and not self._end.done():
-                left -= self._pump(min(left, MAX_READ_BYTES))
-        await asyncio.wait([self._end], timeout=LINGER_SECONDS)
+            available = array.array("i", [0])
+            fcntl.ioctl(self._read, termios.FIONREAD, available)
+            remaining = available[0]
+            while remaining > 0 and not self._end.done():
+                remaining -= self._pump(min(remaining, MAX_READ_BYTES))
+        await asyncio.wait([self._end], timeout=OUTPUT_GRACE_SECONDS)
 
     def close(self) -> None:
-        """No more of it. Safe to repeat."""
+        """Stop reading. Idempotent."""
         if not self._end.done():
             self._loop.remove_reader(self._read)
             os.close(self._read)
@@ -86,7 +86,7 @@ class Output:
 
 
 class SupervisedCell:
-    """One job under one supervisor. `launch` starts it, in whatever contains it."""
+    """One job below one supervisor, which `launch` starts."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class SupervisedCell:
         launch: Launch,
         rlimits: Callable[[cgroups.Groups], dict[str, int]],
         limits: Limits,
-        has_walls: bool,
+        is_isolated: bool,
     ) -> None:
-        self._marker = secrets.token_hex(MARK_CHARS // 2)
+        self._marker = secrets.token_hex(MARKER_CHARS // 2)
         self._workspace = workspace
         self._groups = groups(cgroups.name_for(self._marker))
         self._rlimits = rlimits(self._groups)
         self._launch = launch
-        self._has_walls = has_walls
+        self._is_isolated = is_isolated
         self.description = f"{title}; {describe_limits(limits, self._groups, self._rlimits)}"
         self._handle = JobHandle(marker=self._marker, cgroup=self._groups.tracker)
         self._guard: Guard | None = None
@@ -112,21 +112,23 @@ class SupervisedCell:
         self._listener: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[int] | None = None
         self._exit: asyncio.Future[StepReport] | None = None
-        self._own: frozenset[int] = frozenset()  # The processes that are ours: the supervisor and what is around it.
-        self._outputs: list[Output] = []
+        self._infrastructure_pids: frozenset[int] = (
+            frozenset()
+        )  # Not the job's: the supervisor and its guard or sandbox.
+        self._outputs: list[StepOutput] = []
         self._on_output: Callable[[bytes], None] | None = None
-        self._was_struck = False  # Whether it was us who had to kill the supervisor.
-        self._over = asyncio.Event()  # Nothing more is started.
+        self._was_killed_here = False  # Whether the runner had to kill the supervisor.
+        self._is_stopping = asyncio.Event()  # Then nothing more is started.
 
     @property
     def handle(self) -> JobHandle:
-        """How to find the job's processes now."""
+        """Return the data that finds the job's processes now."""
         return self._handle
 
     async def open(self) -> None:
         """Start the supervisor; see `Cell.open`."""
-        if self._guard is None and not self._over.is_set():
-            await self._start()
+        if self._guard is None and not self._is_stopping.is_set():
+            await self._start_supervisor()
 
     async def run(
         self,
@@ -138,7 +140,7 @@ class SupervisedCell:
         on_output: Callable[[bytes], None],
         shell: tuple[str, ...] = SHELL,
     ) -> Exit:
-        """Run one step; see `Cell.run`. Output of earlier steps' leftovers goes to the step that runs meanwhile."""
+        """Run one step; see `Cell.run`. Output of leftovers of earlier steps goes to the current step."""
         if self._exit is not None:
             raise InvariantBroken("a cell runs one step at a time, but a second one was started")
         variables = environment(self._workspace, self._marker, env)
@@ -150,23 +152,23 @@ class SupervisedCell:
             raise Refused("bad_spec", "the step or its environment has a NUL character, which no command can have")
         began = time.monotonic()
         killed = Exit(None, int(signal.SIGKILL), 0.0)
-        if self._over.is_set():
+        if self._is_stopping.is_set():
             return killed
         self._exit = asyncio.get_running_loop().create_future()
         self._on_output = on_output
         try:
             if self._guard is None:
-                await self._start()
-            if self._over.is_set():  # Stopped while it started, and maybe before there was anybody to kill.
-                await self._end()
+                await self._start_supervisor()
+            if self._is_stopping.is_set():  # Stopped during the start, possibly before any process existed.
+                await self._end_processes()
                 return killed
-            output = Output(self._deliver)
+            output = StepOutput(self._deliver)
             self._outputs.append(output)
-            await self._order(output.write, "run", *order)
-            told, is_timed_out = await self._await_exit(timeout_seconds)
+            await self._send_order(output.write, "run", *order)
+            report, is_timed_out = await self._await_exit(timeout_seconds)
             seconds = time.monotonic() - began
             await output.finish()
-            code, used = told
+            code, used = report
             signaled = -code if code < 0 else None
             return Exit(code if code >= 0 else None, signaled, seconds, is_timed_out, *used)
         finally:
@@ -174,16 +176,16 @@ class SupervisedCell:
             self._on_output = None
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Ask, wait, kill; see `Cell.stop`."""
-        self._over.set()
+        """Terminate, wait and kill; see `Cell.stop`."""
+        self._is_stopping.set()
         if grace_seconds > 0:
-            await asyncio.to_thread(process_tree.terminate, self._handle, grace_seconds, self._own)
-        return await self._end()
+            await asyncio.to_thread(process_tree.terminate, self._handle, grace_seconds, self._infrastructure_pids)
+        return await self._end_processes()
 
     async def close(self) -> bool:
-        """End of the job; see `Cell.close`."""
-        self._over.set()
-        is_empty = await self._end()
+        """Kill the remaining processes and clean up; see `Cell.close`."""
+        self._is_stopping.set()
+        is_empty = await self._end_processes()
         if is_empty:
             await asyncio.to_thread(self._groups.remove)
         for output in self._outputs:
@@ -195,103 +197,103 @@ class SupervisedCell:
             self._socket.close()
         return is_empty
 
-    async def _end(self) -> bool:
-        """Kill everybody. What cannot be proved is not claimed."""
-        code = await self._hang_up()
+    async def _end_processes(self) -> bool:
+        """Kill all processes of the job. Return True only if it is proved that none is left."""
+        code = await self._shut_down()
         if code == 0 and not await asyncio.to_thread(process_tree.in_cgroup, self._handle):
             return True
-        self._was_struck = self._was_struck or code is None
-        left = await asyncio.to_thread(process_tree.kill_all, self._handle, KILL_SECONDS)
-        # Somebody else killed the guard before us, and neither wall nor cgroup held the job: who knows who left?
-        is_blind = not (self._was_struck or self._has_walls or self._groups.tracker)
-        return not left and not is_blind
+        self._was_killed_here = self._was_killed_here or code is None
+        remaining_pids = await asyncio.to_thread(process_tree.kill_all, self._handle, KILL_SECONDS)
+        # Another process killed the guard, and neither isolation nor a cgroup contained the job: some may have escaped.
+        is_blind = not (self._was_killed_here or self._is_isolated or self._groups.tracker)
+        return not remaining_pids and not is_blind
 
-    async def _hang_up(self) -> int | None:
-        """Let the supervisor end everybody and itself; the guard's exit code, or None when that takes too long."""
+    async def _shut_down(self) -> int | None:
+        """Let the supervisor end all processes. Return the guard's exit code, or None if that takes too long."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
         if self._guard is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HANG_UP_SECONDS):
+                async with asyncio.timeout(SHUTDOWN_SECONDS):
                     return await self._guard.wait()
         return None
 
     # -- the supervisor
 
-    async def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+    async def _start_supervisor(self) -> None:
+        runner_socket, supervisor_socket = socket.socketpair()
+        runner_socket.setblocking(False)
         self._ready = asyncio.get_running_loop().create_future()
-        self._socket = ours
-        with theirs:
-            self._guard = await self._launch(self._marker, self._groups, theirs)
+        self._socket = runner_socket
+        with supervisor_socket:
+            self._guard = await self._launch(self._marker, self._groups, supervisor_socket)
         self._handle = JobHandle(marker=self._marker, root_pids=(self._guard.pid,), cgroup=self._groups.tracker)
-        self._listener = asyncio.create_task(self._listen(ours))
+        self._listener = asyncio.create_task(self._listen(runner_socket))
         await asyncio.wait([self._ready], timeout=START_SECONDS)
         if not self._ready.done() or self._ready.exception() is not None:
-            if self._over.is_set():
+            if self._is_stopping.is_set():
                 return
-            self._over.set()
-            raise CellFailed(f"the cell did not start: {await self._complaint()}")
-        if self._has_walls:
-            # No step has run yet, so whoever is there now is ours and not the job's.
-            self._own = frozenset(await asyncio.to_thread(process_tree.members, self._handle))
+            self._is_stopping.set()
+            raise CellFailed(f"the cell did not start: {await self._startup_error()}")
+        if self._is_isolated:
+            # No step has run yet, so no process is the job's.
+            self._infrastructure_pids = frozenset(await asyncio.to_thread(process_tree.members, self._handle))
         else:
-            self._own = frozenset((self._guard.pid, self._ready.result()))
+            self._infrastructure_pids = frozenset((self._guard.pid, self._ready.result()))
 
-    async def _complaint(self) -> str:
-        await self._end()
-        said = await self._guard.complaint() if self._guard is not None else ""
-        if not said and self._ready is not None and self._ready.done():
-            said = str(self._ready.exception())
-        said = said or "no word from its supervisor"
-        return f"{said}; look whether the runner may start processes here, or choose another executor"
+    async def _startup_error(self) -> str:
+        await self._end_processes()
+        error_text = await self._guard.startup_error() if self._guard is not None else ""
+        if not error_text and self._ready is not None and self._ready.done():
+            error_text = str(self._ready.exception())
+        error_text = error_text or "no reply from its supervisor"
+        return f"{error_text}; check whether the runner may start processes here, or choose another executor"
 
-    async def _listen(self, ours: socket.socket) -> None:
-        """Take the supervisor's answers until it is gone; then whatever was awaited has been killed."""
+    async def _listen(self, runner_socket: socket.socket) -> None:
+        """Process the supervisor's replies until it has ended; then report a step in progress as killed."""
         loop = asyncio.get_running_loop()
         pending = b""
         with contextlib.suppress(OSError):
-            while data := await loop.sock_recv(ours, MAX_ANSWER_BYTES):
+            while data := await loop.sock_recv(runner_socket, MAX_REPLY_BYTES):
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    self._hear(line.decode(errors="replace"))
+                    self._on_reply(line.decode(errors="replace"))
         if self._ready is not None and not self._ready.done():
-            self._fail("the supervisor ended")
-        self._over.set()
-        self._exited(KILLED)
+            self._fail_start("the supervisor ended")
+        self._is_stopping.set()
+        self._on_exit(KILLED)
 
-    def _hear(self, answer: str) -> None:
-        verb, _, told = answer.partition(" ")
+    def _on_reply(self, reply: str) -> None:
+        verb, _, report = reply.partition(" ")
         if verb == "exit":
-            code, cpu_seconds, peak = told.split()
-            self._exited((int(code), (float(cpu_seconds), int(peak))))
+            code, cpu_seconds, peak = report.split()
+            self._on_exit((int(code), (float(cpu_seconds), int(peak))))
         elif self._ready is not None and not self._ready.done():
             if verb == "ready":
-                self._ready.set_result(int(told))
+                self._ready.set_result(int(report))
             else:
-                self._fail(told)
+                self._fail_start(report)
 
-    def _exited(self, told: StepReport) -> None:
+    def _on_exit(self, report: StepReport) -> None:
         if self._exit is not None and not self._exit.done():
-            self._exit.set_result(told)
+            self._exit.set_result(report)
 
-    def _fail(self, why: str) -> None:
+    def _fail_start(self, reason: str) -> None:
         assert self._ready is not None
-        self._ready.set_exception(CellFailed(why))
-        self._ready.exception()  # Seen: who waits for it may have given up.
+        self._ready.set_exception(CellFailed(reason))
+        self._ready.exception()  # Marks it as retrieved: the waiter may have timed out.
 
-    async def _order(self, file: int | None, *texts: str) -> None:
-        """Send it. When nobody listens any more the exit says so, not this."""
+    async def _send_order(self, file: int | None, *texts: str) -> None:
+        """Send an order with an optional descriptor. A lost connection is reported as the exit, not here."""
         if self._socket is None:
             return
-        data = framed(*texts)
-        head = data[: supervisor.LENGTH_BYTES]
+        framed_order = encode_order(*texts)
+        head = framed_order[: supervisor.LENGTH_BYTES]
         try:
-            # The first bytes carry the descriptor; the socket is empty between orders, so they always fit.
+            # The first bytes carry the descriptor. The socket buffer is empty between orders, so they always fit.
             socket.send_fds(self._socket, [head], [file] if file is not None else [])
-            await asyncio.get_running_loop().sock_sendall(self._socket, data[len(head) :])
+            await asyncio.get_running_loop().sock_sendall(self._socket, framed_order[len(head) :])
         except OSError:
             return
         finally:
@@ -304,13 +306,13 @@ class SupervisedCell:
         await asyncio.wait([self._exit], timeout=timeout_seconds or None)
         if self._exit.done():
             return self._exit.result(), False
-        await self._order(None, "signal", str(int(signal.SIGTERM)))
+        await self._send_order(None, "signal", str(int(signal.SIGTERM)))
         await asyncio.wait([self._exit], timeout=TIMEOUT_GRACE_SECONDS)
-        await self._order(None, "signal", str(int(signal.SIGKILL)))
+        await self._send_order(None, "signal", str(int(signal.SIGKILL)))
         await asyncio.wait([self._exit], timeout=KILL_SECONDS)
-        if not self._exit.done():  # It hangs in the kernel, or hindered its supervisor: nothing more runs in here.
-            self._over.set()
-            await self._end()
+        if not self._exit.done():  # It hangs in the kernel or stopped its supervisor: give up the cell.
+            self._is_stopping.set()
+            await self._end_processes()
             return KILLED, True
         return self._exit.result(), True
 
@@ -320,7 +322,7 @@ class SupervisedCell:
 
 
 def describe_limits(limits: Limits, groups: cgroups.Groups, rlimits: dict[str, int]) -> str:
-    """Which limits hold and which do not, in words."""
+    """Return a sentence about the limits and whether each is in force."""
     words = []
     for controller, rlimit, value, text in (
         ("memory", "RLIMIT_DATA", limits.memory_bytes, f"memory {limits.memory_bytes} bytes"),
@@ -334,6 +336,6 @@ def describe_limits(limits: Limits, groups: cgroups.Groups, rlimits: dict[str, i
         elif rlimit in rlimits:
             words.append(f"{text} (rlimit{', each process' if controller == 'memory' else ''})")
         else:
-            words.append(f"{text} NOT in force, as no {controller} cgroup can be had here")
+            words.append(f"{text} NOT in force, as no {controller} cgroup is available here")
     tracked = "tracked by a cgroup" if groups.tracker else "tracked without a cgroup"
-    return f"limits: {', '.join(words) or 'none asked for'}; {tracked}"
+    return f"limits: {', '.join(words) or 'none requested'}; {tracked}"

@@ -1,12 +1,13 @@
-"""The first process of a cell: it starts the steps, adopts their orphans, and takes everybody along when it ends.
+"""The supervisor of a cell: it starts the steps, adopts their orphans, and kills its descendants when it ends.
 
-Run as a script by a bare interpreter, so it imports nothing of ours, and little else: most of a small job's time would
-be its imports. A sandbox starts one inside its walls. Without walls a nursery, which is warm, forks one for each cell.
+It runs as a script of a bare interpreter and imports nothing of Delta CI and few other modules, as imports would take
+most of a small job's time. In a sandbox it is started inside. Without a sandbox, the zygote (a fork server that runs
+this script with the argument `zygote`) forks one for each cell.
 
-Its stdin is a socket to the runner. It is a subreaper: whatever a step leaves behind, however it hides, stays its
-descendant. When the runner is gone, by the end of the socket or by the kernel's word, it kills all of them and ends.
+Its stdin is a socket to the runner. It is a subreaper: all processes that a step leaves behind stay its descendants.
+When the runner ends, which it learns by the end of the socket or by a signal from the kernel, it kills them.
 
-An order is a length and that many bytes: texts, joined by NUL, which no text of an order can hold. An answer is a line.
+An order is a length and that many bytes: texts separated by NUL, which no text can contain. A reply is a line.
 """
 
 from __future__ import annotations
@@ -28,58 +29,58 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-ORPHANED = signal.SIGUSR2  # What the kernel sends us when the runner dies.
-NOT_FOUND = 127
+ORPHANED = signal.SIGUSR2  # Sent by the kernel when the parent process dies.
+PROGRAM_NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-NOT_JOINED = 125
+CANNOT_JOIN_CGROUP = 125
 LENGTH_BYTES = 4
-FILE_BYTES = 4  # of a descriptor on its way through a socket
+DESCRIPTOR_BYTES = 4  # of a descriptor on its way through a socket
 MARKER_VARIABLE = "DELTACI_JOB_MARK"
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask the kernel for something about this process."""
+    """Set an attribute of this process."""
     if LIBC.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
 def receive(runner: _socket.socket) -> tuple[list[str], int | None] | None:
-    """The next order, with the descriptor that came along; None when the runner is gone."""
-    head, extra, _, _ = runner.recvmsg(LENGTH_BYTES, _socket.CMSG_SPACE(FILE_BYTES))
-    file = None
+    """Return the next order and the descriptor that came with it; None if the runner closed the socket."""
+    head, extra, _, _ = runner.recvmsg(LENGTH_BYTES, _socket.CMSG_SPACE(DESCRIPTOR_BYTES))
+    descriptor = None
     for level, kind, data in extra:
-        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS and len(data) >= FILE_BYTES:
-            file = int.from_bytes(data[:FILE_BYTES], sys.byteorder)
-            os.set_inheritable(file, False)
-    if len(head) < LENGTH_BYTES:  # They are sent by one call together with the descriptor, so they come together.
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS and len(data) >= DESCRIPTOR_BYTES:
+            descriptor = int.from_bytes(data[:DESCRIPTOR_BYTES], sys.byteorder)
+            os.set_inheritable(descriptor, False)
+    if len(head) < LENGTH_BYTES:  # The length is sent by one call with the descriptor, so it arrives whole.
         return None
     missing = int.from_bytes(head, "big")
-    parts = []
+    chunks = []
     while missing:
-        part = runner.recv(min(missing, 1 << 16))
-        if not part:
+        chunk = runner.recv(min(missing, 1 << 16))
+        if not chunk:
             return None
-        parts.append(part)
-        missing -= len(part)
-    return [os.fsdecode(text) for text in b"".join(parts).split(b"\0")], file
+        chunks.append(chunk)
+        missing -= len(chunk)
+    return [os.fsdecode(text) for text in b"".join(chunks).split(b"\0")], descriptor
 
 
-def find(name: str, path: str) -> str:
-    """The program with this name, by the search path; empty when there is none. `os.execvpe` would import for that."""
+def find_program(name: str, path: str) -> str:
+    """Return the path of a program on the search path, or "". `os.execvpe` would have to import a module."""
     if "/" in name:
         return name
-    return next((found for folder in path.split(":") if os.access(found := f"{folder}/{name}", os.X_OK)), "")
+    return next((candidate for folder in path.split(":") if os.access(candidate := f"{folder}/{name}", os.X_OK)), "")
 
 
-def become(order: list[str], output: int) -> NoReturn:
-    """Turn this fresh child into the step. Never returns."""
+def become_step(order: list[str], output: int) -> NoReturn:
+    """Turn this forked child into the step. Never returns."""
     code = NOT_EXECUTABLE
     try:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
-        # Ignored signals would be inherited: a job that cannot be told to end is not what anybody asked for.
+        # Ignored signals would be inherited, and the job could not be terminated by them.
         for number in signal.valid_signals():
             if number < signal.SIGRTMIN and number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
@@ -88,29 +89,32 @@ def become(order: list[str], output: int) -> NoReturn:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.closerange(3, 1024)
-        workdir, words, variables, *rest = order
-        argv = rest[: int(words)]
-        env = dict(each.split("=", 1) for each in rest[int(words) : int(words) + int(variables)])
-        for each in rest[int(words) + int(variables) :]:
-            name, _, value = each.partition("=")
+        workdir, argument_count, variable_count, *arguments = order
+        argv = arguments[: int(argument_count)]
+        env = dict(
+            assignment.split("=", 1)
+            for assignment in arguments[int(argument_count) : int(argument_count) + int(variable_count)]
+        )
+        for assignment in arguments[int(argument_count) + int(variable_count) :]:
+            name, _, value = assignment.partition("=")
             resource.setrlimit(getattr(resource, name), (int(value), int(value)))
         os.chdir(workdir)
-        program = find(argv[0], env["PATH"])
+        program = find_program(argv[0], env["PATH"])
         if not program and argv[0] == "bash":
-            argv = ["sh", "-e", "-c", argv[-1]]  # No pipefail: not every sh knows it.
-            program = find("sh", env["PATH"])
+            argv = ["sh", "-e", "-c", argv[-1]]  # Without pipefail, which not every sh supports.
+            program = find_program("sh", env["PATH"])
         if not program:
             raise FileNotFoundError(errno.ENOENT, "there is no such program on the search path", argv[0])
         os.execve(program, argv, env)
     except BaseException as error:
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        code = PROGRAM_NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         os.write(2, f"deltaci: cannot start the step: {error}\n".encode(errors="replace"))
     finally:
         os._exit(code)
 
 
 def descendants() -> list[int]:
-    """Everybody below this process."""
+    """Return the pids of all descendants of this process."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -121,24 +125,24 @@ def descendants() -> list[int]:
         except OSError:
             continue
         children.setdefault(int(text[text.rindex(b")") + 2 :].split()[1]), []).append(int(name))
-    found: list[int] = []
-    waiting = [os.getpid()]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    pids: list[int] = []
+    pending = [os.getpid()]
+    while pending:
+        child_pids = children.get(pending.pop(), [])
+        pids += child_pids
+        pending += child_pids
+    return pids
 
 
-def end_everybody(heard: Callable[[int, int], None] = lambda _pid, _status: None) -> None:
-    """Kill until there is no child left. Orphans become our children, so no child means nobody at all.
+def kill_descendants(on_exit: Callable[[int, int], None] = lambda _pid, _status: None) -> None:
+    """Kill until no child is left. As orphans become children of this process, none is left at all.
 
-    Of each child that ended, its status is heard.
+    `on_exit` is called with the pid and status of each child that ended.
     """
-    options = os.WNOHANG  # Who has no child need not look for others.
+    options = os.WNOHANG  # Without a child there is nothing to search for.
     while True:
         try:
-            heard(*os.waitpid(-1, options))
+            on_exit(*os.waitpid(-1, options))
         except ChildProcessError:
             return
         for pid in descendants():
@@ -149,86 +153,86 @@ def end_everybody(heard: Callable[[int, int], None] = lambda _pid, _status: None
         options = 0
 
 
-class Woken:
-    """Signals as something that can be waited for."""
+class SignalPipe:
+    """Makes signals readable from a pipe, so that `poll` can wait for them."""
 
     def __init__(self) -> None:
-        self.file, woken = os.pipe()
+        self.file, wakeup_fd = os.pipe()
         os.set_blocking(self.file, False)
-        os.set_blocking(woken, False)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-        # Handlers, not SIG_IGN: they end with exec. Whoever signals the whole job must not end its supervisor.
+        os.set_blocking(wakeup_fd, False)
+        signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+        # Handlers instead of SIG_IGN, as they are reset by exec. A signal to the whole job must not end its supervisor.
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, ORPHANED):
             signal.signal(number, lambda *_: None)
 
-    def serve(self, runner: _socket.socket, obey: Callable[[], bool], reap: Callable[[], None]) -> None:
-        """Until the runner is gone."""
+    def serve(self, runner: _socket.socket, execute_order: Callable[[], bool], reap: Callable[[], None]) -> None:
+        """Execute orders and reap children until the runner is gone."""
         poll = select.poll()
         poll.register(runner.fileno(), select.POLLIN)
         poll.register(self.file, select.POLLIN)
         while True:
-            ready = {file for file, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll()}
             if self.file in ready:
                 if ORPHANED in os.read(self.file, 4096):
                     return
                 reap()
-            if runner.fileno() in ready and not obey():
+            if runner.fileno() in ready and not execute_order():
                 return
 
 
-def ended() -> list[tuple[int, int]]:
-    """The children who ended, with their exit codes, or with the signal as a negative number."""
-    found: list[tuple[int, int]] = []
+def reap_children() -> list[tuple[int, int]]:
+    """Return pid and exit code of each ended child; a signal is a negative exit code."""
+    exits: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return exits
         if not pid:
-            return found
-        found.append((pid, os.waitstatus_to_exitcode(status)))
+            return exits
+        exits.append((pid, os.waitstatus_to_exitcode(status)))
 
 
 class Supervisor:
-    """One step at a time, and any number of leftovers."""
+    """Runs one step at a time, beside any number of processes that earlier steps left."""
 
     def __init__(self, runner: _socket.socket) -> None:
         self.runner = runner
         self.step = 0
 
-    def say(self, *words: object) -> None:
-        """Tell the runner."""
+    def send(self, *words: object) -> None:
+        """Send a reply to the runner."""
         self.runner.sendall(" ".join(map(str, words)).encode() + b"\n")
 
     def reap(self) -> None:
-        """Count the dead; the runner hears of the step only."""
-        for pid, code in ended():
+        """Reap ended children and report the step's exit to the runner."""
+        for pid, code in reap_children():
             if pid == self.step:
-                self._tell_end(code)
+                self._report_exit(code)
 
-    def hear(self, pid: int, status: int) -> None:
-        """Somebody ended while everybody is ended. A step that was about to leave by itself has still said how."""
+    def on_child_exit(self, pid: int, status: int) -> None:
+        """Report the step's exit while descendants are killed, if it exited by itself."""
         if pid and pid == self.step and os.WIFEXITED(status):
             try:
-                self._tell_end(os.waitstatus_to_exitcode(status))
+                self._report_exit(os.waitstatus_to_exitcode(status))
             except OSError:
-                return  # Nobody wants to know.
+                return  # The runner is gone.
 
-    def _tell_end(self, code: int) -> None:
+    def _report_exit(self, code: int) -> None:
         self.step = 0
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # Of everybody who has ended so far.
-        self.say("exit", code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # Of all descendants that have ended so far.
+        self.send("exit", code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
     def signal_step(self, number: int) -> None:
-        """To the step and what runs in its process group. Not to what earlier steps left running."""
+        """Signal the step and its process group, but not what earlier steps left running."""
         if self.step:
             try:
                 os.killpg(self.step, number)
-            except ProcessLookupError:  # It has not come to setsid yet.
+            except ProcessLookupError:  # It has not called setsid yet.
                 os.kill(self.step, number)
 
-    def obey(self) -> bool:
-        """Carry out the next order; False when the runner is gone."""
+    def execute_order(self) -> bool:
+        """Execute the next order; return False if the runner is gone."""
         received = receive(self.runner)
         if received is None:
             return False
@@ -242,82 +246,85 @@ class Supervisor:
                 os.write(
                     output, f"deltaci: cannot start the step: {os.strerror(error.errno or errno.EAGAIN)}\n".encode()
                 )
-                self.say("exit", NOT_EXECUTABLE, 0.0, 0)
+                self.send("exit", NOT_EXECUTABLE, 0.0, 0)
             else:
                 if not self.step:
-                    become(order, output)
+                    become_step(order, output)
             os.close(output)
         return True
 
 
 def supervise(runner: _socket.socket) -> None:
-    """Hold one job together, until the runner is gone."""
+    """Supervise one job until the runner is gone."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    woken = Woken()
+    signal_pipe = SignalPipe()
     prctl(PR_SET_PDEATHSIG, ORPHANED)
     supervisor = Supervisor(runner)
     try:
-        supervisor.say("ready", os.getpid())
-        woken.serve(runner, supervisor.obey, supervisor.reap)
+        supervisor.send("ready", os.getpid())
+        signal_pipe.serve(runner, supervisor.execute_order, supervisor.reap)
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ECONNRESET):
             raise
     finally:
-        end_everybody(supervisor.hear)
+        kill_descendants(supervisor.on_child_exit)
 
 
 def guard() -> None:
-    """Returns in a child that is to be the supervisor; this process stays behind it, and clears up when it is killed.
+    """Fork, and return in the child, which becomes the supervisor.
 
-    A step's parent is within the step's reach: one careless `kill -9 $PPID` must not set its orphans free.
+    The parent stays as its guard and cleans up if the supervisor is killed: a step can kill its parent (`kill -9
+    $PPID`), which must not set its orphans free.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     supervisor = os.fork()
     if not supervisor:
         return
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # The supervisor learns of it, and ends everybody.
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # Only the supervisor holds the socket: its end is seen at once.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # The supervisor receives ORPHANED and kills all.
+    os.dup2(
+        os.open(os.devnull, os.O_RDONLY), 0
+    )  # Only the supervisor holds the socket, so that its end is noticed at once.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
     while os.waitpid(-1, 0)[0] != supervisor:
         continue
-    end_everybody()
-    os._exit(0)  # The proof: nobody is left.
+    kill_descendants()
+    os._exit(0)  # Proves that no process is left.
 
 
-# -- the nursery
+# -- the zygote
 
 
-def brand(mark: str) -> None:
-    """Carry the job's mark where everybody can see it: in the environment that this process was started with.
+def write_marker(marker: str) -> None:
+    """Write the job's marker into the environment with which this process was started, where /proc shows it.
 
-    The nursery was started with a mark of the same length, which belongs to no job; it is written over in place.
+    The zygote was started with a placeholder of the same length, which is overwritten in place.
     """
     variables = ctypes.cast(ctypes.c_void_p.in_dll(LIBC, "environ"), ctypes.POINTER(ctypes.c_void_p))
     name = f"{MARKER_VARIABLE}=".encode()
-    place = 0
-    while variable := variables[place]:
+    index = 0
+    while variable := variables[index]:
         if ctypes.string_at(variable).startswith(name):
-            ctypes.memmove(variable + len(name), mark.encode(), len(mark))
+            ctypes.memmove(variable + len(name), marker.encode(), len(marker))
             return
-        place += 1
-    raise OSError(errno.EINVAL, f"the nursery was started without {MARKER_VARIABLE}")
+        index += 1
+    raise OSError(errno.EINVAL, f"the zygote was started without {MARKER_VARIABLE}")
 
 
-def be_born(order: list[str], file: int) -> NoReturn:
-    """Turn this fresh child of the nursery into the guard and the supervisor of a cell. Never returns."""
-    mark, *groups = order
+def become_supervisor(order: list[str], socket_fd: int) -> NoReturn:
+    """Turn this forked child of the zygote into the guard and the supervisor of a cell. Never returns."""
+    marker, *procs_files = order
     signal.set_wakeup_fd(-1)
-    os.dup2(file, 0)
+    os.dup2(socket_fd, 0)
     os.closerange(3, 1024)
     runner = _socket.socket(fileno=0)
     try:
         os.setsid()
-        # Before anything else, so that nothing of the job ever runs outside of its groups.
-        for group in groups:
-            with open(group, "wb", buffering=0) as members:
+        # Before anything else, so that no process of the job runs outside of its cgroups.
+        for procs_file in procs_files:
+            with open(procs_file, "wb", buffering=0) as members:
                 members.write(b"0")
-        brand(mark)
+        write_marker(marker)
         guard()
         supervise(runner)
         os._exit(0)
@@ -325,54 +332,54 @@ def be_born(order: list[str], file: int) -> NoReturn:
         try:
             runner.sendall(f"failed {error}\n".encode(errors="replace"))
         finally:
-            os._exit(NOT_JOINED)
+            os._exit(CANNOT_JOIN_CGROUP)
 
 
-class Nursery:
-    """Makes cells until the runner is gone, and tells how each of them ended."""
+class ForkServer:
+    """The zygote: forks cells until the runner is gone, and reports how each guard ended."""
 
     def __init__(self, runner: _socket.socket) -> None:
         self.runner = runner
         self.cells: dict[int, str] = {}
 
     def reap(self) -> None:
-        """Tell which guards are gone."""
-        for pid, code in ended():
-            mark = self.cells.pop(pid, "")
-            self.runner.sendall(f"gone {mark} {code}\n".encode())
+        """Report the guards that ended."""
+        for pid, code in reap_children():
+            marker = self.cells.pop(pid, "")
+            self.runner.sendall(f"ended {marker} {code}\n".encode())
 
-    def obey(self) -> bool:
-        """Make a cell; False when the runner is gone."""
+    def execute_order(self) -> bool:
+        """Fork a cell; return False if the runner is gone."""
         received = receive(self.runner)
         if received is None:
             return False
-        order, file = received
-        if file is not None:
+        order, descriptor = received
+        if descriptor is not None:
             try:
                 pid = os.fork()
             except OSError as error:
-                self.runner.sendall(f"barren {order[0]} {error}\n".encode())
+                self.runner.sendall(f"failed {order[0]} {error}\n".encode())
             else:
                 if not pid:
-                    be_born(order, file)
+                    become_supervisor(order, descriptor)
                 self.cells[pid] = order[0]
-                self.runner.sendall(f"born {order[0]} {pid}\n".encode())
-            os.close(file)
+                self.runner.sendall(f"forked {order[0]} {pid}\n".encode())
+            os.close(descriptor)
         return True
 
 
 def main() -> None:
-    """Where the script begins."""
+    """Run as a supervisor, or as the zygote if the argument is `zygote`."""
     runner = _socket.socket(fileno=0)
-    if "nursery" not in sys.argv:
+    if "zygote" not in sys.argv:
         supervise(runner)
         return
-    gc.disable()  # It would write to every page that a child shares with us.
-    woken = Woken()
+    gc.disable()  # It would write to memory pages shared with children, which copies them.
+    signal_pipe = SignalPipe()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    nursery = Nursery(runner)
+    fork_server = ForkServer(runner)
     runner.sendall(b"ready\n")
-    woken.serve(runner, nursery.obey, nursery.reap)
+    signal_pipe.serve(runner, fork_server.execute_order, fork_server.reap)
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""The nursery: a small warm process from which the supervisors of cells are forked, as starting one anew is slow.
+"""The zygote: a small process from which supervisors of cells are forked, as starting an interpreter is slow.
 
-It belongs to one runner and is started when it is needed first. When it dies, so do its cells; the next cell gets a new
-one. When the runner dies, the nursery does, and all of its cells with it.
+It belongs to one runner and is started on first use. When it dies, its cells die, too, and the next cell starts a new
+one. When the runner dies, so do the zygote and all of its cells. Its code is in `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -19,43 +19,42 @@ from deltaci.runner.sandbox.environment import environment, interpreter
 
 SCRIPT: Final = Path(supervisor.__file__)
 START_SECONDS: Final = 20.0
-MAX_ANSWER_BYTES: Final = 1 << 16
-MARK_CHARS: Final = 32
-UNKNOWN: Final = -1  # How a guard ended whose nursery is gone: nobody knows.
+MAX_REPLY_BYTES: Final = 1 << 16
+MARKER_CHARS: Final = 32
+UNKNOWN_EXIT: Final = -1  # The exit code of a guard whose zygote has died.
 
 
 class Guard(Protocol):
-    """The outermost process of a cell. Its exit with 0 proves that nobody is left behind it."""
+    """The outermost process of a cell. Its exit with code 0 proves that no process of the cell is left."""
 
     @property
-    def pid(self) -> int:
-        """Its number."""
+    def pid(self) -> int: ...
 
     async def wait(self) -> int:
-        """Its exit code, once it is gone."""
+        """Return its exit code once it has ended."""
 
-    async def complaint(self) -> str:
-        """What it said when it did not start; empty when it said nothing."""
+    async def startup_error(self) -> str:
+        """Return its error output, if it did not start; may be empty."""
 
 
-class Forked:
-    """A guard that the nursery made."""
+class ForkedGuard:
+    """A guard that the zygote forked."""
 
-    def __init__(self, pid: int, gone: asyncio.Future[int]) -> None:
+    def __init__(self, pid: int, ended: asyncio.Future[int]) -> None:
         self.pid = pid
-        self._gone = gone
+        self._ended = ended
 
     async def wait(self) -> int:
-        """Its exit code, once it is gone."""
-        return await asyncio.shield(self._gone)
+        """Return its exit code once it has ended."""
+        return await asyncio.shield(self._ended)
 
-    async def complaint(self) -> str:
-        """It complains to the cell itself."""
+    async def startup_error(self) -> str:
+        """Return an empty string: it sends errors over the cell's own socket."""
         return ""
 
 
 class Zygote:
-    """One warm process, for one event loop."""
+    """The runner's connection to its zygote, for one event loop."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -63,56 +62,58 @@ class Zygote:
         self._listener: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._ready: asyncio.Future[None] | None = None
-        self._born: dict[str, asyncio.Future[int]] = {}
-        self._gone: dict[str, asyncio.Future[int]] = {}
+        self._forked: dict[str, asyncio.Future[int]] = {}
+        self._ended: dict[str, asyncio.Future[int]] = {}
 
-    async def fork_supervisor(self, mark: str, groups: Sequence[str], theirs: socket.socket) -> Forked:
-        """A fresh supervisor at the other end of this socket, with this mark, in these groups."""
-        assert len(mark) == MARK_CHARS, mark
+    async def fork_supervisor(
+        self, marker: str, procs_files: Sequence[str], supervisor_socket: socket.socket
+    ) -> ForkedGuard:
+        """Fork a supervisor that serves this socket, has this marker, and joins these cgroups."""
+        assert len(marker) == MARKER_CHARS, marker
         await self.start()
         assert self._socket is not None
         loop = asyncio.get_running_loop()
-        born = self._born[mark] = loop.create_future()
-        gone = self._gone[mark] = loop.create_future()
+        forked = self._forked[marker] = loop.create_future()
+        ended = self._ended[marker] = loop.create_future()
         try:
-            order = framed(mark, *groups)
-            if socket.send_fds(self._socket, [order], [theirs.fileno()]) < len(order):
-                raise OSError("it has too many orders")
+            order = encode_order(marker, *procs_files)
+            if socket.send_fds(self._socket, [order], [supervisor_socket.fileno()]) < len(order):
+                raise OSError("its queue of orders is full")
             async with asyncio.timeout(START_SECONDS):
-                return Forked(await born, gone)
+                return ForkedGuard(await forked, ended)
         except (OSError, TimeoutError) as error:
-            self._gone.pop(mark, None)
-            raise CellFailed(f"the nursery of cells does not answer: {str(error) or 'it takes too long'}") from error
+            self._ended.pop(marker, None)
+            raise CellFailed(f"the zygote does not answer: {str(error) or 'timeout'}") from error
         finally:
-            self._born.pop(mark, None)
+            self._forked.pop(marker, None)
 
     async def start(self) -> None:
-        """Have it ready. Safe to repeat."""
+        """Start the zygote if it is not running."""
         async with self._starting:
             if self._listener is not None and not self._listener.done():
                 return
             await self.close()
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            with theirs:
+            runner_socket, child_socket = socket.socketpair()
+            runner_socket.setblocking(False)
+            with child_socket:
                 self._process = await asyncio.create_subprocess_exec(
-                    *(str(interpreter()), "-I", "-S", "-B", str(SCRIPT), "nursery"),
-                    stdin=theirs.fileno(),
+                    *(str(interpreter()), "-I", "-S", "-B", str(SCRIPT), "zygote"),
+                    stdin=child_socket.fileno(),
                     stdout=asyncio.subprocess.DEVNULL,
-                    env=environment(Path("/"), "0" * MARK_CHARS, {}),
+                    env=environment(Path("/"), "0" * MARKER_CHARS, {}),
                     cwd="/",
                     start_new_session=True,
                 )
-            self._socket = ours
+            self._socket = runner_socket
             self._ready = asyncio.get_running_loop().create_future()
-            self._listener = asyncio.create_task(self._listen(ours, self._ready))
+            self._listener = asyncio.create_task(self._listen(runner_socket, self._ready))
             await asyncio.wait([self._ready, self._listener], timeout=START_SECONDS, return_when="FIRST_COMPLETED")
             if not self._ready.done():
                 await self.close()
-                raise CellFailed("the nursery of cells did not start; look whether the runner may start processes here")
+                raise CellFailed("the zygote did not start; check whether the runner may start processes here")
 
     async def close(self) -> None:
-        """No more cells, and an end to all of them. Safe to repeat."""
+        """End the zygote and all of its cells. Idempotent."""
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
@@ -124,39 +125,39 @@ class Zygote:
             await self._process.wait()
             self._process = None
 
-    async def _listen(self, ours: socket.socket, ready: asyncio.Future[None]) -> None:
+    async def _listen(self, runner_socket: socket.socket, ready: asyncio.Future[None]) -> None:
         loop = asyncio.get_running_loop()
         pending = b""
         try:
             with contextlib.suppress(OSError):
-                while data := await loop.sock_recv(ours, MAX_ANSWER_BYTES):
+                while data := await loop.sock_recv(runner_socket, MAX_REPLY_BYTES):
                     *lines, pending = (pending + data).split(b"\n")
                     for line in lines:
-                        self._hear(line.decode(errors="replace"), ready)
+                        self._on_reply(line.decode(errors="replace"), ready)
         finally:
-            for born in self._born.values():
-                if not born.done():
-                    born.set_exception(CellFailed("the nursery of cells ended"))
-            for gone in self._gone.values():
-                gone.set_result(UNKNOWN)
-            self._gone.clear()
+            for forked in self._forked.values():
+                if not forked.done():
+                    forked.set_exception(CellFailed("the zygote ended"))
+            for ended in self._ended.values():
+                ended.set_result(UNKNOWN_EXIT)
+            self._ended.clear()
 
-    def _hear(self, line: str, ready: asyncio.Future[None]) -> None:
+    def _on_reply(self, line: str, ready: asyncio.Future[None]) -> None:
         verb, _, rest = line.partition(" ")
-        mark, _, told = rest.partition(" ")
+        marker, _, details = rest.partition(" ")
         if verb == "ready":
             ready.set_result(None)
-        elif verb == "gone":
-            if (gone := self._gone.pop(mark, None)) is not None:
-                gone.set_result(int(told))
-        elif (born := self._born.get(mark)) is not None and not born.done():
-            if verb == "born":
-                born.set_result(int(told))
+        elif verb == "ended":
+            if (ended := self._ended.pop(marker, None)) is not None:
+                ended.set_result(int(details))
+        elif (forked := self._forked.get(marker)) is not None and not forked.done():
+            if verb == "forked":
+                forked.set_result(int(details))
             else:
-                born.set_exception(CellFailed(f"no cell could be made: {told}"))
+                forked.set_exception(CellFailed(f"the zygote cannot fork a cell: {details}"))
 
 
-def framed(*texts: str) -> bytes:
-    """An order for a supervisor or a nursery."""
+def encode_order(*texts: str) -> bytes:
+    """Return the bytes of an order for a supervisor or the zygote."""
     data = "\0".join(texts).encode(errors="surrogateescape")
     return len(data).to_bytes(supervisor.LENGTH_BYTES, "big") + data

@@ -19,7 +19,7 @@ from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.sections import START_SERVICES
 from deltaci.runner.sandbox import process_tree
 from deltaci.runner.sandbox.cell import Cell
-from deltaci.runner.sandbox.container import TOOL_NEEDS, ContainerCell, tool_environment, working_tool
+from deltaci.runner.sandbox.container import TOOL_VARIABLES, ContainerCell, tool_environment, working_tool
 from deltaci.runner.steps.expressions import JobExpressions
 
 CODE: Final = "RUNNER_STARTUP"
@@ -89,7 +89,7 @@ class ServiceContainers:
         for name, value in env.items():
             if not name or "=" in name or "\0" in value:
                 raise Refused("bad_spec", f"service {service.name!r}: {name[:80]!r} is no name for a variable")
-            words += ["--env", f"{name}={value}" if name in TOOL_NEEDS else name]
+            words += ["--env", f"{name}={value}" if name in TOOL_VARIABLES else name]
         # With the job's mark the keeper finds it, should this runner die.
         words += ["--env", f"{process_tree.MARKER_VARIABLE}={self._cell.handle.marker}", image]
         return [*words, *(("sh", "-c", service.command) if service.command else ())]
@@ -146,7 +146,7 @@ class ServiceContainers:
     async def _call(
         self, words: list[str], env: dict[str, str] | None = None, *, with_errors: bool = False
     ) -> tuple[int, str]:
-        given = {name: value for name, value in (env or {}).items() if name not in TOOL_NEEDS}
+        given = {name: value for name, value in (env or {}).items() if name not in TOOL_VARIABLES}
         process = await asyncio.create_subprocess_exec(
             *(self._tool, *words),
             stdin=asyncio.subprocess.DEVNULL,
