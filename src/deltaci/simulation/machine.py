@@ -364,7 +364,7 @@ class SimKeeper:
             machine.connect,
             tell,
             machine.clock,
-            heartbeat_thread=lambda client: SimLine(machine, client, self._turn),
+            start_sender=lambda client: SimLine(machine, client, self._turn),
             kill=machine.kill_job,
             send=self._send,
             now=machine.now,
@@ -410,7 +410,7 @@ class SimKeeper:
         gone.add_done_callback(lambda _: self._machine.loop.kill(self.node))
 
     def _send(self, client: RunnerClient, rests: Sequence[UnsentLog], clock: Callable[[], float]) -> None:
-        send_logs(client, [rest for rest in rests if rest.file >= 0], clock, self._machine.sleep)
+        send_logs(client, [rest for rest in rests if rest.fd >= 0], clock, self._machine.sleep)
 
 
 class SimLine:

@@ -1,5 +1,5 @@
-"""Keeping leases: a separate process sends heartbeats and kills the jobs whose leases it cannot prove any more.
+"""Keep the leases of running jobs in a separate process, and kill jobs whose leases cannot be confirmed in time.
 
-`keeper.py` is that process, `heartbeat.py` the thread on which it waits for answers, `log_recovery.py` uploads the rest
-of a job's log when its runner died.
+`keeper.py` is that process, `heartbeat.py` its network thread, and `log_recovery.py` uploads the rest of a job's log
+after its runner has died. May import `core`, `protocol`, `sandbox` and the runner's client. Start with `keeper.py`.
 """

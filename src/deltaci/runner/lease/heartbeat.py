@@ -1,7 +1,7 @@
-"""The line on which heartbeats are said: a thread of its own, so that whoever waits for an answer waits only here.
+"""The thread that sends heartbeats and waits for the answers.
 
-A name server that is out of reach, or a peer that answers byte by byte, keeps a call for longer than any timeout of a
-socket. The one who has to stop a job in time cannot wait for that: it gives up the line and takes a new one.
+An unreachable name server, or a peer that answers byte by byte, can block a call for longer than any socket timeout.
+The keeper must stop jobs in time, so it never waits for a call: it abandons the thread and starts a new one.
 """
 
 from __future__ import annotations
@@ -23,62 +23,64 @@ Answers = list[ServerMessage | Problem]
 
 
 class HeartbeatSender(Protocol):
-    """Says heartbeats for the keeper, and lets nobody wait."""
+    """Sends heartbeats for the keeper without blocking it."""
 
     client: RunnerClient
 
     def fileno(self) -> int:
-        """For a selector: readable when there is an answer."""
+        """Return a descriptor for a selector: readable when there are answers."""
 
-    def send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
-        """Say these; the answers come later."""
+    def send(self, heartbeats: Sequence[Heartbeat], timeout: float) -> None:
+        """Start sending these heartbeats and return."""
 
     def take_answers(self) -> Answers | None:
-        """The answers to what was said, in its order; none at all when it was not heard; None: not yet."""
+        """Return the answers to the last batch, in its order.
+
+        An empty list means that the batch failed, None that it is not answered yet.
+        """
 
     def close(self) -> None:
-        """Hang up, whatever is under way."""
+        """Abort the call in progress."""
 
 
 class HeartbeatThread:
-    """Says one batch at a time. `fileno` is readable when there is an answer."""
+    """Sends one batch at a time. `fileno` is readable when there are answers."""
 
     def __init__(self, client: RunnerClient) -> None:
         self.client = client
-        self._said: SimpleQueue[tuple[Sequence[Heartbeat], float] | None] = SimpleQueue()
-        self._heard: SimpleQueue[Answers] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[Sequence[Heartbeat], float] | None] = SimpleQueue()
+        self._replies: SimpleQueue[Answers] = SimpleQueue()
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # A daemon: the keeper may leave while a call hangs.
-        threading.Thread(target=self._work, args=(self._write,), name="beats", daemon=True).start()
+        # A daemon thread: the keeper may exit while a call hangs.
+        threading.Thread(target=self._work, args=(self._write,), name="heartbeats", daemon=True).start()
 
     def fileno(self) -> int:
-        """For a selector."""
         return self._read
 
-    def send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
-        """Say these; the answers come later."""
-        self._said.put((beats, timeout))
+    def send(self, heartbeats: Sequence[Heartbeat], timeout: float) -> None:
+        """Start sending these heartbeats and return."""
+        self._requests.put((heartbeats, timeout))
 
     def take_answers(self) -> Answers | None:
-        """The answers to what was said, in its order; none at all when it was not heard; None: not yet."""
+        """Return the answers to the last batch, see `HeartbeatSender.take_answers`."""
         with suppress(BlockingIOError):
             os.read(self._read, 100)
-            return self._heard.get_nowait()
+            return self._replies.get_nowait()
         return None
 
     def close(self) -> None:
-        """Hang up, whatever is under way. An answer that comes later is nobody's."""
-        self._said.put(None)
+        """Abort the call in progress and discard its answers."""
+        self._requests.put(None)
         self.client.abort()
         os.close(self._read)
 
     def _work(self, write: int) -> None:
-        while (said := self._said.get()) is not None:
+        while (request := self._requests.get()) is not None:
             try:
-                heard = self.client.send_batch(*said)
+                answers = self.client.send_batch(*request)
             except (Unreachable, Refused, msgspec.MsgspecError):
-                heard = []
-            self._heard.put(heard if len(heard) == len(said[0]) else [])
+                answers = []
+            self._replies.put(answers if len(answers) == len(request[0]) else [])
             with suppress(OSError):
                 os.write(write, b".")
         os.close(write)

@@ -1,10 +1,11 @@
-"""The lease keeper: a small process of its own that proves, again and again, that this runner lives.
+"""The lease keeper: a process that renews the leases of this runner and kills jobs whose leases it cannot confirm.
 
-A job that takes the whole machine cannot starve it, and a runner that hangs cannot forget it. It never needs to be
-told to stop a job: when a lease can no longer be proved, it kills the job itself, before the server may give the lease
-to somebody else. When the runner is gone, it kills all of them, and sends what they had said until then.
+It is a process of its own so that neither a job that uses all resources nor a runner that hangs can delay it. It sends
+heartbeats, and a confirmed heartbeat extends a lease. If a lease is not confirmed in time, it kills the job before the
+server may grant the lease to another runner. If the runner dies, it kills all jobs and sends the rest of their logs.
 
-It reads orders as JSON lines and writes news as JSON lines. Time is the machine's own, which does not jump.
+Commands arrive on stdin and events leave on stdout, as JSON lines. Times are those of the machine's monotonic clock,
+which all of its processes share.
 """
 
 from __future__ import annotations
@@ -28,19 +29,18 @@ from deltaci.runner.sandbox.process_tree import JobHandle, kill_all
 from deltaci.runner.tls import TlsConfig
 
 RETRY_SECONDS: Final = 1.0
-FIRST_CALL_SECONDS: Final = 1.0  # A connection that is broken is found out soon: there may be time for another.
+MIN_CALL_SECONDS: Final = 1.0  # Short, so that a broken connection is replaced while the lease lasts.
 MAX_CALL_SECONDS: Final = 5.0
-SLOWER: Final = 4  # A line that needs so long for an answer may need so many times that for the next one.
+TIMEOUT_FACTOR: Final = 4  # The next call may take this many times as long as the last one.
 KILL_SECONDS: Final = 2.0
-FIRST_BEAT_SECONDS: Final = 1.0  # After the first step began.
-REST_SECONDS: Final = 10.0  # How long the logs of a runner that is gone are sent, while their leases stand.
+FIRST_PROGRESS_SECONDS: Final = 1.0  # From the first step to an extra heartbeat that reports it.
+LOG_RECOVERY_SECONDS: Final = 10.0  # For the logs of a dead runner, while their leases last.
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
-    """Keep this lease. Sent again, it tells what changed.
+    """Keep this lease; sent again when something has changed.
 
-    `proved_at` is when it was proved for the last time, by the clock that all processes of a machine share: not how
-    long ago, as nobody knows when this is read.
+    `confirmed_at` is a time of the monotonic clock, not an age, as this message may be read late.
     """
 
     lease_id: str
@@ -55,25 +55,25 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
-    """The job is over."""
+    """Stop keeping this lease: its job has ended."""
 
     lease_id: str
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
-    """A fresh credential."""
+    """Use this token from now on."""
 
     token: str
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """It keeps from now on. The first thing that it says."""
+    """The first event: the keeper reads commands."""
 
     lease_id: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """The server wants the job to stop."""
+    """The server requests that the job be canceled."""
 
     lease_id: str
     deadline_seconds: int
@@ -81,14 +81,14 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
-    """The lease is gone, and so is the job: whatever it still has is killed now."""
+    """The lease is lost; the keeper kills the job's processes now."""
 
     lease_id: str
     reason: str
 
 
 class Confirmed(msgspec.Struct, frozen=True, kw_only=True, tag="proved"):
-    """The lease stands until then, by the clock that all processes of a machine share. The answer to every `Hold`."""
+    """The lease is valid until this time of the monotonic clock. The reply to every `Hold`."""
 
     lease_id: str
     until: float
@@ -101,28 +101,28 @@ decode_event: Callable[[bytes], KeeperEvent] = decoder(KeeperEvent)  # type: ign
 
 
 def stop_margin_seconds(ttl_seconds: float) -> float:
-    """So long before a lease ends its job is stopped: killing takes time, and clocks do not run alike."""
+    """Return how long before the end of a lease its job is stopped: killing takes time, and clocks differ."""
     return min(10.0, ttl_seconds / 4)
 
 
 class _KeptLease:
-    def __init__(self, order: Hold, now: float) -> None:
-        self.order = order
-        self.margin = stop_margin_seconds(order.ttl_seconds)
-        self.confirmed_until = order.confirmed_at + order.ttl_seconds - self.margin
-        self.beat_at = now + order.interval_seconds
+    def __init__(self, command: Hold, now: float) -> None:
+        self.command = command
+        self.margin = stop_margin_seconds(command.ttl_seconds)
+        self.confirmed_until = command.confirmed_at + command.ttl_seconds - self.margin
+        self.heartbeat_at = now + command.interval_seconds
         self.is_canceling = False
 
 
 class LeaseKeeper:
-    """Keeps any number of leases. Beats are said on a line beside it, so that nothing keeps the fence waiting."""
+    """Keeps any number of leases. Heartbeats are sent by another thread, so that the deadlines are always met."""
 
     def __init__(
         self,
         connect: Callable[[], RunnerClient],
         emit: Callable[[KeeperEvent], None],
         clock: Callable[[], float] = time.monotonic,
-        heartbeat_thread: Callable[[RunnerClient], HeartbeatSender] = HeartbeatThread,
+        start_sender: Callable[[RunnerClient], HeartbeatSender] = HeartbeatThread,
         kill: Callable[[JobHandle, float], object] = kill_all,
         send: Callable[[RunnerClient, Sequence[UnsentLog], Callable[[], float]], None] = send_unsent_logs,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -132,161 +132,161 @@ class LeaseKeeper:
         self._clock = clock
         self._token = ""
         self._leases: dict[str, _KeptLease] = {}
-        self._new_line = heartbeat_thread
-        self._kill = kill
-        self._send = send
+        self._start_sender = start_sender
+        self._kill_job = kill
+        self._send_unsent_logs = send
         self._now = now
-        self._line = heartbeat_thread(connect())
-        self._said: list[_KeptLease] = []  # Who waits for an answer on the line.
-        self._said_at = self._give_up_at = 0.0
-        self._patience = FIRST_CALL_SECONDS
+        self._sender = start_sender(connect())
+        self._awaiting_answer: list[_KeptLease] = []  # The leases in the batch that is being sent.
+        self._sent_at = self._answer_deadline = 0.0
+        self._timeout_seconds = MIN_CALL_SECONDS
 
     def fileno(self) -> int:
-        """Readable when there is an answer to take; another one after a line was given up."""
-        return self._line.fileno()
+        """Return a descriptor that is readable when there are answers; it changes with each new sender."""
+        return self._sender.fileno()
 
-    def execute(self, order: KeeperCommand) -> None:
-        """Carry out an order."""
-        if isinstance(order, NewToken):
-            self._token = self._line.client.token = order.token
-        elif isinstance(order, Release):
-            self._leases.pop(order.lease_id, None)
+    def execute(self, command: KeeperCommand) -> None:
+        """Execute a command."""
+        if isinstance(command, NewToken):
+            self._token = self._sender.client.token = command.token
+        elif isinstance(command, Release):
+            self._leases.pop(command.lease_id, None)
         else:
-            kept = self._leases.setdefault(order.lease_id, _KeptLease(order, self._clock()))
-            if kept.order.progress is None and order.progress is not None:
-                # That the steps began is worth a beat of its own, unless they are over at once.
-                kept.beat_at = min(kept.beat_at, self._clock() + FIRST_BEAT_SECONDS)
-            kept.order = order
-            self._emit(Confirmed(lease_id=order.lease_id, until=kept.confirmed_until))
+            lease = self._leases.setdefault(command.lease_id, _KeptLease(command, self._clock()))
+            if lease.command.progress is None and command.progress is not None:
+                # Report the start of the steps early, unless the job ends at once.
+                lease.heartbeat_at = min(lease.heartbeat_at, self._clock() + FIRST_PROGRESS_SECONDS)
+            lease.command = command
+            self._emit(Confirmed(lease_id=command.lease_id, until=lease.confirmed_until))
 
     def wait_seconds(self) -> float:
-        """How long nothing has to be done."""
-        times = [kept.confirmed_until for kept in self._leases.values()]
-        if self._said:
-            times.append(self._give_up_at)
+        """Return how long `advance` has nothing to do."""
+        times = [lease.confirmed_until for lease in self._leases.values()]
+        if self._awaiting_answer:
+            times.append(self._answer_deadline)
         else:
-            times += [kept.beat_at for kept in self._leases.values()]
+            times += [lease.heartbeat_at for lease in self._leases.values()]
         return max(0.0, min(times, default=self._clock() + 3600) - self._clock())
 
     def advance(self) -> None:
-        """Take the answers, stop what can no longer be proved, and beat where it is time."""
-        self._listen()
+        """Process answers, stop jobs whose leases are unconfirmed, and send heartbeats that are due."""
+        self._take_answers()
         self._stop_unconfirmed()
         now = self._clock()
-        due = [kept for kept in self._leases.values() if kept.beat_at <= now]
-        if due and not self._said:
-            self._beat(due)
+        due = [lease for lease in self._leases.values() if lease.heartbeat_at <= now]
+        if due and not self._awaiting_answer:
+            self._send_heartbeats(due)
 
     def stop_all(self) -> None:
-        """The runner is gone: so are its jobs. What they had said is sent, as long as anybody may want it."""
+        """Kill all jobs after the runner has died, and send the rest of their logs while their leases last."""
         now = self._clock()
-        rests = []
-        for lease_id, kept in self._leases.items():
-            until = min(now + REST_SECONDS, kept.confirmed_until + kept.margin)
-            # Opened before anything else: a runner that is started anew clears up what this one left.
-            rests.append(UnsentLog(lease_id, open_log(kept.order.log_path), until))
-        for kept in self._leases.values():
-            self._kill(kept.order.handle, KILL_SECONDS)
+        unsent_logs = []
+        for lease_id, lease in self._leases.items():
+            until = min(now + LOG_RECOVERY_SECONDS, lease.confirmed_until + lease.margin)
+            # Opened first: a restarted runner removes the files of this one.
+            unsent_logs.append(UnsentLog(lease_id, open_log(lease.command.log_path), until))
+        for lease in self._leases.values():
+            self._kill_job(lease.command.handle, KILL_SECONDS)
         self._leases.clear()
-        self._line.close()
+        self._sender.close()
         client = self._connect()
         client.token = self._token
-        self._send(client, rests, self._clock)
+        self._send_unsent_logs(client, unsent_logs, self._clock)
 
     def _stop_unconfirmed(self) -> None:
         now = self._clock()
-        for kept in list(self._leases.values()):
-            if now >= kept.confirmed_until:
-                self._drop(kept, "NOT_PROVED")
+        for lease in list(self._leases.values()):
+            if now >= lease.confirmed_until:
+                self._drop(lease, "NOT_PROVED")
 
-    def _drop(self, kept: _KeptLease, reason: str) -> None:
-        self._leases.pop(kept.order.lease_id, None)
-        # First the word, then the deed: a runner that only saw its job die would report that as a result.
-        self._emit(Lost(lease_id=kept.order.lease_id, reason=reason))
-        self._kill(kept.order.handle, KILL_SECONDS)
+    def _drop(self, lease: _KeptLease, reason: str) -> None:
+        self._leases.pop(lease.command.lease_id, None)
+        # Report first, then kill: otherwise the runner could report the killed job as a result.
+        self._emit(Lost(lease_id=lease.command.lease_id, reason=reason))
+        self._kill_job(lease.command.handle, KILL_SECONDS)
 
-    def _beat(self, due: list[_KeptLease]) -> None:
-        self._said, self._said_at = due, self._clock()
-        # Who beats seldom has time to wait: a server that is slow today is not asked more often for that.
-        patience = max(self._patience, min(kept.order.interval_seconds for kept in due) / 2)
-        left = min(kept.confirmed_until for kept in due) - self._said_at
-        timeout = max(0.2, min(patience, MAX_CALL_SECONDS, left))
-        self._give_up_at = self._said_at + timeout
-        ts = self._now()
-        beats = [
+    def _send_heartbeats(self, due: list[_KeptLease]) -> None:
+        self._awaiting_answer, self._sent_at = due, self._clock()
+        # Long intervals allow long timeouts: a slow server must not get more requests because it is slow.
+        timeout_seconds = max(self._timeout_seconds, min(lease.command.interval_seconds for lease in due) / 2)
+        seconds_left = min(lease.confirmed_until for lease in due) - self._sent_at
+        timeout = max(0.2, min(timeout_seconds, MAX_CALL_SECONDS, seconds_left))
+        self._answer_deadline = self._sent_at + timeout
+        sent_at = self._now()
+        heartbeats = [
             Heartbeat(
-                lease_id=kept.order.lease_id,
-                runner_id=kept.order.runner_id,
-                ts=ts,
-                progress=kept.order.progress,
-                log_cursor=LogCursor(bytes_sent=kept.order.bytes_sent),
+                lease_id=lease.command.lease_id,
+                runner_id=lease.command.runner_id,
+                ts=sent_at,
+                progress=lease.command.progress,
+                log_cursor=LogCursor(bytes_sent=lease.command.bytes_sent),
             )
-            for kept in due
+            for lease in due
         ]
-        self._line.send(beats, timeout)
+        self._sender.send(heartbeats, timeout)
 
-    def _listen(self) -> None:
-        """Take what was answered; who is not answered in time is asked again, on a new line."""
-        if not self._said:
+    def _take_answers(self) -> None:
+        """Process the answers; after a timeout, send the heartbeats again with a new sender."""
+        if not self._awaiting_answer:
             return
-        take_answers = self._line.take_answers()
-        if take_answers is None and self._clock() < self._give_up_at:
+        answers = self._sender.take_answers()
+        if answers is None and self._clock() < self._answer_deadline:
             return
-        if take_answers is None:
-            self._line.close()
-            self._line = self._new_line(self._connect())
-            self._line.client.token = self._token
-        said, self._said = self._said, []
-        took = self._clock() - self._said_at if take_answers else self._patience / 2
-        self._patience = max(FIRST_CALL_SECONDS, min(MAX_CALL_SECONDS, took * SLOWER))
-        if not take_answers:
-            for kept in said:
-                kept.beat_at = self._clock() + min(RETRY_SECONDS, kept.order.interval_seconds)
+        if answers is None:
+            self._sender.close()
+            self._sender = self._start_sender(self._connect())
+            self._sender.client.token = self._token
+        awaiting, self._awaiting_answer = self._awaiting_answer, []
+        answer_seconds = self._clock() - self._sent_at if answers else self._timeout_seconds / 2
+        self._timeout_seconds = max(MIN_CALL_SECONDS, min(MAX_CALL_SECONDS, answer_seconds * TIMEOUT_FACTOR))
+        if not answers:
+            for lease in awaiting:
+                lease.heartbeat_at = self._clock() + min(RETRY_SECONDS, lease.command.interval_seconds)
             return
-        for kept, answer in zip(said, take_answers, strict=True):
-            if self._leases.get(kept.order.lease_id) is kept:  # It may have been released, or lost, meanwhile.
-                self._heard(kept, answer)
+        for lease, answer in zip(awaiting, answers, strict=True):
+            if self._leases.get(lease.command.lease_id) is lease:  # It may have been released or lost meanwhile.
+                self._on_answer(lease, answer)
 
-    def _heard(self, kept: _KeptLease, answer: ServerMessage | Problem) -> None:
+    def _on_answer(self, lease: _KeptLease, answer: ServerMessage | Problem) -> None:
         if not isinstance(answer, HeartbeatAck) or not answer.extend_lease:
             reason = getattr(answer, "reason", None) or getattr(answer, "code", "STALE")
-            self._drop(kept, str(reason))
+            self._drop(lease, str(reason))
             return
-        kept.confirmed_until = self._said_at + answer.new_lease_ttl_seconds - kept.margin
-        kept.beat_at = self._said_at + kept.order.interval_seconds
-        if answer.cancel_requested and not kept.is_canceling:
-            kept.is_canceling = True
+        lease.confirmed_until = self._sent_at + answer.new_lease_ttl_seconds - lease.margin
+        lease.heartbeat_at = self._sent_at + lease.command.interval_seconds
+        if answer.cancel_requested and not lease.is_canceling:
+            lease.is_canceling = True
             reason = answer.reason if isinstance(answer.reason, str) else "CANCELED"
             self._emit(
-                Cancel(lease_id=kept.order.lease_id, deadline_seconds=answer.cancel_deadline_seconds, reason=reason)
+                Cancel(lease_id=lease.command.lease_id, deadline_seconds=answer.cancel_deadline_seconds, reason=reason)
             )
 
 
-def serve(keeper: LeaseKeeper, orders: int) -> None:
-    """Work until the runner hangs up."""
-    waiting = b""
+def serve(keeper: LeaseKeeper, commands_fd: int) -> None:
+    """Execute commands and keep leases until the runner closes its end."""
+    pending = b""
     while True:
         with selectors.DefaultSelector() as selector:
-            selector.register(orders, selectors.EVENT_READ)
+            selector.register(commands_fd, selectors.EVENT_READ)
             selector.register(keeper, selectors.EVENT_READ)
             ready = {key.fd for key, _ in selector.select(keeper.wait_seconds())}
-        if orders in ready:
-            data = os.read(orders, 1 << 16)
+        if commands_fd in ready:
+            data = os.read(commands_fd, 1 << 16)
             if not data:
                 keeper.stop_all()
                 return
-            *lines, waiting = (waiting + data).split(b"\n")
-            for heartbeat_thread in lines:
-                keeper.execute(decode_command(heartbeat_thread))
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                keeper.execute(decode_command(line))
         keeper.advance()
 
 
-def main(url: str, out: int, *files: str) -> None:
-    """The keeper's process. The files are those of TLS; the first order brings its credential."""
+def main(url: str, events_fd: int, *files: str) -> None:
+    """Run the keeper. `files` are those of the TLS configuration; the first command brings the token."""
 
-    def emit(news: KeeperEvent) -> None:
-        with suppress(BrokenPipeError):  # The runner is gone; that its orders end says what to do then.
-            os.write(out, msgspec.json.encode(news) + b"\n")
+    def emit(event: KeeperEvent) -> None:
+        with suppress(BrokenPipeError):  # The runner has died, which the end of its commands reports.
+            os.write(events_fd, msgspec.json.encode(event) + b"\n")
 
     keeper = LeaseKeeper(lambda: RunnerClient(url, tls=TlsConfig.of(files)), emit)
     emit(Ready())

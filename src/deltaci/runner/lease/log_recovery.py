@@ -1,6 +1,7 @@
-"""What a job had said when its runner died: kept on disk, not sent yet. Whoever is left sends it.
+"""Upload the rest of a job's log after its runner has died.
 
-The bytes are those that the runner had read, masked and kept. What was still in the job's pipe is gone with the runner.
+The runner stores masked output on disk before it is sent; the keeper outlives the runner and sends what the server has
+not received. Output that was still in the job's pipe is lost.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from deltaci.core.errors import Refused
 from deltaci.runner.client import RunnerClient, Unreachable
 
 CHUNK_BYTES: Final = 1024 * 1024
-PAUSE_SECONDS: Final = 0.1
-MIN_CALL_SECONDS: Final = 0.2
+RETRY_SECONDS: Final = 0.1
+MIN_TIMEOUT_SECONDS: Final = 0.2
 NO_FILE: Final = -1
 
 
 class UnsentLog(NamedTuple):
-    """One job's log, and until when its lease stands."""
+    """The log file of one job, and the time at which its lease ends."""
 
     lease_id: str
-    file: int
-    until: float
+    fd: int
+    deadline: float
 
 
 def open_log(path: str) -> int:
-    """The log to read from, or `NOTHING`."""
+    """Return a descriptor of the log, or `NO_FILE`."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if path else NO_FILE
     except OSError:
@@ -39,48 +40,50 @@ def open_log(path: str) -> int:
 
 
 def send_unsent_logs(
-    client: RunnerClient, rests: Sequence[UnsentLog], clock: Callable[[], float] = time.monotonic
+    client: RunnerClient, unsent_logs: Sequence[UnsentLog], clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Send all of them, as far as there is time. Never longer: a call that hangs is left alone."""
-    there = [rest for rest in rests if rest.file != NO_FILE]
-    if not there:
+    """Send all logs in a thread, and return when they are sent or their leases have ended."""
+    readable = [unsent_log for unsent_log in unsent_logs if unsent_log.fd != NO_FILE]
+    if not readable:
         return
-    # A daemon: whoever waits for it may leave in the middle of a call.
-    sending = threading.Thread(target=send_logs, args=(client, there, clock), name="last words", daemon=True)
-    sending.start()
-    sending.join(max(0.0, max(rest.until for rest in there) - clock()))
+    # A daemon thread: the keeper may exit while a call hangs.
+    thread = threading.Thread(target=send_logs, args=(client, readable, clock), name="log recovery", daemon=True)
+    thread.start()
+    thread.join(max(0.0, max(unsent_log.deadline for unsent_log in readable) - clock()))
 
 
 def send_logs(
     client: RunnerClient,
-    rests: Sequence[UnsentLog],
+    unsent_logs: Sequence[UnsentLog],
     clock: Callable[[], float],
-    pause: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send one after the other, each until nobody wants it any more."""
-    for rest in rests:
+    """Send the logs one after the other, each until its lease ends or the server refuses it."""
+    for unsent_log in unsent_logs:
         try:
-            _send(client, rest, clock, pause)
-        except (Refused, msgspec.MsgspecError):  # The lease is over, or the log is full: nobody wants the rest.
+            _send_log(client, unsent_log, clock, sleep)
+        except (Refused, msgspec.MsgspecError):  # The lease has ended, or the log is full.
             continue
         finally:
-            os.close(rest.file)
+            os.close(unsent_log.fd)
 
 
-def _send(client: RunnerClient, rest: UnsentLog, clock: Callable[[], float], pause: Callable[[float], None]) -> None:
-    at: int | None = None  # Not known: a part may be on its way that the runner sent last.
-    while (left := rest.until - clock()) > 0:
-        timeout = max(MIN_CALL_SECONDS, left)
+def _send_log(
+    client: RunnerClient, unsent_log: UnsentLog, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> None:
+    offset: int | None = None  # Not known: the server may still be receiving what the runner sent last.
+    while (seconds_left := unsent_log.deadline - clock()) > 0:
+        timeout = max(MIN_TIMEOUT_SECONDS, seconds_left)
         try:
-            if at is None:
-                at = client.log_size(rest.lease_id, timeout)
-            data = os.pread(rest.file, CHUNK_BYTES, at)
-            if not data:
+            if offset is None:
+                offset = client.log_size(unsent_log.lease_id, timeout)
+            chunk = os.pread(unsent_log.fd, CHUNK_BYTES, offset)
+            if not chunk:
                 return
-            at = client.append_log(rest.lease_id, at, data, timeout)
+            offset = client.append_log(unsent_log.lease_id, offset, chunk, timeout)
         except Unreachable:
-            pause(min(PAUSE_SECONDS, left))
+            sleep(min(RETRY_SECONDS, seconds_left))
         except Refused as refused:
             if refused.code != "log_gap":
                 raise
-            at = None
+            offset = None
