@@ -8,8 +8,8 @@ import time
 from msgspec import structs
 
 from bench.figures import Figure
-from deltaci.simulation.history import World
-from deltaci.simulation.scenario import drawn
+from deltaci.simulation.history import Simulation
+from deltaci.simulation.scenario import draw_scenario
 from deltaci.simulation.virtual_time import VirtualLoop
 
 SEEDS = range(8)
@@ -22,12 +22,14 @@ EMPTY_STEPS = 300_000
 
 
 def run() -> list[Figure]:
-    """Whole histories of one size."""
-    World(drawn(1000, 1.0)).run()  # Whatever is done only once is done now.
+    """Measure whole histories of one size."""
+    Simulation(draw_scenario(1000, 1.0)).run()  # Warm up.
     histories = []
     for seed in SEEDS:
-        mix = structs.replace(drawn(seed, HOURS, RUNS_AN_HOUR, FAULTS_AN_HOUR), servers=SERVERS, runners=RUNNERS)
-        histories.append(World(mix).run())
+        scenario = structs.replace(
+            draw_scenario(seed, HOURS, RUNS_AN_HOUR, FAULTS_AN_HOUR), servers=SERVERS, runners=RUNNERS
+        )
+        histories.append(Simulation(scenario).run())
     spent = sum(each.cpu_seconds for each in histories)
     hours = sum(each.hours for each in histories)
     steps = sum(each.steps for each in histories) / spent
@@ -50,9 +52,9 @@ def _empty_steps_a_second() -> float:
     def step() -> None:
         nonlocal left
         left -= 1
-        loop.outside(1.0, step)
+        loop.call_outside(1.0, step)
 
-    loop.outside(1.0, step)
+    loop.call_outside(1.0, step)
     began = time.process_time()
     loop.run(lambda: left <= 0)
     return EMPTY_STEPS / (time.process_time() - began)

@@ -1,4 +1,4 @@
-"""Whole histories in the simulator: every fault that it knows, every promise, every step of every machine."""
+"""Runs whole histories in the simulator: every fault that it knows, every invariant, every transition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from chaos.rows import Row, measured
 from chaos.stage import Stage
 from deltaci.simulation.checker.history_checker import INVARIANTS
-from deltaci.simulation.scenario import drawn
+from deltaci.simulation.scenario import draw_scenario
 from tests.simulation.planted import FAULTS, MOST_SEEDS, TABLE
 
 FAULT: Final = "everything in the simulator"
@@ -27,18 +27,18 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     times: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     for history in histories:
-        kinds = [fault.kind for fault in drawn(history["seed"], HOURS).faults]
+        kinds = [fault.kind for fault in draw_scenario(history["seed"], HOURS).faults]
         times.update(kinds)
         wrong.update(set(kinds) if history["invariant"] else ())
     for kind, count in sorted(times.items()):
         told = f"{count} times"
-        yield measured(FAULT, kind, f"all {len(INVARIANTS)} promises", wrong[kind], "histories broken", 0, told)
+        yield measured(FAULT, kind, f"all {len(INVARIANTS)} invariants", wrong[kind], "histories broken", 0, told)
     said = f"{len(histories)} histories of {HOURS:g} h, {summary['faults']} faults"
     acknowledged = f"{summary['acknowledged']} acknowledgements compared with the log"
-    yield measured(FAULT, said, f"all {len(INVARIANTS)} promises", len(summary["broken"]), "broken", 0, acknowledged)
-    untaken = "; ".join(summary["unvisited"][:3]) or f"all {summary['edges']} are taken"
-    taken = "every step of every machine is taken"
-    yield measured(FAULT, said, taken, len(summary["unvisited"]), "not taken", None if stage.is_quick else 0, untaken)
+    yield measured(FAULT, said, f"all {len(INVARIANTS)} invariants", len(summary["broken"]), "broken", 0, acknowledged)
+    untaken = "; ".join(summary["unvisited"][:3]) or f"all {summary['edges']} are made"
+    taken = "every transition is made"
+    yield measured(FAULT, said, taken, len(summary["unvisited"]), "not made", None if stage.is_quick else 0, untaken)
     speed = summary["hours"] / summary["cpu_seconds"]
     yield measured(FAULT, said, "how fast time goes by", speed, "simulated hours a CPU second")
     rows = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]

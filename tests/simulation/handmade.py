@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from deltaci.simulation.checker.facts import AttemptFacts, WorkerFacts
-from deltaci.simulation.checker.history_checker import Checker, Deployment
-from deltaci.simulation.checker.promises import Promises
+from deltaci.simulation.checker.acknowledgements import AcknowledgementChecker
+from deltaci.simulation.checker.history_checker import CheckerConfig, HistoryChecker
+from deltaci.simulation.checker.tracked import TrackedAttempt, TrackedWorker
 
 SECOND = 1_000_000
 START = 1_000_000 * SECOND
@@ -16,7 +16,7 @@ POLL = 20
 LATE = 2.5 * POLL + 21  # What is due must happen before that.
 
 
-class Said(NamedTuple):
+class SimRequest(NamedTuple):
     """One event."""
 
     seq: int
@@ -38,10 +38,10 @@ class Log:
     """A run `r` with jobs, and workers. Every method is one commit, unless it says otherwise."""
 
     def __init__(self, poll_seconds: float = POLL) -> None:
-        self.checker = Checker(Deployment(TTL, poll_seconds))
-        self.promises = Promises(self.checker)
+        self.checker = HistoryChecker(CheckerConfig(TTL, poll_seconds))
+        self.acknowledgements = AcknowledgementChecker(self.checker)
         self.now = START
-        self.checker.quiet(START)
+        self.checker.set_fault_free_since(START)
 
     def wait(self, seconds: float) -> None:
         """Time goes by."""
@@ -49,7 +49,7 @@ class Log:
 
     def say(self, entity: str, id: str, to: str, trigger: str, actor: str = "orchestrator", **told: Any) -> None:
         """One event, as it would come next. Names that begin with an underscore change the event itself."""
-        it = self.checker.known.get(id)
+        it = self.checker.entities.get(id)
         before = it.state if it is not None else ("CREATED" if entity == "attempt" else None)
         fields = {
             "seq": self.checker.seq + 1,
@@ -66,11 +66,11 @@ class Log:
             "rev": (it.rev if it is not None else 0) + 1,
         }
         fields.update({name[1:]: told.pop(name) for name in list(told) if name.startswith("_")})
-        self.checker.see(Said(**fields, metadata=told), self.now)  # type: ignore[arg-type]
+        self.checker.check_event(SimRequest(**fields, metadata=told), self.now)  # type: ignore[arg-type]
 
     def settle(self) -> None:
         """The commit is whole."""
-        self.checker.settle(self.now)
+        self.checker.check_commit(self.now)
 
     # -- births
 
@@ -132,10 +132,10 @@ class Log:
 
     # -- leases
 
-    def attempt(self, name: str = "a", index: int = 1) -> AttemptFacts:
+    def attempt(self, name: str = "a", index: int = 1) -> TrackedAttempt:
         """What is known of it."""
-        it = self.checker.known[f"r/{name}.{index}"]
-        assert isinstance(it, AttemptFacts)
+        it = self.checker.entities[f"r/{name}.{index}"]
+        assert isinstance(it, TrackedAttempt)
         return it
 
     def grant(self, name: str = "a", worker: str = "w", index: int = 1, **lease: Any) -> None:
@@ -151,9 +151,9 @@ class Log:
         self.say("job", f"r/{name}", "RUNNING", "worker_started", worker_id=worker)
         if self.checker.runs["r"].state == "QUEUED":
             self.say("run", "r", "RUNNING", "first_attempt_active")
-        held = self.checker.known.get(worker)
-        if isinstance(held, WorkerFacts):
-            self.say("worker", worker, "BUSY", "task_assigned", tasks=len(held.held))
+        held = self.checker.entities.get(worker)
+        if isinstance(held, TrackedWorker):
+            self.say("worker", worker, "BUSY", "task_assigned", tasks=len(held.leased_attempts))
         self.settle()
 
     def renew(
@@ -181,14 +181,14 @@ class Log:
 
     def free(self, worker: str = "w", **told: Any) -> None:
         """The worker has room again, and says what else changed; part of a commit."""
-        it = self.checker.known[worker]
-        if isinstance(it, WorkerFacts) and it.troubles != it.told_troubles:
-            told = {"troubles": it.troubles, **told}
+        it = self.checker.entities[worker]
+        if isinstance(it, TrackedWorker) and it.infra_failures != it.reported_infra_failures:
+            told = {"troubles": it.infra_failures, **told}
         self.say("worker", worker, "IDLE", "task_completed", **{"tasks": 0, **told})
 
     def hold(self, trigger: str = "drained", hold: str = "DRAINED", worker: str = "w", **told: Any) -> None:
         """The worker takes nothing new, or is let go; part of a commit."""
-        state = self.checker.known[worker].state
+        state = self.checker.entities[worker].state
         assert state is not None
         self.say("worker", worker, state, trigger, **{"hold": hold, **told})
 

@@ -16,7 +16,7 @@ def begun_before_what_comes_before_it(log: Log) -> None:
 @breaks("after")
 def not_begun_although_all_before_it_is_over(log: Log) -> None:
     log.plan({"name": "a"}, {"name": "b", "after": ["r/a"]}, {"name": "c"})
-    log.checker.known["r/a.1"].state = "CANCELED"
+    log.checker.entities["r/a.1"].state = "CANCELED"
     log.say("job", "r/a", "CANCELED", "user_cancelled", "user:u", reason="JOB_CANCELED")
     log.settle()
 
@@ -24,7 +24,7 @@ def not_begun_although_all_before_it_is_over(log: Log) -> None:
 @breaks("blocked")
 def blocked_by_what_it_only_comes_after(log: Log) -> None:
     log.plan({"name": "a"}, {"name": "b", "after": ["r/a"]})
-    log.checker.known["r/a.1"].state = "CANCELED"
+    log.checker.entities["r/a.1"].state = "CANCELED"
     log.say("job", "r/a", "CANCELED", "user_cancelled", "user:u", reason="JOB_CANCELED")
     log.say("job", "r/b", "CANCELED", "user_cancelled", reason="BLOCKED")
 
@@ -48,7 +48,7 @@ def not_needed_in_another_family(log: Log) -> None:
     log.start()
     log.fail()
     log.say("job", "r/a", "FAILED", "execution_failed")
-    log.checker.known["r/b.1"].state = "CANCELED"
+    log.checker.entities["r/b.1"].state = "CANCELED"
     log.say("job", "r/b", "CANCELED", "user_cancelled", reason="NOT_NEEDED")
 
 
@@ -67,7 +67,7 @@ def another_one_while_the_first_may_still_run(log: Log) -> None:
     log.claim()
     log.start()
     log.lose("a", "STALLED")
-    log.say("attempt", "r/a.1", "QUEUED", "requeued", run_at=log.attempt().fence)
+    log.say("attempt", "r/a.1", "QUEUED", "requeued", run_at=log.attempt().fence_until)
     log.settle()
     log.grant("b")
 

@@ -294,7 +294,7 @@ def a_deadline_that_nobody_sees(log: Log) -> None:
 
 @breaks("unclaimed")
 def nobody_takes_it(log: Log) -> None:
-    log.checker.pollers["w"] = None
+    log.checker.polling_workers["w"] = None
     log.worker()
     log.wait(1)
     log.plan()

@@ -42,8 +42,8 @@ def one_attempt_too_many(log: Log) -> None:
     log.run("QUEUED", "plan_returned", jobs=1)
     log.queue(index=1)
     log.settle()
-    log.checker.known["r/a.1"].state = "FAILED"
-    log.checker.known["r/a"].state = "RETRYING"
+    log.checker.entities["r/a.1"].state = "FAILED"
+    log.checker.entities["r/a"].state = "RETRYING"
     log.queue(index=2)
 
 
@@ -238,20 +238,20 @@ def another_outcome_is_reported(log: Log) -> None:
 @breaks("acknowledged")
 def a_cancel_that_is_not_there(log: Log) -> None:
     log.create()
-    log.promises.accepted("cancel", "r")
+    log.acknowledgements.check_accepted("cancel", "r")
 
 
 @breaks("acknowledged")
 def a_lease_that_was_never_granted(log: Log) -> None:
     log.plan()
-    log.promises.answered("/lease", b"", 200, b'{"leases": [{"lease_id": "r/a.1.1.secret"}]}')
+    log.acknowledgements.check_response("/lease", b"", 200, b'{"leases": [{"lease_id": "r/a.1.1.secret"}]}')
 
 
 @breaks("acknowledged")
 def a_result_that_is_not_there(log: Log) -> None:
     log.work()
     said = b'{"type": "Complete", "lease_id": "r/a.1.1.secret", "status": "SUCCEEDED"}'
-    log.promises.answered("/messages", said, 200, b'{"type": "CompleteAck", "accepted": true}')
+    log.acknowledgements.check_response("/messages", said, 200, b'{"type": "CompleteAck", "accepted": true}')
 
 
 @breaks("stale-rev")
@@ -259,17 +259,17 @@ def decided_by_an_old_rev(log: Log) -> None:
     log.create()
     log.say("run", "r", "PLANNING", "cancel_requested", "user:u", _request_id="q")
     log.settle()
-    log.promises.accepted("cancel", "r", "q", expected_rev=1)
+    log.acknowledgements.check_accepted("cancel", "r", "q", expected_rev=1)
 
 
 @breaks("idempotent")
 def a_repetition_is_refused(log: Log) -> None:
-    log.promises.refused("cancel", "r", "q")
+    log.acknowledgements.reject_refused_repetition("cancel", "r", "q")
 
 
 @breaks("reused")
 def another_request_under_its_id(log: Log) -> None:
-    log.promises.accepted_other("cancel", "r", "q")
+    log.acknowledgements.reject_reused_id("cancel", "r", "q")
 
 
 @breaks("liveness")

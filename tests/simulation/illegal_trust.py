@@ -131,7 +131,7 @@ def nobody_gets_what_only_its_loser_could_take(log: Log) -> None:
     troubled(log, 1)
     log.settle()
     log.wait(1)
-    log.promises.withheld("r/a.1", "w", {}, log.now)
+    log.acknowledgements.check_denied_claim("r/a.1", "w", {}, log.now)
 
 
 @breaks("avoided")
@@ -140,7 +140,7 @@ def the_same_again_for_who_lost_it(log: Log) -> None:
     troubled(log, 1)
     log.settle()
     log.claim()
-    log.promises.given("r/a.1", "w", {"v": frozenset()})
+    log.acknowledgements.check_claim("r/a.1", "w", {"v": frozenset()})
 
 
 @breaks("avoided")
@@ -154,4 +154,4 @@ def the_next_attempt_for_who_failed_the_first(log: Log) -> None:
     log.queue(index=2)
     log.settle()
     log.grant(index=2)
-    log.promises.given("r/a.2", "w", {"v": frozenset()})
+    log.acknowledgements.check_claim("r/a.2", "w", {"v": frozenset()})

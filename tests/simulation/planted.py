@@ -14,8 +14,8 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.simulation.history import World
-from deltaci.simulation.scenario import drawn
+from deltaci.simulation.history import Simulation
+from deltaci.simulation.scenario import draw_scenario
 from tests.simulation import (
     planted_bonds,
     planted_core,
@@ -52,7 +52,7 @@ HOURS: Final = (1.0, 1.0, 1.0, 3.0)  # Most mistakes show soon; some need a long
 def caught(fault: Fault, seed: int) -> tuple[str, str]:
     """The promise that is broken in this history with the mistake in it, and how; empty if none is."""
     with fault.planted():
-        history = World(drawn(seed, HOURS[seed % len(HOURS)], RUNS_AN_HOUR)).run()
+        history = Simulation(draw_scenario(seed, HOURS[seed % len(HOURS)], RUNS_AN_HOUR)).run()
     return history.invariant, history.message
 
 

@@ -11,7 +11,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.engine.concurrency_groups import ConcurrencyGroups
-from deltaci.simulation.database import Disk
+from deltaci.simulation.database import SharedDatabase
 from tests.simulation.planting import fault, instead, reaction, set_field
 
 
@@ -122,13 +122,13 @@ def a_group_is_not_looked_after() -> Iterator[None]:
 @fault
 def a_group_is_free_when_its_lease_is_lost() -> Iterator[None]:
     """The next one of a group begins while the last one, whose worker is silent, may still be at work."""
-    real = Disk._holder
+    real = SharedDatabase._holder
 
-    def holder(self: Disk, tenant: str, group: str, now: int) -> str:
+    def holder(self: SharedDatabase, tenant: str, group: str, now: int) -> str:
         id = real(self, tenant, group, now)
         return id if id and self._rows[id].due_at is not None else ""
 
-    with instead((Disk, "_holder", holder)):
+    with instead((SharedDatabase, "_holder", holder)):
         yield
 
 

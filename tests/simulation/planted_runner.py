@@ -89,7 +89,7 @@ def the_wall_clock_is_trusted() -> Iterator[None]:
     """Leases are measured by the time for people, which somebody may set."""
 
     def clock(self: SimMachine) -> float:
-        return self.loop.now * self.pace + self.shift
+        return self.loop.now * self.clock_rate + self.clock_offset_seconds
 
     with instead((SimMachine, "clock", clock)):
         yield

@@ -17,7 +17,7 @@ from deltaci.engine.timers import Timers
 from deltaci.engine.waiters import ClaimWaiters
 from deltaci.protocol.messages import Complete, CompleteAck
 from deltaci.server.runner_api import message_handlers
-from deltaci.simulation.database import Connection, Counted
+from deltaci.simulation.database import LockedReads, ServerConnection
 from deltaci.storage import memory
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Unavailable, Write
@@ -111,33 +111,33 @@ def the_log_is_tidied_up() -> Iterator[None]:
 @fault
 def answer_before_commit() -> Iterator[None]:
     """Callers are answered as soon as it is decided; it is written half a second later."""
-    real = Connection._commit
+    real = ServerConnection._commit
 
-    async def commit(self: Connection, write: Write, counted: Counted) -> int:
+    async def commit(self: ServerConnection, write: Write, counted: LockedReads) -> int:
         async def later() -> None:
             with suppress(Exception):
                 await real(self, write, counted)
 
         loop = asyncio.get_running_loop()
         loop.call_later(0.5, lambda: loop.create_task(later()))
-        return await self._disk.last_seq()
+        return await self._database.last_seq()
 
-    with instead((Connection, "_commit", commit)):
+    with instead((ServerConnection, "_commit", commit)):
         yield
 
 
 @fault
 def a_broken_commit_counts() -> Iterator[None]:
     """A commit that broke off is taken for done."""
-    real = Connection._commit
+    real = ServerConnection._commit
 
-    async def commit(self: Connection, write: Write, counted: Counted) -> int:
+    async def commit(self: ServerConnection, write: Write, counted: LockedReads) -> int:
         try:
             return await real(self, write, counted)
         except Unavailable:
-            return await self._disk.last_seq()
+            return await self._database.last_seq()
 
-    with instead((Connection, "_commit", commit)):
+    with instead((ServerConnection, "_commit", commit)):
         yield
 
 

@@ -9,23 +9,25 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from deltaci.simulation.checker import history_checker as checking
+from deltaci.simulation.checker import history_checker
 from deltaci.simulation.checker.history_checker import INVARIANTS, Violation
-from deltaci.simulation.history import LOGGER, World
-from deltaci.simulation.scenario import drawn
+from deltaci.simulation.history import LOGGER, Simulation
+from deltaci.simulation.scenario import draw_scenario
 from tests.simulation import illegal_bonds, illegal_leases, illegal_runs, illegal_trust
 from tests.simulation.handmade import CASES, Case, Log
 from tests.simulation.planted import TABLE
 
-ALONE = {
-    "law",
-    "facts",
-    "leases",
-    "job_order",
+# The modules that know only the documents and the log.
+INDEPENDENT_MODULES = {
+    "acknowledgements",
+    "executions",
     "history_checker",
-    "promises",
-    "trust",
-}  # The files that know the documents and nothing else.
+    "job_order",
+    "leases",
+    "tracked",
+    "transitions",
+    "worker_failures",
+}
 
 
 def test_a_legal_log_is_legal() -> None:
@@ -56,16 +58,16 @@ def test_a_legal_log_is_legal() -> None:
 @pytest.mark.parametrize(("invariant", "case"), CASES, ids=[f"{name}: {case.__name__}" for name, case in CASES])
 def test_what_breaks_a_promise_is_reported_under_its_name(invariant: str, case: Case) -> None:
     """One step too far, and the right reason for it."""
-    with pytest.raises(Violation) as found:
+    with pytest.raises(Violation) as raised:
         case(Log())
 
-    assert found.value.invariant == invariant, found.value
+    assert raised.value.invariant == invariant, raised.value
 
 
 def test_every_promise_can_be_broken() -> None:
     """Either by a log that is written by hand, or by a mistake that is planted in the real code, or right here."""
     planted = {json.loads(line)["invariant"] for line in TABLE.read_text().splitlines()}
-    ours = {each.__name__ for each in (illegal_bonds, illegal_leases, illegal_runs, illegal_trust)}
+    ours = {module.__name__ for module in (illegal_bonds, illegal_leases, illegal_runs, illegal_trust)}
     assert ours == {case.__module__ for _, case in CASES}
     shown = {name for name, _ in CASES} | planted | {"overlap", "stopped", "unowned", "told", "error", "log", "record"}
 
@@ -74,73 +76,75 @@ def test_every_promise_can_be_broken() -> None:
 
 def test_an_attempt_that_runs_twice_is_found() -> None:
     """Two runners that execute one attempt at the same time, whatever the log says."""
-    world = World(structs.replace(drawn(5, hours=0.1), has_jumps=False))
-    world.truth.executing["r/a.1"] = {(1, "r0")}
-    world.truth.began("r/a.1", 2, "r1")
+    simulation = Simulation(structs.replace(draw_scenario(5, hours=0.1), has_clock_jumps=False))
+    simulation.executions.executing["r/a.1"] = {(1, "r0")}
+    simulation.executions.record_start("r/a.1", 2, "r1")
 
-    assert world.run().invariant == "overlap"
+    assert simulation.run().invariant == "overlap"
 
 
 def test_what_begins_without_a_lease_is_found() -> None:
     """Nobody was given it, and somebody works on it."""
-    world = World(structs.replace(drawn(5, hours=0.1), has_jumps=False))
-    world.truth.began("r/a.1", 1, "r0")
+    simulation = Simulation(structs.replace(draw_scenario(5, hours=0.1), has_clock_jumps=False))
+    simulation.executions.record_start("r/a.1", 1, "r0")
 
-    assert world.run().invariant == "unowned"
+    assert simulation.run().invariant == "unowned"
 
 
 def test_an_end_that_nobody_hears_of_is_found() -> None:
     """A job ended long ago, and its lease is still thought to be live."""
-    world = World(drawn(5, hours=0.1))
-    world.truth.untold["r/a.1", 1] = "r0"
-    world.truth.executing["r/b.1"] = {(1, "r1")}  # So that it goes on for a while.
+    simulation = Simulation(draw_scenario(5, hours=0.1))
+    simulation.executions.unreported_ends["r/a.1", 1] = "r0"
+    simulation.executions.executing["r/b.1"] = {(1, "r1")}  # So that it goes on for a while.
 
-    assert world.run().invariant == "told"
+    assert simulation.run().invariant == "told"
 
 
 def test_an_error_that_was_only_written_down_is_found() -> None:
     """Whoever catches an error of ours and goes on hides it from everybody who does not read the log."""
-    world = World(drawn(5, hours=0.1))
-    world._loop.outside(10.0, lambda: LOGGER.error("an error of ours"))
+    simulation = Simulation(draw_scenario(5, hours=0.1))
+    simulation._loop.call_outside(10.0, lambda: LOGGER.error("an error of ours"))
 
-    assert world.run().invariant == "error"
+    assert simulation.run().invariant == "error"
 
 
 def test_a_runner_that_did_not_stop_is_found() -> None:
     """It says that it stopped, and what it should have stopped still runs."""
-    world = World(drawn(5, hours=1.0))
+    simulation = Simulation(draw_scenario(5, hours=1.0))
 
-    def ended(attempt_id: str, number: int, who: str, exit_code: int | None, *, is_rule: bool = False) -> None:
+    def record_end(
+        attempt_id: str, number: int, worker_id: str, exit_code: int | None, *, is_rule: bool = False
+    ) -> None:
         if exit_code is not None:
-            world.truth.results[attempt_id, number] = exit_code
+            simulation.executions.exit_codes[attempt_id, number] = exit_code
 
-    world.truth.ended = ended  # type: ignore[method-assign]
+    simulation.executions.record_end = record_end  # type: ignore[method-assign]
 
-    assert world.run().invariant == "stopped"
+    assert simulation.run().invariant == "stopped"
 
 
 def test_a_log_that_is_changed_afterwards_is_found() -> None:
     """What was committed is never written again."""
-    world = World(drawn(5, hours=1.0))
-    world._disk.log = lambda: world.log[1:]  # type: ignore[method-assign]
+    simulation = Simulation(draw_scenario(5, hours=1.0))
+    simulation._database.log = lambda: simulation.log[1:]  # type: ignore[method-assign]
 
-    assert world.run().invariant == "log"
+    assert simulation.run().invariant == "log"
 
 
 def test_a_record_that_the_log_does_not_tell_is_found() -> None:
     """Both are written together, or neither is."""
-    world = World(drawn(5, hours=1.0))
-    world._disk.record = lambda id: None  # type: ignore[method-assign]
+    simulation = Simulation(draw_scenario(5, hours=1.0))
+    simulation._database.record = lambda id: None  # type: ignore[method-assign]
 
-    assert world.run().invariant == "record"
+    assert simulation.run().invariant == "record"
 
 
 def test_the_checker_knows_only_the_documents() -> None:
     """It would believe the same mistakes if it shared code with what it checks."""
-    for name in ALONE:
-        tree = ast.parse(Path(checking.__file__).with_name(f"{name}.py").read_text())
+    for name in INDEPENDENT_MODULES:
+        tree = ast.parse(Path(history_checker.__file__).with_name(f"{name}.py").read_text())
         modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         ours = {module for module in modules if module.startswith("deltaci")}
 
-        assert ours <= {f"deltaci.simulation.checker.{each}" for each in ALONE}, name
+        assert ours <= {f"deltaci.simulation.checker.{module}" for module in INDEPENDENT_MODULES}, name

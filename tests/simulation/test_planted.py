@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from deltaci.simulation.checker.history_checker import INVARIANTS
-from deltaci.simulation.history import World
-from deltaci.simulation.scenario import drawn
+from deltaci.simulation.history import Simulation
+from deltaci.simulation.scenario import draw_scenario
 from tests.simulation.planted import FAULTS, caught, known, search
 
 
@@ -39,7 +39,7 @@ def test_a_mistake_is_gone_afterwards() -> None:
         with fault.planted():
             pass
 
-    assert {World(drawn(seed, hours=1.0)).run().invariant for seed in range(3)} == {""}
+    assert {Simulation(draw_scenario(seed, hours=1.0)).run().invariant for seed in range(3)} == {""}
 
 
 def test_there_are_many_kinds_of_mistakes() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deltaci.simulation.checker.law import LEASE_STEPS, STEPS, Edge
-from deltaci.simulation.coverage import EVERY, unvisited
-from deltaci.simulation.history import World
-from deltaci.simulation.scenario import Mix, drawn
-from deltaci.simulation.shrink import Shrinker, in_words
+from deltaci.simulation.checker.transitions import LEASE_TRANSITIONS, TRANSITIONS, Edge
+from deltaci.simulation.coverage import ALL_EDGES, unvisited
+from deltaci.simulation.history import Simulation
+from deltaci.simulation.scenario import Scenario, draw_scenario
+from deltaci.simulation.shrink import Shrinker, describe
 from tests.simulation.planted import FAULTS
 
 SEEDS = range(24)
@@ -37,7 +37,7 @@ def told(*words: str, hash_seed: str = "0") -> list[dict[str, object]]:
 def check(seed: int) -> None:
     """It breaks no promise."""
     again = f"again: deltaci sim --seed {seed} --seeds 1 --hours {HOURS:g}"
-    history = World(drawn(seed, HOURS)).run()
+    history = Simulation(draw_scenario(seed, HOURS)).run()
     assert history.invariant == "", f"{history.message}; {again}"
 
 
@@ -60,43 +60,43 @@ def test_every_step_of_the_machines_is_taken() -> None:
     """What no history does, no history shows. The command lists what is missing."""
     edges: set[Edge] = set()
     for seed in (*COVER, *range(MOST_SEEDS)):
-        edges |= World(drawn(seed, hours=2.0)).run().edges
+        edges |= Simulation(draw_scenario(seed, hours=2.0)).run().edges
         if not unvisited(edges):
             break
 
     assert unvisited(edges) == []
-    assert edges <= EVERY
+    assert edges <= ALL_EDGES
 
 
 def test_the_checker_and_the_core_know_the_same_steps() -> None:
     """Written down twice, from the same documents."""
-    leases = {("lease", source, to, "") for source, targets in LEASE_STEPS.items() for to in targets}
+    leases = {("lease", source, to, "") for source, targets in LEASE_TRANSITIONS.items() for to in targets}
 
-    assert set(STEPS) | leases == EVERY
+    assert set(TRANSITIONS) | leases == ALL_EDGES
 
 
 def test_a_broken_history_is_made_short() -> None:
     """Whoever looks for the mistake should not have to read what has nothing to do with it."""
     with FAULTS["place is not freed"].planted():
-        mix = drawn(3, hours=3.0)
-        history = World(mix).run()
+        mix = draw_scenario(3, hours=3.0)
+        history = Simulation(mix).run()
         shrinker = Shrinker(mix, history, tries=60)
         short = shrinker.run()
-        again = World(msgspec.json.decode(msgspec.json.encode(short), type=Mix))
+        again = Simulation(msgspec.json.decode(msgspec.json.encode(short), type=Scenario))
         repeated = again.run()
 
     assert history.invariant == shrinker.history.invariant == repeated.invariant == "worker"
     assert repeated.digest == shrinker.history.digest
-    assert len(short.wishes) == 1
+    assert len(short.actions) == 1
     assert short.faults == ()
     assert short.hours < 3
-    assert any("worker r" in line for line in in_words(short, again.log))
+    assert any("worker r" in line for line in describe(short, again.log))
 
 
 def test_a_history_is_repeated_from_its_file(tmp_path: Path) -> None:
     """What is drawn from a seed can be changed by hand, and told again."""
     file = tmp_path / "mix.json"
-    file.write_bytes(msgspec.json.encode(drawn(3, hours=2.0)))
+    file.write_bytes(msgspec.json.encode(draw_scenario(3, hours=2.0)))
 
     [again] = told("--mix", str(file))
     [drawn_again] = told("--seed", "3", "--seeds", "1", "--hours", "2")

@@ -1,7 +1,7 @@
-"""How people and programs give orders: to one server after the other, until one has done it or says no.
+"""How users and queue clients send commands: to one server after the other, until one accepts or refuses.
 
-A server may die, hang or lose its database in the middle, so the same order is given again under the same request id.
-What is acknowledged is compared with the log at once.
+A server may die, hang or lose its database meanwhile, so the same command is sent again with the same request id. Every
+acknowledgement is compared with the event log at once.
 """
 
 from __future__ import annotations
@@ -18,155 +18,166 @@ from deltaci.core.machine import Command
 from deltaci.engine.engine import Engine
 from deltaci.protocol.routes import LEASE_HEADER, ROOT
 from deltaci.server.auth.credentials import Signer
+from deltaci.simulation.checker.acknowledgements import AcknowledgementChecker
 from deltaci.simulation.checker.history_checker import Violation
-from deltaci.simulation.checker.law import SECOND
-from deltaci.simulation.checker.promises import Promises
+from deltaci.simulation.checker.transitions import SECOND
 from deltaci.simulation.runner import TENANT
 from deltaci.simulation.server import SimServer
 from deltaci.simulation.virtual_time import Node, VirtualLoop
 from deltaci.storage.port import Conflict, Unavailable
 
-DO_SECONDS: Final = 20.0
-AGAIN_SECONDS: Final = 2.0
-HAND_BACK_TRIES: Final = 10
+RESPONSE_SECONDS: Final = 20.0
+RETRY_SECONDS: Final = 2.0
+MAX_HAND_BACKS: Final = 10
 
 T = TypeVar("T")
-Blame = Callable[[Violation], None]
+ReportViolation = Callable[[Violation], None]
 
 
-class Orders:
-    """Gives orders for everybody who is no runner."""
+class CommandClient:
+    """Sends the commands of users and queue clients; runners use the runner protocol."""
 
     def __init__(
         self,
         loop: VirtualLoop,
         servers: list[SimServer],
-        promises: Promises,
-        habits: dict[str, float],
+        acknowledgements: AcknowledgementChecker,
+        probabilities: dict[str, float],
         signer: Signer,
-        blame: Blame,
+        report: ReportViolation,
     ) -> None:
         self._loop = loop
         self._servers = servers
-        self._promises = promises
-        self._habits = habits
+        self._acknowledgements = acknowledgements
+        self._probabilities = probabilities
         self._signer = signer
-        self._blame = blame
+        self._report = report
         self.node = Node("people")
 
     def spawn(self, work: Any) -> None:
-        """Somebody begins to do something."""
+        """Start a coroutine in the users' node."""
         self._loop.spawn(self.node, work)
 
-    def later(self, seconds: float, work: Callable[[], Any]) -> None:
-        """Somebody will."""
-        # In a context of its own: whoever is told of an event is told by a server, which may be dead by then.
+    def spawn_later(self, seconds: float, work: Callable[[], Any]) -> None:
+        """Start a coroutine in the users' node after some seconds."""
+        # In a new context: the current node may be a server that is dead by then.
         self._loop.call_later(seconds, lambda: self.spawn(work()), context=Context())
 
-    def does(self, habit: str, random: Random) -> bool:
-        """Whether somebody with this seed's habits does it now."""
-        return random.random() < self._habits.get(habit, 0.0)
+    def happens(self, behaviour: str, random: Random) -> bool:
+        """Draw whether this behaviour happens, by the scenario's probability for it."""
+        return random.random() < self._probabilities.get(behaviour, 0.0)
 
-    async def do(self, what: str, command: Command, random: Random, other: Command | None = None) -> bool:
-        """Whether it was done. Now and then it is sent once more, and now and then another one under its id."""
-        answer, was_known = await self._insist(command, random, is_first=True)
-        is_done = not isinstance(answer, Refused)
-        if is_done:
-            self._check(self._promises.accepted, what, command.id, command.request_id, command.expected_rev)
-        elif was_known:
-            self._check(self._promises.refused, what, command.id, command.request_id)
-        if self.does("repeat", random):
-            await asyncio.sleep(random.choice((0.0, 30.0)) * random.random())
-            answer, was_known = await self._insist(command, random)
-            if isinstance(answer, Refused) and was_known:
-                self._check(self._promises.refused, what, command.id, command.request_id)
-        if other is not None and self.does("reuse", random):
-            answer, was_known = await self._insist(other, random)
-            if not isinstance(answer, Refused) and was_known:
-                self._check(self._promises.accepted_other, what, command.id, command.request_id)
-        return is_done
+    async def submit(self, action: str, command: Command, random: Random, other: Command | None = None) -> bool:
+        """Send a command. Returns whether it was accepted.
 
-    async def _insist(self, command: Command, random: Random, *, is_first: bool = False) -> tuple[Any, bool]:
-        """The answer, and whether the request had been done when that was given: one that is under way may be done yet.
-
-        So it is looked up before the request is sent for the last time; after it, if that was the first time as well.
+        Sometimes it is sent once more, and sometimes `other` is sent under the same request id; both are checked.
         """
-        is_known, count = False, 0
+        response, was_done = await self._send_command(command, random, is_first=True)
+        is_accepted = not isinstance(response, Refused)
+        if is_accepted:
+            self._check(
+                self._acknowledgements.check_accepted, action, command.id, command.request_id, command.expected_rev
+            )
+        elif was_done:
+            self._check(self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id)
+        if self.happens("repeat", random):
+            await asyncio.sleep(random.choice((0.0, 30.0)) * random.random())
+            response, was_done = await self._send_command(command, random)
+            if isinstance(response, Refused) and was_done:
+                self._check(self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id)
+        if other is not None and self.happens("reuse", random):
+            response, was_done = await self._send_command(other, random)
+            if not isinstance(response, Refused) and was_done:
+                self._check(self._acknowledgements.reject_reused_id, action, command.id, command.request_id)
+        return is_accepted
 
-        async def do(engine: Engine) -> Any:
-            nonlocal is_known, count
-            is_known, count = self._promises.knows(command.id, command.request_id), count + 1
+    async def _send_command(self, command: Command, random: Random, *, is_first: bool = False) -> tuple[Any, bool]:
+        """Send a command. Returns the response, and whether an earlier send had already changed the entity.
+
+        That is read before the last send, because an earlier send may still be carried out meanwhile. After a single
+        first send it is read again.
+        """
+        was_done, count = False, 0
+
+        async def send_once(engine: Engine) -> Any:
+            nonlocal was_done, count
+            was_done, count = self._acknowledgements.has_changed(command.id, command.request_id), count + 1
             return await engine.do(command)
 
-        answer = await self.insist(do, random)
+        response = await self.send_until_answered(send_once, random)
         if count == 1 and is_first:
-            is_known = self._promises.knows(command.id, command.request_id)
-        return answer, is_known
+            was_done = self._acknowledgements.has_changed(command.id, command.request_id)
+        return response, was_done
 
-    async def insist(
-        self, do: Callable[[Engine], Awaitable[T]], random: Random, give_up: float = float("inf")
+    async def send_until_answered(
+        self, do: Callable[[Engine], Awaitable[T]], random: Random, deadline: float = float("inf")
     ) -> T | Refused | None:
-        """Ask one server after the other until one of them answers; None: it was time to give up."""
-        while self._loop.now < give_up:
+        """Call `do` with one server's engine after the other until one responds; None after the deadline."""
+        while self._loop.now < deadline:
             server = random.choice(self._servers)
             if server.is_up and server.engine is not None:
-                task = self._loop.spawn(server.node, _attempted(do, server.engine))
-                done, _ = await asyncio.wait({task}, timeout=DO_SECONDS)
-                if done and (answer := task.result()) is not None:
-                    return answer
-            await asyncio.sleep(AGAIN_SECONDS)
+                task = self._loop.spawn(server.node, _call_engine(do, server.engine))
+                done, _ = await asyncio.wait({task}, timeout=RESPONSE_SECONDS)
+                if done and (response := task.result()) is not None:
+                    return response
+            await asyncio.sleep(RETRY_SECONDS)
         return None
 
     async def register(self, name: str, slots: int, random: Random) -> bool:
-        """Come in as a worker, with a token. Whoever shows it once more, for another request, must not be let in."""
+        """Register as a worker. Report a violation if another request can use the same token again."""
         token = self._signer.sign("register", name, TENANT, 3600)
-        is_in = False
+        is_registered = False
         for request_id in ("first", "first", "another"):
             body = json.dumps({"token": token, "slots": slots, "request_id": request_id}).encode()
             server = random.choice(self._servers)
             if not server.is_up:
                 continue
-            task = server.ask("POST", f"{ROOT}register", {}, body)
-            done, _ = await asyncio.wait({task}, timeout=DO_SECONDS)
+            task = server.handle_request("POST", f"{ROOT}register", {}, body)
+            done, _ = await asyncio.wait({task}, timeout=RESPONSE_SECONDS)
             status = task.result()[0] if done else 0
-            if status == 200 and is_in and request_id == "another":
-                self._blame(Violation("credential", f"the token of {name} lets somebody in once more"))
-            is_in = is_in or status == 200
-        return is_in
+            if status == 200 and is_registered and request_id == "another":
+                self._report(Violation("credential", f"the token of {name} registers a second time"))
+            is_registered = is_registered or status == 200
+        return is_registered
 
-    async def hand_back(self, who: str, lease_id: str, random: Random) -> None:
-        """Give back what was taken, as a runner does that leaves: again until somebody answers."""
-        headers = {"Authorization": f"Bearer {self._signer.sign('run', who, TENANT, 3600)}", LEASE_HEADER: lease_id}
-        for _ in range(HAND_BACK_TRIES):
+    async def hand_back(self, worker_id: str, lease_id: str, random: Random) -> None:
+        """Hand back a lease, as a runner does that leaves; repeat until a server responds."""
+        headers = {
+            "Authorization": f"Bearer {self._signer.sign('run', worker_id, TENANT, 3600)}",
+            LEASE_HEADER: lease_id,
+        }
+        for _ in range(MAX_HAND_BACKS):
             server = random.choice(self._servers)
             if server.is_up:
-                task = server.ask("POST", f"{ROOT}hand-back", headers, b"")
-                done, _ = await asyncio.wait({task}, timeout=DO_SECONDS)
+                task = server.handle_request("POST", f"{ROOT}hand-back", headers, b"")
+                done, _ = await asyncio.wait({task}, timeout=RESPONSE_SECONDS)
                 if done and task.result()[0] < 500:
                     return
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
-    def given(self, attempt_id: str, worker_id: str, rivals: Mapping[str, frozenset[str]]) -> None:
-        """A worker got this, while these others could have taken it."""
-        self._check(self._promises.given, attempt_id, worker_id, rivals)
+    def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
+        """Check that a worker was allowed to get this attempt while these others could have taken it."""
+        self._check(self._acknowledgements.check_claim, attempt_id, worker_id, other_workers)
 
-    def withheld(self, attempt_id: str, worker_id: str, rivals: Mapping[str, frozenset[str]], now: int) -> None:
-        """A worker that is free did not get this, and nothing changed meanwhile."""
-        self._check(self._promises.withheld, attempt_id, worker_id, rivals, now)
+    def check_denied_claim(
+        self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int
+    ) -> None:
+        """Check that a free worker was not refused this attempt without a reason."""
+        self._check(self._acknowledgements.check_denied_claim, attempt_id, worker_id, other_workers, now)
 
-    def wall(self) -> int:
-        """The time of day."""
+    def wall_time(self) -> int:
+        """Return the time of day in microseconds."""
         return int(self._signer.now() * SECOND)
 
-    def _check(self, check: Callable[..., None], *words: Any) -> None:
+    def _check(self, check: Callable[..., None], *args: Any) -> None:
         try:
-            check(*words)
+            check(*args)
         except Violation as violation:
-            self._blame(violation)
+            self._report(violation)
 
 
-async def _attempted(do: Callable[[Engine], Awaitable[T]], engine: Engine) -> T | Refused | None:
-    """The answer; None when nobody knows whether it was done."""
+async def _call_engine(do: Callable[[Engine], Awaitable[T]], engine: Engine) -> T | Refused | None:
+    """Return the response or the refusal; None if it is unknown whether the command was carried out."""
     try:
         return await do(engine)
     except Refused as refused:

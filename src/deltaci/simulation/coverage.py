@@ -1,4 +1,7 @@
-"""Which steps of the machines no history has taken yet. The list is the core's own; the checker has another."""
+"""Which transitions of the machines no history has made yet.
+
+The list of all transitions is the core's own; the checker has an independent one.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from typing import Final
 
 from deltaci.core import lease
 from deltaci.core.decide import MACHINES
-from deltaci.simulation.checker.law import Edge
+from deltaci.simulation.checker.transitions import Edge
 
-EVERY: Final[frozenset[Edge]] = frozenset(
+ALL_EDGES: Final[frozenset[Edge]] = frozenset(
     (machine.name, rule.source or None, to.state, to.trigger)
     for machine in MACHINES.values()
     for rule in machine.rules
@@ -18,8 +21,9 @@ EVERY: Final[frozenset[Edge]] = frozenset(
 
 
 def unvisited(edges: Iterable[Edge]) -> list[str]:
-    """In words, those that are missing."""
-    missing = EVERY - frozenset(edges)
+    """Return the transitions that are not among `edges`, as text."""
+    missing = ALL_EDGES - frozenset(edges)
     return sorted(
-        f"{kind} {source or '(birth)'} → {to}" + (f" ({word})" if word else "") for kind, source, to, word in missing
+        f"{kind} {source or '(created)'} → {to}" + (f" ({trigger})" if trigger else "")
+        for kind, source, to, trigger in missing
     )

@@ -1,8 +1,8 @@
-"""A database in the simulated world: one disk that survives everything, and a connection to it for each server.
+"""The simulated database: one shared store that survives every fault, and a connection to it for each server.
 
-A transaction reads at one moment and writes at a later one, so another server's commit may come in between: then the
-version guard says so. A connection may be slow, away, or break off when nobody knows whether the commit stands; and a
-server may die right before a commit, or right after it, before anybody was told.
+A transaction reads at one moment and commits later, so that another server may commit in between; the rev guard must
+notice that. A connection may be slow or unavailable, or break so that the server cannot know whether its commit
+succeeded. A server may also be killed right before or after a commit.
 """
 
 from __future__ import annotations
@@ -34,87 +34,88 @@ from deltaci.storage.port import (
 )
 
 HINT_SECONDS: Final = 0.005
-Counted = list[
-    tuple[CountLiveLeases | LockGroup, Any]
-]  # What a transaction was told that must stay true until it commits.
+# Reads of a transaction whose answers must still be the same when it commits, with these answers.
+LockedReads = list[tuple[CountLiveLeases | LockGroup, Any]]
 
 
-class Disk(MemoryStore):
-    """What is kept. `seen` is told the events of every commit, and before anybody else."""
+class SharedDatabase(MemoryStore):
+    """The shared store. `on_commit` is called with the events of every commit, before any server sees them."""
 
-    def __init__(self, clock: Callable[[], int], seen: Callable[[list[Event]], None]) -> None:
+    def __init__(self, clock: Callable[[], int], on_commit: Callable[[list[Event]], None]) -> None:
         super().__init__(clock)
-        self._seen = seen
-        self.connections: list[Connection] = []
+        self._on_commit = on_commit
+        self.connections: list[ServerConnection] = []
 
     async def commit(self, write: Write) -> int:
-        """All of it or nothing."""
+        """Apply a write atomically."""
         count = len(self._events)
-        seq: int = await self.transact(lambda: _once(write))
-        self._seen(self._events[count:])
+        seq: int = await self.transact(lambda: _single_request(write))
+        self._on_commit(self._events[count:])
         return seq
 
     def answer_read(self, request: Request) -> Any:
-        """Answer what only asks."""
+        """Answer a read request of a transaction."""
         return self._answer(request)
 
     def log(self) -> list[Event]:
-        """All of it, for whoever compares it with what was seen."""
+        """Return all stored events."""
         return list(self._events)
 
     def record(self, id: str) -> Record | None:
-        """What is stored under this id."""
-        found = self._load((id,))
-        return found[0].record if found else None
+        """Return the stored record with this id."""
+        rows = self._load((id,))
+        return rows[0].record if rows else None
 
 
-class Troubles:
-    """What is wrong with a connection now. Changed by whoever makes the faults."""
+class ConnectionFaults:
+    """The faults of one connection that are active now; set by the fault injector."""
 
     def __init__(self) -> None:
-        self.is_away = False
+        self.is_unavailable = False
         self.slow_seconds = 0.0
-        self.break_next = ""  # "before" or "after" the next commit the connection breaks.
-        self.die_next = ""  # The same, but the server dies.
-        self.deaf = False  # Whether hints of others get lost.
+        self.break_at_commit = ""  # "before" or "after": when the connection breaks at the next commit.
+        self.kill_at_commit = ""  # The same, but the server is killed.
+        self.loses_hints = False  # Commit hints of other servers are lost.
 
 
-class Connection:
-    """A store, as one server sees it."""
+class ServerConnection:
+    """The store as one server sees it."""
 
     max_concurrent_transactions = 1
 
-    def __init__(self, disk: Disk, random: Random, die: Callable[[], None], poll_seconds: float) -> None:
-        self._disk = disk
+    def __init__(
+        self, database: SharedDatabase, random: Random, kill_server: Callable[[], None], poll_seconds: float
+    ) -> None:
+        self._database = database
         self._random = random
-        self._die = die
-        self.troubles = Troubles()
+        self._kill_server = kill_server
+        self.faults = ConnectionFaults()
         self.commit_hints = CommitHints(poll_seconds)
-        self.commits = 0
-        disk.connections.append(self)
+        self.commit_count = 0
+        database.connections.append(self)
 
     async def open(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Be told nothing more."""
-        if self in self._disk.connections:
-            self._disk.connections.remove(self)
+        """Receive no more commit hints."""
+        if self in self._database.connections:
+            self._database.connections.remove(self)
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Read now, write a little later."""
-        await self._reach()
+        """Run a transaction: read now, commit a little later."""
+        await self._check_available()
         transaction = work()
-        counted: Counted = []
+        locked_reads: LockedReads = []
         try:
             request = next(transaction)
             while True:
                 if isinstance(request, Write):
-                    answer = await self._commit(request, counted)
+                    answer = await self._commit(request, locked_reads)
                 else:
-                    answer = self._disk.answer_read(request)
+                    answer = self._database.answer_read(request)
                 if isinstance(request, CountLiveLeases | LockGroup):
-                    counted.append((request, answer))
+                    locked_reads.append((request, answer))
                 request = transaction.send(answer)
         except StopIteration as end:
             result: T = end.value
@@ -122,126 +123,110 @@ class Connection:
         finally:
             transaction.close()
 
-    async def _reach(self) -> None:
-        if self.troubles.is_away:
+    async def _check_available(self) -> None:
+        if self.faults.is_unavailable:
             await asyncio.sleep(1.0)
-            raise Unavailable("the database is away")
+            raise Unavailable("the database is unavailable")
 
-    async def _commit(self, write: Write, counted: Counted) -> int:
-        troubles = self.troubles
-        if troubles.slow_seconds:
-            await asyncio.sleep(troubles.slow_seconds * self._random.random())
-        await self._reach()
-        await self._trouble("before")
-        # Nobody holds a lock here: whoever comes later counts anew. A group that nobody had may have been taken.
-        if any(self._disk.answer_read(request) > answer for request, answer in counted):
+    async def _commit(self, write: Write, locked_reads: LockedReads) -> int:
+        faults = self.faults
+        if faults.slow_seconds:
+            await asyncio.sleep(faults.slow_seconds * self._random.random())
+        await self._check_available()
+        await self._inject_fault("before")
+        # There are no locks here: repeat the locked reads, and fail if another commit changed their answers.
+        if any(self._database.answer_read(request) > answer for request, answer in locked_reads):
             raise Conflict(())
-        seq = await self._disk.commit(write)
-        self.commits += 1
-        arrived = ready_counts(write)
-        for connection in self._disk.connections:
-            connection.hear(arrived, is_own=connection is self)
-        await self._trouble("after")
+        seq = await self._database.commit(write)
+        self.commit_count += 1
+        ready = ready_counts(write)
+        for connection in self._database.connections:
+            connection.send_hints(ready, is_from_here=connection is self)
+        await self._inject_fault("after")
         return seq
 
-    async def _trouble(self, when: str) -> None:
-        if self.troubles.die_next == when:
-            self._die()
-            await asyncio.get_running_loop().create_future()  # Never: nothing of this server happens any more.
-        if self.troubles.break_next == when:
-            self.troubles.break_next = ""
-            raise Unavailable("the connection to the database broke off")
+    async def _inject_fault(self, when: str) -> None:
+        if self.faults.kill_at_commit == when:
+            self._kill_server()
+            await asyncio.get_running_loop().create_future()  # Never returns: this server is dead.
+        if self.faults.break_at_commit == when:
+            self.faults.break_at_commit = ""
+            raise Unavailable("the connection to the database was lost")
 
-    def hear(self, arrived: ReadyCounts, *, is_own: bool) -> None:
-        """Something was committed, here or elsewhere."""
-        if is_own:
-            self.commit_hints.publish(arrived)
-        elif not self.troubles.deaf:
-            asyncio.get_running_loop().call_later(HINT_SECONDS, self.commit_hints.publish, arrived)
+    def send_hints(self, ready: ReadyCounts, *, is_from_here: bool) -> None:
+        """Pass on the hints of a commit, late if another server made it."""
+        if is_from_here:
+            self.commit_hints.publish(ready)
+        elif not self.faults.loses_hints:
+            asyncio.get_running_loop().call_later(HINT_SECONDS, self.commit_hints.publish, ready)
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Read now."""
-        await self._reach()
-        return await self._disk.read(work)
+        await self._check_available()
+        return await self._database.read(work)
 
     async def find(self, id: str) -> Record | None:
-        """The record as it is now."""
-        await self._reach()
-        return await self._disk.find(id)
+        await self._check_available()
+        return await self._database.find(id)
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """These records."""
-        await self._reach()
-        return await self._disk.find_all(ids)
+        await self._check_available()
+        return await self._database.find_all(ids)
 
     async def page(self, search: ListQuery) -> RecordPage:
-        """What is on all of these lists."""
-        await self._reach()
-        return await self._disk.page(search)
+        await self._check_available()
+        return await self._database.page(search)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
-        """How many are on this list."""
-        await self._reach()
-        return await self._disk.count(tenant, list, limit)
+        await self._check_available()
+        return await self._database.count(tenant, list, limit)
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """The document of this name."""
-        await self._reach()
-        return await self._disk.find_document(kind, name, tenant)
+        await self._check_available()
+        return await self._database.find_document(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """All of them or none."""
-        await self._reach()
-        await self._disk.put_documents(documents)
+        await self._check_available()
+        await self._database.put_documents(documents)
 
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """The tenant's documents."""
-        await self._reach()
-        return await self._disk.list_documents(kind, tenant, after=after, limit=limit, prefix=prefix)
+        await self._check_available()
+        return await self._database.list_documents(kind, tenant, after=after, limit=limit, prefix=prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
-        """Drop it, if it is still this version of it."""
-        await self._reach()
-        return await self._disk.delete_document(kind, tenant, name, version)
+        await self._check_available()
+        return await self._database.delete_document(kind, tenant, name, version)
 
     async def now(self) -> int:
-        """The clock of the disk's machine."""
-        await self._reach()
-        return await self._disk.now()
+        await self._check_available()
+        return await self._database.now()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Committed events, in order."""
-        await self._reach()
-        return await self._disk.events(after, limit, entity_id=entity_id, run_id=run_id)
+        await self._check_available()
+        return await self._database.events(after, limit, entity_id=entity_id, run_id=run_id)
 
     async def last_seq(self) -> int:
-        """The newest seq."""
-        await self._reach()
-        return await self._disk.last_seq()
+        await self._check_available()
+        return await self._database.last_seq()
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """What is ready to be claimed."""
-        await self._reach()
-        return await self._disk.ready_attempts(before, limit)
+        await self._check_available()
+        return await self._database.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """What a tenant has in its queues."""
-        await self._reach()
-        return await self._disk.queued_attempts(tenant, limit, queues)
+        await self._check_available()
+        return await self._database.queued_attempts(tenant, limit, queues)
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Who has this group now."""
-        await self._reach()
-        return await self._disk.group_holder(tenant, group)
+        await self._check_available()
+        return await self._database.group_holder(tenant, group)
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Drop what is old."""
-        await self._reach()
-        return await self._disk.prune(finished_before=finished_before, events_before=events_before, limit=limit)
+        await self._check_available()
+        return await self._database.prune(finished_before=finished_before, events_before=events_before, limit=limit)
 
 
-def _once(request: Request) -> Generator[Request, Any, Any]:
+def _single_request(request: Request) -> Generator[Request, Any, Any]:
     answer = yield request
     return answer

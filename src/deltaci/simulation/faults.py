@@ -1,4 +1,4 @@
-"""What goes wrong in the simulated world, and how each of it is undone."""
+"""Injects the faults of a scenario, and undoes each of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from deltaci.simulation.database import Troubles
+from deltaci.simulation.database import ConnectionFaults
 from deltaci.simulation.network import Network
 from deltaci.simulation.runner import SimRunner
 from deltaci.simulation.scenario import Fault
 from deltaci.simulation.server import SimServer
 from deltaci.simulation.virtual_time import VirtualLoop
 
-LIES: Final = 4
-WRONG_BY: Final = (-10, 10)  # How much more than its length a clock for people is wrong after a fault.
+FORGED_MESSAGES: Final = 4
+CLOCK_ERROR_FACTORS: Final = (-10, 10)  # A runner's wall clock is moved by the fault's length times one of these.
 
 Undo = Callable[[], None]
 
 
-class Faults:
-    """Makes them. `jump` moves the store's clock."""
+class FaultInjector:
+    """Injects faults. `jump_store_clock` moves the store's clock by some seconds."""
 
     def __init__(
         self,
@@ -29,45 +29,45 @@ class Faults:
         servers: Sequence[SimServer],
         runners: Sequence[SimRunner],
         random: Random,
-        jump: Callable[[float], None],
+        jump_store_clock: Callable[[float], None],
     ) -> None:
         self._loop = loop
         self._network = network
         self._servers = servers
         self._runners = runners
         self._random = random
-        self._jump = jump
+        self._jump_store_clock = jump_store_clock
 
-    def make(self, fault: Fault) -> Undo:
-        """It happens now. Returns what makes it good again."""
-        server = self._servers[fault.which % len(self._servers)]
-        busy = [each for each in self._runners if each.machine.running]
-        among = busy if busy and fault.which % 2 else self._runners  # Rather one that has something to lose.
-        runner = among[fault.which // 2 % len(among)]
+    def inject(self, fault: Fault) -> Undo:
+        """Start a fault. Returns the function that ends it."""
+        server = self._servers[fault.target % len(self._servers)]
+        busy = [runner for runner in self._runners if runner.machine.running]
+        candidates = busy if busy and fault.target % 2 else self._runners  # Prefer a runner that runs a job.
+        runner = candidates[fault.target // 2 % len(candidates)]
         return (
-            self._of_server(fault, server)
-            or self._of_runner(fault, runner)
-            or self._of_clocks(fault, runner)
-            or self._of_network(fault, runner)
+            self._inject_server_fault(fault, server)
+            or self._inject_runner_fault(fault, runner)
+            or self._inject_clock_fault(fault, runner)
+            or self._inject_network_fault(fault, runner)
         )
 
-    def heal(self) -> None:
-        """From now on nothing goes wrong any more."""
+    def end_all(self) -> None:
+        """End all faults; start every server and runner that is down."""
         network = self._network
-        network.loss = network.doubling = network.delay_seconds = 0.0
-        network.cut_to.clear()
-        network.cut_from.clear()
+        network.loss = network.duplication = network.delay_seconds = 0.0
+        network.cut_requests.clear()
+        network.cut_responses.clear()
         for server in self._servers:
             if server.node.is_frozen:
                 self._loop.thaw(server.node)
             if server.connection is not None and server.is_up:
-                server.connection.troubles = Troubles()
+                server.connection.faults = ConnectionFaults()
             server.revive()
         for runner in self._runners:
             runner.thaw()
             runner.start()
 
-    def _of_server(self, fault: Fault, server: SimServer) -> Undo | None:
+    def _inject_server_fault(self, fault: Fault, server: SimServer) -> Undo | None:
         kind = fault.kind
         if kind == "kill server":
             server.kill()
@@ -76,31 +76,31 @@ class Faults:
             node = server.node
             self._loop.freeze(node)
             return lambda: self._loop.thaw(node)
-        troubles = server.connection.troubles if server.connection is not None else Troubles()
+        faults = server.connection.faults if server.connection is not None else ConnectionFaults()
         if kind in ("kill server before commit", "kill server after commit"):
-            troubles.die_next = kind.split()[2]
+            faults.kill_at_commit = kind.split()[2]
 
             def revive() -> None:
-                troubles.die_next = ""
+                faults.kill_at_commit = ""
                 server.revive()
 
             return revive
         if kind in ("connection breaks before commit", "connection breaks after commit"):
-            troubles.break_next = kind.split()[2]
-            return lambda: setattr(troubles, "break_next", "")
+            faults.break_at_commit = kind.split()[2]
+            return lambda: setattr(faults, "break_at_commit", "")
         if kind == "database away":
-            troubles.is_away = True
-            return lambda: setattr(troubles, "is_away", False)
+            faults.is_unavailable = True
+            return lambda: setattr(faults, "is_unavailable", False)
         if kind == "database slow":
-            troubles.slow_seconds = 1.0
-            return lambda: setattr(troubles, "slow_seconds", 0.0)
+            faults.slow_seconds = 1.0
+            return lambda: setattr(faults, "slow_seconds", 0.0)
         if kind == "hints lost":
-            troubles.deaf = True
-            return lambda: setattr(troubles, "deaf", False)
+            faults.loses_hints = True
+            return lambda: setattr(faults, "loses_hints", False)
         return None
 
-    def _of_runner(self, fault: Fault, runner: SimRunner) -> Undo | None:
-        deeds: dict[str, tuple[Callable[[], None], Undo]] = {
+    def _inject_runner_fault(self, fault: Fault, runner: SimRunner) -> Undo | None:
+        faults: dict[str, tuple[Callable[[], None], Undo]] = {
             "kill runner": (runner.kill, runner.start),
             "crash machine": (runner.crash, runner.start),
             "kill keeper": (runner.kill_keeper, runner.start),
@@ -109,49 +109,49 @@ class Faults:
             "runner leaves": (runner.leave, runner.start),
         }
         if fault.kind == "liar":
-            machines = [each.machine for each in self._runners]
-            for n in range(LIES):
-                self._loop.outside(fault.seconds * n / LIES, runner.lie, machines)
-            return _nothing
-        if fault.kind not in deeds:
+            machines = [runner.machine for runner in self._runners]
+            for n in range(FORGED_MESSAGES):
+                self._loop.call_outside(fault.seconds * n / FORGED_MESSAGES, runner.send_forged, machines)
+            return _do_nothing
+        if fault.kind not in faults:
             return None
-        do, undo = deeds[fault.kind]
+        do, undo = faults[fault.kind]
         do()
         return undo
 
-    def _of_clocks(self, fault: Fault, runner: SimRunner) -> Undo | None:
+    def _inject_clock_fault(self, fault: Fault, runner: SimRunner) -> Undo | None:
         if fault.kind == "runner clock":
-            runner.machine.shift += fault.seconds * self._random.choice(WRONG_BY)
+            runner.machine.clock_offset_seconds += fault.seconds * self._random.choice(CLOCK_ERROR_FACTORS)
         elif fault.kind == "store clock back":
-            self._jump(-fault.seconds)
+            self._jump_store_clock(-fault.seconds)
         elif fault.kind == "store clock forward":
-            self._jump(fault.seconds)
+            self._jump_store_clock(fault.seconds)
         else:
             return None
-        return _nothing
+        return _do_nothing
 
-    def _of_network(self, fault: Fault, runner: SimRunner) -> Undo:
+    def _inject_network_fault(self, fault: Fault, runner: SimRunner) -> Undo:
         network = self._network
         if fault.kind == "loss":
             network.loss = 0.3
             return lambda: setattr(network, "loss", 0.0)
         if fault.kind == "doubling":
-            network.doubling = 0.5
-            return lambda: setattr(network, "doubling", 0.0)
+            network.duplication = 0.5
+            return lambda: setattr(network, "duplication", 0.0)
         if fault.kind == "delay":
             network.delay_seconds = 20.0
             return lambda: setattr(network, "delay_seconds", 0.0)
-        cut = {"cut requests": (network.cut_to,), "cut answers": (network.cut_from,)}
-        sets = cut.get(fault.kind, (network.cut_to, network.cut_from))
-        for each in sets:
-            each.add(runner.name)
+        cuts = {"cut requests": (network.cut_requests,), "cut answers": (network.cut_responses,)}
+        sets = cuts.get(fault.kind, (network.cut_requests, network.cut_responses))
+        for names in sets:
+            names.add(runner.name)
 
         def undo() -> None:
-            for each in sets:
-                each.discard(runner.name)
+            for names in sets:
+                names.discard(runner.name)
 
         return undo
 
 
-def _nothing() -> None:
-    """Nothing has to be undone."""
+def _do_nothing() -> None:
+    """Do nothing: the fault ends by itself."""

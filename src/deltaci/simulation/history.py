@@ -1,4 +1,4 @@
-"""One history: servers, runners, people and everything that goes wrong, from one seed, checked at every step."""
+"""Plays one history: a deployment, its users and its faults, all determined by one seed and checked at every step."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ import msgspec
 
 from deltaci.core.events import Event
 from deltaci.server.auth.credentials import Signer
-from deltaci.simulation.checker.executions import Truth
-from deltaci.simulation.checker.history_checker import Checker, Deployment, Violation
-from deltaci.simulation.checker.law import Edge
-from deltaci.simulation.checker.promises import Promises
-from deltaci.simulation.client import Orders
-from deltaci.simulation.database import Disk
-from deltaci.simulation.faults import Faults
+from deltaci.simulation.checker.acknowledgements import AcknowledgementChecker
+from deltaci.simulation.checker.executions import ExecutionChecker
+from deltaci.simulation.checker.history_checker import CheckerConfig, HistoryChecker, Violation
+from deltaci.simulation.checker.transitions import Edge
+from deltaci.simulation.client import CommandClient
+from deltaci.simulation.database import SharedDatabase
+from deltaci.simulation.faults import FaultInjector
 from deltaci.simulation.machine import SimMachine
 from deltaci.simulation.network import Network
 from deltaci.simulation.people import People
-from deltaci.simulation.queue_clients import Programs
+from deltaci.simulation.queue_clients import QueueClients
 from deltaci.simulation.runner import SimRunner
-from deltaci.simulation.scenario import HOUR, Fault, Mix
-from deltaci.simulation.server import KEY, Shelf, SimServer
-from deltaci.simulation.virtual_time import Stuck, VirtualLoop
+from deltaci.simulation.scenario import HOUR, Fault, Scenario
+from deltaci.simulation.server import KEY, SharedStorage, SimServer
+from deltaci.simulation.virtual_time import SimulationStuck, VirtualLoop
 
 EPOCH: Final = 1_767_513_600
-WORLDS: Final = 32  # So many may come and go before they are cleared up.
+SIMULATIONS_PER_COLLECTION: Final = 32  # Between two full garbage collections.
 LOGGER: Final = logging.getLogger("deltaci")
-TELL_SECONDS: Final = 900.0  # Once nothing goes wrong any more, what ended is known within that and two polls.
-SETTLE_HOURS: Final = 8.0  # Once nothing goes wrong any more, everything must be over within that.
+REPORT_SECONDS: Final = 900.0  # Without faults, every end is reported within this time and two polls.
+SETTLE_HOURS: Final = 8.0  # Without faults, everything must end within this time.
 
 
-_worlds = count(1)
+_simulations = count(1)
 _packed = msgspec.msgpack.Encoder().encode
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a seed."""
+    """The result of one simulation. `invariant` names the first invariant that was broken; empty if none was."""
 
     seed: int
     digest: str
@@ -63,129 +63,150 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     edges: frozenset[Edge] = frozenset()
 
 
-class World:
-    """All of it."""
+class Simulation:
+    """One simulated deployment with its users, its faults and its checkers."""
 
-    def __init__(self, mix: Mix) -> None:
-        self._mix = mix
-        self._loop = VirtualLoop()  # type: ignore[abstract]  # Of what a loop can do, this world needs little.
-        self._random = Random(mix.seed * 7919 + 1)
-        self._jump = 0.0
-        self.checker = Checker(Deployment(mix.ttl_seconds, mix.poll_seconds, mix.wait_seconds, has_jumps=mix.has_jumps))
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._loop = VirtualLoop()  # type: ignore[abstract]  # Only some methods of a loop are needed.
+        self._random = Random(scenario.seed * 7919 + 1)
+        self._store_clock_offset = 0.0
+        self.checker = HistoryChecker(
+            CheckerConfig(
+                scenario.ttl_seconds,
+                scenario.poll_seconds,
+                scenario.wait_seconds,
+                has_clock_jumps=scenario.has_clock_jumps,
+            )
+        )
         self.log: list[Event] = []
-        promises = Promises(self.checker)
+        acknowledgements = AcknowledgementChecker(self.checker)
         self._digest = blake2b(digest_size=16)
-        self.truth = Truth(self.checker, self._note, self._blame, has_jumps=mix.has_jumps)
-        self._disk = Disk(self._store_clock, self._see)
+        self.executions = ExecutionChecker(
+            self.checker, self._note, self._report, has_clock_jumps=scenario.has_clock_jumps
+        )
+        self._database = SharedDatabase(self._store_clock, self._on_commit)
         self._network = Network(self._loop, self._random)
-        self._folder = tempfile.TemporaryDirectory(prefix="deltaci-sim-", dir=_memory(), ignore_cleanup_errors=True)
-        shelf = Shelf(Path(self._folder.name), self.truth.see_log)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="deltaci-sim-", dir=_memory_folder(), ignore_cleanup_errors=True
+        )
+        storage = SharedStorage(Path(self._folder.name), self.executions.check_log)
         self._servers = [
-            SimServer(f"s{n}", self._loop, self._disk, shelf, self._random, self._wall) for n in range(mix.servers)
+            SimServer(f"s{n}", self._loop, self._database, storage, self._random, self._wall_clock)
+            for n in range(scenario.servers)
         ]
         for server in self._servers:
-            server.witness = self._hear
-        self._runners = [self._made(f"r{n}") for n in range(mix.runners)]
-        self._promises = promises
-        orders = Orders(self._loop, self._servers, promises, mix.habits, Signer(KEY, self._wall), self._blame)
-        programs = Programs(mix, self._loop, orders, self.checker, self.truth)
-        self._wrong = Faults(self._loop, self._network, self._servers, self._runners, self._random, self._leap)
-        self._people = People(mix, orders, self.checker, programs, self._replace)
-        self._troubles = 0
-        self._is_healed = False
-        self._faults = 0
+            server.on_response = self._check_response
+        self._runners = [self._create_runner(f"r{n}") for n in range(scenario.runners)]
+        self._acknowledgements = acknowledgements
+        client = CommandClient(
+            self._loop,
+            self._servers,
+            acknowledgements,
+            scenario.probabilities,
+            Signer(KEY, self._wall_clock),
+            self._report,
+        )
+        queue_clients = QueueClients(scenario, self._loop, client, self.checker, self.executions)
+        self._fault_injector = FaultInjector(
+            self._loop, self._network, self._servers, self._runners, self._random, self._jump_store_clock
+        )
+        self._people = People(scenario, client, self.checker, queue_clients, self._replace)
+        self._active_faults = 0
+        self._has_ended_faults = False
+        self._fault_count = 0
         self._violation: Violation | None = None
 
-    def _made(self, name: str) -> SimRunner:
-        mix = self._mix
-        machine = SimMachine(name, self._loop, self._network, self._servers, self._random, self.truth)
-        machine.pace = 1 + self._random.uniform(-1e-3, 1e-3)
-        folder, signer = Path(self._folder.name), Signer(KEY, self._wall)
-        runner = SimRunner(machine, self._loop, self._random, signer, folder, mix.slots, mix.wait_seconds)
-        self.checker.pollers[name] = None
+    def _create_runner(self, name: str) -> SimRunner:
+        scenario = self._scenario
+        machine = SimMachine(name, self._loop, self._network, self._servers, self._random, self.executions)
+        machine.clock_rate = 1 + self._random.uniform(-1e-3, 1e-3)
+        folder, signer = Path(self._folder.name), Signer(KEY, self._wall_clock)
+        runner = SimRunner(machine, self._loop, self._random, signer, folder, scenario.slots, scenario.wait_seconds)
+        self.checker.polling_workers[name] = None
         return runner
 
     def _replace(self, name: str) -> None:
-        """A runner that was sent away never comes back under its name: another machine takes its place."""
-        for place, runner in enumerate(self._runners):
+        """Replace a runner that was shut down by another machine under a new name."""
+        for index, runner in enumerate(self._runners):
             if runner.name == name:
                 runner.retire()
-                self.checker.pollers.pop(name, None)
-                self._runners[place] = self._made(f"{name}+")
-                self._runners[place].start()
+                self.checker.polling_workers.pop(name, None)
+                self._runners[index] = self._create_runner(f"{name}+")
+                self._runners[index].start()
 
     # -- clocks
 
-    def _wall(self) -> float:
+    def _wall_clock(self) -> float:
         return EPOCH + self._loop.now
 
     def _store_clock(self) -> int:
-        return round((EPOCH + self._loop.now + self._jump) * 1e6)
+        return round((EPOCH + self._loop.now + self._store_clock_offset) * 1e6)
 
-    def _leap(self, seconds: float) -> None:
-        self._jump += seconds
+    def _jump_store_clock(self, seconds: float) -> None:
+        self._store_clock_offset += seconds
 
-    # -- what is written down
+    # -- checking
 
-    def _see(self, events: list[Event]) -> None:
-        """The first violation is the one that counts; nobody in this world gets to hear of it."""
+    def _on_commit(self, events: list[Event]) -> None:
+        """Check the events of a commit. Keep the first violation; the simulated code must not see it."""
         now = self._store_clock()
         self.log += events
         try:
             for event in events:
                 self._digest.update(_packed(event))
-                self.checker.see(event, now)
+                self.checker.check_event(event, now)
                 if event.entity == "attempt":
-                    self.truth.see(event)
-            self.checker.settle(now)
+                    self.executions.check_event(event)
+            self.checker.check_commit(now)
         except Violation as violation:
-            self._blame(violation)
+            self._report(violation)
         else:
             for event in events:
-                self._people.see(event)
+                self._people.on_event(event)
 
-    def _note(self, what: str) -> None:
-        """It is part of the history."""
-        self._digest.update(f"{what} {self._loop.now}".encode())
+    def _note(self, text: str) -> None:
+        """Add a text to the digest of the history."""
+        self._digest.update(f"{text} {self._loop.now}".encode())
 
-    def _blame(self, violation: Violation) -> None:
+    def _report(self, violation: Violation) -> None:
         self._violation = self._violation or violation
 
-    def _hear(self, path: str, body: bytes, status: int, answer: bytes) -> None:
-        """A server answered a runner."""
+    def _check_response(self, path: str, body: bytes, status: int, response: bytes) -> None:
+        """Check a server's response to a runner."""
         try:
-            self._promises.answered(path, body, status, answer)
+            self._acknowledgements.check_response(path, body, status, response)
         except Violation as violation:
-            self._blame(violation)
+            self._report(violation)
 
-    def _complain(self, what: str) -> None:
-        """Something in here met an error that it did not expect."""
-        self._blame(Violation("error", what))
+    def _report_error(self, message: str) -> None:
+        """Report an unexpected error in the simulated code."""
+        self._report(Violation("error", message))
 
-    # -- the course of things
+    # -- playing
 
     def run(self) -> History:
-        """Let it happen. A violation ends it, and is part of the answer."""
-        began = time.process_time()
+        """Play the history. It ends with the first violation, which is part of the result."""
+        started_at = time.process_time()
         state = global_random.getstate()
-        global_random.seed(self._mix.seed)
+        global_random.seed(self._scenario.seed)
         was_collecting = gc.isenabled()
         gc.disable()
-        if next(_worlds) % WORLDS == 0:
-            gc.collect()  # What is left of the last ones.
-        gc.freeze()  # So that only this world is looked through in its end.
+        if next(_simulations) % SIMULATIONS_PER_COLLECTION == 0:
+            gc.collect()  # Garbage of earlier simulations.
+        gc.freeze()  # Later collections then look only at this simulation.
         logging.disable(logging.WARNING)
-        complaints = _Complaints(self._complain)
-        LOGGER.addHandler(complaints)
+        error_handler = _ErrorLogHandler(self._report_error)
+        LOGGER.addHandler(error_handler)
         LOGGER.propagate = False
         invariant = message = ""
         try:
-            self._happen()
+            self._play()
         except Violation as violation:
             invariant, message = violation.invariant, str(violation)
         finally:
             self._loop.end()
-            LOGGER.removeHandler(complaints)
+            LOGGER.removeHandler(error_handler)
             LOGGER.propagate = True
             logging.disable(logging.NOTSET)
             self._folder.cleanup()
@@ -194,108 +215,110 @@ class World:
             if was_collecting:
                 gc.enable()
         return History(
-            seed=self._mix.seed,
+            seed=self._scenario.seed,
             digest=self._digest.hexdigest(),
             hours=self._loop.now / HOUR,
-            cpu_seconds=time.process_time() - began,
-            events=self.checker.seen,
+            cpu_seconds=time.process_time() - started_at,
+            events=self.checker.event_count,
             steps=self._loop.steps,
-            faults=self._faults,
-            messages=self._network.said,
-            acknowledged=self._promises.acknowledged,
+            faults=self._fault_count,
+            messages=self._network.request_count,
+            acknowledged=self._acknowledgements.acknowledged,
             invariant=invariant,
             message=message,
             edges=frozenset(self.checker.edges),
         )
 
-    def _happen(self) -> None:
-        mix, loop = self._mix, self._loop
+    def _play(self) -> None:
+        scenario, loop = self._scenario, self._loop
         for server in self._servers:
-            server.ttl_seconds, server.poll_seconds = mix.ttl_seconds, mix.poll_seconds
-            server.credential_seconds = mix.credential_seconds
+            server.ttl_seconds, server.poll_seconds = scenario.ttl_seconds, scenario.poll_seconds
+            server.credential_seconds = scenario.credential_seconds
             server.start()
         for runner in self._runners:
             runner.start()
-        self.checker.quiet(self._store_clock())
-        for wish in mix.wishes:
-            loop.call_at(wish.at, self._people.want, wish)
-        for fault in mix.faults:
-            loop.call_at(fault.at, self._break, fault)
-        loop.call_at(mix.hours * HOUR, self._heal)
+        self.checker.set_fault_free_since(self._store_clock())
+        for action in scenario.actions:
+            loop.call_at(action.at, self._people.perform, action)
+        for fault in scenario.faults:
+            loop.call_at(fault.at, self._inject, fault)
+        loop.call_at(scenario.hours * HOUR, self._end_faults)
         try:
-            loop.run(self._is_over, until=(mix.hours + SETTLE_HOURS) * HOUR)
-        except Stuck as stuck:
+            loop.run(self._is_over, until=(scenario.hours + SETTLE_HOURS) * HOUR)
+        except SimulationStuck as stuck:
             raise Violation("liveness", str(stuck)) from stuck
         self.checker.check_end()
-        if not self.truth.is_idle():
-            raise Violation("liveness", f"something still runs: {self.truth.executing}")
-        self._check_disk()
+        if not self.executions.is_idle():
+            raise Violation("liveness", f"a process still runs: {self.executions.executing}")
+        self._check_database()
 
-    def _check_disk(self) -> None:
-        """What is stored in the end is what was seen when it was committed."""
-        if self._disk.log() != self.log:
-            raise Violation("log", "the log is not what was committed")
-        for id, it in self.checker.known.items():
-            stored = self._disk.record(id)
-            if stored is None or (stored.state, stored.rev) != (it.state, it.rev):
-                found = f"{stored.state} at rev {stored.rev}" if stored is not None else "not there"
-                raise Violation("record", f"{id} is {it.state} at rev {it.rev} by the log, but stored it is {found}")
+    def _check_database(self) -> None:
+        """Check that the stored log and records agree with the events that were committed."""
+        if self._database.log() != self.log:
+            raise Violation("log", "the stored log differs from the committed events")
+        for id, tracked in self.checker.entities.items():
+            stored = self._database.record(id)
+            if stored is None or (stored.state, stored.rev) != (tracked.state, tracked.rev):
+                actual = f"{stored.state} at rev {stored.rev}" if stored is not None else "missing"
+                raise Violation(
+                    "record",
+                    f"{id} is {tracked.state} at rev {tracked.rev} by the log, but the stored record is {actual}",
+                )
 
     def _is_over(self) -> bool:
         if self._loop.failures:
             failure = self._loop.failures[0]
-            self._complain(f"{failure.get('message')}: {failure.get('exception')!r}")
+            self._report_error(f"{failure.get('message')}: {failure.get('exception')!r}")
         if self._violation is not None:
             raise self._violation
-        if not self._is_healed or self._loop.now < self._mix.hours * HOUR + 60:
+        if not self._has_ended_faults or self._loop.now < self._scenario.hours * HOUR + 60:
             return False
-        wanted = self._people.wanted
-        while wanted:
-            if not self.checker.is_over(first := next(iter(wanted))):
+        unfinished = self._people.unfinished
+        while unfinished:
+            if not self.checker.is_over(first := next(iter(unfinished))):
                 return False
-            del wanted[first]
-        return not any(each.held for each in self.checker.workers.values()) and self.truth.is_idle()
+            del unfinished[first]
+        return not any(worker.leased_attempts for worker in self.checker.workers.values()) and self.executions.is_idle()
 
-    # -- what goes wrong
+    # -- faults
 
-    def _break(self, fault: Fault) -> None:
-        if self._is_healed:
+    def _inject(self, fault: Fault) -> None:
+        if self._has_ended_faults:
             return
-        self._faults += 1
+        self._fault_count += 1
         self._note(fault.kind)
-        undo = self._wrong.make(fault)
-        self._troubles += 1
-        self.checker.quiet(None)
-        self._loop.call_later(fault.seconds, self._undo, undo)
+        undo = self._fault_injector.inject(fault)
+        self._active_faults += 1
+        self.checker.set_fault_free_since(None)
+        self._loop.call_later(fault.seconds, self._end_fault, undo)
 
-    def _undo(self, undo: Callable[[], None]) -> None:
+    def _end_fault(self, undo: Callable[[], None]) -> None:
         undo()
-        self._troubles -= 1
-        if not self._troubles and not self._is_healed:
-            self.checker.quiet(self._store_clock())
+        self._active_faults -= 1
+        if not self._active_faults and not self._has_ended_faults:
+            self.checker.set_fault_free_since(self._store_clock())
 
-    def _heal(self) -> None:
-        """From now on nothing goes wrong any more."""
-        self._is_healed = True
-        self._wrong.heal()
-        self.checker.quiet(self._store_clock())
-        wait = TELL_SECONDS + 2 * self._mix.poll_seconds
-        self._loop.outside(wait, self.truth.check_told, dict(self.truth.untold))
+    def _end_faults(self) -> None:
+        """End all faults for good."""
+        self._has_ended_faults = True
+        self._fault_injector.end_all()
+        self.checker.set_fault_free_since(self._store_clock())
+        wait = REPORT_SECONDS + 2 * self._scenario.poll_seconds
+        self._loop.call_outside(wait, self.executions.check_reported, dict(self.executions.unreported_ends))
 
 
-class _Complaints(logging.Handler):
-    """Hears of errors that were caught and written to a log."""
+class _ErrorLogHandler(logging.Handler):
+    """Reports errors that the simulated code caught and logged."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
-        self._tell = tell
+        self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One more."""
         error = f": {record.exc_info[1]!r}" if record.exc_info else ""
-        self._tell(f"{record.name}: {record.getMessage()}{error}")
+        self._report(f"{record.name}: {record.getMessage()}{error}")
 
 
-def _memory() -> str | None:
-    """A place for files that is quick, where there is one: runners keep a few."""
+def _memory_folder() -> str | None:
+    """Return a folder in memory, if the system has one: runners keep a few files."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

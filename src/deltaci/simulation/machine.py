@@ -1,6 +1,6 @@
-"""A runner's machine in the simulated world: its clock, its connections, its keeper, and jobs that only pretend to run.
+"""A runner's simulated machine: its clock, its connections, its lease keeper, and jobs that only pretend to run.
 
-What really executes is told to the world, so that everybody's word can be compared with it.
+Every start and end of a pretended process is reported to the `ExecutionChecker`, which compares it with the log.
 """
 
 from __future__ import annotations
@@ -24,97 +24,103 @@ from deltaci.runner.lease.log_recovery import UnsentLog, send_logs
 from deltaci.runner.runtime import KeeperConnection, Runtime
 from deltaci.runner.sandbox import SHELL, BindMount, Cell, Executor, Executors, Exit
 from deltaci.runner.sandbox.process_tree import JobHandle
-from deltaci.simulation.checker.executions import Truth
-from deltaci.simulation.network import Network, Said, Unreached
+from deltaci.simulation.checker.executions import ExecutionChecker
+from deltaci.simulation.network import Network, NoResponse, SimRequest
 from deltaci.simulation.server import SimServer
-from deltaci.simulation.virtual_time import HERE, Node, VirtualLoop, failed
+from deltaci.simulation.virtual_time import CURRENT_NODE, Node, VirtualLoop, fail_quietly
 
 URL: Final = "http://simulated"
 CALL_SECONDS: Final = 10.0
-NOBODYS: Final = ("nobody knows which", 0)
-MAX_HEARD: Final = 20
+UNKNOWN_LEASE: Final = ("unknown", 0)
+MAX_SENT_REQUESTS: Final = 20
 WAKE_SECONDS: Final = 0.05
 KILLED: Final = 9
 TERMINATED: Final = 15
 START: Final = datetime(2026, 1, 4, 8, tzinfo=UTC).timestamp()
 
 
-def named(lease_id: str) -> tuple[str, int]:
-    """Whose lease it is, and which."""
+def parse_lease_id(lease_id: str) -> tuple[str, int]:
+    """Return the attempt id and the lease number of a lease id."""
     attempt_id, number, _ = lease_id.rsplit(".", 2)
     return attempt_id, int(number)
 
 
 class SimMachine(Runtime):
-    """One machine. `pace` is how fast its clock runs, `shift` by how much its time for people is wrong."""
+    """One machine. Its monotonic clock runs at `clock_rate`; its wall clock is wrong by `clock_offset_seconds`."""
 
     def __init__(
-        self, name: str, loop: VirtualLoop, network: Network, servers: Sequence[SimServer], random: Random, truth: Truth
+        self,
+        name: str,
+        loop: VirtualLoop,
+        network: Network,
+        servers: Sequence[SimServer],
+        random: Random,
+        executions: ExecutionChecker,
     ) -> None:
         super().__init__(URL)
         self.name = name
         self.loop = loop
-        self.truth = truth
+        self.executions = executions
         self._network = network
         self._servers = servers
         self._random = random
         self._count = 0
-        self.pace = 1.0
-        self.shift = 0.0
+        self.clock_rate = 1.0
+        self.clock_offset_seconds = 0.0
         self.is_frozen = False
-        self.keepers: list[SimKeeper] = []  # The last one is that of the runner that lives; others may still clear up.
-        self.running: dict[str, SimCell] = {}  # What executes now, by its marker.
-        self.leases: dict[str, tuple[str, int]] = {}  # Which lease a cell runs under, as the keeper was told.
-        self.given: dict[str, None] = {}  # Every lease that it worked under.
-        self.heard: deque[Said] = deque(maxlen=MAX_HEARD)  # What was said from here; a liar says it again.
+        # The last keeper belongs to the running runner; earlier ones may still clean up.
+        self.keepers: list[SimKeeper] = []
+        self.running: dict[str, SimCell] = {}  # Cells with a running step, by marker.
+        self.leases: dict[str, tuple[str, int]] = {}  # The lease of each cell, by marker.
+        self.lease_ids: dict[str, None] = {}  # All leases that this machine held, in order.
+        self.sent_requests: deque[SimRequest] = deque(maxlen=MAX_SENT_REQUESTS)  # Recent messages, for forging others.
 
     def clock(self) -> float:
-        """Its own, which does not jump but may be a little fast or slow."""
-        return self.loop.now * self.pace
+        """Return the machine's monotonic time: it never jumps, but may run slightly fast or slow."""
+        return self.loop.now * self.clock_rate
 
     def now(self) -> datetime:
-        """For people; it may be wrong."""
-        return datetime.fromtimestamp(START + self.loop.now + self.shift, UTC)
+        """Return the machine's wall-clock time, which may be wrong."""
+        return datetime.fromtimestamp(START + self.loop.now + self.clock_offset_seconds, UTC)
 
     def nonce(self) -> str:
-        """Not one that was used before."""
+        """Return a name that this machine has not used before."""
         self._count += 1
         return f"{self.name}-{self._count}"
 
     def sleep(self, seconds: float) -> None:
-        """Let so much time pass."""
-        over: asyncio.Future[None] = self.loop.create_future()
-        self.loop.outside(seconds, over.set_result, None)
-        self.loop.wait(over)
+        """Sleep in a simulated thread."""
+        elapsed: asyncio.Future[None] = self.loop.create_future()
+        self.loop.call_outside(seconds, elapsed.set_result, None)
+        self.loop.wait(elapsed)
 
     def connect(self, token: str = "") -> RunnerClient:
-        """A line to the servers."""
+        """Return a client that talks to the servers over the simulated network."""
         return SimClient(self, token)
 
-    def ask(self, said: Said, timeout: float) -> asyncio.Future[tuple[int, bytes]]:
-        """Say something to one of the servers."""
-        if said.path.endswith("/messages"):
-            self.heard.append(said)
-        return self._network.ask(self._random.choice(self._servers), said, timeout)
+    def send_request(self, request: SimRequest, timeout: float) -> asyncio.Future[tuple[int, bytes]]:
+        """Send a request to a random server."""
+        if request.path.endswith("/messages"):
+            self.sent_requests.append(request)
+        return self._network.send(self._random.choice(self._servers), request, timeout)
 
     def executors(self) -> Executors:
-        """What pretends to execute jobs."""
         return SimExecutors(self)
 
     async def start_keeper(self) -> KeeperConnection:
-        """A keeper in a process of its own."""
-        keeping = SimKeeping(self)
-        self.keepers = [*(each for each in self.keepers if not each.node.is_dead), keeping.keeper]
-        return keeping
+        """Start a lease keeper in a process of its own."""
+        connection = SimKeeperConnection(self)
+        self.keepers = [*(keeper for keeper in self.keepers if not keeper.node.is_dead), connection.keeper]
+        return connection
 
     def kill_job(self, handle: JobHandle, _seconds: float) -> None:
-        """Nothing of it runs any more."""
+        """Kill the job's processes."""
         cell = self.running.get(handle.marker)
         if cell is not None:
-            cell.strike(KILLED)
+            cell.kill(KILLED)
 
     def freeze(self) -> None:
-        """Everything on it stands still, as on a virtual machine that is paused."""
+        """Freeze the lease keepers and jobs, as when a virtual machine is paused."""
         self.is_frozen = True
         for keeper in self.keepers:
             self.loop.freeze(keeper.node)
@@ -122,25 +128,25 @@ class SimMachine(Runtime):
             cell.freeze()
 
     def thaw(self) -> None:
-        """It goes on."""
+        """Continue everything; the jobs a moment after the keepers."""
         self.is_frozen = False
-        # The keepers wake with it, and are quicker than a job.
+        # The keepers wake first, so that they can stop a job whose lease has expired.
         for keeper in self.keepers:
             self.loop.thaw(keeper.node)
-        self.loop.outside(WAKE_SECONDS, self._go_on)
+        self.loop.call_outside(WAKE_SECONDS, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         for cell in list(self.running.values()):
             cell.thaw()
 
 
 class SimClient(RunnerClient):
-    """The real client, but for the wire."""
+    """The real runner client over the simulated network."""
 
     def __init__(self, machine: SimMachine, token: str) -> None:
         super().__init__(URL, token)
         self._machine = machine
-        self._under_way: dict[asyncio.Future[tuple[int, bytes]], None] = {}
+        self._open_requests: dict[asyncio.Future[tuple[int, bytes]], None] = {}
 
     def _call(
         self,
@@ -152,50 +158,51 @@ class SimClient(RunnerClient):
         write: Callable[[bytes], object] | None = None,
     ) -> bytes:
         if self._is_aborted:
-            raise Unreachable("hung up")
-        sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+            raise Unreachable("connection closed")
+        sent_headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         if headers:
-            sent.update(headers)
-        whole = body if isinstance(body, bytes) else b"".join(body)
+            sent_headers.update(headers)
+        content = body if isinstance(body, bytes) else b"".join(body)
         machine = self._machine
-        asked = machine.ask(Said(machine.name, method, self._root + path, sent, whole), timeout)
-        self._under_way[asked] = None
+        pending = machine.send_request(
+            SimRequest(machine.name, method, self._root + path, sent_headers, content), timeout
+        )
+        self._open_requests[pending] = None
         try:
-            status, found = machine.loop.wait(asked)
-        except Unreached as error:
+            status, response = machine.loop.wait(pending)
+        except NoResponse as error:
             raise Unreachable(str(error)) from error
         finally:
-            del self._under_way[asked]
-            del asked  # It may hold an error that holds on to this frame.
-        return self._accepted(status, found)
+            del self._open_requests[pending]
+            del pending  # Break the reference cycle: its exception may refer to this frame.
+        return self._accepted(status, response)
 
     def abort(self) -> None:
-        """Hang up for good."""
+        """Fail all open requests, and every later one."""
         self._is_aborted = True
-        for asked in list(self._under_way):
-            if not asked.done():
-                failed(asked, Unreached("hung up"))
+        for pending in list(self._open_requests):
+            if not pending.done():
+                fail_quietly(pending, NoResponse("connection closed"))
 
 
-# -- jobs that only pretend
+# -- pretended jobs
 
 
 class SimExecutors(Executors):
-    """One executor that can everything."""
+    """Offers one executor for every kind."""
 
     def __init__(self, machine: SimMachine) -> None:
         self._executor = SimExecutor(machine)
 
     def choose(self, wanted: str | None, image: str = "") -> Executor:
-        """That one."""
         return self._executor
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 class SimExecutor:
-    """Makes cells of a machine."""
+    """Makes cells that pretend to run jobs."""
 
     name = "simulated"
 
@@ -203,18 +210,20 @@ class SimExecutor:
         self._machine = machine
 
     def unavailable_reason(self) -> str:
-        """It always can."""
+        """Return an empty reason: it is always usable."""
         return ""
 
     def cell(
         self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
     ) -> Cell:
-        """A new cell for one job."""
         return SimCell(self._machine)
 
 
 class SimCell:
-    """Runs steps of the form `seconds exit-code [stubborn] [rule]`; a stubborn one has to be killed."""
+    """Pretends to run steps of the form `seconds exit-code [stubborn] [rule]`.
+
+    A stubborn step does not stop when asked to and must be killed; `rule` marks a validation rule.
+    """
 
     description = "simulated"
 
@@ -225,13 +234,13 @@ class SimCell:
         self._is_stubborn = self._is_rule = False
         self._exit: asyncio.Future[tuple[int | None, int | None, bool]] | None = None
         self._is_paused = False
-        self._left = 0.0
+        self._seconds_left = 0.0
         self._ends_at = 0.0
         self._code = 0
         self._timer: Any = None
 
     async def open(self) -> None:
-        """It is ready."""
+        """Do nothing."""
 
     async def run(
         self,
@@ -246,53 +255,55 @@ class SimCell:
         """Pretend to run one step."""
         if self._is_over:
             return Exit(None, KILLED, 0.0)
-        seconds, code, *more = script.split()
+        seconds, code, *flags = script.split()
         machine = self._machine
-        self._code, self._is_stubborn, self._is_rule = int(code), "stubborn" in more, "rule" in more
+        self._code, self._is_stubborn, self._is_rule = int(code), "stubborn" in flags, "rule" in flags
         self._exit = machine.loop.create_future()
-        began = machine.loop.now
+        started_at = machine.loop.now
         machine.running[self.handle.marker] = self
-        machine.truth.began(*machine.leases.get(self.handle.marker, NOBODYS), machine.name)
+        machine.executions.record_start(*machine.leases.get(self.handle.marker, UNKNOWN_LEASE), machine.name)
         on_output(b"begins\n")
-        self._go_on(float(seconds))
-        over = machine.loop.outside(timeout_seconds, self._time_out) if timeout_seconds < float(seconds) else None
-        found, signal, is_timed_out = await self._exit
-        if over is not None:
-            over.cancel()
+        self._resume(float(seconds))
+        timeout = (
+            machine.loop.call_outside(timeout_seconds, self._time_out) if timeout_seconds < float(seconds) else None
+        )
+        exit_code, signal, is_timed_out = await self._exit
+        if timeout is not None:
+            timeout.cancel()
         on_output(b"ends\n")
-        return Exit(found, signal, machine.loop.now - began, is_timed_out)
+        return Exit(exit_code, signal, machine.loop.now - started_at, is_timed_out)
 
-    def _go_on(self, seconds: float) -> None:
+    def _resume(self, seconds: float) -> None:
         loop = self._machine.loop
         self._ends_at = loop.now + seconds
-        self._timer = loop.outside(seconds, lambda: self._end(self._code, None))
+        self._timer = loop.call_outside(seconds, lambda: self._end(self._code, None))
 
     def freeze(self) -> None:
-        """Its machine stands still."""
+        """Stop the running step's clock."""
         if self._is_paused:
             return
         self._is_paused = True
         self._timer.cancel()
-        self._left = max(0.0, self._ends_at - self._machine.loop.now)
-        self._tell_paused()
+        self._seconds_left = max(0.0, self._ends_at - self._machine.loop.now)
+        self._record_pause()
 
     def thaw(self) -> None:
-        """Its machine goes on."""
+        """Continue the step, unless its machine is still frozen."""
         if self._is_paused and not self._machine.is_frozen:
             self._is_paused = False
-            self._tell_paused()
-            self._go_on(self._left)
+            self._record_pause()
+            self._resume(self._seconds_left)
 
-    def _tell_paused(self) -> None:
+    def _record_pause(self) -> None:
         machine = self._machine
-        lease = machine.leases.get(self.handle.marker, NOBODYS)
-        machine.truth.paused(*lease, machine.name, is_paused=self._is_paused)
+        lease = machine.leases.get(self.handle.marker, UNKNOWN_LEASE)
+        machine.executions.record_pause(*lease, machine.name, is_paused=self._is_paused)
 
     def _time_out(self) -> None:
         self._end(None, TERMINATED, is_timed_out=True)
 
-    def strike(self, signal: int) -> None:
-        """Kill whoever runs; nothing more is started."""
+    def kill(self, signal: int) -> None:
+        """Kill the running step; no other step starts after it."""
         self._is_over = True
         self._end(None, signal)
 
@@ -301,151 +312,149 @@ class SimCell:
         if machine.running.pop(marker, None) is None or self._exit is None:
             return
         self._timer.cancel()
-        machine.truth.ended(*machine.leases.get(marker, NOBODYS), machine.name, code, is_rule=self._is_rule)
+        machine.executions.record_end(
+            *machine.leases.get(marker, UNKNOWN_LEASE), machine.name, code, is_rule=self._is_rule
+        )
         if not self._exit.done():
             self._exit.set_result((code, signal, is_timed_out))
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Ask, wait, kill."""
+        """Ask the step to stop, wait, then kill it."""
         self._is_over = True
         if self.handle.marker in self._machine.running and grace_seconds > 0:
             await asyncio.sleep(grace_seconds if self._is_stubborn else grace_seconds / 10)
-        self.strike(TERMINATED)
+        self.kill(TERMINATED)
         return True
 
     async def close(self) -> bool:
-        """End of the job."""
-        self.strike(KILLED)
+        self.kill(KILLED)
         return True
 
 
 # -- the keeper
 
 
-class SimKeeping:
-    """The runner's end of the line to its keeper."""
+class SimKeeperConnection:
+    """The runner's end of the connection to its lease keeper."""
 
     def __init__(self, machine: SimMachine) -> None:
-        self._news: list[KeeperEvent | None] = []
-        self._is_there = asyncio.Event()
-        self.keeper = SimKeeper(machine, self._say)
+        self._events: list[KeeperEvent | None] = []
+        self._has_event = asyncio.Event()
+        self.keeper = SimKeeper(machine, self._add_event)
 
-    def _say(self, news: KeeperEvent | None) -> None:
-        self._news.append(news)
-        self._is_there.set()
+    def _add_event(self, event: KeeperEvent | None) -> None:
+        self._events.append(event)
+        self._has_event.set()
 
-    def send(self, order: KeeperCommand) -> None:
-        """Give an order."""
-        self.keeper.order(order)
+    def send(self, command: KeeperCommand) -> None:
+        self.keeper.deliver(command)
 
     async def receive(self) -> KeeperEvent | None:
-        """The next that it says; None when it is gone."""
-        while not self._news:
-            self._is_there.clear()
-            await self._is_there.wait()
-        return self._news.pop(0)
+        """Return the keeper's next event; None when the keeper has died."""
+        while not self._events:
+            self._has_event.clear()
+            await self._has_event.wait()
+        return self._events.pop(0)
 
     async def close(self) -> None:
-        """Hang up."""
         self.keeper.hang_up()
 
 
 class SimKeeper:
-    """The real keeper, in a node of its own: it can die alone, and outlives its runner."""
+    """The real lease keeper in a node of its own: it can die alone, and it outlives its runner."""
 
-    def __init__(self, machine: SimMachine, tell: Callable[[KeeperEvent | None], None]) -> None:
+    def __init__(self, machine: SimMachine, send_to_runner: Callable[[KeeperEvent | None], None]) -> None:
         self._machine = machine
-        self._tell = tell
+        self._send_to_runner = send_to_runner
         self.node = Node(f"{machine.name}.keeper")
         self._context = copy_context()
-        self._context.run(HERE.set, self.node)
+        self._context.run(CURRENT_NODE.set, self.node)
         self._timer: Any = None
         self._keeper = LeaseKeeper(
             machine.connect,
-            tell,
+            send_to_runner,
             machine.clock,
-            start_sender=lambda client: SimLine(machine, client, self._turn),
+            start_sender=lambda client: SimHeartbeatSender(machine, client, self._advance),
             kill=machine.kill_job,
             send=self._send,
             now=machine.now,
         )
-        self._soon(tell, Ready())
+        self._soon(send_to_runner, Ready())
 
-    def order(self, order: KeeperCommand) -> None:
-        """An order arrives, whenever the keeper reads it."""
-        if isinstance(order, Hold):
-            lease = self._machine.leases[order.handle.marker] = named(order.lease_id)
-            self._machine.truth.writes(*lease, order.log_path)
-            self._machine.given[order.lease_id] = None
-        self._soon(self._take, order)
+    def deliver(self, command: KeeperCommand) -> None:
+        """Deliver a command of the runner to the keeper."""
+        if isinstance(command, Hold):
+            lease = self._machine.leases[command.handle.marker] = parse_lease_id(command.lease_id)
+            self._machine.executions.set_log_file(*lease, command.log_path)
+            self._machine.lease_ids[command.lease_id] = None
+        self._soon(self._execute, command)
 
     def hang_up(self) -> None:
-        """The runner is gone, or leaves."""
+        """Tell the keeper that its runner has closed the connection or died."""
         self._soon(self._leave)
 
     def kill(self) -> None:
-        """SIGKILL: the runner sees it."""
+        """Kill the keeper, as by SIGKILL; its runner notices."""
         self._machine.loop.kill(self.node)
-        self._tell(None)
+        self._send_to_runner(None)
 
-    def _soon(self, callback: Callable[..., object], *words: Any) -> None:
-        self._machine.loop.call_soon(callback, *words, context=self._context)
+    def _soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self._machine.loop.call_soon(callback, *args, context=self._context)
 
-    def _take(self, order: KeeperCommand) -> None:
-        self._keeper.execute(order)
-        self._turn()
+    def _execute(self, command: KeeperCommand) -> None:
+        self._keeper.execute(command)
+        self._advance()
 
-    def _turn(self) -> None:
+    def _advance(self) -> None:
         self._keeper.advance()
         if self._timer is not None:
             self._timer.cancel()
         machine = self._machine
-        seconds = self._keeper.wait_seconds() / machine.pace
-        self._timer = machine.loop.call_later(seconds, self._turn, context=self._context)
+        seconds = self._keeper.wait_seconds() / machine.clock_rate
+        self._timer = machine.loop.call_later(seconds, self._advance, context=self._context)
 
     def _leave(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        gone = self._machine.loop.run_in_executor(None, self._keeper.stop_all)
-        gone.add_done_callback(lambda _: self._machine.loop.kill(self.node))
+        stopped = self._machine.loop.run_in_executor(None, self._keeper.stop_all)
+        stopped.add_done_callback(lambda _: self._machine.loop.kill(self.node))
 
-    def _send(self, client: RunnerClient, rests: Sequence[UnsentLog], clock: Callable[[], float]) -> None:
-        send_logs(client, [rest for rest in rests if rest.fd >= 0], clock, self._machine.sleep)
+    def _send(self, client: RunnerClient, unsent_logs: Sequence[UnsentLog], clock: Callable[[], float]) -> None:
+        send_logs(client, [log for log in unsent_logs if log.fd >= 0], clock, self._machine.sleep)
 
 
-class SimLine:
-    """On which beats are said."""
+class SimHeartbeatSender:
+    """Sends the heartbeats of a lease keeper over the simulated network."""
 
-    def __init__(self, machine: SimMachine, client: RunnerClient, stir: Callable[[], None]) -> None:
+    def __init__(self, machine: SimMachine, client: RunnerClient, on_answers: Callable[[], None]) -> None:
         self.client = client
         self._machine = machine
-        self._stir = stir
-        self._heard: Answers | None = None
+        self._on_answers = on_answers
+        self._answers: Answers | None = None
         self._is_closed = False
 
     def fileno(self) -> int:
-        """Nobody selects here."""
-        raise AssertionError("there is no file behind a simulated line")
+        """Raise `AssertionError`: the sender has no file descriptor."""
+        raise AssertionError("a simulated sender has no file descriptor")
 
     def send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
-        """Say these; the answers come later."""
-        self._heard = None
-        said = self._machine.loop.run_in_executor(None, partial(self._said, beats, timeout))
-        said.add_done_callback(lambda _: None if self._is_closed else self._stir())
+        """Send heartbeats; `take_answers` returns the responses later."""
+        self._answers = None
+        sending = self._machine.loop.run_in_executor(None, partial(self._send, beats, timeout))
+        sending.add_done_callback(lambda _: None if self._is_closed else self._on_answers())
 
-    def _said(self, beats: Sequence[Heartbeat], timeout: float) -> None:
+    def _send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
         try:
-            heard = self.client.send_batch(beats, timeout)
+            answers = self.client.send_batch(beats, timeout)
         except (Unreachable, Refused):
-            heard = []
-        self._heard = heard if len(heard) == len(beats) else []
+            answers = []
+        self._answers = answers if len(answers) == len(beats) else []
 
     def take_answers(self) -> Answers | None:
-        """The answers, or None: not yet."""
-        heard, self._heard = self._heard, None
-        return heard
+        """Return the responses, or None if they have not arrived."""
+        answers, self._answers = self._answers, None
+        return answers
 
     def close(self) -> None:
-        """Hang up."""
         self._is_closed = True
         self.client.abort()

@@ -1,4 +1,7 @@
-"""The network of the simulated world: it loses, delays, doubles and reorders what is said, and can be cut one way."""
+"""The simulated network between runners and servers: it loses, delays, duplicates and reorders requests.
+
+It can be cut in one direction: requests are lost, or only responses.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ from random import Random
 from typing import Final, NamedTuple
 
 from deltaci.simulation.server import SimServer
-from deltaci.simulation.virtual_time import VirtualLoop, failed
+from deltaci.simulation.virtual_time import VirtualLoop, fail_quietly
 
 USUAL_SECONDS: Final = 0.002
-LATE_SECONDS: Final = 30.0  # So late a copy may arrive.
+MAX_COPY_DELAY_SECONDS: Final = 30.0
 
 
-class Unreached(Exception):
-    """No answer came. Whether it was heard is unknown."""
+class NoResponse(Exception):
+    """No response arrived; whether the server handled the request is unknown."""
 
 
-class Said(NamedTuple):
-    """One request."""
+class SimRequest(NamedTuple):
+    """One request of a runner."""
 
-    who: str
+    runner: str
     method: str
     path: str
     headers: dict[str, str]
@@ -28,92 +31,92 @@ class Said(NamedTuple):
 
 
 class Network:
-    """Between runners and servers. What is wrong with it now is changed by whoever makes the faults."""
+    """Carries requests from runners to servers. The fault injector sets its attributes."""
 
     def __init__(self, loop: VirtualLoop, random: Random) -> None:
         self.loop = loop
         self._random = random
         self.loss = 0.0
-        self.doubling = 0.0
+        self.duplication = 0.0
         self.delay_seconds = 0.0
-        self.cut_to: set[str] = set()  # Runners whose requests are lost,
-        self.cut_from: set[str] = set()  # and those who hear no answers.
-        self.said = 0
+        self.cut_requests: set[str] = set()  # Runners whose requests are lost.
+        self.cut_responses: set[str] = set()  # Runners that get no responses.
+        self.request_count = 0
 
-    def ask(self, server: SimServer, said: Said, timeout: float) -> asyncio.Future[tuple[int, bytes]]:
-        """Ask. The answer comes with the future, or `Unreached` in so many seconds."""
-        self.said += 1
-        return _Call(self, server, said, timeout).answer
+    def send(self, server: SimServer, request: SimRequest, timeout: float) -> asyncio.Future[tuple[int, bytes]]:
+        """Send a request. The returned future gets the response, or `NoResponse` after the timeout."""
+        self.request_count += 1
+        return _Call(self, server, request, timeout).response
 
     def travel_seconds(self) -> float:
-        """How long something is under way now."""
+        """Draw the time that a message takes now."""
         return USUAL_SECONDS + (self.delay_seconds * self._random.random() if self.delay_seconds else 0.0)
 
-    def is_lost(self) -> bool:
-        """Whether this one gets lost."""
+    def _is_lost(self) -> bool:
+        """Draw whether a message is lost."""
         return self.loss > 0 and self._random.random() < self.loss
 
-    def double(self, server: SimServer, said: Said) -> None:
-        """Now and then a copy of a request arrives late. Nobody waits for its answer."""
-        if self.doubling and self._random.random() < self.doubling:
-            self.loop.outside(self._random.random() * LATE_SECONDS, self.repeat, server, said)
+    def _maybe_duplicate(self, server: SimServer, request: SimRequest) -> None:
+        """Sometimes schedule a late second delivery of a request, whose response is dropped."""
+        if self.duplication and self._random.random() < self.duplication:
+            self.loop.call_outside(self._random.random() * MAX_COPY_DELAY_SECONDS, self._deliver_copy, server, request)
 
-    def repeat(self, server: SimServer, said: Said) -> None:
-        """It arrives once more."""
+    def _deliver_copy(self, server: SimServer, request: SimRequest) -> None:
+        """Deliver a duplicated request."""
         if server.is_up:
-            server.ask(said.method, said.path, said.headers, said.body)
+            server.handle_request(request.method, request.path, request.headers, request.body)
 
 
 class _Call:
-    """One request on its way, and back."""
+    """One request on its way, and its response."""
 
-    __slots__ = ("_give_up", "_network", "_said", "_server", "answer")
+    __slots__ = ("_network", "_request", "_server", "_timeout", "response")
 
-    def __init__(self, network: Network, server: SimServer, said: Said, timeout: float) -> None:
+    def __init__(self, network: Network, server: SimServer, request: SimRequest, timeout: float) -> None:
         self._network = network
         self._server = server
-        self._said = said
-        self.answer: asyncio.Future[tuple[int, bytes]] = network.loop.create_future()
-        self._give_up = network.loop.outside(timeout, self._fail, "no answer")
-        network.loop.outside(network.travel_seconds(), self._arrive)
+        self._request = request
+        self.response: asyncio.Future[tuple[int, bytes]] = network.loop.create_future()
+        self._timeout = network.loop.call_outside(timeout, self._fail, "no answer")
+        network.loop.call_outside(network.travel_seconds(), self._arrive)
 
     def _arrive(self) -> None:
-        network, server, said = self._network, self._server, self._said
-        if said.who in network.cut_to or network.is_lost():
+        network, server, request = self._network, self._server, self._request
+        if request.runner in network.cut_requests or network._is_lost():
             return
         if not server.is_up:
             self._reset()
             return
-        network.double(server, said)
-        asked = server.ask(said.method, said.path, said.headers, said.body)
-        server.open_calls[asked] = self._reset
-        asked.add_done_callback(self._answered)
+        network._maybe_duplicate(server, request)
+        pending = server.handle_request(request.method, request.path, request.headers, request.body)
+        server.open_requests[pending] = self._reset
+        pending.add_done_callback(self._on_response)
 
-    def _answered(self, asked: asyncio.Task[tuple[int, bytes]]) -> None:
-        self._server.open_calls.pop(asked, None)
+    def _on_response(self, pending: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._server.open_requests.pop(pending, None)
         network = self._network
-        if self._said.who in network.cut_from or network.is_lost():
+        if self._request.runner in network.cut_responses or network._is_lost():
             return
         if network.delay_seconds:
-            network.loop.outside(network.travel_seconds(), self._deliver, asked)
+            network.loop.call_outside(network.travel_seconds(), self._deliver, pending)
         else:
-            self._deliver(asked)
+            self._deliver(pending)
 
-    def _deliver(self, asked: asyncio.Task[tuple[int, bytes]]) -> None:
-        self._give_up.cancel()
-        if self.answer.done():
+    def _deliver(self, pending: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._timeout.cancel()
+        if self.response.done():
             return
-        if asked.cancelled() or asked.exception() is not None:
-            failed(self.answer, Unreached("the server hung up"))
+        if pending.cancelled() or pending.exception() is not None:
+            fail_quietly(self.response, NoResponse("the server hung up"))
         else:
-            self.answer.set_result(asked.result())
+            self.response.set_result(pending.result())
 
     def _reset(self) -> None:
-        """Nobody is there any more who could answer; who can hear that hears it."""
-        if self._said.who not in self._network.cut_from:
-            self._network.loop.outside(USUAL_SECONDS, self._fail, "the connection was reset")
+        """Fail the request with a connection reset: the server process is dead."""
+        if self._request.runner not in self._network.cut_responses:
+            self._network.loop.call_outside(USUAL_SECONDS, self._fail, "the connection was reset")
 
-    def _fail(self, why: str) -> None:
-        self._give_up.cancel()
-        if not self.answer.done():
-            failed(self.answer, Unreached(why))
+    def _fail(self, reason: str) -> None:
+        self._timeout.cancel()
+        if not self.response.done():
+            fail_quietly(self.response, NoResponse(reason))

@@ -1,7 +1,7 @@
-"""What people want: runs of all kinds, decisions about approvals, validations and cancels at any moment, from several
-at once; operators who send workers away. Reporters publish what came out.
+"""What users, operators and reporters do: start runs, decide approvals, validate, cancel, and send workers away.
 
-Whatever they do follows from the seed, from what it is about and from its rev: leaving out one run changes no other.
+They act at any moment, and several may do the same at once. What they do depends on the seed, on the entity and its
+rev: leaving out one run changes nothing about the others.
 """
 
 from __future__ import annotations
@@ -22,376 +22,402 @@ from deltaci.core.decide import CancelJob, Plan, StartRun
 from deltaci.core.events import Event
 from deltaci.core.job import APPROVAL, JobSpec
 from deltaci.core.run import Run
-from deltaci.simulation.checker.facts import AttemptFacts, JobFacts, RunFacts
-from deltaci.simulation.checker.history_checker import Checker
-from deltaci.simulation.checker.law import OUTCOMES
-from deltaci.simulation.client import Orders
-from deltaci.simulation.queue_clients import LABEL, Programs
+from deltaci.simulation.checker.history_checker import HistoryChecker
+from deltaci.simulation.checker.tracked import TrackedAttempt, TrackedJob, TrackedRun
+from deltaci.simulation.checker.transitions import RUN_OUTCOMES
+from deltaci.simulation.client import CommandClient
+from deltaci.simulation.queue_clients import LABEL, QueueClients
 from deltaci.simulation.runner import TENANT
-from deltaci.simulation.scenario import Mix, Wish
+from deltaci.simulation.scenario import Scenario, UserAction
 
 MAX_JOBS: Final = 5
 
 
 class People:
-    """Everybody who gives orders. `wanted` is what must come to its end."""
+    """All users. `unfinished` are the runs and attempts that must end before the simulation does."""
 
     def __init__(
-        self, mix: Mix, orders: Orders, checker: Checker, programs: Programs, replace: Callable[[str], None]
+        self,
+        scenario: Scenario,
+        client: CommandClient,
+        history: HistoryChecker,
+        queue_clients: QueueClients,
+        replace: Callable[[str], None],
     ) -> None:
-        self._mix = mix
-        self._orders = orders
-        self._checker = checker
-        self._programs = programs
+        self._scenario = scenario
+        self._client = client
+        self._history = history
+        self._queue_clients = queue_clients
         self._replace = replace
-        self.wanted: dict[str, None] = {}
+        self.unfinished: dict[str, None] = {}
         self._latest = ""
 
-    def want(self, wish: Wish) -> None:
-        """Somebody wants something now."""
-        random = Random(f"{self._mix.seed} {wish.kind} {wish.number}")
-        if wish.kind == "run":
-            self._spawn(self._run(f"run-{wish.number}", random))
-        elif wish.kind == "lone":
-            self._spawn(self._lone(f"lone-{wish.number}", random))
-        elif wish.kind == "drain":
-            self._spawn(self._drain(wish.number, random))
-        elif wish.kind == "ghost":
-            self._spawn(self._ghost(f"ghost-{wish.number}", random))
+    def perform(self, action: UserAction) -> None:
+        """Start a user's action."""
+        random = Random(f"{self._scenario.seed} {action.kind} {action.number}")
+        if action.kind == "run":
+            self._spawn(self._create_run(f"run-{action.number}", random))
+        elif action.kind == "lone":
+            self._spawn(self._create_standalone_attempt(f"lone-{action.number}", random))
+        elif action.kind == "drain":
+            self._spawn(self._drain(action.number, random))
+        elif action.kind == "ghost":
+            self._spawn(self._register_idle_worker(f"ghost-{action.number}", random))
 
     def _spawn(self, work: Any) -> None:
-        self._orders.spawn(work)
+        self._client.spawn(work)
 
     # -- runs
 
-    async def _run(self, id: str, random: Random, rerun_of: str = "") -> None:
-        orders = self._orders
-        self.wanted[id] = None
-        older, self._latest = self._latest, id
+    async def _create_run(self, id: str, random: Random, rerun_of: str = "") -> None:
+        client = self._client
+        self.unfinished[id] = None
+        previous, self._latest = self._latest, id
         record = Run(
             id=id,
             run_id=id,
             tenant=TENANT,
-            is_fail_fast=orders.does("fail fast", random),
-            has_validation=orders.does("run is validated", random),
-            timeout_seconds=300 if orders.does("short", random) else random.choice((1800, 7200)),
+            is_fail_fast=client.happens("fail fast", random),
+            has_validation=client.happens("run is validated", random),
+            timeout_seconds=300 if client.happens("short", random) else random.choice((1800, 7200)),
             rerun_of=rerun_of,
         )
-        own = Random(f"{self._mix.seed} {id} start")
-        is_at_once = orders.does("started at once", own)
+        start_random = Random(f"{self._scenario.seed} {id} start")
+        is_at_once = client.happens("started at once", start_random)
         if is_at_once:
-            await self._start(record, own)
+            await self._start_run(record, start_random)
         else:
-            birth = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
-            await orders.do("birth", birth, random)
-        if older and orders.does("superseded", random):
-            newer = run.Cancel(id=older, reason="SUPERSEDED", request_id=f"{older} superseded")
-            self._spawn(orders.do("cancel", newer, Random(f"{id} supersedes")))
-        if orders.does("run is canceled", random):
+            create = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
+            await client.submit("birth", create, random)
+        if previous and client.happens("superseded", random):
+            cancel = run.Cancel(id=previous, reason="SUPERSEDED", request_id=f"{previous} superseded")
+            self._spawn(client.submit("cancel", cancel, Random(f"{id} supersedes")))
+        if client.happens("run is canceled", random):
             wait = random.choice((0.0, 5.0, 60.0, 600.0, 3600.0)) * random.random()
-            self._cancel(id, wait, Random(f"{self._mix.seed} {id} cancel"))
+            self._cancel(id, wait, Random(f"{self._scenario.seed} {id} cancel"))
         if is_at_once:
             return
         if random.random() < 0.3:
             await asyncio.sleep(10 * random.random())
-        await orders.do("begin", run.BeginPlanning(id=id, request_id=f"{id} begin"), random)
+        await client.submit("begin", run.BeginPlanning(id=id, request_id=f"{id} begin"), random)
         await self._plan(id, random)
 
-    async def _start(self, record: Run, random: Random) -> None:
-        """Birth and plan in one order, for whoever knows both."""
+    async def _start_run(self, record: Run, random: Random) -> None:
+        """Create and plan a run with one command."""
         id, count = record.id, random.randint(0, MAX_JOBS)
-        named: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} create", "record": record}
-        start = StartRun(**named, jobs=tuple(self._job(id, random, n) for n in range(count)), plan_hash="h")
-        if self._orders.does("race", random):
-            self._spawn(self._orders.do("start", start, Random(f"{self._mix.seed} {id} start again")))
-        await self._orders.do("start", start, random, StartRun(**named, jobs=(), plan_hash="other"))
+        common: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} create", "record": record}
+        start = StartRun(
+            **common, jobs=tuple(self._draw_related_job(id, random, n) for n in range(count)), plan_hash="h"
+        )
+        if self._client.happens("race", random):
+            self._spawn(self._client.submit("start", start, Random(f"{self._scenario.seed} {id} start again")))
+        await self._client.submit("start", start, random, StartRun(**common, jobs=(), plan_hash="other"))
 
     async def _plan(self, id: str, random: Random) -> None:
-        orders = self._orders
-        if orders.does("plan is missing", random):
+        client = self._client
+        if client.happens("plan is missing", random):
             return
-        await asyncio.sleep((90.0 if orders.does("plan is late", random) else 3.0) * random.random())
-        if orders.does("plan fails", random):
+        await asyncio.sleep((90.0 if client.happens("plan is late", random) else 3.0) * random.random())
+        if client.happens("plan fails", random):
             if random.random() < 0.5:
-                circle = tuple(JobSpec(name=name, needs=(other,)) for name, other in (("a", "b"), ("b", "a")))
-                await orders.do("circle", Plan(id=id, jobs=circle, request_id=f"{id} circle"), random)
+                cyclic_jobs = tuple(JobSpec(name=name, needs=(other,)) for name, other in (("a", "b"), ("b", "a")))
+                await client.submit("circle", Plan(id=id, jobs=cyclic_jobs, request_id=f"{id} circle"), random)
             failed = run.PlanFailed(id=id, error="the planner failed", request_id=f"{id} unplanned")
-            await orders.do("plan", failed, random)
+            await client.submit("plan", failed, random)
             return
-        count = 0 if orders.does("plan is empty", random) else random.randint(1, MAX_JOBS)
-        jobs = tuple(self._job(id, random, n) for n in range(count))
+        count = 0 if client.happens("plan is empty", random) else random.randint(1, MAX_JOBS)
+        jobs = tuple(self._draw_related_job(id, random, n) for n in range(count))
         plan = Plan(id=id, jobs=jobs, plan_hash="h", request_id=f"{id} plan")
-        await orders.do("plan", plan, random, Plan(id=id, jobs=(), plan_hash="other", request_id=f"{id} plan"))
-        if jobs and orders.does("job is canceled", random):
+        await client.submit("plan", plan, random, Plan(id=id, jobs=(), plan_hash="other", request_id=f"{id} plan"))
+        if jobs and client.happens("job is canceled", random):
             await asyncio.sleep(random.choice((1.0, 60.0, 600.0)) * random.random())
             chosen = f"{id}/{random.choice(jobs).name}"
-            await orders.do("cancel", CancelJob(id=chosen, actor="user:u", request_id=f"{chosen} cancel"), random)
+            await client.submit("cancel", CancelJob(id=chosen, actor="user:u", request_id=f"{chosen} cancel"), random)
 
-    def _job(self, id: str, random: Random, n: int) -> JobSpec:
-        return self._bound(self._alone(id, random, n), Random(f"{self._mix.seed} {id} bonds {n}"), n)
+    def _draw_related_job(self, id: str, random: Random, n: int) -> JobSpec:
+        return self._with_relations(self._draw_job(id, random, n), Random(f"{self._scenario.seed} {id} bonds {n}"), n)
 
-    def _bound(self, spec: JobSpec, random: Random, n: int) -> JobSpec:
-        """The job with what ties it to others."""
-        does = self._orders.does
-        bonds: dict[str, Any] = {"after": tuple(f"j{k}" for k in range(n) if does("comes after", random))}
-        if does("family", random):
-            bonds.update(family=random.choice(("even", "odd")), is_family_fail_fast=random.random() < 0.7)
-        if spec.kind != APPROVAL and does("group", random):
-            bonds["group"] = random.choice(("deploy", "deploy", "lab"))
-        if spec.kind != APPROVAL and does("retries few", random):
-            bonds["retry_on"] = random.choice((("INFRA",), ("TOOLING",), ("FLAKY", "TOOLING")))
-        return msgspec.structs.replace(spec, **bonds)
+    def _with_relations(self, spec: JobSpec, random: Random, n: int) -> JobSpec:
+        """Add ordering, family, group and retry rules to the job."""
+        happens = self._client.happens
+        relations: dict[str, Any] = {"after": tuple(f"j{k}" for k in range(n) if happens("comes after", random))}
+        if happens("family", random):
+            relations.update(family=random.choice(("even", "odd")), is_family_fail_fast=random.random() < 0.7)
+        if spec.kind != APPROVAL and happens("group", random):
+            relations["group"] = random.choice(("deploy", "deploy", "lab"))
+        if spec.kind != APPROVAL and happens("retries few", random):
+            relations["retry_on"] = random.choice((("INFRA",), ("TOOLING",), ("FLAKY", "TOOLING")))
+        return msgspec.structs.replace(spec, **relations)
 
-    def _alone(self, id: str, random: Random, n: int) -> JobSpec:
-        does = self._orders.does
+    def _draw_job(self, id: str, random: Random, n: int) -> JobSpec:
+        happens = self._client.happens
         needs = tuple(f"j{k}" for k in range(n) if random.random() < 0.4)
-        if does("approval", random):
-            seconds = random.choice((60, 600)) if does("approval expires", random) else 0
-            own = Random(f"{self._mix.seed} {id} gate {n}")
+        if happens("approval", random):
+            seconds = random.choice((60, 600)) if happens("approval expires", random) else 0
+            gate_random = Random(f"{self._scenario.seed} {id} gate {n}")
             return JobSpec(
                 name=f"j{n}",
                 kind=APPROVAL,
                 needs=needs,
                 approval_seconds=seconds,
-                is_required=not does("optional", random),
-                gate=Gate(approvers=own.choice((2, 3)) if does("several approve", own) else 1),
+                is_required=not happens("optional", random),
+                gate=Gate(approvers=gate_random.choice((2, 3)) if happens("several approve", gate_random) else 1),
             )
         work_seconds = random.choice((1.0, 60.0, 300.0, 900.0)) * random.random()
-        code = random.choice((1, 2)) if does("job fails", random) else 0
+        code = random.choice((1, 2)) if happens("job fails", random) else 0
         return JobSpec(
             name=f"j{n}",
             needs=needs,
-            is_required=not does("optional", random),
-            has_validation=does("job is validated", random),
+            is_required=not happens("optional", random),
+            has_validation=happens("job is validated", random),
             max_attempts=random.choice((1, 2, 3)),
             base_delay_seconds=random.choice((1, 10)),
             max_delay_seconds=random.choice((30, 600)),
             jitter=random.choice((0.0, 0.5)),
-            timeout_seconds=60 if does("short", random) else 3600,
+            timeout_seconds=60 if happens("short", random) else 3600,
             max_lost_leases=random.choice((0, 1, 3)),
-            queue_key=LABEL if does("labels", random) else "",
-            work={"steps": [f"{work_seconds:.1f} {code}"], **self._rules(Random(f"{self._mix.seed} {id} rules {n}"))},
+            queue_key=LABEL if happens("labels", random) else "",
+            work={
+                "steps": [f"{work_seconds:.1f} {code}"],
+                **self._draw_rules(Random(f"{self._scenario.seed} {id} rules {n}")),
+            },
         )
 
-    def _rules(self, random: Random) -> dict[str, Any]:
-        """What must hold after the steps, and whether it does."""
-        if not self._orders.does("rules", random):
+    def _draw_rules(self, random: Random) -> dict[str, Any]:
+        """Draw validation rules and their exit codes."""
+        if not self._client.happens("rules", random):
             return {}
-        codes = [int(self._orders.does("rule fails", random)) for _ in range(random.randint(1, 3))]
+        codes = [int(self._client.happens("rule fails", random)) for _ in range(random.randint(1, 3))]
         return {"rules": [{"run": f"{random.choice((0.5, 60.0)) * random.random():.1f} {code} rule"} for code in codes]}
 
     def _cancel(self, id: str, wait: float, random: Random, tag: str = "") -> None:
-        """By one, or by several at once."""
-        people = random.randint(2, 3) if self._orders.does("several cancel", random) else 1
-        for n in range(people):
-            named: dict[str, Any] = {"id": id, "actor": f"user:u{n}", "request_id": f"{id} cancel {tag}{n}"}
+        """Cancel the run later, by one user or by several at once."""
+        count = random.randint(2, 3) if self._client.happens("several cancel", random) else 1
+        for n in range(count):
+            common: dict[str, Any] = {"id": id, "actor": f"user:u{n}", "request_id": f"{id} cancel {tag}{n}"}
             wrong = None
-            if self._orders.does("wrong rev", random) and (it := self._checker.known.get(id)) is not None:
-                wrong = it.rev - 1
-            first = run.Cancel(**named, reason="RUN_CANCELED", expected_rev=wrong)
-            other = run.Cancel(**named, reason="ANOTHER")
-            own = Random(f"{self._mix.seed} {id} cancel {tag}{n}")
-            self._orders.later(wait, partial(self._orders.do, "cancel", first, own, other))
+            if self._client.happens("wrong rev", random) and (tracked := self._history.entities.get(id)) is not None:
+                wrong = tracked.rev - 1
+            first = run.Cancel(**common, reason="RUN_CANCELED", expected_rev=wrong)
+            other = run.Cancel(**common, reason="ANOTHER")
+            action_random = Random(f"{self._scenario.seed} {id} cancel {tag}{n}")
+            self._client.spawn_later(wait, partial(self._client.submit, "cancel", first, action_random, other))
 
-    # -- what people do when they see something
+    # -- reactions to events
 
-    def see(self, event: Event) -> None:
-        """An event was committed. Somebody may do something about it, a little later."""
+    def on_event(self, event: Event) -> None:
+        """React to a committed event, a little later."""
         if event.from_ == event.to:
-            self._see_hold(event)
+            self._on_hold(event)
             return
         if event.entity == "run":
-            if event.to in OUTCOMES:
-                random = self._drawn(event)
-                self._orders.later(60 * random.random(), partial(self._report, event.entity_id, random))
+            if event.to in RUN_OUTCOMES:
+                random = self._random_for(event)
+                self._client.spawn_later(60 * random.random(), partial(self._report_run, event.entity_id, random))
             elif event.to == "VALIDATING" and self._is_validated(event):
                 self._validate(event, run.Validate)
         elif event.entity == "job":
             if event.to == "WAITING_APPROVAL":
-                self._see_approval(event)
+                self._on_approval(event)
             elif event.to == "VALIDATING" and self._is_validated(event):
                 self._validate(event, job.Validate)
         elif event.entity == "attempt":
-            self._see_attempt(event)
+            self._on_attempt(event)
         elif event.entity == "worker":
-            self._see_worker(event)
+            self._on_worker(event)
 
-    def _drawn(self, event: Event) -> Random:
-        return Random(f"{self._mix.seed} {event.entity_id} {event.rev}")
+    def _random_for(self, event: Event) -> Random:
+        return Random(f"{self._scenario.seed} {event.entity_id} {event.rev}")
 
     def _is_validated(self, event: Event) -> bool:
-        it = self._checker.known.get(event.entity_id)
-        return isinstance(it, RunFacts | JobFacts) and it.has_validation
+        tracked = self._history.entities.get(event.entity_id)
+        return isinstance(tracked, TrackedRun | TrackedJob) and tracked.has_validation
 
-    async def _report(self, id: str, random: Random) -> None:
+    async def _report_run(self, id: str, random: Random) -> None:
         report = run.Report(id=id, actor="reporter", request_id=f"{id} report")
-        if self._orders.does("impostor", random):
-            await self._orders.do("report", run.Report(id=id, actor="user:u", request_id=f"{id} imposture"), random)
-        if self._orders.does("race", random):
-            self._spawn(self._orders.do("report", report, Random(f"{id} report")))
-        await self._orders.do("report", report, random)
-        if "again" not in id and self._orders.does("rerun", random):
-            await self._run(f"{id}-again", random, rerun_of=id)
+        if self._client.happens("impostor", random):
+            await self._client.submit("report", run.Report(id=id, actor="user:u", request_id=f"{id} imposture"), random)
+        if self._client.happens("race", random):
+            self._spawn(self._client.submit("report", report, Random(f"{id} report")))
+        await self._client.submit("report", report, random)
+        if "again" not in id and self._client.happens("rerun", random):
+            await self._create_run(f"{id}-again", random, rerun_of=id)
 
-    def _validate(self, event: Event, order: type[run.Validate] | type[job.Validate]) -> None:
-        random = self._drawn(event)
-        if self._orders.does("nobody validates", random):
+    def _validate(self, event: Event, command_type: type[run.Validate] | type[job.Validate]) -> None:
+        random = self._random_for(event)
+        if self._client.happens("nobody validates", random):
             return
         id = event.entity_id
-        verdict = order(id=id, is_passed=not self._orders.does("invalid", random), request_id=f"{id} validate")
-        self._orders.later(120 * random.random(), partial(self._orders.do, "validate", verdict, random))
+        verdict = command_type(
+            id=id, is_passed=not self._client.happens("invalid", random), request_id=f"{id} validate"
+        )
+        self._client.spawn_later(120 * random.random(), partial(self._client.submit, "validate", verdict, random))
 
-    def _see_approval(self, event: Event) -> None:
-        random, id = self._drawn(event), event.entity_id
-        it = self._checker.known.get(id)
-        is_urgent = isinstance(it, JobFacts) and it.approve_by > 0
-        if self._orders.does("nobody decides", random) or (is_urgent and random.random() < 0.5):
+    def _on_approval(self, event: Event) -> None:
+        random, id = self._random_for(event), event.entity_id
+        tracked = self._history.entities.get(id)
+        is_urgent = isinstance(tracked, TrackedJob) and tracked.approve_by > 0
+        if self._client.happens("nobody decides", random) or (is_urgent and random.random() < 0.5):
             return
         wait = random.choice((1.0, 60.0, 600.0)) * random.random()
-        named: dict[str, Any] = {"id": id, "request_id": f"{id} decide"}
-        if self._orders.does("impostor", random):
-            wrong = job.Approve(id=id, actor="worker:r0", request_id=f"{id} imposture")
-            self._orders.later(wait / 2, partial(self._orders.do, "approve", wrong, self._drawn(event)))
-        if self._orders.does("wrong rev", random):
+        common: dict[str, Any] = {"id": id, "request_id": f"{id} decide"}
+        if self._client.happens("impostor", random):
+            impostor = job.Approve(id=id, actor="worker:r0", request_id=f"{id} imposture")
+            self._client.spawn_later(
+                wait / 2, partial(self._client.submit, "approve", impostor, self._random_for(event))
+            )
+        if self._client.happens("wrong rev", random):
             stale = job.Approve(id=id, actor="user:v", request_id=f"{id} stale", expected_rev=event.rev - 1)
-            self._orders.later(wait / 2, partial(self._orders.do, "approve", stale, self._drawn(event)))
-        if self._orders.does("race", random):
-            self._cancel(event.run_id, wait, Random(f"{self._mix.seed} {id} race"), f"race {id} ")
-            again = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
-            self._orders.later(wait, partial(self._orders.do, "approve", again, self._drawn(event)))
-        for n in range(1, it.approvers if isinstance(it, JobFacts) else 1):
-            own = Random(f"{self._mix.seed} {id} approver {n}")
-            also = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n}")
-            self._orders.later(2 * wait * own.random(), partial(self._orders.do, "approve", also, own))
-            eager = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n} again")
-            self._orders.later(2 * wait * own.random(), partial(self._orders.do, "approve", eager, own))
-        if self._orders.does("reject", random):
-            no = job.Reject(**named, actor="user:u", comment="no")
-            self._orders.later(wait, partial(self._orders.do, "reject", no, random))
+            self._client.spawn_later(wait / 2, partial(self._client.submit, "approve", stale, self._random_for(event)))
+        if self._client.happens("race", random):
+            self._cancel(event.run_id, wait, Random(f"{self._scenario.seed} {id} race"), f"race {id} ")
+            second = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
+            self._client.spawn_later(wait, partial(self._client.submit, "approve", second, self._random_for(event)))
+        for n in range(1, tracked.approvers if isinstance(tracked, TrackedJob) else 1):
+            action_random = Random(f"{self._scenario.seed} {id} approver {n}")
+            approval = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n}")
+            self._client.spawn_later(
+                2 * wait * action_random.random(), partial(self._client.submit, "approve", approval, action_random)
+            )
+            repeated = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n} again")
+            self._client.spawn_later(
+                2 * wait * action_random.random(), partial(self._client.submit, "approve", repeated, action_random)
+            )
+        if self._client.happens("reject", random):
+            reject = job.Reject(**common, actor="user:u", comment="no")
+            self._client.spawn_later(wait, partial(self._client.submit, "reject", reject, random))
             return
-        yes = job.Approve(**named, actor="user:u", comment="yes")
-        other = job.Approve(**named, actor="user:u", comment="something else")
-        self._orders.later(wait, partial(self._orders.do, "approve", yes, random, other))
+        approve = job.Approve(**common, actor="user:u", comment="yes")
+        other = job.Approve(**common, actor="user:u", comment="something else")
+        self._client.spawn_later(wait, partial(self._client.submit, "approve", approve, random, other))
 
-    def _see_attempt(self, event: Event) -> None:
-        it = self._checker.known.get(event.entity_id)
-        if not isinstance(it, AttemptFacts):
+    def _on_attempt(self, event: Event) -> None:
+        tracked = self._history.entities.get(event.entity_id)
+        if not isinstance(tracked, TrackedAttempt):
             return
-        random = self._drawn(event)
-        if event.to == "QUEUED" and (it.labels or not it.job_id):
-            self._programs.see_queued(it, random)
-        elif event.to in ("LEASED", "STARTING", "RUNNING", "UPLOADING") and self._orders.does("stall", random):
-            stall = Stall(id=it.id, actor="user:u", request_id=f"{it.id} stall {event.rev}")
-            self._orders.later(30 * random.random(), partial(self._orders.do, "stall", stall, random))
-        elif event.to == "STALE" and it.stale_reason == "STALLED":
+        random = self._random_for(event)
+        if event.to == "QUEUED" and (tracked.labels or not tracked.job_id):
+            self._queue_clients.on_queued(tracked, random)
+        elif event.to in ("LEASED", "STARTING", "RUNNING", "UPLOADING") and self._client.happens("stall", random):
+            stall = Stall(id=tracked.id, actor="user:u", request_id=f"{tracked.id} stall {event.rev}")
+            self._client.spawn_later(30 * random.random(), partial(self._client.submit, "stall", stall, random))
+        elif event.to == "STALE" and tracked.stale_reason == "STALLED":
             wait = 100 * random.random()
             if random.random() < 0.4:
-                self._programs.reclaim(it.id, wait, Random(f"{self._mix.seed} {it.id} reclaim"))
+                self._queue_clients.reclaim(tracked.id, wait, Random(f"{self._scenario.seed} {tracked.id} reclaim"))
                 wait += 60
-            requeue = Requeue(id=it.id, actor="user:u", request_id=f"{it.id} requeue {event.rev}")
-            self._orders.later(wait, partial(self._orders.do, "requeue", requeue, random))
+            requeue = Requeue(id=tracked.id, actor="user:u", request_id=f"{tracked.id} requeue {event.rev}")
+            self._client.spawn_later(wait, partial(self._client.submit, "requeue", requeue, random))
 
     # -- workers
 
-    def _see_hold(self, event: Event) -> None:
-        """Whoever takes nothing new is let go some time later."""
+    def _on_hold(self, event: Event) -> None:
+        """Resume a worker some time after it was put on hold; meanwhile it may be quarantined or registered again."""
         if event.entity == "worker" and event.trigger in ("drained", "quarantined"):
-            id, random = event.entity_id, self._drawn(event)
+            id, random = event.entity_id, self._random_for(event)
             resume = worker.Resume(id=id, actor="user:u", request_id=f"{id} resume {event.rev}")
             wait = random.choice((60, 600, 1800)) * random.random()
-            self._orders.later(wait, partial(self._orders.do, "resume", resume, random))
-            own = Random(f"{self._mix.seed} {id} held {event.rev}")
-            if self._orders.does("distrust", own):
-                found = worker.Quarantine(id=id, reason="slow disk", request_id=f"{id} doubt {event.rev}")
-                self._orders.later(wait / 2, partial(self._orders.do, "quarantine", found, own))
-            if self._orders.does("set up anew", own):
-                self._orders.later(wait / 3, partial(self._set_up, id, event.rev, own))
+            self._client.spawn_later(wait, partial(self._client.submit, "resume", resume, random))
+            action_random = Random(f"{self._scenario.seed} {id} held {event.rev}")
+            if self._client.happens("distrust", action_random):
+                quarantine = worker.Quarantine(id=id, reason="slow disk", request_id=f"{id} doubt {event.rev}")
+                self._client.spawn_later(
+                    wait / 2, partial(self._client.submit, "quarantine", quarantine, action_random)
+                )
+            if self._client.happens("set up anew", action_random):
+                self._client.spawn_later(wait / 3, partial(self._register_again, id, event.rev, action_random))
 
-    async def _set_up(self, id: str, rev: int, random: Random) -> None:
-        """Somebody sets its runner up again, with a new token."""
-        named: dict[str, Any] = {"id": id, "tenant": TENANT, "request_id": f"{id} anew {rev}"}
-        await self._orders.do("offer", worker.UpdateCapabilities(**named, token_at=self._orders.wall()), random)
+    async def _register_again(self, id: str, rev: int, random: Random) -> None:
+        """Register the worker again with a new token."""
+        common: dict[str, Any] = {"id": id, "tenant": TENANT, "request_id": f"{id} anew {rev}"}
+        await self._client.submit(
+            "offer", worker.UpdateCapabilities(**common, token_at=self._client.wall_time()), random
+        )
 
-    def _hold(self, event: Event) -> None:
-        """Somebody wants it to take nothing new for a while, or does not trust it."""
-        id, random = event.entity_id, Random(f"{self._mix.seed} {event.entity_id} hold {event.rev}")
-        named: dict[str, Any] = {"id": id, "request_id": f"{id} hold {event.rev}"}
-        if self._orders.does("drain", random):
-            order = worker.Drain(**named, actor="user:u", reason="new disk")
-            other = worker.Drain(**named, actor="user:u", reason="ANOTHER")
-            self._orders.later(60 * random.random(), partial(self._orders.do, "drain", order, random, other))
-        elif random.random() < 0.2 and self._orders.does("distrust", random):
-            found = worker.Quarantine(**named, reason="slow disk")
-            self._orders.later(60 * random.random(), partial(self._orders.do, "quarantine", found, random))
+    def _maybe_hold(self, event: Event) -> None:
+        """Sometimes drain or quarantine the worker."""
+        id, random = event.entity_id, Random(f"{self._scenario.seed} {event.entity_id} hold {event.rev}")
+        common: dict[str, Any] = {"id": id, "request_id": f"{id} hold {event.rev}"}
+        if self._client.happens("drain", random):
+            drain = worker.Drain(**common, actor="user:u", reason="new disk")
+            other = worker.Drain(**common, actor="user:u", reason="ANOTHER")
+            self._client.spawn_later(60 * random.random(), partial(self._client.submit, "drain", drain, random, other))
+        elif random.random() < 0.2 and self._client.happens("distrust", random):
+            quarantine = worker.Quarantine(**common, reason="slow disk")
+            self._client.spawn_later(
+                60 * random.random(), partial(self._client.submit, "quarantine", quarantine, random)
+            )
 
-    def _see_worker(self, event: Event) -> None:
+    def _on_worker(self, event: Event) -> None:
         id = event.entity_id
-        random = self._drawn(event)
+        random = self._random_for(event)
         if event.to in ("BUSY", "UNRESPONSIVE"):
-            self._hold(event)
-        if event.to == "BUSY" and self._orders.does("silence", random):
+            self._maybe_hold(event)
+        if event.to == "BUSY" and self._client.happens("silence", random):
             miss = worker.MissHealthChecks(id=id, request_id=f"{id} miss {event.rev}")
-            self._orders.later(60 * random.random(), partial(self._orders.do, "miss", miss, random))
-        elif event.to == "BUSY" and id in self._checker.pollers and self._orders.does("grow", random):
-            more = worker.UpdateCapabilities(
+            self._client.spawn_later(60 * random.random(), partial(self._client.submit, "miss", miss, random))
+        elif event.to == "BUSY" and id in self._history.polling_workers and self._client.happens("grow", random):
+            update = worker.UpdateCapabilities(
                 id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} grow {event.rev}"
             )
-            self._orders.later(10 * random.random(), partial(self._orders.do, "offer", more, random))
-        elif event.to == "BUSY" and self._orders.does("leave", random):
-            self._orders.later(30 * random.random(), partial(self._leave, id, event.rev, random))
+            self._client.spawn_later(10 * random.random(), partial(self._client.submit, "offer", update, random))
+        elif event.to == "BUSY" and self._client.happens("leave", random):
+            self._client.spawn_later(30 * random.random(), partial(self._leave, id, event.rev, random))
         elif event.to == "UNRESPONSIVE":
             wait = random.choice((100, 1000)) * random.random()
-            self._orders.later(wait, partial(self._after_silence, id, event.rev, random))
-            if id in self._checker.pollers:  # Its runner says meanwhile that it has something new.
-                offer = worker.UpdateCapabilities(
+            self._client.spawn_later(wait, partial(self._after_silence, id, event.rev, random))
+            if id in self._history.polling_workers:  # Its runner reports new labels meanwhile.
+                update = worker.UpdateCapabilities(
                     id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} more {event.rev}"
                 )
-                self._orders.later(wait / 2, partial(self._orders.do, "offer", offer, random))
+                self._client.spawn_later(wait / 2, partial(self._client.submit, "offer", update, random))
         elif event.to == "SHUTDOWN":
-            self._orders.later(300 * random.random(), partial(self._send_another, id))
+            self._client.spawn_later(300 * random.random(), partial(self._replace_worker, id))
 
     async def _after_silence(self, id: str, rev: int, random: Random) -> None:
-        is_gone = random.random() < 0.4
-        if is_gone and await self._orders.do("give up", worker.GiveUp(id=id, request_id=f"{id} gone {rev}"), random):
+        gives_up = random.random() < 0.4
+        if gives_up and await self._client.submit(
+            "give up", worker.GiveUp(id=id, request_id=f"{id} gone {rev}"), random
+        ):
             return
-        await self._orders.do("recover", worker.Recover(id=id, request_id=f"{id} back {rev}"), random)
+        await self._client.submit("recover", worker.Recover(id=id, request_id=f"{id} back {rev}"), random)
 
-    async def _send_another(self, id: str) -> None:
-        """Who was sent away never comes back under its name: another one takes its place."""
+    async def _replace_worker(self, id: str) -> None:
+        """Replace a worker that was shut down by another machine under a new name."""
         self._replace(id)
 
     async def _drain(self, number: int, random: Random) -> None:
-        pollers = list(self._checker.pollers)
-        if not pollers:
+        polling_workers = list(self._history.polling_workers)
+        if not polling_workers:
             return
-        await self._leave(pollers[number % len(pollers)], number, random)
+        await self._leave(polling_workers[number % len(polling_workers)], number, random)
 
     async def _leave(self, id: str, number: int, random: Random) -> None:
-        """It shall go: at once when it is idle, after what it has otherwise."""
-        named: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} leave {number}"}
-        other = worker.Shutdown(**named, reason="ANOTHER")
-        await self._orders.do("shutdown", worker.Shutdown(**named), random, other)
+        """Shut the worker down: at once if it is idle, otherwise after its jobs."""
+        common: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} leave {number}"}
+        other = worker.Shutdown(**common, reason="ANOTHER")
+        await self._client.submit("shutdown", worker.Shutdown(**common), random, other)
 
-    async def _ghost(self, id: str, random: Random) -> None:
-        """A worker that registers and never asks for anything; somebody else finds its token and tries it, too."""
-        if not await self._orders.register(id, 2, random):
+    async def _register_idle_worker(self, id: str, random: Random) -> None:
+        """Register a worker that never polls for work, and try to register its token a second time."""
+        if not await self._client.register(id, 2, random):
             return
         if random.random() < 0.5:
             await asyncio.sleep(600 * random.random())
-            await self._orders.do("shutdown", worker.Shutdown(id=id, request_id=f"{id} leave"), random)
+            await self._client.submit("shutdown", worker.Shutdown(id=id, request_id=f"{id} leave"), random)
 
     # -- attempts without a run
 
-    async def _lone(self, id: str, random: Random) -> None:
-        self.wanted[id] = None
-        code = random.choice((1, 2)) if self._orders.does("job fails", random) else 0
+    async def _create_standalone_attempt(self, id: str, random: Random) -> None:
+        self.unfinished[id] = None
+        code = random.choice((1, 2)) if self._client.happens("job fails", random) else 0
         record = Attempt(
             id=id,
             tenant=TENANT,
-            queue_key=LABEL if self._orders.does("labels", random) else "",
-            timeout_seconds=60 if self._orders.does("short", random) else 3600,
+            queue_key=LABEL if self._client.happens("labels", random) else "",
+            timeout_seconds=60 if self._client.happens("short", random) else 3600,
             max_lost_leases=random.choice((0, 1, 3)),
             spec={"steps": [f"{200 * random.random():.1f} {code}"]},
         )
-        birth = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
-        await self._orders.do("birth", birth, random)
+        create = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
+        await self._client.submit("birth", create, random)

@@ -1,7 +1,7 @@
-"""Programs that take work from the queue without being runners: they use document 004's words, and some of them die.
+"""Simulated programs that take work from the queue directly, with the queue contract of document 004; some of them die.
 
-They have a label that no runner has, so some of the work is theirs alone. Like runners they stop when they can no
-longer prove their lease; what really executes is written down by the world.
+They have a label that no runner has, so that some work is for them alone. Like runners they stop when they can no
+longer prove that their lease is live. Their executions are recorded like those of runners.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from deltaci.core.failures import Facts
 from deltaci.core.ids import LeaseRef
 from deltaci.core.worker import Worker
 from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
-from deltaci.simulation.checker.executions import Truth
-from deltaci.simulation.checker.facts import AttemptFacts
-from deltaci.simulation.checker.history_checker import Checker
-from deltaci.simulation.client import Orders
+from deltaci.simulation.checker.executions import ExecutionChecker
+from deltaci.simulation.checker.history_checker import HistoryChecker
+from deltaci.simulation.checker.tracked import TrackedAttempt
+from deltaci.simulation.client import CommandClient
 from deltaci.simulation.runner import TENANT
-from deltaci.simulation.scenario import Mix
+from deltaci.simulation.scenario import Scenario
 from deltaci.simulation.virtual_time import VirtualLoop
 
 LABEL: Final = "gpu"
-PLACES: Final = 3
-KNOWN: Final = ("p0", "p1")  # Registered, with so many places.
-UNKNOWN: Final = "q0"  # Never registered: the plain queue also serves those.
+SLOTS: Final = 3
+REGISTERED: Final = ("p0", "p1")
+UNREGISTERED: Final = "q0"  # The queue also serves workers that never registered.
 
-DEATHS: Final = ("LEASED", "STARTING", "RUNNING", "UPLOADING", "lingers", "hands back", "deaf")
-DEAF_SECONDS: Final = 3600.0  # One that hears no cancel goes on for long.
+FAILURE_MODES: Final = ("LEASED", "STARTING", "RUNNING", "UPLOADING", "lingers", "hands back", "ignores cancel")
+UNCANCELLED_SECONDS: Final = 3600.0  # A client that ignores cancels works for long.
 FAILURES: Final = (
     Facts(exit_code=1),
     Facts(exit_code=127),
@@ -45,204 +45,223 @@ FAILURES: Final = (
 )
 
 
-class Programs:
-    """All of them."""
+class QueueClients:
+    """All queue clients."""
 
-    def __init__(self, mix: Mix, loop: VirtualLoop, orders: Orders, checker: Checker, truth: Truth) -> None:
-        self._mix = mix
+    def __init__(
+        self,
+        scenario: Scenario,
+        loop: VirtualLoop,
+        client: CommandClient,
+        history: HistoryChecker,
+        executions: ExecutionChecker,
+    ) -> None:
+        self._scenario = scenario
         self._loop = loop
-        self._orders = orders
-        self._checker = checker
-        self._truth = truth
-        self._names = list(KNOWN) if mix.seed % 2 else []
+        self._client = client
+        self._history = history
+        self._executions = executions
+        self._names = list(REGISTERED) if scenario.seed % 2 else []
 
-    def see_queued(self, it: AttemptFacts, random: Random) -> None:
-        """Something waits that only a program can take, or a program may as well."""
-        if it.labels or random.random() < 0.3:
-            wait = max(0, it.run_at - it.at) / 1e6 + random.choice((1.0, 60.0)) * random.random()
-            self._orders.later(wait, lambda: self._take(it, random))
+    def on_queued(self, tracked: TrackedAttempt, random: Random) -> None:
+        """Claim a queued attempt later, if only queue clients have its labels, and sometimes otherwise."""
+        if tracked.labels or random.random() < 0.3:
+            wait = max(0, tracked.run_at - tracked.at) / 1e6 + random.choice((1.0, 60.0)) * random.random()
+            self._client.spawn_later(wait, lambda: self._claim_repeatedly(tracked, random))
 
-    async def _take(self, it: AttemptFacts, random: Random) -> None:
-        """Ask for it until somebody has it."""
-        while it.state == "QUEUED":
-            name = await self._known(random)
-            rivals = self._rivals(name)
+    async def _claim_repeatedly(self, tracked: TrackedAttempt, random: Random) -> None:
+        """Claim the attempt again and again until it is no longer queued."""
+        while tracked.state == "QUEUED":
+            name = await self._pick_worker(random)
+            other_workers = self._other_free_workers(name)
             claim = Claim(
                 tenant=TENANT,
                 worker_id=name,
                 labels=(LABEL,),
                 limit=1,
-                ttl_seconds=self._mix.ttl_seconds,
+                ttl_seconds=self._scenario.ttl_seconds,
                 accept_seconds=30,
-                only_ids=(it.id,),
-                other_worker_labels=tuple(tuple(sorted(labels)) for labels in rivals.values()),
-                other_worker_ids=tuple(rivals),
+                only_ids=(tracked.id,),
+                other_worker_labels=tuple(tuple(sorted(labels)) for labels in other_workers.values()),
+                other_worker_ids=tuple(other_workers),
             )
-            said_at, seen, now = self._loop.now, self._revs(it, name), self._orders.wall()
-            answer = await self._orders.insist(partial(_claimed, claim=claim), random, said_at + 60)
-            if isinstance(answer, list) and answer:
-                self._orders.given(it.id, name, rivals)
-                await self._work(answer[0], said_at, random)
+            sent_at, revs, now = self._loop.now, self._revs(tracked, name), self._client.wall_time()
+            response = await self._client.send_until_answered(partial(_claim, claim=claim), random, sent_at + 60)
+            if isinstance(response, list) and response:
+                self._client.check_claim(tracked.id, name, other_workers)
+                await self._work(response[0], sent_at, random)
                 return
-            if answer == [] and seen == self._revs(it, name) and not self._mix.has_jumps:
-                self._orders.withheld(it.id, name, rivals, now)
-            if not it.labels:
-                return  # A runner will.
+            if response == [] and revs == self._revs(tracked, name) and not self._scenario.has_clock_jumps:
+                self._client.check_denied_claim(tracked.id, name, other_workers, now)
+            if not tracked.labels:
+                return  # A runner will claim it.
             await asyncio.sleep(random.choice((5.0, 60.0)))
 
-    async def _known(self, random: Random) -> str:
-        """The name of a program that may take work. One that was sent away comes back under another name."""
+    async def _pick_worker(self, random: Random) -> str:
+        """Return the name of a worker that may claim. A worker that was shut down gets a new name."""
         if not self._names:
-            return UNKNOWN
-        place = random.randrange(len(self._names))
-        it = self._checker.workers.get(self._names[place])
-        if it is not None and it.state == "SHUTDOWN":
-            self._names[place], it = f"{self._names[place]}+", None
-        name = self._names[place]
-        if it is None:
-            record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=PLACES)
-            await self._orders.do("birth", NewRecord(id=name, record=record, request_id=f"{name} come"), random)
+            return UNREGISTERED
+        index = random.randrange(len(self._names))
+        worker = self._history.workers.get(self._names[index])
+        if worker is not None and worker.state == "SHUTDOWN":
+            self._names[index], worker = f"{self._names[index]}+", None
+        name = self._names[index]
+        if worker is None:
+            record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=SLOTS)
+            await self._client.submit("birth", NewRecord(id=name, record=record, request_id=f"{name} come"), random)
         return name
 
-    def _revs(self, it: AttemptFacts, name: str) -> tuple[int, int]:
-        """What changes when one of the two does."""
-        worker = self._checker.workers.get(name)
-        return it.rev, worker.rev if worker is not None else 0
+    def _revs(self, tracked: TrackedAttempt, name: str) -> tuple[int, int]:
+        """Return the revs of the attempt and the worker: they are equal as long as neither changed."""
+        worker = self._history.workers.get(name)
+        return tracked.rev, worker.rev if worker is not None else 0
 
-    def _rivals(self, name: str) -> dict[str, frozenset[str]]:
-        """The other programs that could take work now, with their labels."""
-        others = {each: self._checker.workers.get(each) for each in self._names if each != name}
-        return {id: it.labels for id, it in others.items() if it is not None and it.is_free}
+    def _other_free_workers(self, name: str) -> dict[str, frozenset[str]]:
+        """Return the other free queue clients with their labels."""
+        workers = {other: self._history.workers.get(other) for other in self._names if other != name}
+        return {id: worker.labels for id, worker in workers.items() if worker is not None and worker.is_free}
 
     def reclaim(self, id: str, wait: float, random: Random) -> None:
-        """Take what is stale without waiting for it to be queued again."""
-        self._orders.later(wait, lambda: self._reclaim(id, random))
+        """Claim a stale attempt later, without waiting for its requeue."""
+        self._client.spawn_later(wait, lambda: self._reclaim(id, random))
 
     async def _reclaim(self, id: str, random: Random) -> None:
-        it = self._checker.known.get(id)
-        if not isinstance(it, AttemptFacts):
+        tracked = self._history.entities.get(id)
+        if not isinstance(tracked, TrackedAttempt):
             return
-        number = it.claims + 1
+        number = tracked.claims + 1
         token = ids.lease_id(id, number, f"{random.getrandbits(128):032x}")
         grant = attempt.Grant(
             id=id,
-            actor=worker_actor(UNKNOWN),
+            actor=worker_actor(UNREGISTERED),
             fingerprint=ids.lease_fingerprint(token),
             labels=(LABEL,),
-            ttl_seconds=self._mix.ttl_seconds,
+            ttl_seconds=self._scenario.ttl_seconds,
         )
-        said_at = self._loop.now
-        answer = await self._orders.insist(lambda engine: engine.do(grant), random, said_at + 10)
-        record = answer.record if isinstance(answer, Decision) else None
+        sent_at = self._loop.now
+        response = await self._client.send_until_answered(lambda engine: engine.do(grant), random, sent_at + 10)
+        record = response.record if isinstance(response, Decision) else None
         if isinstance(record, Attempt) and record.lease is not None and record.lease.number == number:
-            await self._work(ClaimedAttempt(record, token), said_at, random)
+            await self._work(ClaimedAttempt(record, token), sent_at, random)
 
-    async def _work(self, claimed: ClaimedAttempt, said_at: float, random: Random) -> None:
-        held = claimed.attempt.lease
-        assert held is not None
-        work = _Work(self._orders, self._loop, claimed, held.worker_id, said_at, self._mix.ttl_seconds, random)
+    async def _work(self, claimed: ClaimedAttempt, sent_at: float, random: Random) -> None:
+        lease = claimed.attempt.lease
+        assert lease is not None
+        work = _ClaimedWork(
+            self._client, self._loop, claimed, lease.worker_id, sent_at, self._scenario.ttl_seconds, random
+        )
         seconds, code = (float(part) for part in claimed.attempt.spec["steps"][0].split())
-        death = random.choice(DEATHS) if self._orders.does("program dies", random) else ""
-        if death == "LEASED":
+        failure_mode = random.choice(FAILURE_MODES) if self._client.happens("program dies", random) else ""
+        if failure_mode == "LEASED":
             return
-        if random.random() < 0.5 and not await work.say(attempt.Ack if random.random() < 0.5 else attempt.Extend):
+        if random.random() < 0.5 and not await work.send(attempt.Ack if random.random() < 0.5 else attempt.Extend):
             return
-        if death == "STARTING" or not await work.say(attempt.Start):
+        if failure_mode == "STARTING" or not await work.send(attempt.Start):
             return
-        if death == "deaf":
-            work.is_deaf, seconds = True, DEAF_SECONDS
+        if failure_mode == "ignores cancel":
+            work.ignores_cancel, seconds = True, UNCANCELLED_SECONDS
             self._cancel(claimed.attempt, random)
-        self._truth.began(work.ref.attempt_id, work.ref.number, work.who)
-        is_leaving = death in ("RUNNING", "hands back")
-        is_done = await work.keep(seconds / 2 if is_leaving else seconds)
-        exit_code = int(code) if is_done and not is_leaving else None
-        self._truth.ended(work.ref.attempt_id, work.ref.number, work.who, exit_code)
-        if work.is_canceled and not work.is_deaf:
-            await work.say(attempt.CancelAck)
-        elif death == "hands back" and is_done:
-            await self._orders.hand_back(work.who, claimed.lease_id, random)
+        self._executions.record_start(work.ref.attempt_id, work.ref.number, work.worker_id)
+        is_leaving = failure_mode in ("RUNNING", "hands back")
+        is_finished = await work.work_for(seconds / 2 if is_leaving else seconds)
+        exit_code = int(code) if is_finished and not is_leaving else None
+        self._executions.record_end(work.ref.attempt_id, work.ref.number, work.worker_id, exit_code)
+        if work.is_canceled and not work.ignores_cancel:
+            await work.send(attempt.CancelAck)
+        elif failure_mode == "hands back" and is_finished:
+            await self._client.hand_back(work.worker_id, claimed.lease_id, random)
         elif exit_code is not None:
-            await self._finish(work, exit_code, death, random)
+            await self._finish(work, exit_code, failure_mode, random)
 
-    def _cancel(self, it: Attempt, random: Random) -> None:
-        """Somebody wants it to stop."""
-        if it.job_id:
-            cancel = CancelJob(id=it.job_id, actor="user:u", request_id=f"{it.id} deaf")
-            self._orders.later(300 * random.random(), partial(self._orders.do, "cancel", cancel, random))
+    def _cancel(self, record: Attempt, random: Random) -> None:
+        """Let a user cancel the job later."""
+        if record.job_id:
+            cancel = CancelJob(id=record.job_id, actor="user:u", request_id=f"{record.id} deaf")
+            self._client.spawn_later(300 * random.random(), partial(self._client.submit, "cancel", cancel, random))
 
-    async def _finish(self, work: _Work, exit_code: int, death: str, random: Random) -> None:
-        if random.random() < 0.7 or death:
-            if not await work.say(attempt.BeginUpload) or death == "UPLOADING":
+    async def _finish(self, work: _ClaimedWork, exit_code: int, failure_mode: str, random: Random) -> None:
+        if random.random() < 0.7 or failure_mode:
+            if not await work.send(attempt.BeginUpload) or failure_mode == "UPLOADING":
                 return
-            if not await work.keep(7200 if death == "lingers" else 40 * random.random()):
+            if not await work.work_for(7200 if failure_mode == "lingers" else 40 * random.random()):
                 if work.is_canceled:
-                    await work.say(attempt.CancelAck)
+                    await work.send(attempt.CancelAck)
                 return
         facts = random.choice(FAILURES) if exit_code else Facts()
-        verdict = None if exit_code else self._looked_at(work)
-        await work.say(attempt.Finish, is_success=exit_code == 0, facts=facts, verdict=verdict)
+        verdict = None if exit_code else self._check_rules(work)
+        await work.send(attempt.Finish, is_success=exit_code == 0, facts=facts, verdict=verdict)
 
-    def _looked_at(self, work: _Work) -> attempt.Verdict | None:
-        """What a program finds when it looks at the rules, which takes it no time."""
+    def _check_rules(self, work: _ClaimedWork) -> attempt.Verdict | None:
+        """Return the verdict of the job's validation rules, which take a queue client no time."""
         for rule in work.rules:
-            self._truth.ended(work.ref.attempt_id, work.ref.number, work.who, int(rule["run"].split()[1]), is_rule=True)
-        codes = self._truth.judged.get((work.ref.attempt_id, work.ref.number))
+            self._executions.record_end(
+                work.ref.attempt_id, work.ref.number, work.worker_id, int(rule["run"].split()[1]), is_rule=True
+            )
+        codes = self._executions.rule_exit_codes.get((work.ref.attempt_id, work.ref.number))
         return attempt.Verdict(is_passed=not any(codes), details="1" if any(codes) else "") if codes else None
 
 
-async def _claimed(engine: Engine, claim: Claim) -> list[ClaimedAttempt]:
+async def _claim(engine: Engine, claim: Claim) -> list[ClaimedAttempt]:
     return await engine.claim(claim)
 
 
-class _Work:
-    """One lease in the hands of a program."""
+class _ClaimedWork:
+    """An attempt that a queue client has claimed, and its lease."""
 
     def __init__(
         self,
-        orders: Orders,
+        client: CommandClient,
         loop: VirtualLoop,
         claimed: ClaimedAttempt,
-        who: str,
-        said_at: float,
+        worker_id: str,
+        sent_at: float,
         ttl_seconds: float,
         random: Random,
     ) -> None:
-        self._orders = orders
+        self._client = client
         self._loop = loop
         self._random = random
         self._ttl = ttl_seconds
-        self._margin = min(10.0, ttl_seconds / 4)
-        self._proved_until = said_at + ttl_seconds - self._margin
+        self._safety_seconds = min(10.0, ttl_seconds / 4)
+        self._live_until = sent_at + ttl_seconds - self._safety_seconds
         self.ref: LeaseRef = ids.lease_ref(claimed.lease_id)
-        self.who = who
+        self.worker_id = worker_id
         self.rules: list[dict[str, str]] = (claimed.attempt.spec or {}).get("rules", [])
-        self.is_canceled = self.is_deaf = False
+        self.is_canceled = self.ignores_cancel = False
 
-    async def say(self, message: type[LeasedCommand], **fields: Any) -> bool:
-        """Whether it was heard and stands. A renewed lease runs anew from when it was said."""
-        said = message(id=self.ref.attempt_id, actor=worker_actor(self.who), lease=self.ref, tenant=TENANT, **fields)
-        said_at = self._loop.now
+    async def send(self, command_type: type[LeasedCommand], **fields: Any) -> bool:
+        """Send a command under the lease. Returns whether it was accepted and the attempt is not cancelled.
 
-        async def do(engine: Engine) -> Decision:
-            nonlocal said_at
-            said_at = self._loop.now
-            return await engine.do(said)
+        A renewed lease counts from the moment when the command was sent.
+        """
+        command = command_type(
+            id=self.ref.attempt_id, actor=worker_actor(self.worker_id), lease=self.ref, tenant=TENANT, **fields
+        )
+        sent_at = self._loop.now
 
-        answer = await self._orders.insist(do, self._random, self._proved_until)
-        if not isinstance(answer, Decision) or not isinstance(answer.record, Attempt):
+        async def send_once(engine: Engine) -> Decision:
+            nonlocal sent_at
+            sent_at = self._loop.now
+            return await engine.do(command)
+
+        response = await self._client.send_until_answered(send_once, self._random, self._live_until)
+        if not isinstance(response, Decision) or not isinstance(response.record, Attempt):
             return False
-        if answer.events and answer.record.lease is not None:
-            self._proved_until = said_at + self._ttl - self._margin
-        self.is_canceled = answer.record.state == attempt.CANCEL_REQUESTED
-        return self.is_deaf or not self.is_canceled
+        if response.events and response.record.lease is not None:
+            self._live_until = sent_at + self._ttl - self._safety_seconds
+        self.is_canceled = response.record.state == attempt.CANCEL_REQUESTED
+        return self.ignores_cancel or not self.is_canceled
 
-    async def keep(self, seconds: float) -> bool:
-        """Go on for so long, and prove the lease meanwhile. False: it has to stop, or cannot be proved."""
+    async def work_for(self, seconds: float) -> bool:
+        """Work for some seconds and renew the lease meanwhile.
+
+        Returns False if the attempt was cancelled, or if the lease can no longer be proved to be live.
+        """
         end = self._loop.now + seconds
         while (left := end - self._loop.now) > 0:
-            if self._loop.now >= self._proved_until:
+            if self._loop.now >= self._live_until:
                 return False
-            await asyncio.sleep(min(left, self._ttl / 3, max(0.1, self._proved_until - self._loop.now)))
-            if self._loop.now < end and not await self.say(attempt.Extend):
+            await asyncio.sleep(min(left, self._ttl / 3, max(0.1, self._live_until - self._loop.now)))
+            if self._loop.now < end and not await self.send(attempt.Extend):
                 return False
-        return self._loop.now < self._proved_until
+        return self._loop.now < self._live_until

@@ -1,4 +1,4 @@
-"""Histories one after the other, told to people or to programs."""
+"""Plays histories one after the other, and prints the results as text or as JSON."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Final
 
 import msgspec
 
-from deltaci.simulation.checker.law import Edge
-from deltaci.simulation.coverage import EVERY, unvisited
-from deltaci.simulation.history import History, World
-from deltaci.simulation.scenario import Mix, drawn
-from deltaci.simulation.shrink import Shrinker, in_words
+from deltaci.simulation.checker.transitions import Edge
+from deltaci.simulation.coverage import ALL_EDGES, unvisited
+from deltaci.simulation.history import History, Simulation
+from deltaci.simulation.scenario import Scenario, draw_scenario
+from deltaci.simulation.shrink import Shrinker, describe
 
-FOLDER: Final = Path(".state/sim")  # Where the short forms of broken histories are kept.
-
-
-MOST_LISTED: Final = 10
+FOLDER: Final = Path(".state/sim")  # For shrunk scenarios of broken histories.
 
 
-class BadMix(Exception):
-    """The file is no mix."""
+MAX_LISTED: Final = 10
+
+
+class BadScenario(Exception):
+    """The file contains no scenario."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All histories together. `unvisited` are the steps of the machines that none of them took."""
+    """The totals of all histories. `unvisited` lists the transitions of the machines that no history made."""
 
     histories: int
     broken: list[int]
@@ -39,72 +39,74 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     unvisited: list[str]
 
 
-def read_mix(file: Path) -> Mix:
-    """What a file says that a history is made of."""
+def read_scenario(file: Path) -> Scenario:
+    """Read a scenario from a JSON file."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Mix)
+        return msgspec.json.decode(file.read_bytes(), type=Scenario)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadMix(f"{file} is no mix: {error}; 'deltaci sim' writes one to {FOLDER} when a seed fails") from None
+        raise BadScenario(
+            f"{file} contains no scenario: {error}; 'deltaci sim' writes one to {FOLDER} when a seed fails"
+        ) from None
 
 
-def mixes(seed: int, seeds: int, minutes: float, hours: float, runs_an_hour: float) -> Iterator[Mix]:
-    """Of so many seeds, or for so long."""
+def scenarios(seed: int, seeds: int, minutes: float, hours: float, runs_an_hour: float) -> Iterator[Scenario]:
+    """Yield the scenarios of consecutive seeds: `seeds` of them, or as many as fit into `minutes` if that is not 0."""
     until = time.monotonic() + minutes * 60
-    number = seed
-    while (time.monotonic() < until) if minutes else (number < seed + seeds):
-        yield drawn(number, hours, runs_an_hour)
-        number += 1
+    current_seed = seed
+    while (time.monotonic() < until) if minutes else (current_seed < seed + seeds):
+        yield draw_scenario(current_seed, hours, runs_an_hour)
+        current_seed += 1
 
 
-def tell(wanted: Iterable[Mix], *, shrinks: bool, as_json: bool) -> Summary:
-    """Let them happen, and say what came of each. After Ctrl-C what there is by then is summed up."""
+def play(scenarios: Iterable[Scenario], *, shrinks: bool, as_json: bool) -> Summary:
+    """Play each scenario and print its result; print a summary at the end, also after Ctrl-C."""
     histories: list[History] = []
     edges: set[Edge] = set()
     try:
-        for each in wanted:
-            world = World(each)
-            history = world.run()
+        for scenario in scenarios:
+            simulation = Simulation(scenario)
+            history = simulation.run()
             histories.append(history)
             edges |= history.edges
-            _tell(history, each, as_json=as_json)
+            _print_history(history, scenario, as_json=as_json)
             if history.invariant and shrinks:
-                _shrink(each, history, as_json=as_json)
+                _shrink_and_print(scenario, history, as_json=as_json)
             elif history.invariant:
-                _explain(each, world, as_json=as_json)
+                _print_scenario(scenario, simulation, as_json=as_json)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-    summary = _summary(histories, edges)
-    _sum_up(summary, as_json=as_json)
+    summary = _summarize(histories, edges)
+    _print_summary(summary, as_json=as_json)
     return summary
 
 
-def _shrink(mix: Mix, history: History, *, as_json: bool) -> None:
-    """Make it short, keep that, and say what it is."""
-    shrinker = Shrinker(mix, history)
-    short = shrinker.run()
+def _shrink_and_print(scenario: Scenario, history: History, *, as_json: bool) -> None:
+    """Shrink a broken scenario, write it to a file and print it."""
+    shrinker = Shrinker(scenario, history)
+    shrunk = shrinker.run()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    file = FOLDER / f"seed-{mix.seed}.json"
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(short)))
+    file = FOLDER / f"seed-{scenario.seed}.json"
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(shrunk)))
     if not as_json:
-        print(f"  short: deltaci sim --mix {file}")
+        print(f"  shrunk: deltaci sim --mix {file}")
         print(f"  {shrinker.history.message}")
-    world = World(short)
-    world.run()
-    _explain(short, world, as_json=as_json)
+    simulation = Simulation(shrunk)
+    simulation.run()
+    _print_scenario(shrunk, simulation, as_json=as_json)
 
 
-def _explain(mix: Mix, world: World, *, as_json: bool) -> None:
-    for line in in_words(mix, world.log):
+def _print_scenario(scenario: Scenario, simulation: Simulation, *, as_json: bool) -> None:
+    for line in describe(scenario, simulation.log):
         print(f"  {line}", file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
-def _tell(history: History, mix: Mix, *, as_json: bool) -> None:
+def _print_history(history: History, scenario: Scenario, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.encode(history).decode() + "\n")
         sys.stdout.flush()
     elif history.invariant:
         print(f"seed {history.seed}: {history.message}", flush=True)
-        print(f"  again: deltaci sim --seed {history.seed} --seeds 1 --hours {mix.hours:g}", flush=True)
+        print(f"  repeat: deltaci sim --seed {history.seed} --seeds 1 --hours {scenario.hours:g}", flush=True)
     else:
         print(
             f"seed {history.seed}: legal; {history.hours:.1f} h, {history.events} events, {history.messages} messages, "
@@ -113,20 +115,20 @@ def _tell(history: History, mix: Mix, *, as_json: bool) -> None:
         )
 
 
-def _summary(histories: list[History], edges: set[Edge]) -> Summary:
+def _summarize(histories: list[History], edges: set[Edge]) -> Summary:
     return Summary(
         histories=len(histories),
-        broken=[each.seed for each in histories if each.invariant],
-        hours=sum(each.hours for each in histories),
-        faults=sum(each.faults for each in histories),
-        acknowledged=sum(each.acknowledged for each in histories),
-        cpu_seconds=sum(each.cpu_seconds for each in histories),
-        edges=len(edges & EVERY),
+        broken=[history.seed for history in histories if history.invariant],
+        hours=sum(history.hours for history in histories),
+        faults=sum(history.faults for history in histories),
+        acknowledged=sum(history.acknowledged for history in histories),
+        cpu_seconds=sum(history.cpu_seconds for history in histories),
+        edges=len(edges & ALL_EDGES),
         unvisited=unvisited(edges),
     )
 
 
-def _sum_up(summary: Summary, *, as_json: bool) -> None:
+def _print_summary(summary: Summary, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
         return
@@ -135,10 +137,10 @@ def _sum_up(summary: Summary, *, as_json: bool) -> None:
         f"{summary.histories} histories, {len(summary.broken)} broken; {summary.hours:.0f} simulated hours with "
         f"{summary.faults} faults in {summary.cpu_seconds:.1f} s of CPU: {speed:.1f} h/s"
     )
-    print(f"{summary.edges} of {len(EVERY)} steps of the machines were taken; {summary.acknowledged} acknowledgements")
-    for each in summary.unvisited[:MOST_LISTED]:
-        print(f"  not taken: {each}")
-    if len(summary.unvisited) > MOST_LISTED:
+    print(f"{summary.edges} of {len(ALL_EDGES)} transitions were made; {summary.acknowledged} acknowledgements")
+    for transition in summary.unvisited[:MAX_LISTED]:
+        print(f"  not made: {transition}")
+    if len(summary.unvisited) > MAX_LISTED:
         print(
-            f"  and {len(summary.unvisited) - MOST_LISTED} others (--json lists them all); more seeds take more steps"
+            f"  and {len(summary.unvisited) - MAX_LISTED} others (--json lists all); more seeds make more transitions"
         )

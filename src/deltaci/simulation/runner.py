@@ -1,4 +1,4 @@
-"""A runner in the simulated world: the real one, on a machine that is simulated. It may die, hang, leave and lie."""
+"""A simulated runner: the real agent on a simulated machine. It may die, hang, leave, and send forged messages."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from deltaci.runner.agent import Agent, KeeperDied
 from deltaci.runner.client import Unreachable
 from deltaci.runner.registration import CredentialProvider
 from deltaci.server.auth.credentials import Signer
-from deltaci.simulation.machine import CALL_SECONDS, KILLED, URL, SimMachine, named
+from deltaci.simulation.machine import CALL_SECONDS, KILLED, URL, SimMachine, parse_lease_id
 from deltaci.simulation.virtual_time import Node, VirtualLoop
 
 TENANT: Final = "default"
-RESTART_SECONDS: Final = 30.0  # What starts runners starts one again that ended.
+RESTART_SECONDS: Final = 30.0  # A service manager would restart the runner after this time.
 TOKEN_SECONDS: Final = 3600
-MAX_GIVEN: Final = 10
+MAX_FORGED_LEASES: Final = 10
 
 
 class SimRunner:
-    """One runner under its name, in all its lives."""
+    """One runner name, over all restarts of its process."""
 
     def __init__(
         self,
@@ -50,28 +50,28 @@ class SimRunner:
         self.node = Node(self.name)
         self.node.is_dead = True
         self._agent: Agent | None = None
-        self._is_known = False
+        self._is_registered = False
         self._is_retired = False
 
     @property
     def is_up(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return not self.node.is_dead
 
     def start(self) -> None:
-        """A new process."""
+        """Start a new process, unless one runs or the machine is frozen or retired."""
         if not self.is_up and not self._is_retired and not self.machine.is_frozen:
             self.node = Node(self.name)
-            self._loop.spawn(self.node, self._live(self.node), self.name)
+            self._loop.spawn(self.node, self._run(self.node), self.name)
 
-    async def _live(self, node: Node) -> None:
-        token = self._signer.sign("register", self.name, TENANT, TOKEN_SECONDS, again=self._is_known)
-        entrance = CredentialProvider(URL, self._folder, slots=self._slots, token=token, runtime=self.machine)
+    async def _run(self, node: Node) -> None:
+        token = self._signer.sign("register", self.name, TENANT, TOKEN_SECONDS, again=self._is_registered)
+        credentials = CredentialProvider(URL, self._folder, slots=self._slots, token=token, runtime=self.machine)
         try:
-            credential = await asyncio.to_thread(entrance.obtain)
-            self._is_known = True
+            credential = await asyncio.to_thread(credentials.obtain)
+            self._is_registered = True
             self._agent = Agent(
-                entrance,
+                credentials,
                 credential,
                 labels=[],
                 slots=self._slots,
@@ -80,73 +80,77 @@ class SimRunner:
             )
             await self._agent.run()
         except Refused as refused:
-            # It was here before, and the answer was lost; or was not, and nobody knows it.
-            self._is_known = not self._is_known if refused.code in ("bad_credential", "not_found") else self._is_known
+            # Registered, but the response was lost; or not registered, although this runner thought so.
+            self._is_registered = (
+                not self._is_registered if refused.code in ("bad_credential", "not_found") else self._is_registered
+            )
         except (Unreachable, KeeperDied):
             pass
         self._agent = None
-        self._loop.outside(RESTART_SECONDS, self.start)
+        self._loop.call_outside(RESTART_SECONDS, self.start)
         self._loop.kill(node)
 
-    # -- what it does that it should not
+    # -- forged messages
 
-    def lie(self, others: Sequence[SimMachine]) -> None:
-        """Say once more what was said before, here or by others; as if it had gone well; or after the time for it."""
+    def send_forged(self, others: Sequence[SimMachine]) -> None:
+        """Send a forged message: a copy of an earlier one of any machine, or a Complete that claims success."""
         random = self._random
         if random.random() < 0.5:
-            self._claim_success(random)
+            self._forge_success(random)
             return
-        said = [each for machine in (self.machine, *others) for each in machine.heard]
-        mine = [each for each in self.machine.heard if each.headers]
-        if not said or not mine:
+        requests = [request for machine in (self.machine, *others) for request in machine.sent_requests]
+        own_requests = [request for request in self.machine.sent_requests if request.headers]
+        if not requests or not own_requests:
             return
-        chosen = random.choice(said)
-        body = chosen.body
+        original = random.choice(requests)
+        body = original.body
         if random.random() < 0.5 and b'"Complete"' in body:
-            found = msgspec.json.decode(body)
-            found |= {"status": "SUCCEEDED", "exit_code": 0, "error_code": None}
-            body = msgspec.json.encode(found)
-            self.machine.truth.lied(*named(found["lease_id"]))
-        self.machine.ask(chosen._replace(who=self.name, headers=mine[-1].headers, body=body), CALL_SECONDS)
+            message = msgspec.json.decode(body)
+            message |= {"status": "SUCCEEDED", "exit_code": 0, "error_code": None}
+            body = msgspec.json.encode(message)
+            self.machine.executions.mark_forged(*parse_lease_id(message["lease_id"]))
+        self.machine.send_request(
+            original._replace(runner=self.name, headers=own_requests[-1].headers, body=body), CALL_SECONDS
+        )
 
-    def _claim_success(self, random: Random) -> None:
-        """Say of something that it was given at some time that it went well."""
-        mine = [each for each in self.machine.heard if each.headers]
-        if not mine or not self.machine.given:
+    def _forge_success(self, random: Random) -> None:
+        """Claim that an attempt under a recent lease of this machine succeeded."""
+        own_requests = [request for request in self.machine.sent_requests if request.headers]
+        if not own_requests or not self.machine.lease_ids:
             return
-        lease_id = random.choice(list(self.machine.given)[-MAX_GIVEN:])
-        said = Complete(lease_id=lease_id, runner_id=self.name, status="SUCCEEDED", exit_code=0)
-        self.machine.truth.lied(*named(lease_id))
-        self.machine.ask(mine[-1]._replace(body=encode(said)), CALL_SECONDS)
+        lease_id = random.choice(list(self.machine.lease_ids)[-MAX_FORGED_LEASES:])
+        message = Complete(lease_id=lease_id, runner_id=self.name, status="SUCCEEDED", exit_code=0)
+        self.machine.executions.mark_forged(*parse_lease_id(lease_id))
+        self.machine.send_request(own_requests[-1]._replace(body=encode(message)), CALL_SECONDS)
 
-    # -- what happens to it
+    # -- faults
 
     def kill(self) -> None:
-        """SIGKILL: its keeper sees it, and ends its jobs."""
+        """Kill the runner, as by SIGKILL; its lease keeper notices and ends the jobs."""
         self._loop.kill(self.node)
         for keeper in self.machine.keepers[-1:]:
             keeper.hang_up()
 
     def crash(self) -> None:
-        """The whole machine is gone, with everything on it."""
+        """Kill everything on the machine."""
         self._loop.kill(self.node)
         for keeper in self.machine.keepers:
             self._loop.kill(keeper.node)
         for cell in list(self.machine.running.values()):
-            cell.strike(KILLED)
+            cell.kill(KILLED)
 
     def retire(self) -> None:
-        """Its machine is taken away for good."""
+        """Crash the machine, and never start the runner again."""
         self.crash()
         self._is_retired = True
 
     def kill_keeper(self) -> None:
-        """SIGKILL of the keeper alone."""
+        """Kill only the lease keeper, as by SIGKILL."""
         for keeper in self.machine.keepers[-1:]:
             keeper.kill()
 
     def leave(self) -> None:
-        """SIGTERM: it finishes what runs, and leaves."""
+        """Ask the runner to finish its jobs and exit, as by SIGTERM."""
         if self._agent is not None and self.is_up:
             self._loop.spawn(self.node, self._stop(self._agent))
 
@@ -155,17 +159,17 @@ class SimRunner:
         agent.stop()
 
     def hang(self) -> None:
-        """SIGSTOP of its process alone; its keeper and its jobs go on."""
+        """Freeze the runner's process, as by SIGSTOP; its keeper and jobs continue."""
         self._loop.freeze(self.node)
 
     def freeze(self) -> None:
-        """The whole machine stands still."""
+        """Freeze the whole machine."""
         self.hang()
         self.machine.freeze()
 
     def thaw(self) -> None:
-        """It goes on. The keeper is first: that is what it is for."""
+        """Continue the keeper and the jobs, then the runner."""
         if self.machine.is_frozen:
             self.machine.thaw()
         self._loop.thaw(self.node)
-        self.start()  # One that was to be started meanwhile.
+        self.start()  # A restart may have come due while it was frozen.

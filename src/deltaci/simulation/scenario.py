@@ -1,6 +1,6 @@
-"""What a history is made of, drawn from its seed: how large it is, and what goes wrong, when and for how long.
+"""The scenario of a seed: the size of the deployment, what users do, and which faults happen, when and for how long.
 
-Every seed draws its own mixture, and leaves much of it out: some faults only show when others do not happen.
+Every seed leaves out many kinds of actions and faults: some mistakes show only when others do not happen.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 HOUR: Final = 3600.0
-USUAL_FAULTS: Final = 24.0  # An hour.
-BUSY_SECONDS: Final = 600.0  # So long after somebody wanted something it is likely that it is being done.
+FAULTS_AN_HOUR: Final = 24.0
+BUSY_SECONDS: Final = 600.0  # A run is probably still active for so long after its start.
 
-KINDS: Final = (
+FAULT_KINDS: Final = (
     "kill server",
     "kill server before commit",
     "kill server after commit",
@@ -44,24 +44,30 @@ KINDS: Final = (
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something goes wrong at this moment, with this one, for so long."""
+    """A fault that begins at this moment and lasts for some seconds.
+
+    The server or runner that it hits is chosen by `target`, an arbitrary number.
+    """
 
     at: float
     kind: str
-    which: int
+    target: int = msgspec.field(name="which")
     seconds: float
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """Somebody wants something at this moment. Its number names it, whatever else is left out."""
+class UserAction(msgspec.Struct, frozen=True):
+    """Something that a user does at this moment.
+
+    Its number identifies it, so that the rest of the history depends little on which other actions are left out.
+    """
 
     at: float
     kind: str
     number: int
 
 
-# How often people do a thing, at most. Every seed leaves half of it out.
-HABITS: Final = {
+# The highest probability of each behaviour. Every seed leaves half of them out.
+MAX_PROBABILITIES: Final = {
     "plan fails": 0.3,
     "plan is missing": 0.3,
     "plan is late": 0.3,
@@ -108,8 +114,11 @@ HABITS: Final = {
 }
 
 
-class Mix(msgspec.Struct, frozen=True, kw_only=True):
-    """One seed's world."""
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that determines one history. Times are in seconds of virtual time.
+
+    Scenarios are stored as JSON; `name=` keeps the stored names of fields.
+    """
 
     seed: int
     hours: float
@@ -120,29 +129,30 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
     poll_seconds: float
     wait_seconds: float
     credential_seconds: int
-    wishes: tuple[Wish, ...]
-    habits: dict[str, float]
+    actions: tuple[UserAction, ...] = msgspec.field(name="wishes")
+    probabilities: dict[str, float] = msgspec.field(name="habits")
     faults: tuple[Fault, ...]
-    has_jumps: bool
+    has_clock_jumps: bool = msgspec.field(name="has_jumps")
 
     @property
     def faults_an_hour(self) -> float:
-        """How much goes wrong."""
         return len(self.faults) / self.hours
 
 
-def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_hour: float | None = None) -> Mix:
-    """The mixture of this seed; a third of them is calm, unless somebody says how many faults there shall be."""
+def draw_scenario(
+    seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_hour: float | None = None
+) -> Scenario:
+    """Draw the scenario of this seed; `faults_an_hour` overrides the drawn number of faults."""
     random = Random(seed)
-    # Where clocks jump, little can be said about how long a thing may take: most seeds leave that out.
-    has_jumps = random.random() < 0.25
-    kinds = [kind for kind in KINDS if random.random() < 0.6 and (has_jumps or "store clock" not in kind)]
+    # Delays cannot be checked while the store's clock jumps, so most seeds leave jumps out.
+    has_clock_jumps = random.random() < 0.25
+    kinds = [kind for kind in FAULT_KINDS if random.random() < 0.6 and (has_clock_jumps or "store clock" not in kind)]
     servers, runners = random.choice((1, 2, 2, 2)), random.randint(1, 5)
-    usual = USUAL_FAULTS * random.choice((0.2, 0.5, 1.0))
-    wishes = _wishes(random, hours, runs_an_hour)
-    an_hour = usual if faults_an_hour is None else faults_an_hour
-    faults = _faults(random, hours, an_hour, kinds or ["kill runner"], wishes)
-    return Mix(
+    drawn_rate = FAULTS_AN_HOUR * random.choice((0.2, 0.5, 1.0))
+    actions = _draw_actions(random, hours, runs_an_hour)
+    rate = drawn_rate if faults_an_hour is None else faults_an_hour
+    faults = _draw_faults(random, hours, rate, kinds or ["kill runner"], actions)
+    return Scenario(
         seed=seed,
         hours=hours,
         servers=servers,
@@ -150,50 +160,53 @@ def drawn(seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_ho
         slots=random.choice((1, 1, 2, 3)),
         ttl_seconds=random.choice((20, 60, 60, 120, 120, 120, 300, 300, 300)),
         poll_seconds=random.choice((20.0, 60.0, 600.0, 600.0, 600.0)),
-        wait_seconds=60.0 if _seldom(random) else 600.0,
-        credential_seconds=900 if _seldom(random) else 6 * 3600,
-        wishes=wishes,
-        habits={name: most * random.uniform(0.3, 1.0) * random.choice((0, 1)) for name, most in HABITS.items()},
+        wait_seconds=60.0 if _is_rare_seed(random) else 600.0,
+        credential_seconds=900 if _is_rare_seed(random) else 6 * 3600,
+        actions=actions,
+        probabilities={
+            name: highest * random.uniform(0.3, 1.0) * random.choice((0, 1))
+            for name, highest in MAX_PROBABILITIES.items()
+        },
         faults=faults,
-        has_jumps=any("store clock" in fault.kind for fault in faults),
+        has_clock_jumps=any("store clock" in fault.kind for fault in faults),
     )
 
 
-def _seldom(random: Random) -> bool:
-    """Whether this seed does a thing often that shows little and takes long."""
+def _is_rare_seed(random: Random) -> bool:
+    """Return True for the few seeds that often do something slow that finds few mistakes."""
     return random.random() < 0.15
 
 
-def _faults(
-    random: Random, hours: float, an_hour: float, kinds: list[str], wishes: tuple[Wish, ...]
+def _draw_faults(
+    random: Random, hours: float, faults_an_hour: float, kinds: list[str], actions: tuple[UserAction, ...]
 ) -> tuple[Fault, ...]:
-    """At any time, and more often soon after somebody wanted something: then there is something to break."""
+    """Draw faults over the whole time, but more of them soon after a user's action, when there is work to disturb."""
 
     def moment() -> float:
-        if not wishes or random.random() < 0.4:
+        if not actions or random.random() < 0.4:
             return random.random() * hours * HOUR
-        return min(hours * HOUR, random.choice(wishes).at + random.random() * BUSY_SECONDS)
+        return min(hours * HOUR, random.choice(actions).at + random.random() * BUSY_SECONDS)
 
-    found = [
+    faults = [
         Fault(
             at=moment(),
             kind=random.choice(kinds),
-            which=random.randrange(1000),
+            target=random.randrange(1000),
             seconds=random.choice((5.0, 30.0, 90.0, 200.0, 200.0, 900.0)) * random.random(),
         )
-        for _ in range(round(hours * an_hour))
+        for _ in range(round(hours * faults_an_hour))
     ]
-    return tuple(sorted(found, key=lambda fault: fault.at))
+    return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _wishes(random: Random, hours: float, runs_an_hour: float) -> tuple[Wish, ...]:
-    """Mostly runs; attempts without a run, workers that are sent away, and some that come and do nothing."""
+def _draw_actions(random: Random, hours: float, runs_an_hour: float) -> tuple[UserAction, ...]:
+    """Draw actions: mostly runs; also attempts without a run, shutdowns of workers, and workers that never poll."""
     rates = {"run": runs_an_hour}
-    for kind, most in (("lone", 1.0), ("drain", 0.5), ("ghost", 0.5)):
-        rates[kind] = most * random.random() * random.choice((0, 1))
-    found = [
+    for kind, max_rate in (("lone", 1.0), ("drain", 0.5), ("ghost", 0.5)):
+        rates[kind] = max_rate * random.random() * random.choice((0, 1))
+    times = [
         (random.random() * hours * HOUR, kind)
         for kind, rate in rates.items()
         for _ in range(int(hours * rate + random.random()))
     ]
-    return tuple(Wish(at, kind, number) for number, (at, kind) in enumerate(sorted(found)))
+    return tuple(UserAction(at, kind, number) for number, (at, kind) in enumerate(sorted(times)))

@@ -1,4 +1,6 @@
-"""A shorter history that breaks the same promise: with fewer faults, fewer wishes, fewer machines, in less time."""
+"""Shrinks a scenario that breaks an invariant: fewer faults, actions, machines and hours, but the same invariant
+broken.
+"""
 
 from __future__ import annotations
 
@@ -8,101 +10,114 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from deltaci.core.events import Event
-from deltaci.simulation.history import EPOCH, History, World
-from deltaci.simulation.scenario import HOUR, Mix
+from deltaci.simulation.history import EPOCH, History, Simulation
+from deltaci.simulation.scenario import HOUR, Scenario
 
-MOST_TRIES: Final = 400
-SHOWN_EVENTS: Final = 20
+MAX_TRIES: Final = 400
+LAST_EVENTS: Final = 20
 
 T = TypeVar("T")
 
 
 class Shrinker:
-    """Leaves things out as long as the same promise is broken."""
+    """Leaves out parts of a scenario as long as the same invariant is broken."""
 
-    def __init__(self, mix: Mix, history: History, tries: int = MOST_TRIES) -> None:
-        self.mix = mix
+    def __init__(self, scenario: Scenario, history: History, tries: int = MAX_TRIES) -> None:
+        self.scenario = scenario
         self.history = history
         self._left = tries
 
-    def run(self) -> Mix:
-        """The smallest mixture that was found."""
+    def run(self) -> Scenario:
+        """Return the smallest scenario that was found."""
         self._shorten()
         size = -1
-        while size != _size(self.mix) and self._left > 0:
-            size = _size(self.mix)
+        while size != _size(self.scenario) and self._left > 0:
+            size = _size(self.scenario)
             self._drop("faults")
-            self._drop("wishes")
+            self._drop("actions")
             self._simplify()
             self._shorten()
-        return self.mix
+        return self.scenario
 
     def _is_broken(self, **fields: Any) -> bool:
-        """Whether the promise is still broken with this left out; then it stays left out."""
+        """Play the scenario with these fields changed.
+
+        Keep the change if the same invariant is broken; return whether it is.
+        """
         if self._left <= 0:
             return False
         self._left -= 1
-        mix = msgspec.structs.replace(self.mix, **fields)
-        history = World(mix).run()
+        scenario = msgspec.structs.replace(self.scenario, **fields)
+        history = Simulation(scenario).run()
         if history.invariant != self.history.invariant:
             return False
-        self.mix, self.history = mix, history
+        self.scenario, self.history = scenario, history
         return True
 
     def _shorten(self) -> None:
-        """Nothing matters that happens after the promise was broken."""
-        for hours in (self.history.hours + 0.01, self.mix.hours / 2, self.mix.hours * 0.8):
-            if hours < self.mix.hours:
-                faults = tuple(each for each in self.mix.faults if each.at <= hours * HOUR)
-                wishes = tuple(each for each in self.mix.wishes if each.at <= hours * HOUR)
-                self._is_broken(hours=hours, faults=faults, wishes=wishes)
+        """Leave out everything after the violation."""
+        for hours in (self.history.hours + 0.01, self.scenario.hours / 2, self.scenario.hours * 0.8):
+            if hours < self.scenario.hours:
+                faults = tuple(fault for fault in self.scenario.faults if fault.at <= hours * HOUR)
+                actions = tuple(action for action in self.scenario.actions if action.at <= hours * HOUR)
+                self._is_broken(hours=hours, faults=faults, actions=actions)
 
     def _drop(self, name: str) -> None:
-        """Leave out parts of this list: first all, then halves, at last one by one."""
-        size = len(getattr(self.mix, name))
+        """Leave out parts of this tuple: first the whole, then halves, finally single elements."""
+        size = len(getattr(self.scenario, name))
         while size >= 1:
-            for kept in _without(lambda: getattr(self.mix, name), size):
-                self._is_broken(**{name: kept})
+            for elements in _without(lambda: getattr(self.scenario, name), size):
+                self._is_broken(**{name: elements})
             size //= 2
 
     def _simplify(self) -> None:
         for name in ("servers", "runners", "slots"):
-            while (count := getattr(self.mix, name)) > 1 and self._is_broken(**{name: count - 1}):
+            while (count := getattr(self.scenario, name)) > 1 and self._is_broken(**{name: count - 1}):
                 pass
-        if any(self.mix.habits.values()) and self._is_broken(habits=dict.fromkeys(self.mix.habits, 0.0)):
+        if any(self.scenario.probabilities.values()) and self._is_broken(
+            probabilities=dict.fromkeys(self.scenario.probabilities, 0.0)
+        ):
             return
-        for name, rate in list(self.mix.habits.items()):
+        for name, rate in list(self.scenario.probabilities.items()):
             if rate:
-                self._is_broken(habits={**self.mix.habits, name: 0.0})
+                self._is_broken(probabilities={**self.scenario.probabilities, name: 0.0})
 
 
-def _without(now: Callable[[], tuple[T, ...]], size: int) -> Iterator[tuple[T, ...]]:
-    """The list without one part of this size after the other; it may become shorter meanwhile."""
+def _without(current: Callable[[], tuple[T, ...]], size: int) -> Iterator[tuple[T, ...]]:
+    """Yield the list without each part of this size in turn; the list may shrink meanwhile."""
     start = 0
-    while start < len(now()):
-        before = now()
+    while start < len(current()):
+        before = current()
         yield before[:start] + before[start + size :]
-        if now() is before:
+        if current() is before:
             start += size
 
 
-def _size(mix: Mix) -> int:
-    return len(mix.faults) + len(mix.wishes) + mix.servers + mix.runners + sum(map(bool, mix.habits.values()))
+def _size(scenario: Scenario) -> int:
+    return (
+        len(scenario.faults)
+        + len(scenario.actions)
+        + scenario.servers
+        + scenario.runners
+        + sum(map(bool, scenario.probabilities.values()))
+    )
 
 
-def in_words(mix: Mix, log: Sequence[Event]) -> list[str]:
-    """What is left of the mixture, and how it ends."""
-    lines = [f"{mix.servers} servers, {mix.runners} runners with {mix.slots} places, {mix.hours:.2f} h; then:"]
-    happens = [(each.at, f"{each.kind} ({each.which}, {each.seconds:.1f} s)") for each in mix.faults]
-    happens += [(each.at, f"somebody wants: {each.kind} {each.number}") for each in mix.wishes]
-    lines += [f"  {_clock(at)}  {words}" for at, words in sorted(happens)]
-    habits = ", ".join(f"{name} {rate:.2f}" for name, rate in mix.habits.items() if rate)
-    lines.append(f"  habits: {habits or 'none'}")
+def describe(scenario: Scenario, log: Sequence[Event]) -> list[str]:
+    """Describe the scenario and its last events, one line each."""
+    lines = [
+        f"{scenario.servers} servers, {scenario.runners} runners with {scenario.slots} slots, {scenario.hours:.2f} h:"
+    ]
+    timeline = [(fault.at, f"{fault.kind} ({fault.target}, {fault.seconds:.1f} s)") for fault in scenario.faults]
+    timeline += [(action.at, f"user action: {action.kind} {action.number}") for action in scenario.actions]
+    lines += [f"  {_clock(at)}  {text}" for at, text in sorted(timeline)]
+    behaviours = ", ".join(f"{name} {rate:.2f}" for name, rate in scenario.probabilities.items() if rate)
+    lines.append(f"  behaviours: {behaviours or 'none'}")
     lines.append("the last events:")
-    for event in log[-SHOWN_EVENTS:]:
-        step = f"{event.from_ or '(birth)'} → {event.to}"
+    for event in log[-LAST_EVENTS:]:
+        transition = f"{event.from_ or '(created)'} → {event.to}"
         lines.append(
-            f"  {_clock(event.at / 1e6 - EPOCH)}  #{event.seq} {event.entity} {event.entity_id}: {step} "
+            f"  {_clock(event.at / 1e6 - EPOCH)}  #{event.seq} {event.entity} {event.entity_id}: {transition} "
             f"({event.trigger} by {event.actor})"
         )
     return lines

@@ -1,10 +1,10 @@
-"""An event loop whose time is made up: it jumps from one thing that happens to the next, and nothing else moves.
+"""An asyncio event loop with virtual time: it jumps from one scheduled callback to the next.
 
-Real asynchronous code runs in it unchanged. Everything belongs to a node, which is a process in the simulated world: a
-node can be frozen, and goes on later where it was, or be killed, and then nothing of it is ever run again, no `finally`
-either. The order in which things happen follows from the seed alone.
+Real asynchronous code runs in it unchanged. Every callback belongs to a node, which stands for a process: a node can be
+frozen, so that its callbacks wait until it is thawed, or killed, after which none of its code runs again, not even a
+`finally`. The order of callbacks depends only on the seed.
 
-Code that would wait in a thread runs in a greenlet: it waits for a future by `wait`, and meanwhile others go on.
+Code that would block in a thread runs in a greenlet: it calls `wait` with a future, and other callbacks run meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Node:
-    """One process of the simulated world."""
+    """One simulated process."""
 
     __slots__ = ("backlog", "is_dead", "is_frozen", "name")
 
@@ -40,112 +40,105 @@ class Node:
         return f"Node({self.name})"
 
 
-MIN_KEPT: Final = 200
-MAX_STEPS: Final = 100_000  # At one moment; whoever makes more will never end.
-WORLD: Final = Node("world")  # What is outside of all nodes: it is never frozen and never dies.
-HERE: Final[ContextVar[Node]] = ContextVar("node", default=WORLD)
+MIN_TASKS: Final = 200  # Finished tasks are dropped only when there are more than this.
+MAX_STEPS: Final = 100_000  # At one moment; more of them are an endless loop.
+OUTSIDE: Final = Node("world")  # For code outside of all nodes: never frozen, never dead.
+CURRENT_NODE: Final[ContextVar[Node]] = ContextVar("node", default=OUTSIDE)
 
 
-def _nothing() -> None:
-    """What becomes of that which shall not happen."""
+def _do_nothing() -> None:
+    """Do nothing, in place of a cancelled callback."""
 
 
-def failed(future: asyncio.Future[Any], error: Exception) -> None:
-    """It failed. That nobody hears of it is no fault: whoever waited may be dead."""
+def fail_quietly(future: asyncio.Future[Any], error: Exception) -> None:
+    """Set the exception of a future, without a warning if no task awaits it: the waiting node may be dead."""
     future.set_exception(error)
     future.exception()
 
 
-def _work(future: asyncio.Future[Any] | None, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """In a thread: do it, and tell what came of it."""
+def _run_in_thread(future: asyncio.Future[Any] | None, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Call the function of a simulated thread and set the future to its result."""
     assert future is not None
     try:
         result = func(*args)
     except Exception as error:
         if not future.done():
-            failed(future, error)
+            fail_quietly(future, error)
     else:
         if not future.done():
             future.set_result(result)
     finally:
-        future = None  # An error holds on to this frame, and must not find itself there.
+        future = None  # Break the reference cycle: the error's traceback refers to this frame.
 
 
-class Stuck(Exception):
-    """Nothing more can happen, but somebody still waits."""
+class SimulationStuck(Exception):
+    """No callback is left, or time does not advance."""
 
 
 class Handle:
-    """Something that will happen in a node; outside of all nodes if there is no context."""
+    """A scheduled callback. Without a context it belongs to no node and always runs."""
 
-    __slots__ = ("args", "callback", "context", "is_cancelled", "moment")
+    __slots__ = ("args", "callback", "context", "is_cancelled", "time")
 
     def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, moment: float = 0.0
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, time: float = 0.0
     ) -> None:
         self.callback = callback
         self.args = args
         self.context = context
-        self.moment = moment
+        self.time = time
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """It shall not happen."""
         self.is_cancelled = True
-        self.callback, self.args = _nothing, ()
+        self.callback, self.args = _do_nothing, ()
 
     def cancelled(self) -> bool:
-        """Whether it shall not."""
         return self.is_cancelled
 
     def when(self) -> float:
-        """When it happens."""
-        return self.moment
+        return self.time
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """One thread, no sockets, no clock. `now` is in seconds and only grows."""
+    """A single-threaded event loop without sockets. `now` is the virtual time in seconds and only grows."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.steps = 0
         self.failures: list[dict[str, Any]] = []
         self._ready: deque[Handle] = deque()
-        self._later: list[tuple[float, int, Handle]] = []
-        self._count = 0
+        self._scheduled: list[tuple[float, int, Handle]] = []
+        self._sequence = 0
         self._is_running = False
-        self._kept: list[asyncio.Task[Any]] = []
-        self._most_kept = MIN_KEPT
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._max_tasks = MIN_TASKS
         self._threads: dict[greenlet, None] = {}
 
-    # -- what asyncio asks of a loop
+    # -- the asyncio interface
 
     def time(self) -> float:
-        """The virtual moment."""
         return self.now
 
     def get_debug(self) -> bool:
-        """Never."""
         return False
 
     def is_running(self) -> bool:
-        """Whether it runs."""
         return self._is_running
 
     def is_closed(self) -> bool:
-        """It holds nothing that would have to be closed."""
+        """Return False: the loop holds nothing that must be closed."""
         return False
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
-        """A task, in the node of whoever makes it."""
-        return self._keep(asyncio.Task(coro, loop=self, name=name, context=context))
+        """Create a task in the current node."""
+        return self._keep_reference(asyncio.Task(coro, loop=self, name=name, context=context))
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
-        """At this moment, after what is already waiting for it."""
+        """Schedule a callback at the current time, after all that are already scheduled for it."""
         handle = Handle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
@@ -153,73 +146,74 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
-        """So much later."""
         return self.call_at(self.now + delay if delay > 0.0 else self.now, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
-        """At that moment."""
         handle = Handle(callback, args, copy_context() if context is None else context, when)
-        self._count += 1
-        heapq.heappush(self._later, (when, self._count, handle))
+        self._sequence += 1
+        heapq.heappush(self._scheduled, (when, self._sequence, handle))
         return handle
 
-    def outside(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
-        """So much later, whatever becomes of those who are now in a node."""
+    def call_outside(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
+        """Schedule a callback outside of all nodes: it runs even if the current node is frozen or dead."""
         when = self.now + delay
         handle = Handle(callback, args, None, when)
-        self._count += 1
-        heapq.heappush(self._later, (when, self._count, handle))
+        self._sequence += 1
+        heapq.heappush(self._scheduled, (when, self._sequence, handle))
         return handle
 
     def set_default_executor(self, executor: Any) -> None:
-        """There are no threads."""
+        """Do nothing: there are no threads."""
 
     async def shutdown_asyncgens(self) -> None:
-        """Generators end with the world."""
+        """Do nothing: generators end with the simulation."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Nobody is there to hear it now; the world looks at it in the end."""
+        """Record the error; the simulation reports it."""
         self.failures.append(context)
 
-    # -- code that waits in threads
+    # -- simulated threads
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """What would be a thread: it is done at once, as far as it waits for nothing."""
+        """Run the function in a greenlet instead of a thread, at once until it first waits."""
         future = self.create_future()
 
-        thread = greenlet(partial(_work, future, func, args))
+        thread = greenlet(partial(_run_in_thread, future, func, args))
         context = thread.gr_context = copy_context()
         self._threads[thread] = None
-        self._go_on(thread, context.copy())
+        self._resume(thread, context.copy())
         return future
 
-    def _go_on(self, thread: greenlet, context: Context, *_: object) -> None:
+    def _resume(self, thread: greenlet, context: Context, *_: object) -> None:
         awaited = thread.switch()
         if thread.dead:
             del self._threads[thread]
         else:
-            awaited.add_done_callback(lambda _: self._go_on(thread, context), context=context)
+            awaited.add_done_callback(lambda _: self._resume(thread, context), context=context)
 
     def wait(self, future: asyncio.Future[T]) -> T:
-        """In such a thread: the future's result, when it is there."""
+        """Wait for a future in such a greenlet, and return its result."""
         parent = getcurrent().parent
-        assert parent is not None, "only what runs in an executor can wait"
+        assert parent is not None, "wait() works only in a simulated thread"
         try:
             while not future.done():
                 parent.switch(future)
             return future.result()
         finally:
-            del future  # What it raises would keep it, and it what it raises.
+            del future  # Break the reference cycle between the future and its exception.
 
-    # -- how it runs
+    # -- running
 
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
-        """Let things happen, one by one, until it is over or so late."""
-        ready, later, steps, since = self._ready, self._later, 0, 0
+        """Run callbacks until `is_over` returns True or the time `until` is reached.
+
+        Raises `SimulationStuck` if nothing is scheduled or time does not advance.
+        """
+        ready, scheduled, steps, steps_before = self._ready, self._scheduled, 0, 0
         asyncio._set_running_loop(self)
         self._is_running = True
         try:
@@ -234,7 +228,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                             steps += 1
                             handle.callback(*handle.args)
                             continue
-                        node = context.get(HERE, WORLD)
+                        node = context.get(CURRENT_NODE, OUTSIDE)
                         if node.is_dead:
                             continue
                         if node.is_frozen:
@@ -242,27 +236,27 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                             continue
                         steps += 1
                         context.run(handle.callback, *handle.args)
-                        if steps - since > MAX_STEPS:
-                            raise Stuck(f"time stands still: more than {MAX_STEPS} steps at the same moment")
-                    except Stuck:
+                        if steps - steps_before > MAX_STEPS:
+                            raise SimulationStuck(f"time stands still: more than {MAX_STEPS} steps at the same moment")
+                    except SimulationStuck:
                         raise
                     except Exception as error:
-                        told = {"message": f"an error in {handle.callback!r}", "exception": error}
-                        self.call_exception_handler(told)
-                while later and later[0][2].is_cancelled:
-                    heapq.heappop(later)
-                if not later:
-                    raise Stuck("nothing more can happen")
-                when = later[0][0]
+                        failure = {"message": f"an error in {handle.callback!r}", "exception": error}
+                        self.call_exception_handler(failure)
+                while scheduled and scheduled[0][2].is_cancelled:
+                    heapq.heappop(scheduled)
+                if not scheduled:
+                    raise SimulationStuck("nothing is scheduled any more")
+                when = scheduled[0][0]
                 if when > until:
                     self.now = until
                     return
                 if when > self.now:
-                    self.now, since = when, steps
-                elif steps - since > MAX_STEPS:
-                    raise Stuck(f"time stands still: more than {MAX_STEPS} steps at the same moment")
-                while later and later[0][0] <= self.now:
-                    ready.append(heapq.heappop(later)[2])
+                    self.now, steps_before = when, steps
+                elif steps - steps_before > MAX_STEPS:
+                    raise SimulationStuck(f"time stands still: more than {MAX_STEPS} steps at the same moment")
+                while scheduled and scheduled[0][0] <= self.now:
+                    ready.append(heapq.heappop(scheduled)[2])
         finally:
             self.steps += steps
             self._is_running = False
@@ -271,24 +265,24 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # -- nodes
 
     def spawn(self, node: Node, coro: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Begin something in a node."""
+        """Start a coroutine in a node."""
         context = copy_context()
-        context.run(HERE.set, node)
-        return self._keep(asyncio.Task(coro, loop=self, name=name, context=context))
+        context.run(CURRENT_NODE.set, node)
+        return self._keep_reference(asyncio.Task(coro, loop=self, name=name, context=context))
 
-    def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
-        """Whatever belongs to a dead node must not be collected: its `finally` would be run after all."""
-        self._kept.append(task)
-        if len(self._kept) > self._most_kept:
-            self._kept = [each for each in self._kept if not each.done()]
-            self._most_kept = max(MIN_KEPT, 2 * len(self._kept))
+    def _keep_reference(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Keep a reference to the task: garbage collection of a dead node's task would run its `finally` blocks."""
+        self._tasks.append(task)
+        if len(self._tasks) > self._max_tasks:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._max_tasks = max(MIN_TASKS, 2 * len(self._tasks))
         return task
 
     def end(self) -> None:
-        """The world is over. What was never finished is taken apart in silence."""
+        """Discard everything that is unfinished, without warnings."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
-            for task in self._kept:
+            for task in self._tasks:
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     with suppress(BaseException):
@@ -297,24 +291,24 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 with suppress(BaseException):
                     thread.throw()
             self._threads.clear()
-            self._kept.clear()
+            self._tasks.clear()
             self._ready.clear()
-            self._later.clear()
+            self._scheduled.clear()
             gc.collect()
         finally:
             sys.unraisablehook = hook
 
     def freeze(self, node: Node) -> None:
-        """It stands still until it is thawed; what would have happened in it waits."""
+        """Hold back the node's callbacks until it is thawed."""
         node.is_frozen = True
 
     def thaw(self, node: Node) -> None:
-        """It goes on, late."""
+        """Run the callbacks that were held back, and continue."""
         node.is_frozen = False
         self._ready.extend(node.backlog)
         node.backlog.clear()
 
     def kill(self, node: Node) -> None:
-        """Nothing of it ever happens again."""
+        """Never run a callback of this node again."""
         node.is_dead = True
         node.backlog.clear()

@@ -1,4 +1,4 @@
-"""What really executes, where and under which lease; compared with what is written and what is said about it."""
+"""Compares what really runs in the simulation (where, and under which lease) with the event log and the job logs."""
 
 from __future__ import annotations
 
@@ -6,141 +6,161 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from deltaci.simulation.checker.facts import AttemptFacts, Lease
-from deltaci.simulation.checker.history_checker import Checker
-from deltaci.simulation.checker.law import LIVE, Fact, Violation
+from deltaci.simulation.checker.history_checker import HistoryChecker
+from deltaci.simulation.checker.tracked import Lease, TrackedAttempt
+from deltaci.simulation.checker.transitions import LIVE_LEASE_STATES, LogEvent, Violation
 
-ENDS: Final = ("SUCCEEDED", "FAILED", "CANCELED")
+REPORTED_OUTCOMES: Final = ("SUCCEEDED", "FAILED", "CANCELED")
 
-Ref = tuple[str, int]  # An attempt, and the number of its lease.
+Ref = tuple[str, int]  # Attempt id and lease number.
 
 
-class Truth:
-    """Told by machines and programs what they do. `note` is told all of it, `blame` what should not be.
+class ExecutionChecker:
+    """Records the start and end of every simulated process, and checks the log against them.
 
-    Where the store's clock jumps, a lease may end while its runner cannot know it: then nobody is blamed for that.
+    `note` is called with each start and end; `report` with each violation. If the store's clock may jump, a lease can
+    end before its runner can know it; the checks that this would break are then skipped.
     """
 
     def __init__(
-        self, checker: Checker, note: Callable[[str], None], blame: Callable[[Violation], None], *, has_jumps: bool
+        self,
+        checker: HistoryChecker,
+        note: Callable[[str], None],
+        report: Callable[[Violation], None],
+        *,
+        has_clock_jumps: bool,
     ) -> None:
-        self._checker = checker
+        self._history = checker
         self._note = note
-        self._blame = blame
-        self._has_jumps = has_jumps
+        self._report = report
+        self._has_clock_jumps = has_clock_jumps
         self.executing: dict[str, set[tuple[int, str]]] = {}
-        self.results: dict[Ref, int] = {}
-        self.judged: dict[Ref, list[int | None]] = {}  # How the commands of rules ended.
-        self.untold: dict[Ref, str] = {}  # Jobs that ended, and whose end is not in the log yet.
-        self._lies: set[Ref] = set()
-        self._taken: set[Ref] = set()  # Leases that were acknowledged.
+        self.exit_codes: dict[Ref, int] = {}
+        self.rule_exit_codes: dict[Ref, list[int | None]] = {}  # Exit codes of validation rules.
+        self.unreported_ends: dict[Ref, str] = {}  # Ended jobs whose end is not in the log yet, with the worker.
+        self._forged: set[Ref] = set()
+        self._acknowledged: set[Ref] = set()  # Leases that a runner acknowledged.
         self._logs: dict[Ref, str] = {}
 
     def is_idle(self) -> bool:
-        """Whether nothing runs anywhere."""
+        """Return whether no process runs anywhere."""
         return not any(self.executing.values())
 
-    # -- what happens
+    # -- what the simulated machines do
 
-    def began(self, attempt_id: str, number: int, who: str) -> None:
-        """A process of the job runs now."""
-        here = self.executing.setdefault(attempt_id, set())
-        if not self._has_jumps:
-            self._check_begin(attempt_id, number, who, here)
-        here.add((number, who))
-        self.untold.pop((attempt_id, number), None)  # It was not the end: a rule is looked at.
-        self._note(f"began {attempt_id} {number} {who}")
+    def record_start(self, attempt_id: str, number: int, worker_id: str) -> None:
+        """Record that a process of the job has started."""
+        running = self.executing.setdefault(attempt_id, set())
+        if not self._has_clock_jumps:
+            self._check_start(attempt_id, number, worker_id, running)
+        running.add((number, worker_id))
+        self.unreported_ends.pop((attempt_id, number), None)  # The job goes on: a validation rule runs after the steps.
+        self._note(f"began {attempt_id} {number} {worker_id}")
 
-    def _check_begin(self, attempt_id: str, number: int, who: str, here: set[tuple[int, str]]) -> None:
-        begins = f"{attempt_id} begins as lease {number} on {who}"
-        if here:
-            self._blame(Violation("overlap", f"{begins} while it runs as {sorted(here)}"))
-        held = self._held(attempt_id, number)
-        # That a lease was taken away, by a cancel or a timeout, its runner hears a little later.
-        is_owned = held is not None and (attempt_id, number) in self._taken and held.state in (*LIVE, "REVOKED")
-        if not is_owned and (attempt_id, number) not in self._lies:
-            self._blame(Violation("unowned", f"{begins}, but its lease is {held}"))
+    def _check_start(self, attempt_id: str, number: int, worker_id: str, running: set[tuple[int, str]]) -> None:
+        description = f"{attempt_id} begins as lease {number} on {worker_id}"
+        if running:
+            self._report(Violation("overlap", f"{description} while it already runs as {sorted(running)}"))
+        lease = self._last_lease(attempt_id, number)
+        # The runner learns a little later that its lease was revoked by a cancel or a timeout.
+        is_owned = (
+            lease is not None
+            and (attempt_id, number) in self._acknowledged
+            and lease.state in (*LIVE_LEASE_STATES, "REVOKED")
+        )
+        if not is_owned and (attempt_id, number) not in self._forged:
+            self._report(Violation("unowned", f"{description}, but its lease is {lease}"))
 
-    def ended(self, attempt_id: str, number: int, who: str, exit_code: int | None, *, is_rule: bool = False) -> None:
-        """None of them does any more. Without an exit code it was killed."""
-        self.executing.get(attempt_id, set()).discard((number, who))
+    def record_end(
+        self, attempt_id: str, number: int, worker_id: str, exit_code: int | None, *, is_rule: bool = False
+    ) -> None:
+        """Record that the process has ended; `exit_code` is None if it was killed."""
+        self.executing.get(attempt_id, set()).discard((number, worker_id))
         if is_rule:
-            self.judged.setdefault((attempt_id, number), []).append(exit_code)
+            self.rule_exit_codes.setdefault((attempt_id, number), []).append(exit_code)
         if exit_code is not None:
             if not is_rule:
-                self.results[attempt_id, number] = exit_code
-            held = self._held(attempt_id, number)
-            if (
-                who in self._checker.pollers and held is not None and held.state in LIVE
-            ):  # Programs may take their time.
-                self.untold[attempt_id, number] = who
+                self.exit_codes[attempt_id, number] = exit_code
+            lease = self._last_lease(attempt_id, number)
+            is_runner = worker_id in self._history.polling_workers  # Queue clients need not report.
+            if is_runner and lease is not None and lease.state in LIVE_LEASE_STATES:
+                self.unreported_ends[attempt_id, number] = worker_id
         self._note(f"ended {attempt_id} {number} {exit_code}")
 
-    def paused(self, attempt_id: str, number: int, who: str, *, is_paused: bool) -> None:
-        """It stands still with its whole machine, and does nothing that another could do too; or goes on with it."""
+    def record_pause(self, attempt_id: str, number: int, worker_id: str, *, is_paused: bool) -> None:
+        """Record that the machine of the process was frozen or thawed; a frozen process does not count as running."""
         if is_paused:
-            self.executing.get(attempt_id, set()).discard((number, who))
+            self.executing.get(attempt_id, set()).discard((number, worker_id))
         else:
-            self.began(attempt_id, number, who)
+            self.record_start(attempt_id, number, worker_id)
 
-    def writes(self, attempt_id: str, number: int, path: str) -> None:
-        """What the job says stands in this file."""
+    def set_log_file(self, attempt_id: str, number: int, path: str) -> None:
+        """Set the file that the job's output is written to."""
         self._logs[attempt_id, number] = path
 
-    def lied(self, attempt_id: str, number: int) -> None:
-        """What is said of this lease from now on need not be true."""
-        self._lies.add((attempt_id, number))
+    def mark_forged(self, attempt_id: str, number: int) -> None:
+        """Mark a lease for which a forged message was sent: the outcome in the log may differ from the real one."""
+        self._forged.add((attempt_id, number))
 
-    # -- what is said about it
+    # -- what the log says
 
-    def see(self, event: Fact) -> None:
-        """An event of an attempt was committed, and the checker has seen it. Raises `Violation`."""
-        it = self._checker.known[event.entity_id]
-        if not isinstance(it, AttemptFacts) or it.lease is None:
+    def check_event(self, event: LogEvent) -> None:
+        """Check an event of an attempt after the history checker has applied it. Raises `Violation`."""
+        attempt = self._history.entities[event.entity_id]
+        if not isinstance(attempt, TrackedAttempt) or attempt.lease is None:
             return
-        held = it.lease
-        if held.state == "ACTIVE":
-            self._taken.add((it.id, held.number))
-        if held.state not in LIVE:
-            self.untold.pop((it.id, held.number), None)
-        is_running = (held.number, held.worker_id) in self.executing.get(it.id, ())
-        is_runners = held.worker_id in self._checker.pollers  # Programs promise nothing of that kind.
-        if held.state == "EXPIRED" and is_running and is_runners and not self._has_jumps:
-            of = f"lease {held.number} of {it.id}"
-            raise Violation("self-stop", f"{of} has run out, and its job still runs on {held.worker_id}")
-        is_end = event.actor.startswith("worker:") and event.to in ENDS
-        if not is_end or (it.id, held.number) in self._lies:
+        lease = attempt.lease
+        if lease.state == "ACTIVE":
+            self._acknowledged.add((attempt.id, lease.number))
+        if lease.state not in LIVE_LEASE_STATES:
+            self.unreported_ends.pop((attempt.id, lease.number), None)
+        is_running = (lease.number, lease.worker_id) in self.executing.get(attempt.id, ())
+        is_runner = lease.worker_id in self._history.polling_workers  # Queue clients need not stop in time.
+        if lease.state == "EXPIRED" and is_running and is_runner and not self._has_clock_jumps:
+            description = f"lease {lease.number} of {attempt.id}"
+            raise Violation("self-stop", f"{description} has expired, but its job still runs on {lease.worker_id}")
+        is_end = event.actor.startswith("worker:") and event.to in REPORTED_OUTCOMES
+        if not is_end or (attempt.id, lease.number) in self._forged:
             return
-        found = self.results.get((it.id, held.number))
-        if event.to == "SUCCEEDED" and found != 0:
-            raise Violation("truth", f"{it.id} succeeded, but what ran ended with {found}")
-        told = event.metadata.get("verdict")
-        ran = self.judged.get((it.id, held.number), [])
-        if event.to == "SUCCEEDED" and (ran or (told and told["is_passed"])):
-            wanted = bool(ran) and not any(code != 0 for code in ran)
-            if told is None or told["is_passed"] != wanted:
-                raise Violation("verdict", f"{it.id} succeeded with the verdict {told}, but its rules ended with {ran}")
+        exit_code = self.exit_codes.get((attempt.id, lease.number))
+        if event.to == "SUCCEEDED" and exit_code != 0:
+            raise Violation("truth", f"{attempt.id} succeeded, but its process ended with {exit_code}")
+        verdict = event.metadata.get("verdict")
+        rule_codes = self.rule_exit_codes.get((attempt.id, lease.number), [])
+        if event.to == "SUCCEEDED" and (rule_codes or (verdict and verdict["is_passed"])):
+            is_passed = bool(rule_codes) and not any(code != 0 for code in rule_codes)
+            if verdict is None or verdict["is_passed"] != is_passed:
+                raise Violation(
+                    "verdict",
+                    f"{attempt.id} succeeded with the verdict {verdict}, but its rules ended with {rule_codes}",
+                )
         if is_running:
-            raise Violation("stopped", f"{it.id} is {event.to} by the word of {held.worker_id}, and still runs")
+            raise Violation("stopped", f"{attempt.id} was reported {event.to} by {lease.worker_id}, but still runs")
 
-    def see_log(self, attempt_id: str, number: int, offset: int, data: bytes) -> None:
-        """What arrives of a log is what the job said, at that place; a file that is gone tells nothing."""
+    def check_log(self, attempt_id: str, number: int, offset: int, data: bytes) -> None:
+        """Check that uploaded log bytes equal what the job wrote at that offset; skipped if the file is gone."""
         path = self._logs.get((attempt_id, number), "")
         if path and os.path.exists(path):
             with open(path, "rb") as file:
                 file.seek(offset)
                 if file.read(len(data)) != data:
-                    of = f"the log of {attempt_id} under lease {number}"
-                    self._blame(Violation("log-bytes", f"{of} has other bytes at {offset} than the job wrote"))
+                    description = f"the log of {attempt_id} under lease {number}"
+                    self._report(
+                        Violation("log-bytes", f"{description} differs at offset {offset} from what the job wrote")
+                    )
 
-    def check_told(self, were: dict[Ref, str]) -> None:
-        """Of these ends, which nobody knew of some time ago, everybody knows by now, in whatever way."""
-        for (attempt_id, number), who in were.items():
-            if (attempt_id, number) in self.untold:
-                self._blame(Violation("told", f"{attempt_id} ended on {who} as lease {number}, and nobody knows it"))
+    def check_reported(self, earlier: dict[Ref, str]) -> None:
+        """Report the ends in `earlier` that are still not in the log."""
+        for (attempt_id, number), worker_id in earlier.items():
+            if (attempt_id, number) in self.unreported_ends:
+                self._report(
+                    Violation(
+                        "told", f"{attempt_id} ended on {worker_id} as lease {number}, but its end was never reported"
+                    )
+                )
 
-    def _held(self, attempt_id: str, number: int) -> Lease | None:
-        """This lease, if it is the last one of the attempt."""
-        it = self._checker.known.get(attempt_id)
-        held = it.lease if isinstance(it, AttemptFacts) else None
-        return held if held is not None and held.number == number else None
+    def _last_lease(self, attempt_id: str, number: int) -> Lease | None:
+        """Return this lease if it is the attempt's last one."""
+        attempt = self._history.entities.get(attempt_id)
+        lease = attempt.lease if isinstance(attempt, TrackedAttempt) else None
+        return lease if lease is not None and lease.number == number else None

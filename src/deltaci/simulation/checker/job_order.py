@@ -1,88 +1,91 @@
-"""What ties jobs together, as the checker sees it: an order, a family, and what is worth another attempt."""
+"""Checks the relations between jobs: `needs`, `after`, families, and the verdicts of validation rules."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from deltaci.simulation.checker.facts import AttemptFacts, JobFacts, RunFacts
-from deltaci.simulation.checker.law import JOB_ENDS, Fact, Violation
-from deltaci.simulation.checker.leases import Leases
+from deltaci.simulation.checker.leases import LeaseChecker
+from deltaci.simulation.checker.tracked import TrackedAttempt, TrackedJob, TrackedRun
+from deltaci.simulation.checker.transitions import JOB_TERMINAL_STATES, LogEvent, Violation
 
 
-class Bonds(Leases):
-    """Knows jobs by the company that they keep."""
+class JobOrderChecker(LeaseChecker):
+    """Check that jobs start, fail and are cancelled in the order that their relations demand."""
 
-    def learn_bonds(self, it: JobFacts, told: dict[str, Any]) -> None:
-        """What a job says of itself at its birth."""
-        it.after = tuple(told.get("after", ()))
-        it.family, it.ends_family = str(told.get("family", "")), bool(told.get("is_family_fail_fast"))
-        it.group, it.retry_on = str(told.get("group", "")), tuple(told.get("retry_on", ()))
+    def read_job_relations(self, job: TrackedJob, metadata: dict[str, Any]) -> None:
+        """Store the relations that the job's first event declares."""
+        job.after = tuple(metadata.get("after", ()))
+        job.family, job.is_family_fail_fast = str(metadata.get("family", "")), bool(metadata.get("is_family_fail_fast"))
+        job.group, job.retry_on = str(metadata.get("group", "")), tuple(metadata.get("retry_on", ()))
 
-    def is_met(self, id: str) -> bool:
-        """Whether who needs it may go on."""
-        need = self.known.get(id)
-        return isinstance(need, JobFacts) and (
+    def is_need_met(self, id: str) -> bool:
+        """Return whether a job that needs this one may start: it succeeded, or failed but is not required."""
+        need = self.entities.get(id)
+        return isinstance(need, TrackedJob) and (
             need.state == "SUCCEEDED" or (need.state == "FAILED" and not need.is_required)
         )
 
-    def is_past(self, id: str) -> bool:
-        """Whether who only comes after it may."""
-        earlier = self.known.get(id)
-        return earlier is not None and earlier.state in JOB_ENDS
+    def is_finished(self, id: str) -> bool:
+        """Return whether a job that only comes after this one may start: it has ended."""
+        earlier = self.entities.get(id)
+        return earlier is not None and earlier.state in JOB_TERMINAL_STATES
 
-    def is_invalid(self, it: JobFacts | RunFacts) -> bool:
-        """Whether the runner of its last attempt found a rule that does not hold."""
-        last = self.known.get(f"{it.id}.{it.index}") if isinstance(it, JobFacts) else None
-        return isinstance(last, AttemptFacts) and last.is_invalid
+    def has_failed_rule(self, entity: TrackedJob | TrackedRun) -> bool:
+        """Return whether the runner of the job's last attempt reported a failed rule; False for a run."""
+        last = self.entities.get(f"{entity.id}.{entity.index}") if isinstance(entity, TrackedJob) else None
+        return isinstance(last, TrackedAttempt) and last.has_failed_rule
 
-    def check_verdict(self, name: str, it: JobFacts, event: Fact, *, is_at_once: bool) -> None:
-        """What its runner found fails it, at once and in the same words; if nobody else looks, nothing else does."""
-        last = self.known.get(f"{it.id}.{it.index}")
-        if isinstance(last, AttemptFacts) and last.is_invalid:
-            found = str(last.verdict.get("details", ""))
-            is_so = event.trigger == "validation_failed" and event.metadata.get("details", "") == found
-            if not is_so or not is_at_once:
-                raise Violation("verdict", f"{name} is {event.to}, but its runner found: {found}")
-        elif event.trigger == "validation_failed" and not it.has_validation:
-            raise Violation("verdict", f"{name} fails its validation, but no rule failed")
+    def check_verdict(self, subject: str, job: TrackedJob, event: LogEvent, *, is_at_once: bool) -> None:
+        """Check that a failed rule fails the job, in the same commit and with the runner's details.
 
-    def check_order(self, name: str, it: JobFacts) -> None:
-        """It begins: all that it waits for is as it must be."""
-        for need in it.needs:
-            if not self.is_met(need):
-                other = self.known.get(need)
-                raise Violation("needs", f"{name} begins although {need} is {other and other.state}")
-        for earlier in it.after:
-            if not self.is_past(earlier):
-                raise Violation("after", f"{name} begins although it comes after {earlier}, which is not over")
+        Without a further validation, nothing else may fail it.
+        """
+        last = self.entities.get(f"{job.id}.{job.index}")
+        if isinstance(last, TrackedAttempt) and last.has_failed_rule:
+            details = str(last.verdict.get("details", ""))
+            is_right_event = event.trigger == "validation_failed" and event.metadata.get("details", "") == details
+            if not is_right_event or not is_at_once:
+                raise Violation("verdict", f"{subject} is {event.to}, but its runner reported: {details}")
+        elif event.trigger == "validation_failed" and not job.has_validation:
+            raise Violation("verdict", f"{subject} fails its validation, but no rule failed")
 
-    def settle_pending(self, name: str, it: JobFacts) -> None:
-        """Nobody waits who could go on, or never can."""
-        if any(self.is_past(need) and not self.is_met(need) for need in it.needs):
-            raise Violation("blocked", f"{name} waits for what will never be met")
-        if all(map(self.is_met, it.needs)) and all(map(self.is_past, it.after)):
-            rule = "after" if it.after else "needs"
-            raise Violation(rule, f"{name} has all that it waits for, and does not begin")
+    def check_order(self, subject: str, job: TrackedJob) -> None:
+        """Check that everything the job waits for has ended as required when it starts."""
+        for need in job.needs:
+            if not self.is_need_met(need):
+                other = self.entities.get(need)
+                raise Violation("needs", f"{subject} starts, but {need} is {other and other.state}")
+        for earlier in job.after:
+            if not self.is_finished(earlier):
+                raise Violation("after", f"{subject} starts, but it comes after {earlier}, which has not ended")
 
-    def has_lost_family(self, it: JobFacts, run: RunFacts) -> bool:
-        """Whether another job of its family failed, and said that this is the end of all of them."""
-        return bool(it.family) and any(self._is_fatal(id, it.family) for id in run.jobs)
+    def check_pending_commit(self, subject: str, job: TrackedJob) -> None:
+        """Check that no job stays pending that could start, or that can never start."""
+        if any(self.is_finished(need) and not self.is_need_met(need) for need in job.needs):
+            raise Violation("blocked", f"{subject} waits for a need that can never be met")
+        if all(map(self.is_need_met, job.needs)) and all(map(self.is_finished, job.after)):
+            rule = "after" if job.after else "needs"
+            raise Violation(rule, f"{subject} has everything that it waits for, but does not start")
 
-    def _is_fatal(self, id: str, family: str) -> bool:
-        other = self.known.get(id)
-        return isinstance(other, JobFacts) and other.family == family and is_fatal(other)
+    def has_failed_family(self, job: TrackedJob, run: TrackedRun) -> bool:
+        """Return whether another job of the family failed and ends the whole family."""
+        return bool(job.family) and any(self._ends_family(id, job.family) for id in run.jobs)
 
-    def settle_family(self, it: JobFacts, run: RunFacts) -> None:
-        """The rest of the family is over, or asked to stop."""
+    def _ends_family(self, id: str, family: str) -> bool:
+        other = self.entities.get(id)
+        return isinstance(other, TrackedJob) and other.family == family and ends_family(other)
+
+    def check_family_commit(self, job: TrackedJob, run: TrackedRun) -> None:
+        """Check that all other jobs of the family have ended or were asked to cancel."""
         for id in run.jobs:
-            other = self.known[id]
-            if not isinstance(other, JobFacts) or other.family != it.family or other.state in JOB_ENDS:
+            other = self.entities[id]
+            if not isinstance(other, TrackedJob) or other.family != job.family or other.state in JOB_TERMINAL_STATES:
                 continue
-            last = self.known.get(f"{id}.{other.index}")
+            last = self.entities.get(f"{id}.{other.index}")
             if last is None or last.state != "CANCEL_REQUESTED":
-                raise Violation("family", f"{it.id} failed, but {id} of its family goes on as {other.state}")
+                raise Violation("family", f"{job.id} failed, but {id} of its family is still {other.state}")
 
 
-def is_fatal(it: JobFacts) -> bool:
-    """Whether its end is the end of its family."""
-    return it.ends_family and it.is_required and it.state == "FAILED"
+def ends_family(job: TrackedJob) -> bool:
+    """Return whether the failure of this job ends its family."""
+    return job.is_family_fail_fast and job.is_required and job.state == "FAILED"

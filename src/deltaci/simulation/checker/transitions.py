@@ -1,13 +1,16 @@
-"""What the documents allow, as tables: every step with its word and with who may take it. Written by hand from them."""
+"""The transitions that the documents allow, with the trigger and the permitted actors of each.
+
+The tables are written by hand from the documents, not derived from the core, so that a mistake in the core is found.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-SECOND: Final = 1_000_000
+SECOND: Final = 1_000_000  # Times in the log are in microseconds.
 
-# entity, from (several with commas), to (= is the same again), the event's word, who may be its actor.
-_STEPS: Final = """
+# Entity, from (comma-separated), to (= for an unchanged state), trigger, permitted kinds of actor.
+_TRANSITIONS: Final = """
 run -                                            CREATED          created                orchestrator,user
 run CREATED                                      PLANNING         run_created            orchestrator
 run PLANNING                                     QUEUED           plan_returned          orchestrator
@@ -74,50 +77,51 @@ worker UNRESPONSIVE                              SHUTDOWN         max_timeout_ex
 worker IDLE                                      SHUTDOWN         shutdown_requested     orchestrator,user,worker
 worker BUSY                                      =                shutdown_requested     orchestrator,user,worker
 """
-_LEASE_STEPS: Final = """
+_LEASE_TRANSITIONS: Final = """
 - GRANTED
 GRANTED ACTIVE EXPIRED REVOKED
 ACTIVE ACTIVE COMPLETED CANCELED EXPIRED REVOKED
 """
 
-Edge = tuple[str, str | None, str, str]  # The kind of entity, from, to, the event's word; a lease has none.
+Edge = tuple[str, str | None, str, str]  # Entity, from, to, trigger; the trigger is empty for a lease.
 
 
-def _steps() -> dict[Edge, frozenset[str]]:
-    found: dict[Edge, frozenset[str]] = {}
-    for line in _STEPS.strip().splitlines():
+def _parse_transitions() -> dict[Edge, frozenset[str]]:
+    transitions: dict[Edge, frozenset[str]] = {}
+    for line in _TRANSITIONS.strip().splitlines():
         entity, sources, target, trigger, actors = line.split()
         for source in sources.split(","):
             to = source if target == "=" else target
-            found[entity, None if source == "-" else source, to, trigger] = frozenset(actors.split(","))
-    return found
+            transitions[entity, None if source == "-" else source, to, trigger] = frozenset(actors.split(","))
+    return transitions
 
 
-STEPS: Final = _steps()
-LEGAL: Final = frozenset((entity, source, to) for entity, source, to, _ in STEPS)
-LEASE_STEPS: Final[dict[str | None, frozenset[str]]] = {
+TRANSITIONS: Final = _parse_transitions()
+LEGAL_CHANGES: Final = frozenset((entity, source, to) for entity, source, to, _ in TRANSITIONS)
+LEASE_TRANSITIONS: Final[dict[str | None, frozenset[str]]] = {
     None if line.split()[0] == "-" else line.split()[0]: frozenset(line.split()[1:])
-    for line in _LEASE_STEPS.strip().splitlines()
+    for line in _LEASE_TRANSITIONS.strip().splitlines()
 }
 
-JOB_ENDS: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELED"})
-ATTEMPT_ENDS: Final = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELED"})
-OUTCOMES: Final = frozenset({"SUCCESS", "FAILED", "CANCELED", "TIMEOUT"})
-GOING: Final = frozenset({"QUEUED", "RUNNING", "WAITING_APPROVAL"})  # A run whose jobs may still begin.
-ACTIVE: Final = frozenset({"QUEUED", "RUNNING", "VALIDATING", "RETRYING"})  # A job that goes on by itself.
-LIVE: Final = frozenset({"GRANTED", "ACTIVE"})
-HELD: Final = frozenset({"LEASED", "STARTING", "RUNNING", "UPLOADING"})
-ENDS: Final = {
+JOB_TERMINAL_STATES: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELED"})
+ATTEMPT_TERMINAL_STATES: Final = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELED"})
+RUN_OUTCOMES: Final = frozenset({"SUCCESS", "FAILED", "CANCELED", "TIMEOUT"})
+ACTIVE_RUN_STATES: Final = frozenset({"QUEUED", "RUNNING", "WAITING_APPROVAL"})  # The run's jobs may still start.
+# The job needs no person to continue.
+ACTIVE_JOB_STATES: Final = frozenset({"QUEUED", "RUNNING", "VALIDATING", "RETRYING"})
+LIVE_LEASE_STATES: Final = frozenset({"GRANTED", "ACTIVE"})
+LEASED_STATES: Final = frozenset({"LEASED", "STARTING", "RUNNING", "UPLOADING"})
+TERMINAL_STATES: Final = {
     "run": frozenset({"REPORTED"}),
-    "job": JOB_ENDS,
-    "attempt": ATTEMPT_ENDS,
+    "job": JOB_TERMINAL_STATES,
+    "attempt": ATTEMPT_TERMINAL_STATES,
     "worker": frozenset({"SHUTDOWN"}),
 }
-REQUEUED_AT_ONCE: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST", "HANDED_BACK"})
+IMMEDIATE_REQUEUE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST", "HANDED_BACK"})
 
 
-class Fact(Protocol):
-    """What the checker reads of an event."""
+class LogEvent(Protocol):
+    """The fields of an event that the checker reads."""
 
     @property
     def seq(self) -> int: ...
@@ -148,7 +152,7 @@ class Fact(Protocol):
 
 
 class Violation(AssertionError):
-    """The history is illegal, or a promise was broken."""
+    """The history breaks an invariant."""
 
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(f"{invariant}: {message}")

@@ -1,0 +1,156 @@
+"""Checks that the event log contains whatever a server acknowledges, at that moment.
+
+Like the rest of the checker, this knows only the log and the messages of the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from deltaci.simulation.checker.history_checker import HistoryChecker
+from deltaci.simulation.checker.tracked import TrackedAttempt, TrackedJob, TrackedRun, TrackedWorker
+from deltaci.simulation.checker.transitions import JOB_TERMINAL_STATES, Violation
+
+LEASE_END_STATES: Final = {"SUCCEEDED": "COMPLETED", "FAILED": "COMPLETED", "CANCELED": "CANCELED"}
+
+
+class AcknowledgementChecker:
+    """Check every acknowledgement that users, queue clients and runners receive."""
+
+    def __init__(self, checker: HistoryChecker) -> None:
+        self._history = checker
+        self.acknowledged = 0
+
+    def has_changed(self, id: str, request_id: str) -> bool:
+        """Return whether this request has changed this entity."""
+        return (request_id, id) in self._history.requests
+
+    # -- acknowledgements to users and queue clients
+
+    def check_accepted(self, action: str, id: str, request_id: str = "", expected_rev: int | None = None) -> None:
+        """Check that an acknowledged action had its effect; raise `Violation` otherwise."""
+        self.acknowledged += 1
+        entity = self._history.entities.get(id)
+        has_effect = entity is not None
+        if isinstance(entity, TrackedRun):
+            has_effect = {
+                "cancel": entity.is_canceled,
+                "plan": entity.state not in ("CREATED", "PLANNING"),
+                "start": entity.state not in ("CREATED", "PLANNING"),
+                "begin": entity.state != "CREATED",
+                "validate": entity.state not in ("VALIDATING", "RUNNING"),
+                "report": entity.state == "REPORTED",
+            }.get(action, True)
+        elif isinstance(entity, TrackedJob):
+            last = self._history.entities.get(f"{id}.{entity.index}")
+            is_stopping = last is not None and last.state in ("CANCEL_REQUESTED", "CANCELED")
+            has_effect = {
+                "approve": any(who.startswith("user:") for who in entity.approved_by),
+                "reject": entity.state == "FAILED",
+                "cancel": entity.state in JOB_TERMINAL_STATES or is_stopping,
+                "validate": entity.state in JOB_TERMINAL_STATES,
+            }.get(action, True)
+        elif isinstance(entity, TrackedWorker):
+            has_effect = entity.is_leaving if action == "shutdown" else True
+        if not has_effect:
+            raise Violation("acknowledged", f"{action} of {id} was acknowledged, but it is {entity and entity.state}")
+        first = self._history.requests.get((request_id, id))
+        if expected_rev is not None and first is not None and first[1] != expected_rev + 1:
+            raise Violation("stale-rev", f"{action} of {id} expected rev {expected_rev}, but made rev {first[1]}")
+
+    def reject_refused_repetition(self, action: str, id: str, request_id: str) -> None:
+        """Raise `Violation`: a request that had succeeded was refused when it was repeated unchanged."""
+        raise Violation(
+            "idempotent", f"{action} of {id} succeeded as request {request_id}, but its repetition was refused"
+        )
+
+    def reject_reused_id(self, action: str, id: str, request_id: str) -> None:
+        """Raise `Violation`: a different request was accepted under the id of one that had succeeded."""
+        raise Violation("reused", f"request {request_id} was {action} of {id}, but was accepted for another command")
+
+    def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
+        """Check that a worker did not get a job that it lost while one of `other_workers` could have taken it.
+
+        `other_workers` are the ids and labels of free workers that the claim named.
+        """
+        attempt = self._history.entities.get(attempt_id)
+        if not isinstance(attempt, TrackedAttempt) or worker_id not in attempt.avoided_workers:
+            return
+        able_workers = [
+            id for id, labels in other_workers.items() if attempt.labels <= labels and id not in attempt.avoided_workers
+        ]
+        if able_workers:
+            raise Violation(
+                "avoided", f"{attempt_id} goes to {worker_id}, which lost it, although {able_workers[0]} could take it"
+            )
+
+    def check_denied_claim(
+        self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int
+    ) -> None:
+        """Check that a free worker was not refused an attempt that no other worker could take.
+
+        The caller makes sure that the attempt and the worker did not change during the claim.
+        """
+        attempt, worker = self._history.entities.get(attempt_id), self._history.workers.get(worker_id)
+        job = self._history.entities.get(attempt.job_id) if isinstance(attempt, TrackedAttempt) else None
+        if not isinstance(attempt, TrackedAttempt) or not isinstance(job, TrackedJob) or worker is None or job.group:
+            return
+        able_workers = [
+            id for id, labels in other_workers.items() if attempt.labels <= labels and id not in job.lost_by_workers
+        ]
+        is_left_to_others = worker_id in job.lost_by_workers and able_workers
+        is_ready = attempt.state == "QUEUED" and attempt.ready_at < now
+        if is_ready and worker.is_free and attempt.labels <= worker.labels and not is_left_to_others:
+            raise Violation("avoided", f"{attempt_id} is refused to {worker_id}, but no other worker could take it")
+
+    # -- acknowledgements to runners
+
+    def check_response(self, path: str, body: bytes, status: int, response_body: bytes) -> None:
+        """Check the response of a server to a runner."""
+        if status != 200:
+            return
+        if path.endswith("/lease"):
+            for granted in json.loads(response_body).get("leases", ()):
+                self._check_granted(granted["lease_id"])
+        elif path.endswith("/messages") and (b'"Complete"' in body or b'"CancelAck"' in body):
+            messages, responses = json.loads(body), json.loads(response_body)
+            pairs = zip(messages, responses, strict=False) if isinstance(messages, list) else ((messages, responses),)
+            for message, response in pairs:
+                self._check_ended(message, response)
+
+    def _attempt(self, lease_id: str) -> tuple[TrackedAttempt | None, int]:
+        """Return the attempt of a lease, and the number of the lease."""
+        id, number, _ = lease_id.rsplit(".", 2)
+        attempt = self._history.entities.get(id)
+        return (attempt if isinstance(attempt, TrackedAttempt) else None), int(number)
+
+    def _check_granted(self, lease_id: str) -> None:
+        self.acknowledged += 1
+        attempt, number = self._attempt(lease_id)
+        if attempt is None or attempt.claims < number:
+            raise Violation(
+                "acknowledged",
+                f"lease {number} of {attempt and attempt.id} was sent to a runner, but is not in the log",
+            )
+
+    def _check_ended(self, message: dict[str, Any], response: dict[str, Any]) -> None:
+        """Check that an accepted Complete or CancelAck ended exactly this lease, with the reported outcome."""
+        attempt, number = self._attempt(message["lease_id"])
+        if response.get("type") not in ("CompleteAck", "CancelAcked") or attempt is None:
+            return
+        self.acknowledged += 1
+        outcome = "CANCELED"
+        if response["type"] == "CompleteAck" and response["accepted"]:
+            outcome = str(message["status"])
+        lease = attempt.lease
+        if (
+            attempt.state != outcome
+            or lease is None
+            or (lease.number, lease.state) != (number, LEASE_END_STATES[outcome])
+        ):
+            end_message = f"{message['type']} under lease {number} of {attempt.id}"
+            raise Violation(
+                "acknowledged", f"{end_message} was accepted as {outcome}, but it is {attempt.state} under {lease}"
+            )

@@ -1,0 +1,199 @@
+"""What the checker remembers of each entity: no more than it needs to check the next event.
+
+All times are in microseconds since the epoch, as in the event log.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Lease(NamedTuple):
+    """The last lease of an attempt, as recorded in the log."""
+
+    number: int
+    worker_id: str
+    state: str
+    expires_at: int
+    accept_by: int
+
+
+class TrackedEntity:
+    """The fields that every entity has."""
+
+    __slots__ = ("at", "id", "rev", "run_id", "state", "tenant")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.state: str | None = None
+        self.rev = 0
+        self.at = 0
+        self.tenant = ""
+        self.run_id = ""
+
+
+class TrackedRun(TrackedEntity):
+    """A run and the number of its jobs by state."""
+
+    __slots__ = (
+        "active_jobs",
+        "failed_required_jobs",
+        "has_started",
+        "has_validation",
+        "is_canceled",
+        "is_fail_fast",
+        "jobs",
+        "open_jobs",
+        "plan_by",
+        "started_at",
+        "timeout_us",
+        "validating_since_commit",
+        "waiting_jobs",
+    )
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.jobs: list[str] = []
+        self.open_jobs = self.active_jobs = self.waiting_jobs = self.failed_required_jobs = 0
+        self.timeout_us = self.plan_by = self.started_at = 0
+        self.validating_since_commit = -1  # The number of the commit in which it entered VALIDATING.
+        self.is_fail_fast = self.has_validation = self.is_canceled = self.has_started = False
+
+
+class TrackedJob(TrackedEntity):
+    """A job, its position in the job graph, and the index of its last attempt."""
+
+    __slots__ = (
+        "after",
+        "approve_by",
+        "approved_by",
+        "approvers",
+        "backoff",
+        "decided_by",
+        "dependents",
+        "family",
+        "group",
+        "has_validation",
+        "index",
+        "is_family_fail_fast",
+        "is_required",
+        "jitter",
+        "kind",
+        "lost_by_workers",
+        "max_attempts",
+        "needs",
+        "next_run_at",
+        "retry_on",
+        "validating_since_commit",
+    )
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.kind = ""
+        self.needs: tuple[str, ...] = ()
+        self.after: tuple[str, ...] = ()
+        self.family = self.group = ""
+        self.is_family_fail_fast = False
+        self.retry_on: tuple[str, ...] = ()
+        self.dependents: list[str] = []
+        self.is_required = True
+        self.has_validation = False
+        self.max_attempts = 1
+        # Workers that lost it by an infrastructure failure, the latest last.
+        self.lost_by_workers: tuple[str, ...] = ()
+        self.backoff = (0, 0)  # The base delay and the longest delay, in seconds.
+        self.jitter = 0.0
+        self.index = 0
+        self.next_run_at = 0
+        self.approve_by = 0
+        self.approvers = 1
+        self.approved_by: list[str] = []
+        self.decided_by = ""
+        self.validating_since_commit = -1
+
+
+class TrackedAttempt(TrackedEntity):
+    """An attempt and its last lease."""
+
+    __slots__ = (
+        "avoided_workers",
+        "cancel_by",
+        "claims",
+        "error",
+        "fence_until",
+        "index",
+        "job_id",
+        "labels",
+        "lease",
+        "lost_leases",
+        "max_lost_leases",
+        "ready_at",
+        "run_at",
+        "stale_reason",
+        "started_at",
+        "timeout_us",
+        "verdict",
+    )
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.state = "CREATED"  # It is created and queued in one step; the log has only the second.
+        self.job_id = ""
+        self.index = 1
+        self.labels: frozenset[str] = frozenset()
+        self.run_at = self.fence_until = self.ready_at = 0
+        self.timeout_us = self.started_at = self.cancel_by = 0
+        self.max_lost_leases = self.lost_leases = self.claims = 0
+        self.lease: Lease | None = None
+        self.avoided_workers: tuple[str, ...] = ()  # The job's `lost_by_workers` when the lease was granted.
+        self.stale_reason = ""
+        self.error: dict[str, Any] = {}
+        self.verdict: dict[str, Any] = {}
+
+    @property
+    def has_failed_rule(self) -> bool:
+        """Whether the runner reported a failed validation rule."""
+        return bool(self.verdict) and not self.verdict["is_passed"]
+
+
+class TrackedWorker(TrackedEntity):
+    """A worker. `leased_attempts` are its live leases of jobs.
+
+    `standalone_attempts` are its live leases of attempts without a job, which occupy no slot.
+    """
+
+    __slots__ = (
+        "excused_attempts",
+        "free_since",
+        "hold",
+        "infra_failures",
+        "is_leaving",
+        "labels",
+        "leased_attempts",
+        "must_be_quarantined",
+        "reported_infra_failures",
+        "reported_tasks",
+        "slots",
+        "standalone_attempts",
+    )
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.labels: frozenset[str] = frozenset()
+        self.slots = 0
+        self.leased_attempts: set[str] = set()
+        self.standalone_attempts: set[str] = set()
+        self.reported_tasks = 0
+        self.is_leaving = self.must_be_quarantined = False
+        self.free_since: int | None = None
+        self.hold = ""
+        self.infra_failures = self.reported_infra_failures = 0
+        self.excused_attempts: set[str] = (
+            set()
+        )  # Attempts that it held at its last infrastructure failure: they count only once.
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can take one more attempt."""
+        accepts_work = self.state in ("IDLE", "BUSY") and not self.is_leaving and not self.hold
+        return accepts_work and len(self.leased_attempts) + len(self.standalone_attempts) < self.slots
