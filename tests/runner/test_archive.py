@@ -20,10 +20,10 @@ from deltaci.runner.workspace.archive import ArchiveLimits, inner_path, move_if_
 SMALL = ArchiveLimits(entries=20, bytes=10_000, depth=5)
 
 
-def packed(root: Path, *paths: str, bounds: ArchiveLimits = SMALL) -> bytes:
+def packed(root: Path, *paths: str, limits: ArchiveLimits = SMALL) -> bytes:
     """The archive of some paths."""
     out = io.BytesIO()
-    pack(root, list(paths), out, bounds)
+    pack(root, list(paths), out, limits)
     return out.getvalue()
 
 
@@ -138,7 +138,7 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
 @pytest.mark.parametrize("path", ["", "/", "/etc", "..", "a/../..", "~", "~/", "~/..", ".", "a\0b"])
 def test_a_path_that_is_none_inside_is_refused(path: str) -> None:
     """A cache of the whole workspace, or of more, is none."""
-    with pytest.raises(Refused, match="none inside the workspace"):
+    with pytest.raises(Refused, match="not inside the workspace"):
         inner_path(path)
 
 

@@ -124,7 +124,7 @@ def test_a_folder_that_is_swapped_for_a_link_is_refused(workspace: Path, outside
         (SearchLimits(files=3), "more than 3 artifacts"),
         (SearchLimits(bytes=20), "more than 20 bytes"),
         (SearchLimits(depth=1), "more than 1 folders"),
-        (SearchLimits(entries=4), "more than 4 files"),
+        (SearchLimits(entries=4), "more than 4 entries"),
     ],
 )
 def test_too_much_is_refused_with_the_bound(workspace: Path, bounds: SearchLimits, word: str) -> None:

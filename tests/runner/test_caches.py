@@ -86,7 +86,7 @@ async def test_every_trouble_is_a_line(tmp_path: Path, monkeypatch: pytest.Monke
         mine = of(desk)
         await mine.restore(desk.spec.caches)
         (desk.workspace / "deps").mkdir()
-        monkeypatch.setattr(module, "PATIENCE_SECONDS", -1.0)
+        monkeypatch.setattr(module, "TIMEOUT_SECONDS", -1.0)
         monkeypatch.setattr(office.client, "upload", away)
         await mine.save()
         monkeypatch.setattr(office.client, "download", away)
@@ -98,7 +98,7 @@ async def test_every_trouble_is_a_line(tmp_path: Path, monkeypatch: pytest.Monke
         assert "no file matches no.lock" in desk.said[2]
         assert "nothing to keep" in told[4]
         assert told[5] == "away; not kept"
-        assert told[6] == "away; going on without it"
+        assert told[6] == "away; continuing without it"
         assert desk.service.blobs.list() == []
 
 
@@ -134,7 +134,7 @@ async def test_the_first_cache_of_a_key_stays(tmp_path: Path) -> None:
         third = await office.desk(caches=[RULE])
         await of(third).restore(third.spec.caches)
 
-        assert "another job was faster" in second.said[-1]
+        assert "another job saved this key first" in second.said[-1]
         assert (third.workspace / "deps" / "inner" / "lib").read_text() == "first"
 
 

@@ -108,7 +108,7 @@ def test_folders_are_only_for_those_who_are_told_so(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("ref", ["-x", "main", "refs/heads/-x", "refs/heads/a..b", "refs/heads/a b", "refs/heads/a\0b"])
 def test_a_name_that_is_none_of_a_branch_is_refused(ref: str) -> None:
-    with pytest.raises(Refused, match="no name of a branch"):
+    with pytest.raises(Refused, match="not the full name of a branch"):
         check_ref(ref)
 
 
@@ -366,7 +366,7 @@ def source(repository: Repository, **more: Any) -> dict[str, Any]:
         ({"path": "../x"}, "not in the job's"),
         ({"clean": "perhaps"}, "true or false"),
         ({"ssh-key": "x"}, "not known here"),
-        ({"ref": "-x"}, "no name of a branch"),
+        ({"ref": "-x"}, "not the full name of a branch"),
     ],
 )
 @on_loop
@@ -391,7 +391,7 @@ async def test_a_repository_that_is_away_is_nobodys_mistake(tmp_path: Path, monk
         with pytest.raises(StepFailed, match="does not appear to be a git repository") as failed:
             await check_out(stage, {})
         assert failed.value.code == "CHECKOUT"
-        assert sum("trying again" in line for line in desk.said) == 3
+        assert sum("retrying" in line for line in desk.said) == 3
 
     await on_stage(tmp_path, story, source={"url": str(tmp_path / "none"), "commit": "0" * 40})
 

@@ -116,7 +116,7 @@ async def test_too_much_is_one_line_and_a_failure(tmp_path: Path, monkeypatch: p
             (["/etc/*"], ["a"], "is absolute"),
             (["a*"], ["a", "a\nb"], "cannot be printed"),
             (["a*"], ["a", "a" + "x" * 230], "more than 200 bytes"),
-            (["a*"], ["a", "a-hunter2secret"], "has a secret in it"),
+            (["a*"], ["a", "a-hunter2secret"], "contains a secret"),
         ):
             desk = await office.desk(artifacts=[{"path_glob": rule} for rule in rules])
             desk.log.add_secrets(["hunter2secret"])
@@ -218,7 +218,7 @@ async def test_reports_are_summed_up_and_bad_ones_are_told(tmp_path: Path, monke
         assert len(tests.failures) == wire.MAX_FAILED_TESTS
         assert tests.failures[0].name == "c.t000\N{REPLACEMENT CHARACTER}"
         assert tests.failures[0].message.startswith("*** mmm")
-        assert len(tests.failures[0].message) == collect_outputs.MAX_MESSAGE
+        assert len(tests.failures[0].message) == collect_outputs.MAX_MESSAGE_CHARS
         told = "\n".join(desk.said)
         assert "b.xml, line 1, has a document type" in told
         assert "c.xml is too large" in told

@@ -404,7 +404,7 @@ async def test_trees_of_what_is_over_go_and_those_of_what_failed_stay(
         (one.streams / "a file").write_text("x")
         (one.streams / "link").symlink_to(tmp_path)
         (one.streams / "unknown").mkdir()
-        (one.streams / f"{worktree_pool.TRASH}left").mkdir()
+        (one.streams / f"{worktree_pool.TRASH_PREFIX}left").mkdir()
         held = one.places.worktrees.reserve(_tree_of(stands["busy"]))
 
         try:
@@ -435,7 +435,7 @@ async def test_a_runner_starts_whatever_is_where_its_trees_are_to_be(
         assert await one.places.worktrees.remove_unneeded(one.over) == []
         assert await one.work() == "failed"
 
-        assert "something that is no folder" in (await told(here, "ws1/one.1"))["summary"]
+        assert "is not a folder" in (await told(here, "ws1/one.1"))["summary"]
         assert one.streams.read_text() == "x"
 
 

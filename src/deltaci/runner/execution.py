@@ -29,7 +29,7 @@ from deltaci.runner.workspace.checkout import trust_any_owner
 from deltaci.runner.workspace.collect_outputs import OutputCollector
 from deltaci.runner.workspace.layout import layout_for
 from deltaci.runner.workspace.safe_fs import write_file
-from deltaci.runner.workspace.worktrees.bundle_commits import CODE as TREE
+from deltaci.runner.workspace.worktrees.bundle_commits import ERROR_CODE as TREE
 from deltaci.runner.workspace.worktrees.bundle_commits import (
     CommittedTree,
     NothingCommitted,

@@ -31,7 +31,7 @@ async def cache(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     is_lookup = flag(inputs, "lookup-only", False)
     found = ""
     if plain:
-        found = await job.caches.restore_one(key, prefixes, [] if is_lookup else plain, is_kept=not is_lookup)
+        found = await job.caches.restore_one(key, prefixes, [] if is_lookup else plain, is_saved_on_miss=not is_lookup)
     if not found and flag(inputs, "fail-on-cache-miss", False):
         raise StepFailed(f"cache {key!r}: nothing was found, and 'fail-on-cache-miss' is set", "")
     return {

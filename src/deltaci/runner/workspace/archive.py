@@ -1,12 +1,11 @@
-"""Folders of a workspace as one file and back: tar, compressed by gzip, both of the standard library.
+"""Pack folders of a workspace into a compressed tar file, and unpack such files safely.
 
-Packing goes by names in order, and keeps files, folders, modes, times, and links that lead to a place inside; nothing
-is followed. Unpacking believes nothing: an archive may come from anybody who could write one. Only names below the
-root, only files, folders and links that can never lead out of it, and only so many and so much of it. The first thing
-that is not so ends it.
+Packing follows no links, is ordered by name, and keeps files, folders, modes, times, and links that lead to a place
+inside. Unpacking trusts nothing, as anyone who can write a cache may have made the archive: it accepts only names below
+the root, only files, folders and safe links, and only a limited number and size. The first bad entry ends it.
 
-A link is safe when it climbs first, no higher than the root, and has no `..` after a name: whatever links it passes on
-its way are of the same kind, so wherever it leads is inside.
+A link is safe when its `..` parts come first and climb no higher than the root. As all links in the tree are of this
+kind, following any of them stays inside.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.runner.workspace.folders import FOLDER_FLAGS, open_folder, open_parent
 
-COMPRESSION: Final = 3  # Beyond that it costs more time than it saves on the way.
-MAX_READ_BYTES: Final = 16 * 1024**2  # More than that at once is only ever asked for by a forged header.
-MAX_PATH_BYTES: Final = 2000  # Where it is unpacked, a path begins with that of the workspace.
+COMPRESSION: Final = 3  # Higher levels cost more time than the transfer saves.
+MAX_READ_BYTES: Final = 16 * 1024**2  # Only a forged header makes the library read more at once.
+MAX_PATH_BYTES: Final = 2000  # Leaves room for the path of the workspace before it.
 MAX_SECONDS: Final = 2**33
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PART: Final = 1024 * 1024
+_CHUNK_BYTES: Final = 1024 * 1024
 
 
 class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one archive may hold, unpacked."""
+    """How much one archive may contain, unpacked."""
 
     entries: int = 500_000
     bytes: int = 20 * 1024**3
@@ -43,7 +42,7 @@ class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What went into an archive, or came out of it."""
+    """The number and the total size of the entries of an archive."""
 
     entries: int
     bytes: int
@@ -53,10 +52,10 @@ _DEFAULT: Final = ArchiveLimits()
 
 
 def inner_path(path: str) -> str:
-    """The path of a cache, from the workspace on; `~` is the workspace, as HOME is for every step."""
+    """Return the path of a cache relative to the workspace; `~` is the workspace, too, like every step's HOME."""
     names = [name for name in path.removeprefix("~/").split("/") if name not in ("", ".")]
     if path.startswith("/") or ".." in names or "\0" in path or not names or path == "~":
-        raise Refused("bad_request", f"the path {path[:80]!r} is none inside the workspace; name a folder in it")
+        raise Refused("bad_request", f"the path {path[:80]!r} is not inside the workspace; name a folder in it")
     return "/".join(names)
 
 
@@ -64,14 +63,14 @@ def inner_path(path: str) -> str:
 
 
 class _Packer:
-    def __init__(self, tar: tarfile.TarFile, bounds: ArchiveLimits) -> None:
+    def __init__(self, tar: tarfile.TarFile, limits: ArchiveLimits) -> None:
         self._tar = tar
-        self._bounds = bounds
+        self._limits = limits
         self.entries = 0
         self.bytes = 0
 
     def add(self, folder: int, name: str, path: str) -> None:
-        """Whatever has this name in the folder, with everything in it. What cannot be kept is left out."""
+        """Add this entry of the folder with everything in it. Sockets, devices and unsafe links are skipped."""
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         info = tarfile.TarInfo(path)
         info.mode, info.mtime = status.st_mode & 0o777, int(status.st_mtime)
@@ -81,8 +80,8 @@ class _Packer:
             try:
                 self._count(path, 0)
                 self._tar.addfile(info)
-                for each in sorted(os.listdir(inner), key=os.fsencode):
-                    self.add(inner, each, f"{path}/{each}")
+                for child in sorted(os.listdir(inner), key=os.fsencode):
+                    self.add(inner, child, f"{path}/{child}")
             finally:
                 os.close(inner)
         elif stat.S_ISLNK(status.st_mode):
@@ -99,20 +98,20 @@ class _Packer:
     def _count(self, path: str, size: int) -> None:
         self.entries += 1
         self.bytes += size
-        if self.entries > self._bounds.entries or self.bytes > self._bounds.bytes:
+        if self.entries > self._limits.entries or self.bytes > self._limits.bytes:
             raise Refused("too_large", f"more than fits in a cache, up to {path[:80]!r}; cache less")
-        if path.count("/") > self._bounds.depth or len(os.fsencode(path)) > MAX_PATH_BYTES:
+        if path.count("/") > self._limits.depth or len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise Refused("too_large", f"{path[:80]!r}… is too deep for a cache; cache something above it")
 
 
-def pack(root: Path, paths: list[str], out: BinaryIO, bounds: ArchiveLimits = _DEFAULT) -> ArchiveSize:
-    """Write these folders and files of the root as an archive. One that is not there is left out."""
+def pack(root: Path, paths: list[str], out: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> ArchiveSize:
+    """Write these folders and files of the root as an archive. Missing ones are skipped."""
     with (
         open_folder(root) as top,
-        gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as squeezed,
-        tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
+        gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
     ):
-        packer = _Packer(tar, bounds)
+        packer = _Packer(tar, limits)
         for path in sorted(set(paths)):
             try:
                 with open_parent(top, path) as (folder, name):
@@ -125,67 +124,65 @@ def pack(root: Path, paths: list[str], out: BinaryIO, bounds: ArchiveLimits = _D
 # -- unpacking
 
 
-class _Inflated:
-    """A compressed file as what is in it: forwards only, and only so much."""
+class _BoundedReader:
+    """Decompresses a file, forwards only, up to a maximum size."""
 
-    def __init__(self, file: BinaryIO, most: int) -> None:
+    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
         self._inner = gzip.GzipFile(fileobj=file, mode="rb")
-        self._left = most
-        self._at = 0
+        self._remaining = max_bytes
+        self._position = 0
 
     def read(self, size: int = -1) -> bytes:
-        """Some bytes."""
         if not 0 <= size <= MAX_READ_BYTES:
             raise Refused("too_large", "the archive has a header that is too large")
         data = self._inner.read(size)
-        self._at += len(data)
-        self._left -= len(data)
-        if self._left < 0:
+        self._position += len(data)
+        self._remaining -= len(data)
+        if self._remaining < 0:
             raise Refused("too_large", "the archive holds more than a cache may")
         return data
 
     def tell(self) -> int:
-        """How far it was read."""
-        return self._at
+        return self._position
 
-    def seek(self, to: int) -> int:
-        """Skip what is before that."""
-        if to < self._at:
+    def seek(self, position: int) -> int:
+        """Skip to this position."""
+        if position < self._position:
             raise Refused("unreadable", "the archive is not in order")
-        while self._at < to and self.read(min(_PART, to - self._at)):
+        while self._position < position and self.read(min(_CHUNK_BYTES, position - self._position)):
             pass
-        return self._at
+        return self._position
 
 
-def unpack(root: Path, source: BinaryIO, bounds: ArchiveLimits = _DEFAULT) -> ArchiveSize:
-    """Write what the archive holds into the root, which is empty and nobody else's. Refused at the first bad entry."""
+def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> ArchiveSize:
+    """Unpack an archive into the root, which must be empty and private. Raises `Refused` at the first bad entry."""
     entries = size = 0
-    # Beside what they hold, entries have headers: 512 bytes, and a few more where a name is long.
-    most = bounds.bytes + bounds.entries * 4096
+    # Besides their content, entries have headers: 512 bytes, and more for a long name.
+    max_bytes = limits.bytes + limits.entries * 4096
     try:
         with (
             open_folder(root) as top,
-            tarfile.open(fileobj=cast(BinaryIO, _Inflated(source, most)), mode="r:", encoding="utf-8") as tar,
+            tarfile.open(fileobj=cast(BinaryIO, _BoundedReader(source, max_bytes)), mode="r:", encoding="utf-8") as tar,
         ):
             while (entry := tar.next()) is not None:
-                tar.members = []  # type: ignore[attr-defined]  # Otherwise it remembers every one of them.
+                tar.members = []  # type: ignore[attr-defined]  # Otherwise it keeps all entries in memory.
                 entries += 1
                 size += max(0, entry.size)
-                if entries > bounds.entries or size > bounds.bytes:
+                if entries > limits.entries or size > limits.bytes:
                     raise Refused("too_large", "the archive holds more than a cache may")
-                _restore(tar, entry, top, bounds)
+                _restore(tar, entry, top, limits)
     except Refused:
         raise
-    except Exception as error:  # A forged header makes the standard library raise nearly anything.
+    except Exception as error:  # A forged header can make the standard library raise any exception.
         raise Refused("unreadable", f"the archive cannot be unpacked: {type(error).__name__}: {error}") from None
     return ArchiveSize(entries=entries, bytes=size)
 
 
-def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: ArchiveLimits) -> None:
+def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, limits: ArchiveLimits) -> None:
     names = entry.name.removesuffix("/").split("/")
     if len(entry.name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} with a path that is too long")
-    if any(name in ("", ".", "..") or "\0" in name for name in names) or len(names) > bounds.depth + 1:
+    if any(name in ("", ".", "..") or "\0" in name for name in names) or len(names) > limits.depth + 1:
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r}, which leads elsewhere")
     if entry.issparse() or entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE):
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, folder or link")
@@ -197,68 +194,68 @@ def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, bounds: Arc
             return
         if entry.isdir():
             os.mkdir(name, 0o700, dir_fd=folder)
-            made = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+            descriptor = os.open(name, FOLDER_FLAGS, dir_fd=folder)
         else:
-            made = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
+            descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
         try:
             if entry.isreg():
-                _copy(tar, entry, made)
-            os.fchmod(made, entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600))
-            moment = min(max(0, int(entry.mtime)), MAX_SECONDS)
-            os.utime(made, (moment, moment))
+                _copy(tar, entry, descriptor)
+            os.fchmod(descriptor, entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600))
+            mtime = min(max(0, int(entry.mtime)), MAX_SECONDS)
+            os.utime(descriptor, (mtime, mtime))
         finally:
-            os.close(made)
+            os.close(descriptor)
 
 
 @contextmanager
 def _inside(top: int, names: list[str]) -> Iterator[tuple[int, str]]:
-    """The folder that an entry is to be in; it is made where it is missing, since an archive of `a/b` has no `a`."""
+    """Open the parent folder of an entry, and create missing ones: an archive of `a/b` has no entry `a`."""
     path = "/".join(names)
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(open_parent(top, path))
+            target = stack.enter_context(open_parent(top, path))
         except FileNotFoundError:
             for depth in range(1, len(names)):
                 with open_parent(top, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
                     os.mkdir(name, 0o755, dir_fd=folder)
-            found = stack.enter_context(open_parent(top, path))
-        yield found
+            target = stack.enter_context(open_parent(top, path))
+        yield target
 
 
-def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, made: int) -> None:
+def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, descriptor: int) -> None:
     source = tar.extractfile(entry)
-    left = entry.size
-    while source is not None and left:
-        part = source.read(min(_PART, left))
-        if not part:
+    remaining = entry.size
+    while source is not None and remaining:
+        chunk = source.read(min(_CHUNK_BYTES, remaining))
+        if not chunk:
             raise EOFError("it ends in the middle of a file")
-        left -= len(part)
-        while part:
-            part = part[os.write(made, part) :]
+        remaining -= len(chunk)
+        while chunk:
+            chunk = chunk[os.write(descriptor, chunk) :]
 
 
 def _is_safe_link(path: str, target: str) -> bool:
     names = target.split("/")
-    climbs = next((at for at, name in enumerate(names) if name != ".."), len(names))
+    climbs = next((index for index, name in enumerate(names) if name != ".."), len(names))
     is_plain = bool(target) and not target.startswith("/") and "\0" not in target and ".." not in names[climbs:]
     return is_plain and climbs <= path.count("/")
 
 
 def move_if_absent(source: Path, root: Path, path: str) -> bool:
-    """Move what has this path below the source to the same path below the root, unless something is there."""
+    """Move an entry to the same path below the root, unless that path exists; return whether it was moved."""
     *folders, name = path.split("/")
     with open_folder(source) as old_top, open_folder(root) as new_top:
-        at = ""
+        prefix = ""
         for folder in folders:
-            with open_parent(new_top, f"{at}{folder}") as (above, each), suppress(FileExistsError):
-                os.mkdir(each, dir_fd=above)
-            at += f"{folder}/"
+            with open_parent(new_top, f"{prefix}{folder}") as (above_fd, folder_name), suppress(FileExistsError):
+                os.mkdir(folder_name, dir_fd=above_fd)
+            prefix += f"{folder}/"
         try:
-            with open_parent(old_top, path) as (old, _), open_parent(new_top, path) as (new, _):
+            with open_parent(old_top, path) as (old_fd, _), open_parent(new_top, path) as (new_fd, _):
                 try:
-                    os.stat(name, dir_fd=new, follow_symlinks=False)
+                    os.stat(name, dir_fd=new_fd, follow_symlinks=False)
                 except FileNotFoundError:
-                    os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
+                    os.rename(name, name, src_dir_fd=old_fd, dst_dir_fd=new_fd)
                     return True
                 return False
         except FileNotFoundError:

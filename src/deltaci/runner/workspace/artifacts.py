@@ -1,12 +1,11 @@
-"""Artifacts: which files of a workspace to keep, found and opened so that a job gains nothing by tricks.
+"""Find and open the files of a workspace that match the artifact rules, without trusting the workspace.
 
-A workspace belongs to its job, which may still change it while we look. So nothing here trusts a path twice: folders
-are entered one by one through their descriptors, never through a symbolic link; a link to a file inside is kept as its
-target's content, a link that leads outside is left out, as are fifos, sockets and devices. `open_found` walks the same
-way again and refuses whatever is no longer the file that was found.
+A job may change its workspace meanwhile, so no path is used twice: folders are entered one by one by descriptor, never
+through a symbolic link. A link to a file inside is kept with the content of its target; links that lead outside, FIFOs,
+sockets and devices are skipped. `open_file` walks the path again and refuses a file that has been replaced.
 
-Patterns have `*`, `?`, `[…]` inside a name and `**` for any folders, also none. They match hidden files too. A pattern
-that matches a folder takes everything in it.
+Patterns have `*`, `?` and `[…]` within a name and `**` for any number of folders, also none. They match hidden files,
+too. A pattern that matches a folder includes everything in it.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from deltaci.protocol.messages import MAX_ARTIFACTS, MAX_LEASE_BYTES, ArtifactRu
 from deltaci.runner.workspace.folders import FOLDER_FLAGS, open_folder, open_parent
 
 MAX_PATTERN_PARTS: Final = 64
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # Not blocking: it may be a fifo by now.
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # Non-blocking, as it may have become a FIFO.
 
 
 class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may be kept of one job, and how far we look for it."""
+    """How much may be kept of one job, and how far a search may go."""
 
     files: int = MAX_ARTIFACTS
     bytes: int = MAX_LEASE_BYTES
@@ -39,7 +38,7 @@ class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to keep. `path` is its name in the workspace, `real_path` where its content is, both with `/`."""
+    """A file that matches. `path` is its name in the workspace, `real_path` the file that a link leads to."""
 
     path: str
     type: str
@@ -50,7 +49,10 @@ class ArtifactFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Pattern:
-    """A rule, taken apart. Its state is how many of its parts have been matched by the folders so far."""
+    """A compiled rule, matched name by name.
+
+    A state is the number of parts that the path so far has matched; several are possible at once.
+    """
 
     def __init__(self, rule: ArtifactRule) -> None:
         self.type = rule.type
@@ -59,39 +61,39 @@ class _Pattern:
         self.end = len(parts)
 
     def start(self) -> frozenset[int]:
-        """Before any name."""
-        return self._open({0})
+        """Return the states before the first name."""
+        return self._skip_wildcards({0})
 
     def step(self, states: frozenset[int], name: str) -> frozenset[int]:
-        """After one more name. A pattern that is used up stays so: it takes everything below."""
-        after: set[int] = set()
+        """Return the states after one more name. A completed pattern stays so: it includes everything below."""
+        next_states: set[int] = set()
         for state in states:
             part = self._parts[state] if state < self.end else None
             if part is None:
-                after.add(state)
+                next_states.add(state)
             elif part.match(name):
-                after.add(state + 1)
-        return self._open(after)
+                next_states.add(state + 1)
+        return self._skip_wildcards(next_states)
 
-    def _open(self, states: set[int]) -> frozenset[int]:
-        """Also without the folders that `**` need not match."""
+    def _skip_wildcards(self, states: set[int]) -> frozenset[int]:
+        """Add the states in which each `**` matches no folder."""
         for state in sorted(states):
-            at = state
-            while at < self.end and self._parts[at] is None:
-                at += 1
-                states.add(at)
+            next_state = state
+            while next_state < self.end and self._parts[next_state] is None:
+                next_state += 1
+                states.add(next_state)
         return frozenset(states)
 
 
 def pattern_parts(pattern: str) -> list[str]:
-    """The names of a pattern, or a refusal that says what is wrong with it."""
+    """Return the parts of a pattern. Raises `Refused` if it is empty or may lead outside."""
     if not pattern.strip("./") and "**" not in pattern:
         raise Refused("bad_request", f"the pattern {pattern!r} names no file; write '**' for everything")
     if pattern.startswith("/") or "\0" in pattern:
         raise Refused("bad_request", f"the pattern {pattern!r} is absolute; write it from the workspace on")
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise Refused("bad_request", f"the pattern {pattern!r} has '..'; only files in the workspace are kept")
+        raise Refused("bad_request", f"the pattern {pattern!r} has '..'; name files in the workspace")
     if len(parts) > MAX_PATTERN_PARTS:
         raise Refused("bad_request", f"the pattern {pattern[:80]!r}… has more than {MAX_PATTERN_PARTS} parts")
     return parts
@@ -100,36 +102,36 @@ def pattern_parts(pattern: str) -> list[str]:
 class _Search:
     """One walk through a workspace, for all patterns at once."""
 
-    def __init__(self, workspace: Path, rules: Sequence[ArtifactRule], bounds: SearchLimits) -> None:
+    def __init__(self, workspace: Path, rules: Sequence[ArtifactRule], limits: SearchLimits) -> None:
         self._workspace = workspace
         self._patterns = [_Pattern(rule) for rule in rules]
-        self._bounds = bounds
-        self._looked_at = 0
+        self._limits = limits
+        self._entries = 0
         self._bytes = 0
         self._matched: set[int] = set()
-        self.found: list[ArtifactFile] = []
+        self.files: list[ArtifactFile] = []
 
     def run(self) -> None:
-        """Fill `found`."""
+        """Fill `files`."""
         if not self._patterns:
             return
         with open_folder(self._workspace) as root:
             self._walk(root, root, "", [pattern.start() for pattern in self._patterns], 0)
 
     def _walk(self, root: int, folder: int, path: str, states: list[frozenset[int]], depth: int) -> None:
-        if depth > self._bounds.depth:
-            raise Refused("too_large", f"{path!r} is more than {self._bounds.depth} folders deep; narrow the pattern")
+        if depth > self._limits.depth:
+            raise Refused("too_large", f"{path!r} is more than {self._limits.depth} folders deep; narrow the pattern")
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries)
-        self._looked_at += len(names)
-        if self._looked_at > self._bounds.entries:
+        self._entries += len(names)
+        if self._entries > self._limits.entries:
             raise Refused(
-                "too_large", f"more than {self._bounds.entries} files to look at, up to {path!r}; narrow the pattern"
+                "too_large", f"more than {self._limits.entries} entries to search, up to {path!r}; narrow the pattern"
             )
         for name in names:
-            after = [pattern.step(state, name) for pattern, state in zip(self._patterns, states, strict=True)]
-            if any(after):
-                self._visit(root, folder, f"{path}{name}", name, after, depth)
+            next_states = [pattern.step(state, name) for pattern, state in zip(self._patterns, states, strict=True)]
+            if any(next_states):
+                self._visit(root, folder, f"{path}{name}", name, next_states, depth)
 
     def _visit(self, root: int, folder: int, path: str, name: str, states: list[frozenset[int]], depth: int) -> None:
         try:
@@ -142,31 +144,31 @@ class _Search:
                     os.close(inner)
                 return
         except OSError:
-            return  # It is gone, it was swapped, or it may not be read: not a file that can be kept.
+            return  # It was removed or replaced, or is not readable.
         kind = next((p.type for p, s in zip(self._patterns, states, strict=True) if p.end in s), None)
         if kind is None:
             return
-        before = len(self.found)
+        count_before = len(self.files)
         if stat.S_ISLNK(status.st_mode):
             self._keep_target(root, path, kind)
         elif stat.S_ISREG(status.st_mode):
             self._keep(path, kind, path, status)
-        if len(self.found) > before:
-            self._matched.update(at for at, pattern in enumerate(self._patterns) if pattern.end in states[at])
+        if len(self.files) > count_before:
+            self._matched.update(index for index, pattern in enumerate(self._patterns) if pattern.end in states[index])
 
-    def missed(self) -> list[int]:
-        """The places of the rules that no file matched."""
-        return [at for at in range(len(self._patterns)) if at not in self._matched]
+    def unmatched(self) -> list[int]:
+        """Return the indexes of the rules that matched no file."""
+        return [index for index in range(len(self._patterns)) if index not in self._matched]
 
     def _keep_target(self, root: int, path: str, kind: str) -> None:
-        """A link to a file inside is kept under its own name; any other is left out."""
+        """Keep a link to a file inside the workspace under the link's name; skip other links."""
         top = self._workspace.resolve()
         try:
             real_path = (top / path).resolve(strict=True).relative_to(top).as_posix()
             with open_parent(root, real_path) as (folder, name):
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except (OSError, ValueError, RuntimeError):
-            return  # Outside, dangling, in a circle, or changed meanwhile.
+            return  # It leads outside, to nothing or in a circle, or has changed.
         if stat.S_ISREG(status.st_mode):
             self._keep(path, kind, real_path, status)
 
@@ -175,12 +177,12 @@ class _Search:
             path.encode()
         except UnicodeEncodeError:
             raise Refused("bad_request", f"the file name {os.fsencode(path)!r} is not UTF-8; rename the file") from None
-        if len(self.found) == self._bounds.files:
-            raise Refused("too_large", f"more than {self._bounds.files} artifacts, {path!r} is one too many; pack them")
+        if len(self.files) == self._limits.files:
+            raise Refused("too_large", f"more than {self._limits.files} artifacts, {path!r} is one too many; pack them")
         self._bytes += status.st_size
-        if self._bytes > self._bounds.bytes:
-            raise Refused("too_large", f"artifacts of more than {self._bounds.bytes} bytes, up to {path!r}; keep less")
-        self.found.append(
+        if self._bytes > self._limits.bytes:
+            raise Refused("too_large", f"artifacts of more than {self._limits.bytes} bytes, up to {path!r}; keep less")
+        self.files.append(
             ArtifactFile(
                 path=path,
                 type=kind,
@@ -195,34 +197,37 @@ class _Search:
 _DEFAULT: Final = SearchLimits()
 
 
-def find_files(workspace: Path, rules: Sequence[ArtifactRule], bounds: SearchLimits = _DEFAULT) -> list[ArtifactFile]:
-    """The files that the rules keep, sorted by path, each once with the type of the first rule that matches it."""
-    return search_files(workspace, rules, bounds)[0]
+def find_files(workspace: Path, rules: Sequence[ArtifactRule], limits: SearchLimits = _DEFAULT) -> list[ArtifactFile]:
+    """Return the files that match, sorted by path, each with the type of the first rule that matches it."""
+    return search_files(workspace, rules, limits)[0]
 
 
 def search_files(
-    workspace: Path, rules: Sequence[ArtifactRule], bounds: SearchLimits = _DEFAULT
+    workspace: Path, rules: Sequence[ArtifactRule], limits: SearchLimits = _DEFAULT
 ) -> tuple[list[ArtifactFile], list[ArtifactRule]]:
-    """The same, and the rules that no file matches."""
-    walk = _Search(workspace, rules, bounds)
-    walk.run()
-    return sorted(walk.found, key=lambda found: found.path), [rules[at] for at in walk.missed()]
+    """Return the files as `find_files` does, and the rules that match no file."""
+    search = _Search(workspace, rules, limits)
+    search.run()
+    return sorted(search.files, key=lambda file: file.path), [rules[index] for index in search.unmatched()]
 
 
 def escape_pattern(path: str) -> str:
-    """The pattern that matches this path and nothing else."""
+    """Return the pattern that matches exactly this path."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in path)
 
 
-def open_file(workspace: Path, found: ArtifactFile) -> BinaryIO:
-    """Open what was found; refused if it is another file by now. Read at most `found.bytes`: it may still grow."""
+def open_file(workspace: Path, file: ArtifactFile) -> BinaryIO:
+    """Open a file that was found. Raises `Refused` if it has been replaced.
+
+    Read at most `file.bytes` bytes: it may still grow.
+    """
     try:
-        with open_folder(workspace) as root, open_parent(root, found.real_path) as (folder, name):
-            file = os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb")
+        with open_folder(workspace) as root, open_parent(root, file.real_path) as (folder, name):
+            stream = os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb")
     except OSError as error:
-        raise Refused("not_found", f"{found.path!r} was there and is not any more: {error.strerror}") from None
-    status = os.fstat(file.fileno())
-    if (status.st_dev, status.st_ino) != (found.device, found.inode) or not stat.S_ISREG(status.st_mode):
-        file.close()
-        raise Refused("not_found", f"{found.path!r} is another file than the one that was found; leave files in place")
-    return file
+        raise Refused("not_found", f"{file.path!r} no longer exists: {error.strerror}") from None
+    status = os.fstat(stream.fileno())
+    if (status.st_dev, status.st_ino) != (file.device, file.inode) or not stat.S_ISREG(status.st_mode):
+        stream.close()
+        raise Refused("not_found", f"{file.path!r} has been replaced since it was found; leave files in place")
+    return stream

@@ -1,8 +1,8 @@
-"""Cache keys: `{lock_hash}` in a key is the SHA-256 of the lock files, so a cache is as old as what it was made from.
+"""Cache keys: `{lock_hash}` in a key stands for the SHA-256 of the lock files, so that it changes with them.
 
-The hash is over names, sizes and contents, in the order of the names: the same files give the same key everywhere.
-Lock files are the ones that the rule names (patterns are fine), or else every well-known one in the workspace, except
-in hidden folders and in folders into which tools install what others made.
+The hash covers names, sizes and contents, in the order of the names: the same files give the same key everywhere. The
+lock files are the ones that match the rule's patterns, else all well-known ones in the workspace, except in hidden
+folders and in folders of installed dependencies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deltaci.protocol.messages import ArtifactRule, CacheRule
 from deltaci.runner.workspace.artifacts import ArtifactFile, SearchLimits, escape_pattern, find_files, open_file
 
 PLACEHOLDER: Final = "{lock_hash}"
-WELL_KNOWN: Final = frozenset(
+COMMON_LOCK_FILES: Final = frozenset(
     {
         "Cargo.lock",
         "Gemfile.lock",
@@ -47,15 +47,15 @@ WELL_KNOWN: Final = frozenset(
         "yarn.lock",
     }
 )
-# Installed, not written: what lies here is the consequence of a lock file, and changes with the cache itself.
+# Installed dependencies follow from a lock file, and change with the cache itself.
 INSTALLED: Final = frozenset({"node_modules", "vendor", "venv", "target", "site-packages", "__pycache__", "Pods"})
 MAX_DEPTH: Final = 8
-_BOUNDS: Final = SearchLimits(files=1000, bytes=256 * 1024**2)
-_PART: Final = 1024 * 1024
+_LIMITS: Final = SearchLimits(files=1000, bytes=256 * 1024**2)
+_CHUNK_BYTES: Final = 1024 * 1024
 
 
 class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key, what it was made from, and what its author should be told; the note is empty if all is well."""
+    """A key, the lock files in its hash, and a warning for its author; the note is empty if there is none."""
 
     key: str
     lock_files: tuple[str, ...] = ()
@@ -63,18 +63,18 @@ class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cache_key(workspace: Path, rule: CacheRule) -> CacheKey:
-    """The rule's key with the hash of the lock files in it. Without `{lock_hash}` nothing is looked at."""
+    """Return the rule's key with the hash of the lock files. Without `{lock_hash}` no file is read."""
     if PLACEHOLDER not in rule.key:
         return CacheKey(key=rule.key)
-    found, missing = _named(workspace, rule.lock_files) if rule.lock_files else (_well_known(workspace), [])
-    key = rule.key.replace(PLACEHOLDER, _hash(workspace, found))
-    return CacheKey(key=key, lock_files=tuple(file.path for file in found), note=_note(rule, found, missing))
+    lock_files, missing = _find_named(workspace, rule.lock_files) if rule.lock_files else (_find_common(workspace), [])
+    key = rule.key.replace(PLACEHOLDER, _hash(workspace, lock_files))
+    return CacheKey(key=key, lock_files=tuple(file.path for file in lock_files), note=_note(rule, lock_files, missing))
 
 
-def _note(rule: CacheRule, found: list[ArtifactFile], missing: list[str]) -> str:
+def _note(rule: CacheRule, lock_files: list[ArtifactFile], missing: list[str]) -> str:
     if missing:
         return f"cache {rule.key!r}: no file matches {', '.join(missing)}; the key does not depend on it"
-    if not found:
+    if not lock_files:
         return (
             f"cache {rule.key!r}: no lock file in the workspace, so the key never changes; "
             "name some in lock_files, or take {lock_hash} out of the key"
@@ -82,37 +82,40 @@ def _note(rule: CacheRule, found: list[ArtifactFile], missing: list[str]) -> str
     return ""
 
 
-def _named(workspace: Path, names: list[str]) -> tuple[list[ArtifactFile], list[str]]:
-    each = {name: find_files(workspace, [ArtifactRule(path_glob=name)], _BOUNDS) for name in names}
-    found = {file.path: file for files in each.values() for file in files}
-    return [found[path] for path in sorted(found)], [name for name, files in each.items() if not files]
+def _find_named(workspace: Path, names: list[str]) -> tuple[list[ArtifactFile], list[str]]:
+    matches = {name: find_files(workspace, [ArtifactRule(path_glob=name)], _LIMITS) for name in names}
+    by_path = {file.path: file for files in matches.values() for file in files}
+    return [by_path[path] for path in sorted(by_path)], [name for name, files in matches.items() if not files]
 
 
-def _well_known(workspace: Path) -> list[ArtifactFile]:
-    """Walks by itself, for it must pass by what is installed; `find` then looks at each file as strictly as ever."""
+def _find_common(workspace: Path) -> list[ArtifactFile]:
+    """Find lock files with common names.
+
+    Walks by itself to skip installed dependencies; `find_files` then checks each file.
+    """
     paths: list[str] = []
     for folder, folders, files in os.walk(workspace, followlinks=False):
         here = Path(folder).relative_to(workspace)
         is_deep = len(here.parts) >= MAX_DEPTH
         folders[:] = [] if is_deep else [f for f in folders if f not in INSTALLED and not f.startswith(".")]
-        paths.extend((here / file).as_posix() for file in files if file in WELL_KNOWN)
-    if len(paths) > _BOUNDS.files:
-        raise Refused("too_large", f"{len(paths)} lock files, at most {_BOUNDS.files}; name some in lock_files")
+        paths.extend((here / file).as_posix() for file in files if file in COMMON_LOCK_FILES)
+    if len(paths) > _LIMITS.files:
+        raise Refused("too_large", f"{len(paths)} lock files, at most {_LIMITS.files}; name some in lock_files")
     rules = [ArtifactRule(path_glob=escape_pattern(path)) for path in sorted(paths)]
-    return find_files(workspace, rules, _BOUNDS)
+    return find_files(workspace, rules, _LIMITS)
 
 
-def _hash(workspace: Path, found: list[ArtifactFile]) -> str:
-    total = hashlib.sha256()
-    for file in sorted(found, key=lambda each: each.path.encode()):
+def _hash(workspace: Path, lock_files: list[ArtifactFile]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(lock_files, key=lambda lock_file: lock_file.path.encode()):
         content, size = hashlib.sha256(), 0
-        with open_file(workspace, file) as opened:
-            while part := opened.read(_PART):
-                content.update(part)
-                size += len(part)
-                if size > _BOUNDS.bytes:
+        with open_file(workspace, file) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                content.update(chunk)
+                size += len(chunk)
+                if size > _LIMITS.bytes:
                     raise Refused("too_large", f"the lock file {file.path!r} grows while it is read")
-        # One line for each file, and no newline in it: no two sets of files give the same lines.
+        # One line per file, with the name in hex: different sets of files never give the same lines.
         name = file.path.encode().hex()
-        total.update(f"{name} {size} {content.hexdigest()}\n".encode())
-    return total.hexdigest()
+        digest.update(f"{name} {size} {content.hexdigest()}\n".encode())
+    return digest.hexdigest()

@@ -1,7 +1,8 @@
-"""Caches: folders that a job brings along from earlier ones. Never a reason to fail: trouble is a line in the log.
+"""Restore and save the caches of a job: folders that are reused by later jobs.
 
-Before the first step each cache is fetched by its key and unpacked beside the workspace; then the paths that its rule
-names, and nothing else, are moved into it. After a success, what was not found under its key is packed and sent.
+A cache never fails a job: errors are lines in its log. Before the first step each cache is downloaded by its key and
+unpacked beside the workspace; then only the paths that its rule names are moved into it. After a success, caches whose
+key was not found are packed and uploaded.
 """
 
 from __future__ import annotations
@@ -25,64 +26,64 @@ from deltaci.runner.workspace.archive import inner_path, move_if_absent, pack, u
 from deltaci.runner.workspace.cache_keys import cache_key
 from deltaci.runner.workspace.layout import Layout
 
-PATIENCE_SECONDS: Final = 20.0  # A cache is not worth more: the job can do without.
+TIMEOUT_SECONDS: Final = 20.0  # Short, as the job can run without the cache.
 
 
-class _Missing(msgspec.Struct, frozen=True):
-    """A cache to be made."""
+class _UnsavedCache(msgspec.Struct, frozen=True):
+    """A cache to save if the job succeeds."""
 
     key: str
     paths: list[str]
 
 
 class Caches:
-    """One job's caches."""
+    """The caches of one job."""
 
     def __init__(self, transfers: Transfers, layout: Layout, folder: Path, log: JobLog) -> None:
         self._transfers = transfers
         self._layout = layout
-        self._folder = folder  # Beside the workspace: the job does not see it.
+        self._folder = folder  # Outside the workspace, where the job cannot reach it.
         self._log = log
-        self._missing: list[_Missing] = []
+        self._to_save: list[_UnsavedCache] = []
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether something is to be kept when the job succeeded."""
-        return bool(self._missing)
+        """Return whether there are caches to save if the job succeeds."""
+        return bool(self._to_save)
 
     async def restore(self, rules: list[CacheRule]) -> None:
-        """Bring along what there is."""
+        """Restore the caches of these rules."""
         for rule in rules:
             try:
-                found = await self._transfers.run_in_thread(cache_key, self._layout.workspace, rule)
-                if found.note:
-                    self._log.write_line(found.note)
-                await self._restore(found.key, [self._inner(path) for path in rule.paths])
+                computed = await self._transfers.run_in_thread(cache_key, self._layout.workspace, rule)
+                if computed.note:
+                    self._log.write_line(computed.note)
+                await self._restore(computed.key, [self._inner(path) for path in rule.paths])
             except (Refused, Unreachable, OSError) as error:
-                self._log.write_line(f"cache {rule.key!r}: {_why(error)}; going on without it")
+                self._log.write_line(f"cache {rule.key!r}: {_why(error)}; continuing without it")
 
-    async def restore_one(self, key: str, prefixes: list[str], paths: list[str], *, is_kept: bool) -> str:
-        """Bring along the cache of this key, or the newest that begins with one of these; the key that was found.
+    async def restore_one(self, key: str, prefixes: list[str], paths: list[str], *, is_saved_on_miss: bool) -> str:
+        """Restore the cache with this key, else the newest one with one of the prefixes; return its key or "".
 
-        What is not found under its own key is made when the job succeeds, if it is to be kept.
+        If the key itself is not found and `is_kept`, the cache is saved under it when the job succeeds.
         """
         try:
             inner = [self._inner(path) for path in paths]
-            if await self._restore(key, inner, is_kept=is_kept):
+            if await self._restore(key, inner, is_saved_on_miss=is_saved_on_miss):
                 return key
             for prefix in prefixes:
-                found = await self._newest(prefix)
-                if found and await self._restore(found, inner, is_kept=False):
-                    return found
+                restored_key = await self._newest(prefix)
+                if restored_key and await self._restore(restored_key, inner, is_saved_on_miss=False):
+                    return restored_key
         except (Refused, Unreachable, OSError) as error:
-            self._log.write_line(f"cache {key!r}: {_why(error)}; going on without it")
+            self._log.write_line(f"cache {key!r}: {_why(error)}; continuing without it")
         return ""
 
     async def _newest(self, prefix: str) -> str:
-        """The key of the newest cache that begins so; empty if there is none."""
+        """Return the key of the newest cache with this prefix, or an empty string."""
         try:
             return await self._transfers.call(
-                lambda client, lease_id: client.newest_cache(lease_id, prefix), PATIENCE_SECONDS
+                lambda client, lease_id: client.newest_cache(lease_id, prefix), TIMEOUT_SECONDS
             )
         except Refused as refused:
             if refused.code != "not_found":
@@ -92,21 +93,21 @@ class Caches:
     def _inner(self, path: str) -> str:
         return inner_path(path) if self._layout.is_single_folder else self._layout.resolve(path)
 
-    async def _restore(self, key: str, paths: list[str], *, is_kept: bool = True) -> bool:
-        """Whether there was one."""
-        with self._file() as file:
+    async def _restore(self, key: str, paths: list[str], *, is_saved_on_miss: bool = True) -> bool:
+        """Return whether the cache was found."""
+        with self._temporary_file() as file:
             try:
-                size = await self._transfers.download(_address(key), file, MAX_CACHE_BYTES, PATIENCE_SECONDS)
+                size = await self._transfers.download(_upload_path(key), file, MAX_CACHE_BYTES, TIMEOUT_SECONDS)
             except Refused as refused:
                 if refused.code != "not_found":
                     raise
-                if is_kept:
-                    self._missing.append(_Missing(key, paths))
-                then = "it is made when the job succeeds" if is_kept else "going on without it"
-                self._log.write_line(f"cache {key!r}: not found; {then}")
+                if is_saved_on_miss:
+                    self._to_save.append(_UnsavedCache(key, paths))
+                consequence = "it is saved when the job succeeds" if is_saved_on_miss else "continuing without it"
+                self._log.write_line(f"cache {key!r}: not found; {consequence}")
                 return False
             moved = await self._transfers.run_in_thread(self._unpack, file, paths)
-        self._log.write_line(f"cache {key!r}: {size} bytes, {', '.join(moved) or 'nothing that the job asks for'}")
+        self._log.write_line(f"cache {key!r}: {size} bytes, {', '.join(moved) or 'none of the requested paths'}")
         return True
 
     def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:
@@ -119,43 +120,45 @@ class Caches:
             shutil.rmtree(staged, ignore_errors=True)
 
     async def save(self) -> int:
-        """Keep what was missing; how many bytes were sent. Only after a success: what failed may be half made."""
+        """Save the caches that were not found, and return the bytes sent. Call it only after a success."""
         sent = 0
-        for each in self._missing:
+        for unsaved in self._to_save:
             try:
-                sent += await self._save(each)
+                sent += await self._save(unsaved)
             except (Refused, Unreachable, OSError) as error:
-                self._log.write_line(f"cache {each.key!r}: {_why(error)}; not kept")
+                self._log.write_line(f"cache {unsaved.key!r}: {_why(error)}; not kept")
         return sent
 
-    async def _save(self, missing: _Missing) -> int:
-        with self._file() as file:
-            packed = await self._transfers.run_in_thread(pack, self._layout.root, missing.paths, file)
+    async def _save(self, unsaved: _UnsavedCache) -> int:
+        with self._temporary_file() as file:
+            packed = await self._transfers.run_in_thread(pack, self._layout.root, unsaved.paths, file)
             size = file.tell()
             if not packed.entries:
                 self._log.write_line(
-                    f"cache {missing.key!r}: none of {', '.join(missing.paths)} exists; nothing to keep"
+                    f"cache {unsaved.key!r}: none of {', '.join(unsaved.paths)} exists; nothing to keep"
                 )
                 return 0
             if size > MAX_CACHE_BYTES:
                 raise Refused("too_large", f"it has {size} bytes, at most {MAX_CACHE_BYTES}")
-            kept = await self._transfers.upload(_address(missing.key), lambda: _again(file), size, PATIENCE_SECONDS)
-        told = "kept" if kept.stored else "another job was faster, and its own is kept"
-        self._log.write_line(f"cache {missing.key!r}: {packed.entries} entries, {size} bytes, {told}")
-        return size if kept.stored else 0
+            upload = await self._transfers.upload(
+                _upload_path(unsaved.key), lambda: _rewound(file), size, TIMEOUT_SECONDS
+            )
+        outcome = "kept" if upload.stored else "not kept: another job saved this key first"
+        self._log.write_line(f"cache {unsaved.key!r}: {packed.entries} entries, {size} bytes, {outcome}")
+        return size if upload.stored else 0
 
-    def _file(self) -> BinaryIO:
+    def _temporary_file(self) -> BinaryIO:
         return tempfile.TemporaryFile(dir=self._folder)
 
 
 @contextmanager
-def _again(file: BinaryIO) -> Iterator[BinaryIO]:
-    """The file from its beginning; it stays open for another try."""
+def _rewound(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Yield the file at its beginning, and leave it open for a retry."""
     file.seek(0)
     yield file
 
 
-def _address(key: str) -> str:
+def _upload_path(key: str) -> str:
     return f"caches/{quote(key, safe='')}"
 
 

@@ -1,7 +1,7 @@
-"""Sources for a job: from the runner's mirror into a work tree of the job's own, at exactly one commit.
+"""Check out sources: from the runner's mirror into a work tree of the job's own, at exactly one commit.
 
-Git never runs in a folder that the job can write to: whatever a job could plant there (a link, a hook, a configuration
-that names a program) would run as the runner. The tree is made beside the workspace, and then moved into it.
+Git never runs in a folder that the job can write to: links, hooks or configuration there would make it run programs as
+the runner. The tree is created beside the workspace and then moved into it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SUBMODULE_SECONDS: Final = 1800.0
 HEADS: Final = "refs/heads/"
 TAGS: Final = "refs/tags/"
 
-Local = Callable[..., Awaitable[str]]
-"""Calls git in the tree that is being made."""
+RunGit = Callable[..., Awaitable[str]]
+"""Runs git in the tree that is being created."""
 
 
 class CheckoutSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to bring, and how."""
+    """What to check out, and how."""
 
     commit: str
     ref: str = ""
@@ -41,128 +41,140 @@ class CheckoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     submodules: str = ""  # empty, `true` or `recursive`
     is_clean: bool = True
     has_tags: bool = False
-    is_trusted: bool = True  # Whether its submodules may be read with what reads it.
+    is_trusted: bool = True  # Whether submodules may be read with its credentials.
 
 
 def make_remote(url: str, protocols: tuple[str, ...], credential: str = "", key_file: str = "") -> Remote:
-    """A repository that this runner may read."""
+    """Return a repository to read. Raises `Refused` if the runner must not use the URL."""
     return Remote(url=check_url(url, protocols), protocols=protocols, credential=credential, key_file=key_file)
 
 
 def credential_encodings(credential: str) -> list[str]:
-    """What must not be in a log because of this credential."""
-    return [each for each in (credential, credential.partition(":")[2], auth_header(credential).split()[-1]) if each]
+    """Return the forms of a credential that logs must not contain."""
+    return [form for form in (credential, credential.partition(":")[2], auth_header(credential).split()[-1]) if form]
 
 
-async def named(kept: Mirror, ref: str) -> tuple[str, str]:
-    """The whole name and the commit of what somebody calls by a branch, a tag, a ref or a commit."""
+async def resolve_ref(mirror: Mirror, ref: str) -> tuple[str, str]:
+    """Return the full ref name and the commit of a branch, a tag, a ref or a commit; a commit has no ref name."""
     if COMMIT.fullmatch(ref):
         return "", ref
-    names = [ref] if ref.startswith("refs/") else [f"{HEADS}{ref}", f"{TAGS}{ref}"]
-    return await kept.resolve([check_ref(name) for name in names])
+    candidates = [ref] if ref.startswith("refs/") else [f"{HEADS}{ref}", f"{TAGS}{ref}"]
+    return await mirror.resolve([check_ref(name) for name in candidates])
 
 
-async def check_out(kept: Mirror, remote: Remote, wanted: CheckoutSpec, staged: Path) -> None:
-    """Make the work tree, with a repository of its own, in a folder that is empty and ours."""
-    check_commit(wanted.commit)
-    if wanted.ref:
-        check_ref(wanted.ref)
-    name = await kept.bring(wanted.commit, wanted.ref, wanted.depth, has_tags=wanted.has_tags)
+async def check_out(mirror: Mirror, remote: Remote, spec: CheckoutSpec, staging: Path) -> None:
+    """Create the work tree, with a repository of its own, in a private empty folder."""
+    check_commit(spec.commit)
+    if spec.ref:
+        check_ref(spec.ref)
+    name = await mirror.fetch(spec.commit, spec.ref, spec.depth, has_tags=spec.has_tags)
 
-    async def local(*words: str) -> str:
-        return await git(*words, folder=staged, timeout_seconds=LOCAL_SECONDS)
+    async def run_git(*words: str) -> str:
+        return await git(*words, folder=staging, timeout_seconds=LOCAL_SECONDS)
 
-    await local("init", "--quiet", "--template=")
-    await local("remote", "add", "--", "origin", remote.url)
+    await run_git("init", "--quiet", "--template=")
+    await run_git("remote", "add", "--", "origin", remote.url)
     refs = [f"+{name}:refs/remotes/deltaci/commit"]
-    if not wanted.depth:
+    if not spec.depth:
         refs += ["+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]
-    elif wanted.has_tags:
+    elif spec.has_tags:
         refs += ["+refs/tags/*:refs/tags/*"]
-    depth = (f"--depth={wanted.depth}",) if wanted.depth else ()
-    await local("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *depth, str(kept.path.resolve()), *refs)
-    await _head(local, wanted)
-    await local("update-ref", "-d", "refs/remotes/deltaci/commit")
-    await local("reset", "--quiet", "--hard")
-    found = (await local("rev-parse", "HEAD")).strip()
-    if found != wanted.commit:
-        raise GitFailed(f"the work tree has the commit {found}, not {wanted.commit}")
-    if wanted.submodules:
-        recursive = ("--recursive",) if wanted.submodules == "recursive" else ()
-        depth = (f"--depth={wanted.depth}",) if wanted.depth else ()
+    depth = (f"--depth={spec.depth}",) if spec.depth else ()
+    await run_git("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *depth, str(mirror.path.resolve()), *refs)
+    await _set_head(run_git, spec)
+    await run_git("update-ref", "-d", "refs/remotes/deltaci/commit")
+    await run_git("reset", "--quiet", "--hard")
+    head = (await run_git("rev-parse", "HEAD")).strip()
+    if head != spec.commit:
+        raise GitFailed(f"the work tree has the commit {head}, not {spec.commit}")
+    if spec.submodules:
+        recursive = ("--recursive",) if spec.submodules == "recursive" else ()
+        depth = (f"--depth={spec.depth}",) if spec.depth else ()
         await git(
             *("submodule", "update", "--init", "--force", *recursive, *depth),
-            folder=staged,
+            folder=staging,
             timeout_seconds=SUBMODULE_SECONDS,
-            remote=_submodule_remote(remote, wanted.is_trusted),
+            remote=_submodule_remote(remote, spec.is_trusted),
         )
 
 
 def _submodule_remote(remote: Remote, is_trusted: bool) -> Remote:
-    """How submodules are read. Whoever writes the sources names them, and could name what only the runner may read:
-    so its own ssh keys are not for sources that need none, and nothing of its is for a stranger's."""
+    """Return how submodules are read. Their URLs come from the sources, whose author may be a stranger.
+
+    The runner's ssh keys are used only if the repository itself is read by ssh, and no credential for untrusted
+    sources.
+    """
     if is_trusted and remote.scheme == "ssh":
         return remote
-    without = tuple(each for each in remote.protocols if each != "ssh" and (each != "file" or remote.scheme == "file"))
+    protocols = tuple(
+        protocol
+        for protocol in remote.protocols
+        if protocol != "ssh" and (protocol != "file" or remote.scheme == "file")
+    )
     return msgspec.structs.replace(
-        remote, protocols=without, credential=remote.credential if is_trusted else "", key_file=""
+        remote, protocols=protocols, credential=remote.credential if is_trusted else "", key_file=""
     )
 
 
-async def _head(local: Local, wanted: CheckoutSpec) -> None:
-    """What HEAD says: the branch, if it is one, as people expect it; otherwise the commit."""
-    if wanted.ref.startswith(HEADS):
-        branch = wanted.ref.removeprefix(HEADS)
-        await local("update-ref", f"refs/remotes/origin/{branch}", wanted.commit)
-        await local("update-ref", wanted.ref, wanted.commit)
-        await local("symbolic-ref", "HEAD", wanted.ref)
+async def _set_head(run_git: RunGit, spec: CheckoutSpec) -> None:
+    """Make HEAD the branch if there is one, as tools expect, else the commit."""
+    if spec.ref.startswith(HEADS):
+        branch = spec.ref.removeprefix(HEADS)
+        await run_git("update-ref", f"refs/remotes/origin/{branch}", spec.commit)
+        await run_git("update-ref", spec.ref, spec.commit)
+        await run_git("symbolic-ref", "HEAD", spec.ref)
         return
-    if wanted.ref.startswith(TAGS):
-        with contextlib.suppress(GitFailed):  # An annotated tag is there already if tags were asked for.
-            await local("update-ref", wanted.ref, wanted.commit, "0" * len(wanted.commit))
-    elif wanted.ref.startswith("refs/pull/"):
-        await local("update-ref", f"refs/remotes/{wanted.ref.removeprefix('refs/')}", wanted.commit)
-    await local("update-ref", "--no-deref", "HEAD", wanted.commit)
+    if spec.ref.startswith(TAGS):
+        with contextlib.suppress(GitFailed):  # Fetched tags include it already, if it is annotated.
+            await run_git("update-ref", spec.ref, spec.commit, "0" * len(spec.commit))
+    elif spec.ref.startswith("refs/pull/"):
+        await run_git("update-ref", f"refs/remotes/{spec.ref.removeprefix('refs/')}", spec.commit)
+    await run_git("update-ref", "--no-deref", "HEAD", spec.commit)
 
 
 def trust_any_owner(root: Path, home: str) -> None:
-    """Let the job's own git work in a tree that another user made: an image may have another one."""
+    """Allow the job's git to use a tree of another user: in a container the user may differ."""
     with (
         contextlib.suppress(OSError),
         open_folder(root) as top,
         open_parent(top, f"{home}/.gitconfig") as (folder, name),
     ):
-        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
-        with os.fdopen(made, "w") as file:
+        descriptor = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder
+        )
+        with os.fdopen(descriptor, "w") as file:
             file.write("[safe]\n\tdirectory = *\n")
 
 
 async def fetch_and_check_out(
-    remote: Remote, wanted: CheckoutSpec, ref: str, mirrors: Path, root: Path, say: Callable[[str], None]
+    remote: Remote, spec: CheckoutSpec, ref: str, mirrors: Path, root: Path, log: Callable[[str], None]
 ) -> tuple[str, str]:
-    """All of it: fetch, check out, move into place. `ref` chooses another commit than the one that is wanted."""
+    """Fetch, check out and move the tree into place; return its ref and commit.
+
+    `ref` selects another commit than `spec` names. A corrupt mirror is replaced once.
+    """
     try:
-        return await _bring(remote, wanted, ref, mirrors, root, say)
-    except GitFailed as failed:
-        if not any(word in str(failed) for word in CORRUPTION_MESSAGES):
+        return await _fetch_and_check_out(remote, spec, ref, mirrors, root, log)
+    except GitFailed as error:
+        if not any(word in str(error) for word in CORRUPTION_MESSAGES):
             raise
-        say(f"the mirror is broken: {failed}; making a new one")
+        log(f"the mirror is corrupt: {error}; creating a new one")
     await asyncio.to_thread(shutil.rmtree, mirror_path(mirrors, remote), ignore_errors=True)
-    return await _bring(remote, wanted, ref, mirrors, root, say)
+    return await _fetch_and_check_out(remote, spec, ref, mirrors, root, log)
 
 
-async def _bring(
-    remote: Remote, wanted: CheckoutSpec, ref: str, mirrors: Path, root: Path, say: Callable[[str], None]
+async def _fetch_and_check_out(
+    remote: Remote, spec: CheckoutSpec, ref: str, mirrors: Path, root: Path, log: Callable[[str], None]
 ) -> tuple[str, str]:
-    # Beside the workspace, on the same file system, where only the runner goes.
-    staged = Path(tempfile.mkdtemp(dir=root.parent, prefix="checkout-"))
+    # Beside the workspace: on the same file system, but out of the job's reach.
+    staging = Path(tempfile.mkdtemp(dir=root.parent, prefix="checkout-"))
     try:
-        async with open_mirror(mirrors, remote, say) as kept:
+        async with open_mirror(mirrors, remote, log) as mirror:
             if ref:
-                name, commit = await named(kept, ref)
-                wanted = msgspec.structs.replace(wanted, ref=name, commit=commit)
-            await check_out(kept, remote, wanted, staged)
-        await asyncio.to_thread(move_tree, staged, root, wanted.path, is_clean=wanted.is_clean)
-        return wanted.ref, wanted.commit
+                name, commit = await resolve_ref(mirror, ref)
+                spec = msgspec.structs.replace(spec, ref=name, commit=commit)
+            await check_out(mirror, remote, spec, staging)
+        await asyncio.to_thread(move_tree, staging, root, spec.path, is_clean=spec.is_clean)
+        return spec.ref, spec.commit
     finally:
-        await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)

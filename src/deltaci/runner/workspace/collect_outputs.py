@@ -1,8 +1,8 @@
-"""What a job leaves behind: files to keep, test reports, its output. Collected when nobody of it runs any more.
+"""Collect the artifacts, test reports and output of a job after all of its processes have ended.
 
-Rules that match nothing and reports that cannot be read are lines in the log. Too much, or an output that is none, is
-the job's own mistake: it fails with `ARTIFACTS` or `OUTPUT`, unless its steps failed before. A server that keeps
-nothing for too long is not: then it fails with `UPLOAD`, and may be tried again.
+Rules that match no file and unreadable reports are lines in the log. Too many artifacts or an invalid output fail the
+job with `ARTIFACTS` or `OUTPUT`, unless a step has failed. A server that is unreachable for too long fails it with
+`UPLOAD`, which may be retried.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from deltaci.runner.workspace.artifacts import ArtifactFile, escape_pattern, fin
 
 JUNIT: Final = "junit"
 MAX_REPORTS_BYTES: Final = 128 * 1024**2
-MAX_LISTED_BYTES: Final = 512 * 1024  # `Complete` names every artifact, and has an end too.
-MAX_NAME: Final = 500
-MAX_MESSAGE: Final = 500
+MAX_LISTED_BYTES: Final = 512 * 1024  # The message `Complete` lists all artifacts and has a maximum size.
+MAX_NAME_CHARS: Final = 500
+MAX_MESSAGE_CHARS: Final = 500
 
 
 class CollectedOutputs(msgspec.Struct, kw_only=True):
-    """What was brought in. `error_code` says that something of it makes a success a failure."""
+    """The collected outputs. A non-empty `error_code` makes a successful job fail."""
 
     artifacts: list[Artifact] = []
     tests: TestTotals | None = None
@@ -42,17 +42,17 @@ class CollectedOutputs(msgspec.Struct, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Of all artifacts."""
-        return sum(each.bytes for each in self.artifacts)
+        """Return the total size of the artifacts."""
+        return sum(artifact.bytes for artifact in self.artifacts)
 
-    def fail(self, code: str, why: str) -> None:
-        """The first reason is the one that is told."""
+    def fail(self, code: str, reason: str) -> None:
+        """Record an error; only the first one is kept."""
         if not self.error_code:
-            self.error_code, self.summary = code, why
+            self.error_code, self.summary = code, reason
 
 
 class OutputCollector:
-    """Collects what one job left."""
+    """Collects the outputs of one job."""
 
     def __init__(self, transfers: Transfers, workspace: Path, log: JobLog) -> None:
         self._transfers = transfers
@@ -61,60 +61,64 @@ class OutputCollector:
         self.collected = CollectedOutputs()
 
     async def collect(self, spec: JobSpec) -> None:
-        """All of it, in this order: reports and output are small and tell most."""
-        found = await self._find(spec.artifacts)
-        await self._read_reports([each for each in found if each.type == JUNIT])
+        """Collect test reports, then the output, then artifacts: the small and most informative ones first."""
+        files = await self._find_artifacts(spec.artifacts)
+        await self._read_reports([file for file in files if file.type == JUNIT])
         if spec.output_path:
             await self._read_output(spec.output_path)
-        await self._send(found)
+        await self._upload_artifacts(files)
 
-    def _fail(self, code: str, why: str) -> None:
-        why = self._log.masked_line(why)
-        self._log.write_line(why)
-        self.collected.fail(code, why)
+    def _fail(self, code: str, reason: str) -> None:
+        reason = self._log.masked_line(reason)
+        self._log.write_line(reason)
+        self.collected.fail(code, reason)
 
-    async def _find(self, rules: list[ArtifactRule]) -> list[ArtifactFile]:
+    async def _find_artifacts(self, rules: list[ArtifactRule]) -> list[ArtifactFile]:
         if not rules:
             return []
         try:
-            found, missed = await self._transfers.run_in_thread(search_files, self._workspace, rules)
+            files, unmatched = await self._transfers.run_in_thread(search_files, self._workspace, rules)
         except (Refused, OSError) as error:
-            self._fail("ARTIFACTS", f"artifacts: {_why(error)}")
+            self._fail("ARTIFACTS", f"artifacts: {_error_text(error)}")
             return []
-        for rule in missed:
+        for rule in unmatched:
             self._log.write_line(f"artifacts: no file matches {rule.path_glob!r}")
-        return found
+        return files
 
     def add_outputs(self, outputs: dict[str, str]) -> None:
-        """What expressions say that the job's output is, beside what its file does."""
+        """Merge the values of output expressions into the output of the file."""
         if not isinstance(self.collected.output, dict | None):
-            self._fail("OUTPUT", "output: the file has no object, so outputs cannot be put into it; write one")
+            self._fail(
+                "OUTPUT", "output: the file does not contain an object, so outputs cannot be added; write an object"
+            )
             return
         try:
-            both = json_copy("it", {**(self.collected.output or {}), **outputs})
-            if len(msgspec.json.encode(both)) > wire.MAX_OUTPUT_BYTES:
+            merged = json_copy("it", {**(self.collected.output or {}), **outputs})
+            if len(msgspec.json.encode(merged)) > wire.MAX_OUTPUT_BYTES:
                 raise Refused("too_large", f"it has more than {wire.MAX_OUTPUT_BYTES} bytes; keep it as an artifact")
-            self.collected.output = self._log.masked_json(both)
+            self.collected.output = self._log.masked_json(merged)
         except Refused as refused:
             self._fail("OUTPUT", f"output: {refused.message}")
 
     # -- test reports
 
-    async def _read_reports(self, found: list[ArtifactFile]) -> None:
-        if not found:
+    async def _read_reports(self, files: list[ArtifactFile]) -> None:
+        if not files:
             return
-        troubles: list[str] = []
+        problems: list[str] = []
         try:
-            reports = self._reports(found, troubles)
-            report = await self._transfers.run_in_thread(junit.read, reports, lambda bad: troubles.append(bad.message))
+            reports = self._reports(files, problems)
+            report = await self._transfers.run_in_thread(
+                junit.read, reports, lambda refused: problems.append(refused.message)
+            )
         except (Refused, OSError) as error:
-            self._log.write_line(f"test reports: {_why(error)}")
+            self._log.write_line(f"test reports: {_error_text(error)}")
             return
         finally:
-            for trouble in troubles:
-                self._log.write_line(trouble)
-        if len(troubles) == len(found):
-            return  # Nothing is known, which is not the same as no tests.
+            for problem in problems:
+                self._log.write_line(problem)
+        if len(problems) == len(files):
+            return  # No report is readable, which is not the same as no tests.
         failures = zip(report.failed_names, report.failed_messages, strict=True)
         self.collected.tests = TestTotals(
             total=report.tests,
@@ -126,7 +130,8 @@ class OutputCollector:
             seconds=report.seconds,
             failures=[
                 FailedTest(
-                    name=self._log.masked_line(name, MAX_NAME), message=self._log.masked_line(message, MAX_MESSAGE)
+                    name=self._log.masked_line(name, MAX_NAME_CHARS),
+                    message=self._log.masked_line(message, MAX_MESSAGE_CHARS),
                 )
                 for name, message in list(failures)[: wire.MAX_FAILED_TESTS]
             ],
@@ -136,15 +141,17 @@ class OutputCollector:
             f"skipped {report.skipped}, flaky {report.flaky}"
         )
 
-    def _reports(self, found: list[ArtifactFile], troubles: list[str]) -> Iterator[tuple[str, bytes]]:
-        left = MAX_REPORTS_BYTES
-        for each in found:
-            if each.bytes > min(left, junit.MAX_REPORT_BYTES):
-                troubles.append(f"the test report {each.path} is too large to be read: {each.bytes} bytes")
+    def _reports(self, files: list[ArtifactFile], problems: list[str]) -> Iterator[tuple[str, bytes]]:
+        remaining = MAX_REPORTS_BYTES
+        for report_file in files:
+            if report_file.bytes > min(remaining, junit.MAX_REPORT_BYTES):
+                problems.append(
+                    f"the test report {report_file.path} is too large to be read: {report_file.bytes} bytes"
+                )
                 continue
-            left -= each.bytes
-            with open_file(self._workspace, each) as file:
-                yield each.path, file.read(each.bytes)
+            remaining -= report_file.bytes
+            with open_file(self._workspace, report_file) as stream:
+                yield report_file.path, stream.read(report_file.bytes)
 
     # -- output
 
@@ -153,18 +160,18 @@ class OutputCollector:
             value = await self._transfers.run_in_thread(self._output, path)
             self.collected.output = self._log.masked_json(value)
         except (Refused, OSError) as error:
-            self._fail("OUTPUT", f"output {path!r}: {_why(error)}")
+            self._fail("OUTPUT", f"output {path!r}: {_error_text(error)}")
 
     def _output(self, path: str) -> Any:
-        """The value in the file, as the server will take it."""
-        found = find_files(self._workspace, [ArtifactRule(path_glob=escape_pattern(path))])
-        if len(found) != 1 or found[0].path != "/".join(part for part in path.split("/") if part not in ("", ".")):
-            raise Refused("not_found", "there is no such file in the workspace; let a step write it")
-        if found[0].bytes > wire.MAX_OUTPUT_BYTES:
+        """Return the value in the output file, in the form in which the server stores it."""
+        files = find_files(self._workspace, [ArtifactRule(path_glob=escape_pattern(path))])
+        if len(files) != 1 or files[0].path != "/".join(part for part in path.split("/") if part not in ("", ".")):
+            raise Refused("not_found", "the file does not exist in the workspace; let a step write it")
+        if files[0].bytes > wire.MAX_OUTPUT_BYTES:
             raise Refused(
-                "too_large", f"it has {found[0].bytes} bytes, at most {wire.MAX_OUTPUT_BYTES}; keep it as an artifact"
+                "too_large", f"it has {files[0].bytes} bytes, at most {wire.MAX_OUTPUT_BYTES}; keep it as an artifact"
             )
-        with open_file(self._workspace, found[0]) as file:
+        with open_file(self._workspace, files[0]) as file:
             data = file.read(wire.MAX_OUTPUT_BYTES)
         try:
             return json_copy("it", wire.decoder(object)(data))
@@ -173,42 +180,44 @@ class OutputCollector:
 
     # -- artifacts
 
-    async def _send(self, found: list[ArtifactFile]) -> None:
+    async def _upload_artifacts(self, files: list[ArtifactFile]) -> None:
         listed = 0
-        for each in found:
-            if self._log.masked(each.path) != each.path:
-                self._fail("ARTIFACTS", f"artifact {each.path!r}: its name has a secret in it; rename it")
+        for file in files:
+            if self._log.masked(file.path) != file.path:
+                self._fail("ARTIFACTS", f"artifact {file.path!r}: its name contains a secret; rename it")
                 continue
-            if each.bytes > wire.MAX_ARTIFACT_BYTES:
-                most = wire.MAX_ARTIFACT_BYTES
-                self._fail("ARTIFACTS", f"artifact {each.path!r}: it has {each.bytes} bytes, at most {most}; split it")
+            if file.bytes > wire.MAX_ARTIFACT_BYTES:
+                max_bytes = wire.MAX_ARTIFACT_BYTES
+                self._fail(
+                    "ARTIFACTS", f"artifact {file.path!r}: it has {file.bytes} bytes, at most {max_bytes}; split it"
+                )
                 continue
             try:
-                kept = await self._transfers.upload(
-                    f"artifacts/{quote(each.path)}",
-                    lambda each=each: open_file(self._workspace, each),  # type: ignore[misc]
-                    each.bytes,
+                uploaded = await self._transfers.upload(
+                    f"artifacts/{quote(file.path)}",
+                    lambda file=file: open_file(self._workspace, file),  # type: ignore[misc]
+                    file.bytes,
                     PATIENCE_SECONDS,
                 )
             except Refused as refused:
-                self._fail("ARTIFACTS", f"artifact {each.path!r}: {refused.message}")
+                self._fail("ARTIFACTS", f"artifact {file.path!r}: {refused.message}")
                 continue
             except Unreachable as error:
-                self._fail("UPLOAD", f"artifact {each.path!r}: {error}")
+                self._fail("UPLOAD", f"artifact {file.path!r}: {error}")
                 return
-            artifact = Artifact(type=each.type, uri=kept.uri, name=each.path, bytes=kept.bytes)
+            artifact = Artifact(type=file.type, uri=uploaded.uri, name=file.path, bytes=uploaded.bytes)
             listed += len(wire.encode(artifact))
             if listed > MAX_LISTED_BYTES:
-                self._fail("ARTIFACTS", f"artifacts up to {each.path!r} are more than a result can name; pack them")
+                self._fail("ARTIFACTS", f"artifacts up to {file.path!r} exceed what a result can list; pack them")
                 return
             self.collected.artifacts = [*self.collected.artifacts, artifact]
-        if found:
+        if files:
             self._log.write_line(
-                f"artifacts: {len(self.collected.artifacts)} of {len(found)}, {self.collected.bytes} bytes"
+                f"artifacts: {len(self.collected.artifacts)} of {len(files)}, {self.collected.bytes} bytes"
             )
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, Refused):
         return error.message
     return getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""Folders, entered one by one and never through a link: whoever may write in a workspace may put one anywhere."""
+"""Open folders one by one, never through a symbolic link, as a job may place one anywhere in its workspace."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[int]:
-    """A folder by its whole path, no part of which may be a link: a job may have put one in place of its workspace."""
-    here = os.open("/", FOLDER_FLAGS)
+    """Open a folder by its absolute path. Fails if any part is a link: a job may have replaced its workspace."""
+    current = os.open("/", FOLDER_FLAGS)
     try:
         for name in os.path.abspath(path).split("/"):
             if name:
-                inner = os.open(name, FOLDER_FLAGS, dir_fd=here)
-                os.close(here)
-                here = inner
-        yield here
+                inner = os.open(name, FOLDER_FLAGS, dir_fd=current)
+                os.close(current)
+                current = inner
+        yield current
     finally:
-        os.close(here)
+        os.close(current)
 
 
 @contextmanager
 def open_parent(top: int, path: str) -> Iterator[tuple[int, str]]:
-    """The folder of what has this path below `top`, entered step by step without following a link, and its name."""
+    """Open the parent folder of a path below `top`, without following links; yield it and the last name."""
     *folders, name = path.split("/")
-    here = os.dup(top)
+    current = os.dup(top)
     try:
         for folder in folders:
-            inner = os.open(folder, FOLDER_FLAGS, dir_fd=here)
-            os.close(here)
-            here = inner
-        yield here, name
+            inner = os.open(folder, FOLDER_FLAGS, dir_fd=current)
+            os.close(current)
+            current = inner
+        yield current, name
     finally:
-        os.close(here)
+        os.close(current)

@@ -1,7 +1,7 @@
-"""The git program, called so that nothing but its arguments decides what it does.
+"""Run the git program so that only its arguments decide its behaviour.
 
-No configuration of the machine or of a user, no hooks, no helpers, no prompts; only the protocols that are allowed. A
-credential is told by the environment, never by a command line, and only to the host that it is for.
+It reads no configuration of the machine or a user, runs no hooks or helpers, asks no questions, and uses only allowed
+protocols. A credential is passed by environment variables, not by arguments, and is sent only to its own host.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from deltaci.core.errors import Refused
 from deltaci.git.command import GitFailed
 
 PROTOCOLS: Final = ("http", "https", "ssh", "git")
-PROTOCOLS_VARIABLE: Final = "DELTACI_GIT_PROTOCOLS"  # Say `https,file` to allow only these; `file` is local use.
+PROTOCOLS_VARIABLE: Final = "DELTACI_GIT_PROTOCOLS"  # E.g. `https,file` allows only these two; `file` is for local use.
 KNOWN_PROTOCOLS: Final = (*PROTOCOLS, "file")
-MAX_SAID_BYTES: Final = 16 * 1024
+MAX_ERROR_BYTES: Final = 16 * 1024
 MAX_OUTPUT_BYTES: Final = 4 * 1024**2
 COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_ALWAYS: Final = {
+_CONFIG: Final = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
     "core.attributesFile": os.devnull,
@@ -43,13 +43,22 @@ _ALWAYS: Final = {
     "http.lowSpeedLimit": "1000",
     "http.lowSpeedTime": "60",
 }
-_NEEDS: Final = ("PATH", "SSH_AUTH_SOCK", "http_proxy", "https_proxy", "no_proxy", "HTTPS_PROXY", "NO_PROXY", "TMPDIR")
-_SSH: Final = "ssh -oBatchMode=yes -oStrictHostKeyChecking=accept-new -oConnectTimeout=30"
-_SCP: Final = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*:(?!:|//)[^\s-]\S*")
+_VARIABLES: Final = (
+    "PATH",
+    "SSH_AUTH_SOCK",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "TMPDIR",
+)
+_SSH_COMMAND: Final = "ssh -oBatchMode=yes -oStrictHostKeyChecking=accept-new -oConnectTimeout=30"
+_SCP_URL: Final = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*:(?!:|//)[^\s-]\S*")
 
 
 class Remote(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository, and what it takes to read it. `key_file` has a private key, for ssh."""
+    """A repository and the credentials to read it. `key_file` contains a private ssh key."""
 
     url: str
     protocols: tuple[str, ...]
@@ -58,88 +67,87 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheme(self) -> str:
-        """How it is reached."""
         return url_scheme(self.url)
 
 
 def allowed_protocols() -> tuple[str, ...]:
-    """Those that this runner may use."""
-    told = os.environ.get(PROTOCOLS_VARIABLE)
-    if told is None:
+    """Return the protocols that this runner may use."""
+    setting = os.environ.get(PROTOCOLS_VARIABLE)
+    if setting is None:
         return PROTOCOLS
-    return tuple(each for each in (name.strip() for name in told.split(",")) if each in KNOWN_PROTOCOLS)
+    return tuple(protocol for protocol in (name.strip() for name in setting.split(",")) if protocol in KNOWN_PROTOCOLS)
 
 
 def url_scheme(url: str) -> str:
-    """The protocol of an address; empty if it is none that git is given here."""
+    """Return the protocol of a URL; empty if it is not one of the known protocols."""
     if url.startswith("/"):
         return "file"
     scheme = url.partition("://")[0]
     if "://" in url:
         return scheme if scheme in KNOWN_PROTOCOLS else ""
-    return "ssh" if _SCP.fullmatch(url) else ""
+    return "ssh" if _SCP_URL.fullmatch(url) else ""
 
 
 def check_url(url: str, protocols: Sequence[str]) -> str:
-    """An address that git may be given. Refused without showing what may be a password in it."""
+    """Return the URL if git may use it. A `Refused` error does not show what may be a password in it."""
     if not url.isprintable() or url.startswith("-") or len(url) > 2000:
-        raise Refused("bad_spec", "the address of the repository has characters that no address has")
+        raise Refused("bad_spec", "the URL of the repository is not valid")
     scheme = url_scheme(url)
-    shown = url.rpartition("@")[2] if "@" in url else url
+    redacted = url.rpartition("@")[2] if "@" in url else url
     if not scheme or scheme not in protocols:
         raise Refused(
             "bad_spec",
-            f"the repository {shown[:200]!r} cannot be fetched by this runner; it may use {', '.join(protocols)}"
-            + (f": say {PROTOCOLS_VARIABLE}=file to the runner of your own machine" if scheme == "file" else ""),
+            f"the repository {redacted[:200]!r} cannot be fetched by this runner; allowed: {', '.join(protocols)}"
+            + (f"; set {PROTOCOLS_VARIABLE}=file for the runner on your own machine" if scheme == "file" else ""),
         )
     if "://" in url:
         try:
             parts = urlsplit(url)
             password, host = parts.password, parts.hostname or ""
         except ValueError:
-            raise Refused("bad_spec", f"the repository {shown[:200]!r} has no address that can be read") from None
+            raise Refused("bad_spec", f"the repository {redacted[:200]!r} has no valid URL") from None
         if password is not None:
-            raise Refused("bad_spec", f"the repository {shown[:200]!r} has a password in its address; make it a secret")
+            raise Refused("bad_spec", f"the repository {redacted[:200]!r} has a password in its URL; use a secret")
         if host.startswith("-") or (parts.username or "").startswith("-") or (scheme != "file" and not host):
-            raise Refused("bad_spec", f"the repository {shown[:200]!r} has no host that can be one")
+            raise Refused("bad_spec", f"the repository {redacted[:200]!r} has no valid host")
     return url
 
 
 def check_ref(ref: str) -> str:
-    """The whole name of a branch or a tag, or a refusal."""
+    """Return the full name of a branch or tag. Raises `Refused` if it is not valid."""
     parts = ref.split("/")
-    is_odd = (
+    is_invalid = (
         not ref.startswith("refs/")
         or len(parts) < 3
         or len(ref) > 1000
         or not ref.isprintable()
-        or any(each in ref for each in ("..", "@{", "\\", " ", "~", "^", ":", "?", "*", "["))
+        or any(sequence in ref for sequence in ("..", "@{", "\\", " ", "~", "^", ":", "?", "*", "["))
         or any(not part or part.startswith((".", "-")) or part.endswith((".lock", ".")) for part in parts)
     )
-    if is_odd:
-        raise Refused("bad_spec", f"{ref[:80]!r} is no name of a branch or tag; say e.g. refs/heads/main")
+    if is_invalid:
+        raise Refused("bad_spec", f"{ref[:80]!r} is not the full name of a branch or tag, such as refs/heads/main")
     return ref
 
 
 def check_commit(commit: str) -> str:
-    """The full name of a commit, or a refusal."""
+    """Return the full commit id. Raises `Refused` if it is not valid."""
     if not COMMIT.fullmatch(commit):
-        raise Refused("bad_spec", f"{commit[:80]!r} is no full name of a commit; say all 40 digits")
+        raise Refused("bad_spec", f"{commit[:80]!r} is not a full commit id; give all 40 digits")
     return commit
 
 
 def auth_header(credential: str) -> str:
-    """How a token, or `user:password`, is shown to a server."""
+    """Return the HTTP header for a token or `user:password`."""
     user = credential if ":" in credential else f"x-access-token:{credential}"
     return "Authorization: Basic " + base64.b64encode(user.encode()).decode()
 
 
 def environment(remote: Remote | None, home: Path) -> dict[str, str]:
-    """All that git sees of this machine."""
-    config = dict(_ALWAYS)
+    """Return the whole environment of git."""
+    config = dict(_CONFIG)
     protocols = remote.protocols if remote is not None else ("file",)
-    env = {name: os.environ[name] for name in _NEEDS if name in os.environ}
-    ssh = _SSH
+    env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    ssh = _SSH_COMMAND
     if remote is not None and remote.credential and remote.scheme in ("http", "https"):
         parts = urlsplit(remote.url)
         config[f"http.{parts.scheme}://{parts.netloc.rpartition('@')[2]}/.extraHeader"] = auth_header(remote.credential)
@@ -176,30 +184,31 @@ async def git(
     env: Mapping[str, str] | None = None,
     max_bytes: int = MAX_OUTPUT_BYTES,
 ) -> str:
-    """Call it; what it wrote. A call that is cancelled or takes too long is killed with all that it started."""
+    """Run git and return its output. A cancelled or timed-out call is killed with all of its child processes."""
     try:
-        ended = await process.run(
+        result = await process.run(
             ("git", *arguments),
             env={**environment(remote, home or folder), **(env or {})},
             cwd=folder,
             timeout_seconds=timeout_seconds,
             max_output_bytes=max_bytes,
-            max_error_bytes=MAX_SAID_BYTES,
+            max_error_bytes=MAX_ERROR_BYTES,
             discard_excess=True,
         )
     except OSError as error:
-        raise GitFailed(f"git does not start: {error.strerror}; install it where the runner is") from error
+        raise GitFailed(f"git does not start: {error.strerror}; install it on the runner's machine") from error
     except process.ProcessTimeoutError:
         raise GitFailed(f"git {arguments[0]} took more than {timeout_seconds:.0f} s") from None
-    if ended.exit_code:
+    if result.exit_code:
         raise GitFailed(
-            _why(ended.stderr.decode("utf-8", "replace")) or f"git {arguments[0]} ended with {ended.exit_code}"
+            _summarize_error(result.stderr.decode("utf-8", "replace"))
+            or f"git {arguments[0]} ended with {result.exit_code}"
         )
-    return ended.stdout.decode("utf-8", "surrogateescape")
+    return result.stdout.decode("utf-8", "surrogateescape")
 
 
-def _why(said: str) -> str:
-    """What matters of its complaints, in one line."""
-    lines = [line.strip() for line in said.replace("\r", "\n").splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("fatal:", "error:", "remote:", "ssh:"))] or lines
-    return "; ".join(told[-4:])[:1000]
+def _summarize_error(stderr: str) -> str:
+    """Return the important lines of an error output as one line."""
+    lines = [line.strip() for line in stderr.replace("\r", "\n").splitlines() if line.strip()]
+    messages = [line for line in lines if line.startswith(("fatal:", "error:", "remote:", "ssh:"))] or lines
+    return "; ".join(messages[-4:])[:1000]

@@ -1,7 +1,7 @@
-"""Where a job's things are, inside of what its cell shows it.
+"""The folders of a job, as its cell shows them.
 
-A job of a pipeline has four folders: its workspace, a home of its own, so that what tools keep there is not between
-the sources, a folder for what only lives as long as the job, and one for tools. Any other job has one, for everything.
+A pipeline's job has four folders: the workspace; a home, so that files of tools do not mix with the sources; a folder
+for temporary files; and one for installed tools. Any other job has a single folder.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from deltaci.protocol.messages import JobSpec
 
 INTERNAL_FOLDER: Final = ".deltaci"
 MAX_NAME: Final = 100
-_ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_UNSAFE_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Folders of one job, all below `root`; but a workspace that is a tree is elsewhere."""
+    """The folders of one job, all below `root`, except that a worktree as the workspace is elsewhere."""
 
     root: Path
     workspace: Path
@@ -30,48 +30,53 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tools: Path
 
     def relative(self, path: Path) -> str:
-        """A path of ours, from the root on."""
+        """Return the path of a folder relative to the root."""
         return path.relative_to(self.root).as_posix()
 
     @property
     def is_single_folder(self) -> bool:
-        """Whether everything is in one folder."""
+        """Return whether the job has only one folder."""
         return self.workspace == self.root
 
     def create(self) -> None:
-        """Make those that are not there; a tree is made by whoever knows what is in it."""
+        """Create the missing folders, except a worktree, which its own code creates."""
         for folder in (self.workspace, self.home, self.temp, self.tools):
             if folder.is_relative_to(self.root):
                 folder.mkdir(parents=True, exist_ok=True)
 
     def resolve(self, path: str) -> str:
-        """Where a path leads that somebody wrote, from the root on: `~` is the home, anything else the workspace's."""
+        """Return a path from the user relative to the root: `~` is the home, other paths start at the workspace.
+
+        Raises `Refused` if it leads elsewhere.
+        """
         if path == "~" or path.startswith("~/"):
-            start: Path | None = self.home
+            base: Path | None = self.home
             rest = path[2:]
         elif path.startswith("/"):
-            found = Path(path)
-            start = next((each for each in (self.workspace, self.root) if found.is_relative_to(each)), None)
-            rest = str(found.relative_to(start)) if start is not None else ""
+            absolute = Path(path)
+            base = next((folder for folder in (self.workspace, self.root) if absolute.is_relative_to(folder)), None)
+            rest = str(absolute.relative_to(base)) if base is not None else ""
         else:
-            start, rest = self.workspace, path
+            base, rest = self.workspace, path
         names = [name for name in rest.split("/") if name not in ("", ".")]
-        if start is not None and not start.is_relative_to(self.root):
-            raise Refused("bad_spec", f"the path {path[:80]!r} is in the job's tree, which stays; name one in its home")
-        is_all = start == self.root and not names and not self.is_single_folder
-        if start is None or is_all or ".." in names or "\0" in path:
+        if base is not None and not base.is_relative_to(self.root):
+            raise Refused(
+                "bad_spec", f"the path {path[:80]!r} is in the job's worktree, which is reused; name one in its home"
+            )
+        is_root = base == self.root and not names and not self.is_single_folder
+        if base is None or is_root or ".." in names or "\0" in path:
             raise Refused("bad_spec", f"the path {path[:80]!r} is not in the job's workspace or home; name one that is")
-        return "/".join((*start.relative_to(self.root).parts, *names))
+        return "/".join((*base.relative_to(self.root).parts, *names))
 
 
 def is_pipeline_job(spec: JobSpec) -> bool:
-    """Whether a job belongs to a pipeline: it has sources, expressions, or to do with other jobs."""
-    is_one = spec.contexts is not None or spec.source or spec.needs or spec.condition or spec.outputs
-    return bool(is_one or spec.tree)
+    """Return whether the job has sources, expressions, a worktree, or depends on other jobs."""
+    is_pipeline = spec.contexts is not None or spec.source or spec.needs or spec.condition or spec.outputs
+    return bool(is_pipeline or spec.tree)
 
 
 def layout_for(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
-    """The folders of this job; nothing is made yet. One that has a tree works there."""
+    """Return the folders of this job without creating them. With a worktree, that is the workspace."""
     if not is_pipeline_job(spec):
         return Layout(
             root=root,
@@ -83,32 +88,32 @@ def layout_for(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
     return Layout(
         root=root,
         workspace=tree
-        or root / "work" / _name(spec.contexts or {}, spec.source.url if spec.source is not None else ""),
+        or root / "work" / _repository_name(spec.contexts or {}, spec.source.url if spec.source is not None else ""),
         home=root / "home",
         temp=root / "temp",
         tools=root / "tools",
     )
 
 
-def _name(contexts: dict[str, Any], url: str) -> str:
-    """What the repository is called: some tools name things after the folder that they are in."""
+def _repository_name(contexts: dict[str, Any], url: str) -> str:
+    """Return the name of the repository: some tools name things after their folder."""
     github = contexts.get("github")
-    told = github.get("repository") if isinstance(github, dict) else None
-    last = re.split(r"[/:]", (told if isinstance(told, str) and told else url).rstrip("/"))[-1]
-    return _ODD.sub("-", last.removesuffix(".git")).strip(".-")[:MAX_NAME] or "workspace"
+    repository = github.get("repository") if isinstance(github, dict) else None
+    last = re.split(r"[/:]", (repository if isinstance(repository, str) and repository else url).rstrip("/"))[-1]
+    return _UNSAFE_CHARACTERS.sub("-", last.removesuffix(".git")).strip(".-")[:MAX_NAME] or "workspace"
 
 
 def resolve_workdir(workspace: Path, workdir: str) -> Path:
-    """The folder in which a step runs; never one outside."""
+    """Return the folder in which a step runs. Raises `Refused` if it is missing or outside of the workspace."""
     if "\0" in workdir:
-        raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which no folder can have")
+        raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which paths cannot contain")
     try:
-        found = (workspace / workdir).resolve()
-        is_there = found.is_dir()
-    except (OSError, RuntimeError, ValueError):  # Too long, a link in a circle: no folder is called so.
-        found, is_there = workspace, False
-    if not found.is_relative_to(workspace.resolve()):
+        folder = (workspace / workdir).resolve()
+        exists = folder.is_dir()
+    except (OSError, RuntimeError, ValueError):  # E.g. the path is too long or a link leads in a circle.
+        folder, exists = workspace, False
+    if not folder.is_relative_to(workspace.resolve()):
         raise Refused("bad_spec", f"workdir {workdir!r} leads outside of the workspace; name a folder inside")
-    if not is_there:
+    if not exists:
         raise Refused("bad_spec", f"workdir {workdir!r} does not exist in the workspace")
-    return found
+    return folder

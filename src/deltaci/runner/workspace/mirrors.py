@@ -1,7 +1,7 @@
-"""A runner's own copies of repositories: bare, one for each address, so that the next job fetches only what is new.
+"""Bare local copies of repositories, one per URL, so that a job fetches only new objects.
 
-No job ever sees one. Each is used under a lock, by one job at a time; the oldest are removed when they were not used
-for long or when all of them are too much. What a mirror lacks can always be fetched again.
+Jobs never access them. A mirror is used by one job at a time, under a file lock. Mirrors that have not been used for
+long, and the oldest if all together are too large, are removed. A mirror can always be fetched again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ MAX_AGE_SECONDS: Final = 30 * 86400.0
 MAX_BYTES: Final = 20 * 1024**3
 FETCH_SECONDS: Final = 1800.0
 LOCAL_SECONDS: Final = 600.0
-TRIES: Final = 4
+MAX_ATTEMPTS: Final = 4
 FIRST_PAUSE_SECONDS: Final = 1.0
 MAX_PAUSE_SECONDS: Final = 15.0
-REFS: Final = "refs/deltaci/"
-COMPLETE: Final = "deltaci-complete"  # A file that says: it has all history of all branches and tags.
-DEPTH: Final = "deltaci-depth"
+REF_PREFIX: Final = "refs/deltaci/"
+COMPLETE_FILE: Final = "deltaci-complete"  # This file marks a mirror with the whole history of all branches and tags.
+DEPTH_FILE: Final = "deltaci-depth"
 LAST_USED_FILE: Final = "deltaci-used"
-EVERYTHING: Final = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-# To ask again would only be answered with the same.
-_FINAL: Final = ("not our ref", "couldn't find remote ref", "Authentication failed", "Repository not found")
-# What git says of a repository that a disk or a kill left half made.
+ALL_REFS: Final = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
+# Errors that a retry cannot repair.
+_PERMANENT_ERRORS: Final = ("not our ref", "couldn't find remote ref", "Authentication failed", "Repository not found")
+# Parts of git's messages about a damaged repository.
 CORRUPTION_MESSAGES: Final = (
     "corrupt",
     "bad object",
@@ -50,30 +50,30 @@ CORRUPTION_MESSAGES: Final = (
 
 
 class Mirror:
-    """One repository's copy, while its lock is held."""
+    """The mirror of one repository, while its lock is held."""
 
-    def __init__(self, path: Path, remote: Remote, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, remote: Remote, log: Callable[[str], None]) -> None:
         self.path = path
         self._remote = remote
-        self._say = say
+        self._log = log
 
-    async def bring(self, commit: str, ref: str, depth: int, *, has_tags: bool) -> str:
-        """Have this commit with so much of its history, 0 for all; the name under which others can fetch it."""
-        name = f"{REFS}{commit}"
-        is_complete = (self.path / COMPLETE).exists()
+    async def fetch(self, commit: str, ref: str, depth: int, *, has_tags: bool) -> str:
+        """Fetch this commit with `depth` commits of history, 0 for all; return the ref that points to it."""
+        name = f"{REF_PREFIX}{commit}"
+        is_complete = (self.path / COMPLETE_FILE).exists()
         if not depth:
             is_shallow = (self.path / "shallow").exists()
-            await self._fetch(*(("--unshallow",) if is_shallow else ()), "--prune", "--tags", "origin", *EVERYTHING)
-            (self.path / COMPLETE).touch()
+            await self._fetch(*(("--unshallow",) if is_shallow else ()), "--prune", "--tags", "origin", *ALL_REFS)
+            (self.path / COMPLETE_FILE).touch()
             if not await self._has(commit):
                 await self._fetch_commit(commit, ref, name, ())
         elif is_complete or (depth == 1 and await self._has(commit)):
             if not await self._has(commit):
                 await self._fetch_commit(commit, ref, name, ())
         else:
-            # Never less than before: what one job cuts off, another may still want.
+            # Never less than before, as another job may need the history.
             deepest = max(depth, self._depth())
-            (self.path / DEPTH).write_text(str(deepest))
+            (self.path / DEPTH_FILE).write_text(str(deepest))
             await self._fetch_commit(commit, ref, name, (f"--depth={deepest}",))
         if has_tags and depth:
             await self._fetch("--depth=1", "--no-tags", "origin", "+refs/tags/*:refs/tags/*")
@@ -81,21 +81,21 @@ class Mirror:
         return name
 
     async def resolve(self, names: list[str]) -> tuple[str, str]:
-        """The first of these refs that the repository has, and its commit."""
-        found: dict[str, str] = {}
-        told = await self._try("ls-remote", "--", "origin", *names, *(f"{name}^{{}}" for name in names))
-        for line in told.splitlines():
+        """Return the first of these refs that the remote has, and its commit."""
+        commits: dict[str, str] = {}
+        listing = await self._retry("ls-remote", "--", "origin", *names, *(f"{name}^{{}}" for name in names))
+        for line in listing.splitlines():
             commit, _, name = line.partition("\t")
-            if name.endswith("^{}") or name not in found:
-                found[name.removesuffix("^{}")] = commit
+            if name.endswith("^{}") or name not in commits:
+                commits[name.removesuffix("^{}")] = commit
         for name in names:
-            if name in found:
-                return name, found[name]
+            if name in commits:
+                return name, commits[name]
         raise GitFailed(f"the repository has no {' and no '.join(names)}")
 
     def _depth(self) -> int:
         try:
-            return int((self.path / DEPTH).read_text())
+            return int((self.path / DEPTH_FILE).read_text())
         except (OSError, ValueError):
             return 0
 
@@ -106,31 +106,33 @@ class Mirror:
             return False
         return True
 
-    async def _fetch_commit(self, commit: str, ref: str, name: str, how: tuple[str, ...]) -> None:
-        """By its name; from a server that does not give it by that, by the ref that has it."""
+    async def _fetch_commit(self, commit: str, ref: str, name: str, options: tuple[str, ...]) -> None:
+        """Fetch a commit by its id, or by the ref that contains it if the server does not allow that."""
         try:
-            await self._fetch(*how, "--no-tags", "origin", f"+{commit}:{name}")
-        except GitFailed as failed:
+            await self._fetch(*options, "--no-tags", "origin", f"+{commit}:{name}")
+        except GitFailed as error:
             if not ref:
                 raise
-            at = hashlib.sha256(ref.encode()).hexdigest()
-            await self._fetch(*how, "--no-tags", "origin", f"+{ref}:{REFS}at/{at}")
+            ref_digest = hashlib.sha256(ref.encode()).hexdigest()
+            await self._fetch(*options, "--no-tags", "origin", f"+{ref}:{REF_PREFIX}at/{ref_digest}")
             if not await self._has(commit):
-                raise GitFailed(f"{ref} does not have the commit {commit}, and by its name: {failed}") from None
+                raise GitFailed(f"{ref} does not have the commit {commit}, and by its name: {error}") from None
 
     async def _fetch(self, *words: str) -> None:
-        await self._try("fetch", "--quiet", "--force", "--no-write-fetch-head", "--update-head-ok", *words)
+        await self._retry("fetch", "--quiet", "--force", "--no-write-fetch-head", "--update-head-ok", *words)
 
-    async def _try(self, *words: str) -> str:
-        """Call git again while the way to the repository is bad."""
+    async def _retry(self, *words: str) -> str:
+        """Run git, and retry it after temporary errors of the connection."""
         backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 return await git(*words, folder=self.path, timeout_seconds=FETCH_SECONDS, remote=self._remote)
-            except GitFailed as failed:
-                if attempt == TRIES or any(word in str(failed) for word in (*_FINAL, *CORRUPTION_MESSAGES)):
+            except GitFailed as error:
+                if attempt == MAX_ATTEMPTS or any(
+                    word in str(error) for word in (*_PERMANENT_ERRORS, *CORRUPTION_MESSAGES)
+                ):
                     raise
-                self._say(f"git {words[0]}: {failed}; trying again")
+                self._log(f"git {words[0]}: {error}; retrying")
                 await asyncio.sleep(backoff.next(random.random()))
         raise AssertionError("unreachable")
 
@@ -139,28 +141,28 @@ class Mirror:
 
 
 def mirror_path(folder: Path, remote: Remote) -> Path:
-    """Where the copy of a repository is."""
+    """Return the folder of a repository's mirror."""
     return folder / f"{hashlib.sha256(remote.url.encode()).hexdigest()[:32]}.git"
 
 
 @asynccontextmanager
-async def open_mirror(folder: Path, remote: Remote, say: Callable[[str], None]) -> AsyncIterator[Mirror]:
-    """The copy of a repository, made if there is none, and nobody else's meanwhile."""
+async def open_mirror(folder: Path, remote: Remote, log: Callable[[str], None]) -> AsyncIterator[Mirror]:
+    """Lock the mirror of a repository, and create it if it is missing."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = mirror_path(folder, remote)
     async with _locked(path.with_suffix(".lock")):
         if not (path / "HEAD").exists():
-            shutil.rmtree(path, ignore_errors=True)  # Half made by a runner that was killed.
+            shutil.rmtree(path, ignore_errors=True)  # Left incomplete by a runner that was killed.
             path.mkdir()
             await git("init", "--quiet", "--bare", "--template=", folder=path, timeout_seconds=LOCAL_SECONDS)
             await git("remote", "add", "--", "origin", remote.url, folder=path, timeout_seconds=LOCAL_SECONDS)
-        for left in (
+        for lock_file in (
             *path.glob("*.lock"),
             *(path / "refs").rglob("*.lock"),
-        ):  # Of a git that was killed: nobody else is here.
-            left.unlink(missing_ok=True)
+        ):  # Of a git process that was killed, as the lock is held here.
+            lock_file.unlink(missing_ok=True)
         (path / LAST_USED_FILE).touch()
-        yield Mirror(path, remote, say)
+        yield Mirror(path, remote, log)
     await asyncio.to_thread(prune, folder, keep=path)
 
 
@@ -180,12 +182,12 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 
 
 def prune(folder: Path, keep: Path, max_bytes: int = MAX_BYTES, max_age: float = MAX_AGE_SECONDS) -> list[Path]:
-    """Remove what nobody used for long, and the oldest while all are too much; never the one that is to be kept."""
-    used = sorted(((_used(path), path) for path in folder.glob("*.git")), reverse=True)
-    total, removed = 0, []
-    for at, path in used:
-        total += _size(path)
-        if path == keep or (total <= max_bytes and time.time() - at <= max_age):
+    """Remove mirrors not used for `max_age`, and the oldest while all exceed `max_bytes`; never `keep`."""
+    mirrors = sorted(((_last_used(path), path) for path in folder.glob("*.git")), reverse=True)
+    total_bytes, removed = 0, []
+    for used_at, path in mirrors:
+        total_bytes += _size(path)
+        if path == keep or (total_bytes <= max_bytes and time.time() - used_at <= max_age):
             continue
         with open(path.with_suffix(".lock"), "a") as lock:
             try:
@@ -197,7 +199,7 @@ def prune(folder: Path, keep: Path, max_bytes: int = MAX_BYTES, max_age: float =
     return removed
 
 
-def _used(path: Path) -> float:
+def _last_used(path: Path) -> float:
     try:
         return (path / LAST_USED_FILE).stat().st_mtime
     except OSError:

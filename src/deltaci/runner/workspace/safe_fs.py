@@ -1,5 +1,4 @@
-"""Putting things into a workspace that its job may change at any moment: by folders that are held open, never through
-a link, and never by following what the job put there."""
+"""Write into a workspace that its job may change meanwhile: by open folders, never through a symbolic link."""
 
 from __future__ import annotations
 
@@ -12,35 +11,35 @@ from typing import Final
 from deltaci.core.errors import Refused
 from deltaci.runner.workspace.folders import FOLDER_FLAGS, open_folder
 
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def move_tree(staged: Path, root: Path, path: str, *, is_clean: bool) -> None:
-    """Move a tree to its place below the root; what has the same names is replaced, or all that is there."""
+def move_tree(staging: Path, root: Path, path: str, *, is_clean: bool) -> None:
+    """Move the content of `staging` below the root; replace entries of the same names, or all if `is_clean`."""
     with open_folder(root) as top:
         target = open_or_create(top, path)
         try:
             if is_clean:
                 for name in os.listdir(target):
                     remove_entry(target, name)
-            with open_folder(staged) as source:
+            with open_folder(staging) as source:
                 for name in os.listdir(source):
                     remove_entry(target, name)
                     os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
         except OSError as error:
-            raise Refused("bad_request", f"nothing can be put into {path!r}: {error.strerror}") from error
+            raise Refused("bad_request", f"cannot write into {path!r}: {error.strerror}") from error
         finally:
             os.close(target)
 
 
-def merge_tree(staged: Path, root: Path, path: str) -> None:
-    """Move what is in a tree among what is there: files replace files, folders are shared."""
-    with open_folder(root) as top, open_folder(staged) as source:
+def merge_tree(staging: Path, root: Path, path: str) -> None:
+    """Move the content of `staging` below the root: files replace files, folders are merged."""
+    with open_folder(root) as top, open_folder(staging) as source:
         target = open_or_create(top, path)
         try:
             _merge(source, target)
         except OSError as error:
-            raise Refused("bad_request", f"nothing can be put into {path!r}: {error.strerror}") from error
+            raise Refused("bad_request", f"cannot write into {path!r}: {error.strerror}") from error
         finally:
             os.close(target)
 
@@ -48,26 +47,26 @@ def merge_tree(staged: Path, root: Path, path: str) -> None:
 def _merge(source: int, target: int) -> None:
     for name in os.listdir(source):
         if stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
-            inner, into = os.open(name, FOLDER_FLAGS, dir_fd=source), open_or_create(target, name)
+            inner, target_inner = os.open(name, FOLDER_FLAGS, dir_fd=source), open_or_create(target, name)
             try:
-                _merge(inner, into)
+                _merge(inner, target_inner)
             finally:
                 os.close(inner)
-                os.close(into)
+                os.close(target_inner)
             continue
         remove_entry(target, name)
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
 def write_file(root: Path, path: str, text: str, mode: int = 0o755) -> Path:
-    """Write a file of ours below the root: whatever has its name, or is on the way, is replaced and never followed."""
-    above, _, name = path.rpartition("/")
+    """Write a file below the root. Links and other entries with its name or on its path are replaced."""
+    parent_path, _, name = path.rpartition("/")
     with open_folder(root) as top:
-        folder = open_or_create(top, above)
+        folder = open_or_create(top, parent_path)
         try:
             remove_entry(folder, name)
-            made = os.open(name, _NEW, mode, dir_fd=folder)
-            with os.fdopen(made, "wb") as file:
+            descriptor = os.open(name, _NEW_FILE_FLAGS, mode, dir_fd=folder)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(text.encode("utf-8", "surrogatepass"))
         finally:
             os.close(folder)
@@ -75,31 +74,31 @@ def write_file(root: Path, path: str, text: str, mode: int = 0o755) -> Path:
 
 
 def create_folder(root: Path, path: str) -> Path:
-    """A folder below the root, made if need be; whatever else is on the way is replaced and never followed."""
+    """Create a folder below the root. Links and files on its path are replaced."""
     with open_folder(root) as top:
         os.close(open_or_create(top, path))
     return root / path
 
 
 def open_or_create(top: int, path: str) -> int:
-    """A folder below another, opened, and made if need be; whatever else is on the way is removed."""
-    here = os.dup(top)
+    """Open a folder below another one, and create it if needed. Other entries on its path are removed."""
+    current = os.dup(top)
     for name in path.split("/"):
         if name in ("", "."):
             continue
         try:
-            inner = os.open(name, FOLDER_FLAGS, dir_fd=here)
+            inner = os.open(name, FOLDER_FLAGS, dir_fd=current)
         except OSError:
-            remove_entry(here, name)
-            os.mkdir(name, 0o755, dir_fd=here)
-            inner = os.open(name, FOLDER_FLAGS, dir_fd=here)
-        os.close(here)
-        here = inner
-    return here
+            remove_entry(current, name)
+            os.mkdir(name, 0o755, dir_fd=current)
+            inner = os.open(name, FOLDER_FLAGS, dir_fd=current)
+        os.close(current)
+        current = inner
+    return current
 
 
 def remove_entry(folder: int, name: str) -> None:
-    """Whatever has this name in a folder, if there is anything."""
+    """Remove the entry with this name, if it exists."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,9 +1,10 @@
-"""Worktrees that stay between jobs: one folder for each stream, and in it what its trees are made of.
+"""Worktrees that are reused by the jobs of a workstream: one folder for each stream.
 
-    workstreams/STREAM/repository.git   the runner's own: what the repository or the server gave; no job writes it
-    workstreams/STREAM/tree             the tree of all tasks; `own-NAME` is one task's, `test-N` is for tests of merges
-    workstreams/STREAM/tree.git         its git directory, which its job may do anything with: made anew for each job
+    workstreams/STREAM/repository.git   the runner's own repository, which no job can write to
+    workstreams/STREAM/tree             the tree of all tasks; `own-NAME` is one task's, `test-N` is for merge queues
+    workstreams/STREAM/tree.git         the git directory for its job, which may change it; created for each job
 
-Git runs outside of a job's cell only with the repository that no job can write to, never with what a job left: its
-configuration, hooks, attributes, index and objects are never read. A tree is compared with an index of our own.
+Outside of a job's cell, git uses only the repository that no job can write to. It never reads the configuration, hooks,
+attributes, index or objects that a job left; a tree is compared with an index of the runner's own. Start with
+`worktree_pool.py`, then `prepare.py` (before the steps) and `bundle_commits.py` (after them).
 """

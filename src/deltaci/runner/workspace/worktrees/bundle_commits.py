@@ -1,6 +1,7 @@
-"""After the steps of a job that has a tree: what they left is committed and bundled by the job itself, inside its cell.
+"""After the steps of a job with a worktree: commit and bundle the changes.
 
-The runner only copies the bundle. Whatever a job wrote into its repository acts on nobody but the job.
+The script that commits runs in the job's cell, so anything that a job wrote into its repository affects only that job.
+The runner only copies the bundle.
 """
 
 from __future__ import annotations
@@ -25,38 +26,38 @@ from deltaci.runner.workspace.git import COMMIT
 from deltaci.runner.workspace.safe_fs import remove_entry, write_file
 from deltaci.runner.workspace.worktrees.exact_checkout import parse_author
 
-CODE: Final = "TREE"
-TYPE: Final = "tree"
-PATH: Final = "@tree.bundle"  # Of the artifact: no file of a tree is kept under it.
-FOLDER: Final = "tree"  # In the job's folder for what lives as long as it.
-MESSAGE, HEAD, BUNDLE = "message", "head", "bundle"
-UNMERGED, ELSEWHERE, NO_GIT = 91, 92, 93
-WHY: Final = {
-    UNMERGED: "there are conflicts that nobody resolved; resolve and commit them in a step",
-    ELSEWHERE: "HEAD does not stand on the commit that the tree began with; commit on top of it",
-    NO_GIT: "there is no git where the steps run, to commit what they left; use an image that has it",
+ERROR_CODE: Final = "TREE"
+ARTIFACT_TYPE: Final = "tree"
+ARTIFACT_PATH: Final = "@tree.bundle"  # No artifact of a job has this name.
+FOLDER: Final = "tree"  # In the job's temporary folder.
+MESSAGE_FILE, HEAD_FILE, BUNDLE_FILE = "message", "head", "bundle"
+UNMERGED, NOT_DESCENDANT, GIT_MISSING = 91, 92, 93
+EXIT_MESSAGES: Final = {
+    UNMERGED: "there are unresolved conflicts; resolve and commit them in a step",
+    NOT_DESCENDANT: "HEAD does not descend from the tree's first commit; commit on top of it",
+    GIT_MISSING: "git is missing where the steps run, so changes cannot be committed; use an image that has it",
 }
 SCRIPT: Final = f"""
-command -v git >/dev/null || exit {NO_GIT}
+command -v git >/dev/null || exit {GIT_MISSING}
 run() {{
   git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c commit.gpgSign=false -c gc.auto=0 \\
     -c maintenance.auto=false -c advice.addEmbeddedRepo=false -c safe.directory='*' "$@"
 }}
 test -z "$(run ls-files --unmerged)" || exit {UNMERGED}
 run add --all
-run diff --cached --quiet || run commit --quiet --no-verify --allow-empty-message --file="$DELTACI_TREE/{MESSAGE}"
+run diff --cached --quiet || run commit --quiet --no-verify --allow-empty-message --file="$DELTACI_TREE/{MESSAGE_FILE}"
 head="$(run rev-parse --verify 'HEAD^{{commit}}')"
-run merge-base --is-ancestor "$DELTACI_TIP" "$head" || exit {ELSEWHERE}
+run merge-base --is-ancestor "$DELTACI_TIP" "$head" || exit {NOT_DESCENDANT}
 if test "$head" != "$DELTACI_TIP"; then
   run update-ref refs/deltaci/head "$head"
-  run bundle create --quiet "$DELTACI_TREE/{BUNDLE}" refs/deltaci/head "^$DELTACI_TIP"
+  run bundle create --quiet "$DELTACI_TREE/{BUNDLE_FILE}" refs/deltaci/head "^$DELTACI_TIP"
 fi
-printf %s "$head" > "$DELTACI_TREE/{HEAD}"
+printf %s "$head" > "$DELTACI_TREE/{HEAD_FILE}"
 """
 
 
 class CommittedTree(msgspec.Struct, frozen=True, kw_only=True):
-    """What the steps left: where HEAD is, and the bundle with what is new, if anything is."""
+    """The new HEAD, and the bundle of new commits, if there are any."""
 
     head: str
     folder: Path
@@ -64,22 +65,25 @@ class CommittedTree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NothingCommitted(Exception):
-    """Nothing can be handed over, by the job's own doing."""
+    """The changes cannot be committed, through the job's own fault."""
 
 
 async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float) -> CommittedTree:
-    """Commit what the steps did not, and bundle what is new; raises `NotLeft`."""
+    """Commit uncommitted changes and bundle new commits. Raises `NothingCommitted`."""
     layout = job.layout
-    inner = f"{layout.relative(layout.temp)}/{FOLDER}"
-    folder = layout.root / inner
+    relative_folder = f"{layout.relative(layout.temp)}/{FOLDER}"
+    folder = layout.root / relative_folder
     try:
         with open_folder(layout.temp) as temp:
             remove_entry(temp, FOLDER)
-        write_file(layout.root, f"{inner}/{MESSAGE}", tree.message or job.spec.name or "What a task left", mode=0o644)
+        write_file(
+            layout.root,
+            f"{relative_folder}/{MESSAGE_FILE}",
+            tree.message or job.spec.name or "Changes of a task",
+            mode=0o644,
+        )
     except OSError as error:
-        raise NothingCommitted(
-            f"the job's own folders are not what they were: {error.strerror}; leave them alone"
-        ) from None
+        raise NothingCommitted(f"the job's temporary folder was changed: {error.strerror}; do not change it") from None
     name, email = parse_author(tree.author)
     env = {
         **job.expressions.variables(),
@@ -88,53 +92,62 @@ async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float)
         **{"DELTACI_TREE": str(folder), "DELTACI_TIP": tip},
     }
     with job.log.section(HAND_OVER, "hand over"):
-        ended = await job.cell.run(
+        step_exit = await job.cell.run(
             SCRIPT, env=env, workdir=layout.workspace, timeout_seconds=seconds, on_output=job.log.write_output
         )
-        if ended.exit_code != 0 or ended.is_timed_out:
-            took = "it took too long" if ended.is_timed_out else f"git ended with {ended.exit_code}"
-            raise NothingCommitted(WHY.get(ended.exit_code or 0, f"what the steps left cannot be committed: {took}"))
-        left = await job.transfers.run_in_thread(_left, folder)
-        job.log.write_line(f"tree: {left.head}, {left.bundle.bytes if left.bundle else 0} bytes to send")
-    return left
+        if step_exit.exit_code != 0 or step_exit.is_timed_out:
+            reason = "it took too long" if step_exit.is_timed_out else f"git ended with {step_exit.exit_code}"
+            raise NothingCommitted(
+                EXIT_MESSAGES.get(step_exit.exit_code or 0, f"the changes cannot be committed: {reason}")
+            )
+        committed = await job.transfers.run_in_thread(_read_result, folder)
+        job.log.write_line(f"tree: {committed.head}, {committed.bundle.bytes if committed.bundle else 0} bytes to send")
+    return committed
 
 
-def _left(folder: Path) -> CommittedTree:
-    """What the job says; the server finds out whether it is true."""
+def _read_result(folder: Path) -> CommittedTree:
+    """Read what the script wrote, which the job may have changed; the server verifies the commits."""
     try:
-        found = {
-            each.path: each for each in find_files(folder, [ArtifactRule(path_glob=escape_pattern(HEAD)), _BUNDLE])
+        files = {
+            file.path: file
+            for file in find_files(folder, [ArtifactRule(path_glob=escape_pattern(HEAD_FILE)), _BUNDLE_RULE])
         }
-        if HEAD not in found:
-            raise NothingCommitted("the job did not say where HEAD is")
-        with open_file(folder, found[HEAD]) as file:
+        if HEAD_FILE not in files:
+            raise NothingCommitted("the job did not report its HEAD")
+        with open_file(folder, files[HEAD_FILE]) as file:
             head = file.read(100).decode("ascii", "replace")
     except (Refused, OSError) as error:
-        raise NothingCommitted(f"what the job left cannot be read: {error}") from None
-    bundle = found.get(BUNDLE)
+        raise NothingCommitted(f"the committed changes cannot be read: {error}") from None
+    bundle = files.get(BUNDLE_FILE)
     if not COMMIT.fullmatch(head):
-        raise NothingCommitted("what the job says of HEAD is no commit")
+        raise NothingCommitted("the HEAD that the job reported is not a commit id")
     if bundle is not None and bundle.bytes > MAX_TREE_BYTES:
-        raise NothingCommitted(f"what is new has {bundle.bytes} bytes, at most {MAX_TREE_BYTES} are sent; commit less")
+        raise NothingCommitted(f"the new commits have {bundle.bytes} bytes, at most {MAX_TREE_BYTES}; commit less")
     return CommittedTree(head=head, folder=folder, bundle=bundle)
 
 
-_BUNDLE: Final = ArtifactRule(path_glob=escape_pattern(BUNDLE))
+_BUNDLE_RULE: Final = ArtifactRule(path_glob=escape_pattern(BUNDLE_FILE))
 
 
-async def upload_bundle(job: JobContext, left: CommittedTree, brought: CollectedOutputs) -> None:
-    """Send what is new, under the lease; what comes of it is a part of what the job brought."""
-    bundle = left.bundle
+async def upload_bundle(job: JobContext, committed: CommittedTree, collected: CollectedOutputs) -> None:
+    """Upload the bundle under the lease, and add it to the job's outputs."""
+    bundle = committed.bundle
     if bundle is None:
         return
     try:
-        kept = await job.transfers.upload(
-            f"artifacts/{quote(PATH)}", lambda: open_file(left.folder, bundle), bundle.bytes, PATIENCE_SECONDS
+        uploaded = await job.transfers.upload(
+            f"artifacts/{quote(ARTIFACT_PATH)}",
+            lambda: open_file(committed.folder, bundle),
+            bundle.bytes,
+            PATIENCE_SECONDS,
         )
     except Refused as refused:
-        brought.fail(CODE, job.log.masked_line(f"tree: {refused.message}"))
+        collected.fail(ERROR_CODE, job.log.masked_line(f"tree: {refused.message}"))
         return
     except Unreachable as error:
-        brought.fail("UPLOAD", job.log.masked_line(f"tree: {error}"))
+        collected.fail("UPLOAD", job.log.masked_line(f"tree: {error}"))
         return
-    brought.artifacts = [Artifact(type=TYPE, uri=kept.uri, name=PATH, bytes=kept.bytes), *brought.artifacts]
+    collected.artifacts = [
+        Artifact(type=ARTIFACT_TYPE, uri=uploaded.uri, name=ARTIFACT_PATH, bytes=uploaded.bytes),
+        *collected.artifacts,
+    ]

@@ -1,7 +1,7 @@
-"""Makes a tree exactly a commit, whatever a job left in it, without reading anything of the job's as a program would.
+"""Make a tree exactly equal to a commit, without executing or trusting anything that a job left in it.
 
-Every file that differs is written anew: the index says what we wrote and when, by times that a job cannot set. What is
-not tracked is removed, but not what is ignored: build outputs stay warm.
+Every file that differs is rewritten: the runner's own index records each write, with ctimes that a job cannot
+set. Untracked files are removed, but ignored files stay, so that build outputs remain warm.
 """
 
 from __future__ import annotations
@@ -23,147 +23,161 @@ from deltaci.runner.workspace.safe_fs import remove_entry, write_file
 from deltaci.runner.workspace.worktrees.repository import StreamRepository
 from deltaci.runner.workspace.worktrees.worktree_pool import WorktreeSlot
 
-MAX_ROUNDS: Final = 10  # What ignores something may be removed itself; then that is looked at again.
-MAX_LISTED_BYTES: Final = 512 * 1024**2
+MAX_ROUNDS: Final = 10  # Removing an untracked .gitignore file makes more files untracked.
+MAX_OUTPUT_BYTES: Final = 512 * 1024**2
 ATTRIBUTES: Final = ".gitattributes"
 SUBMODULE: Final = "160000"
 NAME: Final = "Delta CI"
 EMAIL: Final = "deltaci@localhost"
-# No conversion of any kind, whatever the tree says: only what is the same byte by byte counts as the same.
-_RAW: Final = "* -text !eol -ident -filter !working-tree-encoding\n"
+# Without conversions, whatever the tree's attributes say: files must be equal byte by byte.
+_NO_CONVERSION: Final = "* -text !eol -ident -filter !working-tree-encoding\n"
 
 
-Run = Callable[..., Awaitable[str]]
-"""Calls git with our repository, our index and the tree."""
+RunGit = Callable[..., Awaitable[str]]
+"""Runs git with the runner's repository and index, and the tree."""
 
 
 async def check_out_exactly(
-    repository: StreamRepository, spot: WorktreeSlot, tip: str, *, is_next: bool = True
+    repository: StreamRepository, slot: WorktreeSlot, tip: str, *, is_warm: bool = True
 ) -> None:
-    """The tree has this commit, and nothing that is not ignored beside it.
+    """Make the tree equal to this commit; only ignored files remain besides it.
 
-    `is_next`: the commit is likely to be what the job before made in this tree.
+    `is_warm`: the commit is probably what the previous job made in this tree.
     """
-    await asyncio.to_thread(_prepare, repository, spot)
-    index = repository.index_path(spot.name)
-    env = {"GIT_DIR": str(repository.path), "GIT_WORK_TREE": str(spot.path), "GIT_INDEX_FILE": str(index)}
+    await asyncio.to_thread(_prepare, repository, slot)
+    index = repository.index_path(slot.name)
+    env = {"GIT_DIR": str(repository.path), "GIT_WORK_TREE": str(slot.path), "GIT_INDEX_FILE": str(index)}
 
-    async def run(*words: str) -> str:
-        return await git(*words, folder=spot.path, timeout_seconds=LOCAL_SECONDS, env=env, max_bytes=MAX_LISTED_BYTES)
+    async def run_git(*arguments: str) -> str:
+        return await git(
+            *arguments, folder=slot.path, timeout_seconds=LOCAL_SECONDS, env=env, max_bytes=MAX_OUTPUT_BYTES
+        )
 
-    listed = [entry.partition("\t") for entry in (await run("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")]
-    modes = {path: mode[:6] for mode, _, path in listed if path}
-    await asyncio.to_thread(_remove_between, spot.path, modes, ATTRIBUTES)
-    if is_next and index.exists():
-        await _recognize(repository, run, tip)
-    await run("read-tree", "--reset", "-u", tip)
+    entries = [
+        entry.partition("\t") for entry in (await run_git("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")
+    ]
+    modes = {path: mode[:6] for mode, _, path in entries if path}
+    await asyncio.to_thread(_remove_untracked, slot.path, modes, ATTRIBUTES)
+    if is_warm and index.exists():
+        await _recognize(repository, run_git, tip)
+    await run_git("read-tree", "--reset", "-u", tip)
     for _ in range(MAX_ROUNDS):
-        if not await run("clean", "-ffd"):
+        if not await run_git("clean", "-ffd"):
             break
     else:
-        raise GitFailed("there is no end of what is to be removed")
-    if wrong := await run("diff-files", "--name-only"):
-        # Folders that became links to themselves elsewhere, e.g.; git does not look at those.
-        raise GitFailed(f"{wrong.splitlines()[0]!r} is not what it was made")
-    await asyncio.to_thread(_remove_between, spot.path, modes, ".git")
-    await asyncio.to_thread(_empty, spot.path, [path for path, mode in modes.items() if mode == SUBMODULE])
+        raise GitFailed("untracked files remain after repeated removal")
+    if mismatches := await run_git("diff-files", "--name-only"):
+        # E.g. a folder was replaced by a link to a copy, which git does not detect.
+        raise GitFailed(f"{mismatches.splitlines()[0]!r} differs from the commit after the checkout")
+    await asyncio.to_thread(_remove_untracked, slot.path, modes, ".git")
+    await asyncio.to_thread(_empty_submodules, slot.path, [path for path, mode in modes.items() if mode == SUBMODULE])
 
 
-async def _recognize(repository: StreamRepository, run: Run, tip: str) -> None:
-    """Leave files alone that the job before changed to what they are to be: whoever builds by their times is glad."""
-    if await run("diff-index", "--cached", "--name-only", "--diff-filter=A", tip):
-        return  # Some are to go, and only the index knows which.
+async def _recognize(repository: StreamRepository, run_git: RunGit, tip: str) -> None:
+    """Accept files that the previous job already changed to the new commit.
+
+    They keep their times, which build tools compare.
+    """
+    if await run_git("diff-index", "--cached", "--name-only", "--diff-filter=A", tip):
+        return  # Files must be deleted, and only the old index lists them.
     attributes = repository.path / "info" / "attributes"
     attributes.parent.mkdir(exist_ok=True)
-    await run("read-tree", "--reset", tip)
-    if await run("ls-files", "--", f":(glob)**/{ATTRIBUTES}"):
-        return  # What is in a file may be something else than what is committed.
-    attributes.write_text(_RAW)
+    await run_git("read-tree", "--reset", tip)
+    if await run_git("ls-files", "--", f":(glob)**/{ATTRIBUTES}"):
+        return  # Attributes may make a file differ from its blob.
+    attributes.write_text(_NO_CONVERSION)
     try:
-        await run("update-index", "-q", "--refresh")
+        await run_git("update-index", "-q", "--refresh")
     finally:
         attributes.unlink()
 
 
-def _prepare(repository: StreamRepository, spot: WorktreeSlot) -> None:
-    """A folder, without what a job calls its repository."""
-    repository.index_path(spot.name).with_name(f"{spot.name}.index.lock").unlink(missing_ok=True)
+def _prepare(repository: StreamRepository, slot: WorktreeSlot) -> None:
+    """Create the folder, and remove the job's `.git` file and stale state."""
+    repository.index_path(slot.name).with_name(f"{slot.name}.index.lock").unlink(missing_ok=True)
     (repository.path / "info" / "attributes").unlink(missing_ok=True)
     with suppress(FileExistsError):
-        spot.path.mkdir()
-    with open_folder(spot.path) as top:
+        slot.path.mkdir()
+    with open_folder(slot.path) as top:
         remove_entry(top, ".git")
 
 
-def _remove_between(tree: Path, tracked: Collection[str], name: str) -> None:
-    """Remove what has this name between the files that are tracked, and is not tracked itself.
+def _remove_untracked(tree: Path, tracked: Collection[str], name: str) -> None:
+    """Remove entries with this name beside tracked files, unless they are tracked.
 
-    Repositories, which git does not look at; and what says how files are written, which git would heed if it is there.
+    Used for nested repositories, which git ignores, and for attribute files, which would change how git writes files.
     """
     folders = {""}
     for path in tracked:
-        above = path.rpartition("/")[0]
-        while above not in folders:
-            folders.add(above)
-            above = above.rpartition("/")[0]
+        parent_path = path.rpartition("/")[0]
+        while parent_path not in folders:
+            folders.add(parent_path)
+            parent_path = parent_path.rpartition("/")[0]
     with open_folder(tree) as top:
         for folder in folders:
             inner = f"{folder}/{name}" if folder else name
             if inner not in tracked and os.path.lexists(tree / inner):
-                with suppress(NotADirectoryError, FileNotFoundError), open_parent(top, inner) as (there, last):
-                    remove_entry(there, last)  # Behind a link it is not: git replaces that by a folder.
+                with (
+                    suppress(NotADirectoryError, FileNotFoundError),
+                    open_parent(top, inner) as (folder_fd, entry_name),
+                ):
+                    remove_entry(
+                        folder_fd, entry_name
+                    )  # A link in the path is no problem: git replaces it by a folder.
 
 
-def _empty(tree: Path, paths: Iterable[str]) -> None:
-    """Empty the places of submodules, which git does not look into."""
+def _empty_submodules(tree: Path, paths: Iterable[str]) -> None:
+    """Empty the folders of submodules, which git does not inspect."""
     with open_folder(tree) as top:
         for path in paths:
-            with open_parent(top, path) as (there, name):
-                remove_entry(there, name)
-                os.mkdir(name, 0o755, dir_fd=there)
+            with open_parent(top, path) as (folder_fd, name):
+                remove_entry(folder_fd, name)
+                os.mkdir(name, 0o755, dir_fd=folder_fd)
 
 
-# -- what the job calls its repository
+# -- the job's git directory
 
 
-def create_git_dir(repository: StreamRepository, spot: WorktreeSlot, tree: Worktree, base: str, tip: str) -> None:
-    """A repository of the job's own, at the tip of its branch; it sees the objects of ours. What was there is gone."""
+def create_git_dir(repository: StreamRepository, slot: WorktreeSlot, tree: Worktree, base: str, tip: str) -> None:
+    """Create the job's repository at the tip of its branch, with the objects of the runner's repository."""
     branch = check_ref(f"refs/heads/{tree.branch}")
     name, email = parse_author(tree.author)
-    made = spot.git_dir
+    git_dir = slot.git_dir
     for folder in ("objects/info", "objects/pack", "refs/tags", "refs/remotes"):
-        (made / folder).mkdir(parents=True)
-    (made / "HEAD").write_text(f"ref: {branch}\n")
-    _ref(made, branch, tip)
+        (git_dir / folder).mkdir(parents=True)
+    (git_dir / "HEAD").write_text(f"ref: {branch}\n")
+    _write_ref(git_dir, branch, tip)
     if tree.source.ref.startswith("refs/heads/"):
-        _ref(made, check_ref(f"refs/remotes/origin/{tree.source.ref.removeprefix('refs/heads/')}"), base)
-    (made / "objects" / "info" / "alternates").write_text(f"{repository.path / 'objects'}\n")
-    (made / "config").write_text(
+        _write_ref(git_dir, check_ref(f"refs/remotes/origin/{tree.source.ref.removeprefix('refs/heads/')}"), base)
+    (git_dir / "objects" / "info" / "alternates").write_text(f"{repository.path / 'objects'}\n")
+    (git_dir / "config").write_text(
         "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n"
         f"[user]\n\tname = {_quoted(name)}\n\temail = {_quoted(email)}\n"
         f'[remote "origin"]\n\turl = {_quoted(tree.source.url)}\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n'
         "[gc]\n\tauto = 0\n[maintenance]\n\tauto = false\n"
     )
     if (repository.path / "shallow").exists():
-        shutil.copyfile(repository.path / "shallow", made / "shallow")
-    shutil.copy2(repository.index_path(spot.name), made / "index")
-    write_file(spot.path, ".git", f"gitdir: {made}\n", mode=0o644)
+        shutil.copyfile(repository.path / "shallow", git_dir / "shallow")
+    shutil.copy2(repository.index_path(slot.name), git_dir / "index")
+    write_file(slot.path, ".git", f"gitdir: {git_dir}\n", mode=0o644)
 
 
 def parse_author(author: str) -> tuple[str, str]:
-    """The name and the address of `Name <address>`; ours where there is none."""
+    """Return name and address of `Name <address>`; the defaults if either is missing."""
     name, _, rest = author.partition("<")
     email = rest.partition(">")[0]
-    plain = [" ".join("".join(c for c in each if c.isprintable() and c not in "<>").split()) for each in (name, email)]
-    return (plain[0], plain[1]) if all(plain) else (NAME, EMAIL)
+    cleaned = [
+        " ".join("".join(c for c in part if c.isprintable() and c not in "<>").split()) for part in (name, email)
+    ]
+    return (cleaned[0], cleaned[1]) if all(cleaned) else (NAME, EMAIL)
 
 
-def _ref(made: Path, name: str, commit: str) -> None:
-    path = made / name
+def _write_ref(git_dir: Path, name: str, commit: str) -> None:
+    path = git_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{commit}\n")
 
 
 def _quoted(text: str) -> str:
-    """A value of a configuration file."""
+    """Return a quoted value for a git configuration file."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'

@@ -1,4 +1,8 @@
-"""Where trees are, who has which, and when they go. Nothing outside of one folder is ever touched."""
+"""Assign worktrees to jobs, and remove worktrees that are no longer needed. Changes nothing outside of one folder.
+
+A job reserves a slot when it is accepted and acquires it before its steps, after the slot's previous job has left it.
+Streams are removed when the server reports them as finished, or when they have not been used for long.
+"""
 
 from __future__ import annotations
 
@@ -27,64 +31,64 @@ from deltaci.runner.sandbox.cell import BindMount, CellFailed
 from deltaci.runner.workspace.folders import open_folder
 from deltaci.runner.workspace.safe_fs import remove_entry
 
-FOLDER: Final = "workstreams"
-REPOSITORY: Final = "repository.git"
-ABOUT: Final = "about.json"
-TRASH: Final = ".trash-"
-BUSY_SECONDS: Final = 600.0  # So long a job waits until the one before it has left the tree.
-LINE_SECONDS: Final = 86400.0  # Trees for tests of merges go when nobody used them for so long,
-KEPT_SECONDS: Final = 30 * 86400.0  # and all others, those of what failed too, after so long.
-TIDY_SECONDS: Final = 180.0
-SOON_SECONDS: Final = 10.0
-REMOVE_SECONDS: Final = 600.0
+STREAMS_FOLDER: Final = "workstreams"
+REPOSITORY_FOLDER: Final = "repository.git"
+RECORD_FILE: Final = "about.json"
+TRASH_PREFIX: Final = ".trash-"
+ACQUIRE_SECONDS: Final = 600.0  # For the previous job to leave the tree.
+MERGE_QUEUE_IDLE_SECONDS: Final = 86400.0  # Unused trees of merge queues are removed after this time,
+WORKSTREAM_IDLE_SECONDS: Final = 30 * 86400.0  # all others after this one, including those of failed runs.
+CLEANUP_INTERVAL_SECONDS: Final = 180.0
+MIN_CLEANUP_SECONDS: Final = 10.0
+REMOVE_TIMEOUT_SECONDS: Final = 600.0
 _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 LOGGER: Final = logging.getLogger(__name__)
 
 FinishedQuery = Callable[[list[str]], Awaitable[list[str]]]
-"""Which of these streams are over and need no tree, as the server says."""
+"""Asks the server which of these streams are finished and need no tree."""
 
 
 class StreamRecord(msgspec.Struct, frozen=True):
-    """What a stream's folder is for. A line of merges is no run: nobody says when it is over."""
+    """The stream to which a folder belongs. For merge queues, which are no runs, the server reports no end."""
 
     id: Name
-    is_line: bool
+    is_merge_queue: bool = msgspec.field(name="is_line")
 
 
 def folder_name(text: str) -> str:
-    """One name for a folder, another for every other text."""
+    """Return a unique safe folder name for a text."""
     if _SAFE.fullmatch(text) and not text.endswith((".git", ".lock", ".")):
         return text
     return f"_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}"
 
 
 class WorktreeSlot:
-    """One tree's place, for one job."""
+    """The paths of one tree, reserved for one job."""
 
-    def __init__(self, stream: Path, name: str, about: StreamRecord) -> None:
+    def __init__(self, stream: Path, name: str, record: StreamRecord) -> None:
         self.stream = stream
         self.name = name
-        self.about = about
-        self.is_held = False
+        self.record = record
+        self.is_acquired = False
 
     @property
     def path(self) -> Path:
-        """The tree itself."""
+        """The tree."""
         return self.stream / self.name
 
     @property
     def git_dir(self) -> Path:
-        """What its job calls its repository."""
+        """The git directory that the job uses."""
         return self.stream / f"{self.name}.git"
 
     @property
     def repository(self) -> Path:
-        """Ours."""
-        return self.stream / REPOSITORY
+        """The runner's repository of the stream."""
+        return self.stream / REPOSITORY_FOLDER
 
     def bind_mounts(self) -> tuple[BindMount, ...]:
-        """What a cell shows of it. Of other trees, and of other streams, nothing."""
+        """Return the mounts for the job's cell: nothing of other trees and streams."""
         return (
             BindMount(path=self.path, is_writable=True),
             BindMount(path=self.git_dir, is_writable=True),
@@ -93,158 +97,166 @@ class WorktreeSlot:
 
 
 class WorktreePool:
-    """All of them on this runner."""
+    """All worktrees of this runner."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute() / FOLDER
+        self.folder = folder.absolute() / STREAMS_FOLDER
         self._locks: dict[Path, asyncio.Lock] = {}
-        self._streams: dict[Path, asyncio.Lock] = {}
-        self._taken: dict[Path, int] = {}  # How many jobs have a tree, or wait for it.
+        self._repository_locks: dict[Path, asyncio.Lock] = {}
+        self._reservations: dict[Path, int] = {}  # By path: the number of jobs that use a tree or wait for it.
         self._wake = asyncio.Event()
         self.is_used = self.folder.is_dir()
 
-    # -- who has which
+    # -- assignment
 
     def reserve(self, tree: Worktree) -> WorktreeSlot:
-        """A place for this job. One that keeps nothing gets any tree that is free, warm if there is one."""
+        """Return a slot for this job. Jobs without commits get any free tree, which may be warm."""
         stream = self.folder / folder_name(tree.stream)
-        about = StreamRecord(tree.stream, bool(tree.commit))
+        record = StreamRecord(tree.stream, bool(tree.commit))
         self.is_used = True
         self._wake.set()
         if tree.is_committed:
-            spot = WorktreeSlot(stream, f"own-{folder_name(tree.private_name)}" if tree.private_name else "tree", about)
+            slot = WorktreeSlot(
+                stream, f"own-{folder_name(tree.private_name)}" if tree.private_name else "tree", record
+            )
         else:
             number = 1
-            while (stream / f"test-{number}") in self._taken:
+            while (stream / f"test-{number}") in self._reservations:
                 number += 1
-            spot = WorktreeSlot(stream, f"test-{number}", about)
-        self._taken[spot.path] = self._taken.get(spot.path, 0) + 1
-        return spot
+            slot = WorktreeSlot(stream, f"test-{number}", record)
+        self._reservations[slot.path] = self._reservations.get(slot.path, 0) + 1
+        return slot
 
-    async def acquire(self, spot: WorktreeSlot) -> None:
-        """Have it alone: the job before may not have left it yet."""
-        lock = self._locks.setdefault(spot.path, asyncio.Lock())
+    async def acquire(self, slot: WorktreeSlot) -> None:
+        """Wait until the slot's previous job has left it, and lock it."""
+        lock = self._locks.setdefault(slot.path, asyncio.Lock())
         try:
-            async with asyncio.timeout(BUSY_SECONDS):
+            async with asyncio.timeout(ACQUIRE_SECONDS):
                 await lock.acquire()
         except TimeoutError:
-            raise CellFailed(f"another job of this runner is in {spot.path} for {BUSY_SECONDS:.0f} s already") from None
-        spot.is_held = True
-        await asyncio.to_thread(self._make, spot, self.is_sole_user(spot))
+            raise CellFailed(
+                f"another job of this runner has used {slot.path} for more than {ACQUIRE_SECONDS:.0f} s"
+            ) from None
+        slot.is_acquired = True
+        await asyncio.to_thread(self._create_folders, slot, self.is_sole_user(slot))
 
-    def is_sole_user(self, spot: WorktreeSlot) -> bool:
-        """Whether no other job has a tree of this stream."""
-        return all(path == spot.path or path.parent != spot.stream for path in self._taken)
+    def is_sole_user(self, slot: WorktreeSlot) -> bool:
+        """Return whether no other job has reserved a tree of this stream."""
+        return all(path == slot.path or path.parent != slot.stream for path in self._reservations)
 
-    def repository_lock(self, spot: WorktreeSlot) -> asyncio.Lock:
-        """Held by whoever brings something into the stream's repository."""
-        return self._streams.setdefault(spot.stream, asyncio.Lock())
+    def repository_lock(self, slot: WorktreeSlot) -> asyncio.Lock:
+        """Return the lock that must be held to change the stream's repository."""
+        return self._repository_locks.setdefault(slot.stream, asyncio.Lock())
 
-    async def release(self, spot: WorktreeSlot, *, is_empty: bool) -> None:
-        """The job is over. Where somebody of it may still live, nobody else goes: the tree is put aside."""
-        if spot.is_held:
-            spot.is_held = False
+    async def release(self, slot: WorktreeSlot, *, is_empty: bool) -> None:
+        """Release the slot after its job. Unless `is_empty`, processes may still use the tree: move it to the trash."""
+        if slot.is_acquired:
+            slot.is_acquired = False
             with suppress(OSError):
-                await asyncio.to_thread(self._left, spot, is_empty)
-            self._locks[spot.path].release()
-        self.unreserve(spot)
+                await asyncio.to_thread(self._mark_used, slot, is_empty)
+            self._locks[slot.path].release()
+        self.unreserve(slot)
         self._wake.set()
 
-    def unreserve(self, spot: WorktreeSlot) -> None:
-        """Nobody of the job that it was taken for will come."""
-        count = self._taken.pop(spot.path, 1) - 1
+    def unreserve(self, slot: WorktreeSlot) -> None:
+        """Cancel a reservation that was not acquired."""
+        count = self._reservations.pop(slot.path, 1) - 1
         if count:
-            self._taken[spot.path] = count
+            self._reservations[slot.path] = count
         else:
-            self._locks.pop(spot.path, None)
+            self._locks.pop(slot.path, None)
 
-    def _make(self, spot: WorktreeSlot, is_sole_user: bool) -> None:
-        self._root()
-        if is_sole_user and os.path.lexists(spot.stream) and not stat.S_ISDIR(spot.stream.lstat().st_mode):
-            self.move_to_trash(spot.stream)  # A job without walls may have put a link there.
-        _folder(spot.stream)
+    def _create_folders(self, slot: WorktreeSlot, is_sole_user: bool) -> None:
+        self._create_streams_folder()
+        if is_sole_user and os.path.lexists(slot.stream) and not stat.S_ISDIR(slot.stream.lstat().st_mode):
+            self.move_to_trash(slot.stream)  # A job without isolation may have created a link there.
+        _create_folder(slot.stream)
         if is_sole_user:
-            for name in os.listdir(spot.stream):
-                if name.startswith("."):  # Half made by a runner that was killed.
-                    remove_tree(spot.stream, name)
-        draft = spot.stream / f".{ABOUT}-{secrets.token_hex(4)}"
-        draft.write_bytes(msgspec.json.encode(spot.about))
-        os.replace(draft, spot.stream / ABOUT)
-        os.utime(spot.stream)
+            for name in os.listdir(slot.stream):
+                if name.startswith("."):  # Left incomplete by a runner that was killed.
+                    remove_tree(slot.stream, name)
+        temporary = slot.stream / f".{RECORD_FILE}-{secrets.token_hex(4)}"
+        temporary.write_bytes(msgspec.json.encode(slot.record))
+        os.replace(temporary, slot.stream / RECORD_FILE)
+        os.utime(slot.stream)
 
-    def _left(self, spot: WorktreeSlot, is_empty: bool) -> None:
-        os.utime(spot.stream)
+    def _mark_used(self, slot: WorktreeSlot, is_empty: bool) -> None:
+        os.utime(slot.stream)
         if not is_empty:
-            self.move_to_trash(spot.path)
-            self.move_to_trash(spot.git_dir)
+            self.move_to_trash(slot.path)
+            self.move_to_trash(slot.git_dir)
 
-    def _root(self) -> None:
+    def _create_streams_folder(self) -> None:
         try:
-            _folder(self.folder)
+            _create_folder(self.folder)
         except OSError as error:
-            raise CellFailed(f"{self.folder} cannot be a folder for trees: {error.strerror}") from error
+            raise CellFailed(f"cannot create the folder {self.folder} for worktrees: {error.strerror}") from error
 
-    # -- when they go
+    # -- removal
 
     def move_to_trash(self, path: Path) -> None:
-        """Whatever is there is there no more; it is removed when there is time. A link is not followed."""
+        """Move a path to the trash, without following links; it is removed later."""
         if os.path.lexists(path):
-            os.rename(path, self.folder / f"{TRASH}{secrets.token_hex(8)}")
+            os.rename(path, self.folder / f"{TRASH_PREFIX}{secrets.token_hex(8)}")
 
-    async def remove_unneeded(self, ask: FinishedQuery) -> list[str]:
-        """Remove what nobody needs any more: what the server says is over, and what was not used for long."""
-        found = await asyncio.to_thread(self._found)
-        runs = [about.id for path, about in found if about is not None and not about.is_line]
-        over: set[str] = set()
-        for at in range(0, len(runs), MAX_STREAMS):
-            over.update(await ask(runs[at : at + MAX_STREAMS]))
+    async def remove_unneeded(self, query_finished: FinishedQuery) -> list[str]:
+        """Remove streams that are finished or unused for long, and empty the trash; return the removed folders."""
+        streams = await asyncio.to_thread(self._list_streams)
+        runs = [record.id for path, record in streams if record is not None and not record.is_merge_queue]
+        finished: set[str] = set()
+        for start in range(0, len(runs), MAX_STREAMS):
+            finished.update(await query_finished(runs[start : start + MAX_STREAMS]))
         removed: list[str] = []
-        for path, about in found:
-            is_over = about is not None and about.id in over and not about.is_line
-            if (is_over or self._is_old(path, about)) and not any(path in each.parents for each in self._taken):
-                # Nobody is in it, and whoever comes now finds nothing: no await is in between.
+        for path, record in streams:
+            is_finished = record is not None and record.id in finished and not record.is_merge_queue
+            if (is_finished or self._is_unused(path, record)) and not any(
+                path in reserved.parents for reserved in self._reservations
+            ):
+                # No job uses it, and none can reserve it meanwhile, as there is no await in between.
                 with suppress(OSError):
                     self.move_to_trash(path)
-                    self._streams.pop(path, None)
+                    self._repository_locks.pop(path, None)
                     removed.append(path.name)
         await asyncio.to_thread(self._empty_trash)
         return removed
 
-    async def run_cleanup(self, ask: FinishedQuery) -> None:
-        """Again and again, as long as this runner has any: when a job begins or is over, and every few minutes."""
+    async def run_cleanup(self, query_finished: FinishedQuery) -> None:
+        """Clean up periodically, and soon after a job begins or ends, as long as there are worktrees."""
         while True:
             if self.is_used:
                 self._wake.clear()
                 try:
-                    for name in await self.remove_unneeded(ask):
-                        LOGGER.info("the trees of stream %s are removed", name)
+                    for name in await self.remove_unneeded(query_finished):
+                        LOGGER.info("removed the worktrees of stream %s", name)
                 except (Unreachable, Refused, OSError) as error:
-                    LOGGER.warning("trees that are not needed cannot be removed now: %s", error)
-                await asyncio.sleep(SOON_SECONDS)
+                    LOGGER.warning("cannot remove unneeded worktrees: %s; retrying", error)
+                await asyncio.sleep(MIN_CLEANUP_SECONDS)
             with suppress(TimeoutError):
-                async with asyncio.timeout(TIDY_SECONDS if self.is_used else None):
+                async with asyncio.timeout(CLEANUP_INTERVAL_SECONDS if self.is_used else None):
                     await self._wake.wait()
 
-    def _found(self) -> list[tuple[Path, StreamRecord | None]]:
-        """Every stream's folder. What is no folder is nobody's business."""
+    def _list_streams(self) -> list[tuple[Path, StreamRecord | None]]:
+        """Return the folder of every stream with its record. Other entries are ignored."""
         try:
             entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
         except OSError:
             return []
-        found: list[tuple[Path, StreamRecord | None]] = []
+        streams: list[tuple[Path, StreamRecord | None]] = []
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 path = self.folder / entry.name
-                found.append((path, _about(path)))
-        return found
+                streams.append((path, _read_record(path)))
+        return streams
 
     @staticmethod
-    def _is_old(path: Path, about: StreamRecord | None) -> bool:
+    def _is_unused(path: Path, record: StreamRecord | None) -> bool:
         try:
-            unused = time.time() - path.lstat().st_mtime
+            unused_seconds = time.time() - path.lstat().st_mtime
         except OSError:
             return False
-        return unused > (LINE_SECONDS if about is not None and about.is_line else KEPT_SECONDS)
+        return unused_seconds > (
+            MERGE_QUEUE_IDLE_SECONDS if record is not None and record.is_merge_queue else WORKSTREAM_IDLE_SECONDS
+        )
 
     def _empty_trash(self) -> None:
         for name in self._trash():
@@ -255,33 +267,33 @@ class WorktreePool:
             names = os.listdir(self.folder)
         except OSError:
             return
-        yield from (name for name in names if name.startswith(TRASH))
+        yield from (name for name in names if name.startswith(TRASH_PREFIX))
 
 
-def _folder(path: Path) -> None:
-    """A real folder, made if nothing is there."""
+def _create_folder(path: Path) -> None:
+    """Create a folder unless it exists. Fails if another kind of entry has its name."""
     with suppress(FileExistsError):
         path.mkdir(parents=True, mode=0o755)
     if not stat.S_ISDIR(path.lstat().st_mode):
-        raise NotADirectoryError(20, "something that is no folder has its name; remove it", str(path))
+        raise NotADirectoryError(20, "this path is not a folder; remove it", str(path))
 
 
-def _about(path: Path) -> StreamRecord | None:
+def _read_record(path: Path) -> StreamRecord | None:
     try:
-        return msgspec.json.decode((path / ABOUT).read_bytes(), type=StreamRecord)
+        return msgspec.json.decode((path / RECORD_FILE).read_bytes(), type=StreamRecord)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def remove_tree(folder: Path, name: str) -> bool:
-    """Remove something below a folder, whatever a job made of it; whether it is gone. No link is followed."""
-    with suppress(OSError, RecursionError), open_folder(folder) as top:
-        remove_entry(top, name)
+    """Remove an entry of a folder without following links; return whether it no longer exists."""
+    with suppress(OSError, RecursionError), open_folder(folder) as folder_fd:
+        remove_entry(folder_fd, name)
     path = folder / name
-    if os.path.lexists(path):  # Too deep for us, or folders that nobody may enter: others can.
-        tool = shutil.which("rm")
-        if tool is not None:
-            for words in (["chmod", "-R", "u+rwx", "--", str(path)], [tool, "-rf", "--", str(path)]):
+    if os.path.lexists(path):  # Too deep for Python's recursion, or folders without permissions: use tools.
+        rm = shutil.which("rm")
+        if rm is not None:
+            for command in (["chmod", "-R", "u+rwx", "--", str(path)], [rm, "-rf", "--", str(path)]):
                 with suppress(OSError, subprocess.SubprocessError):
-                    subprocess.run(words, check=False, capture_output=True, timeout=REMOVE_SECONDS)
+                    subprocess.run(command, check=False, capture_output=True, timeout=REMOVE_TIMEOUT_SECONDS)
     return not os.path.lexists(path)
