@@ -93,7 +93,7 @@ async def test_every_trouble_is_a_line(tmp_path: Path, monkeypatch: pytest.Monke
         await of(desk).restore(desk.spec.caches[1:2])
 
         told = [line.partition(": ")[2] for line in desk.said if line.startswith("cache")]
-        assert "none inside the workspace" in told[0]
+        assert "not inside the workspace" in told[0]
         assert "not found" in told[1]
         assert "no file matches no.lock" in desk.said[2]
         assert "nothing to keep" in told[4]

@@ -114,7 +114,7 @@ def test_a_name_that_is_none_of_a_branch_is_refused(ref: str) -> None:
 
 @pytest.mark.parametrize("commit", ["HEAD", "-x", "abc", "A" * 40, "0" * 41, "0" * 39 + "\n"])
 def test_a_commit_has_its_full_name(commit: str) -> None:
-    with pytest.raises(Refused, match="no full name"):
+    with pytest.raises(Refused, match="not the full name"):
         check_commit(commit)
 
 

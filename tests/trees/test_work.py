@@ -179,7 +179,7 @@ async def test_hooks_and_configuration_hinder_no_handover(
         ("git checkout -q --orphan x && git commit -qm alone", "does not descend from"),
         ("git commit -qm x --allow-empty; git checkout -q -b y HEAD~1; echo 1 > c; git add c; git commit -qm y; "
          "git checkout -q - ; echo 2 > c; git add c; git commit -qm x; git merge -q y || true", "conflicts"),
-        ("head -c 20000 /dev/urandom > large", "at most 9000 are sent"),
+        ("head -c 20000 /dev/urandom > large", "at most 9000; commit less"),
         ("rm -rf $(git rev-parse --git-dir)/*", "cannot be committed"),
         ("echo 'gitdir: /nowhere' > .git", "cannot be committed"),
     ],

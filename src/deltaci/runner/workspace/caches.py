@@ -97,7 +97,7 @@ class Caches:
         """Return whether the cache was found."""
         with self._temporary_file() as file:
             try:
-                size = await self._transfers.download(_upload_path(key), file, MAX_CACHE_BYTES, TIMEOUT_SECONDS)
+                size = await self._transfers.download(_transfer_path(key), file, MAX_CACHE_BYTES, TIMEOUT_SECONDS)
             except Refused as refused:
                 if refused.code != "not_found":
                     raise
@@ -111,13 +111,13 @@ class Caches:
         return True
 
     def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:
-        staged = Path(tempfile.mkdtemp(dir=self._folder, prefix="cache-"))
+        staging = Path(tempfile.mkdtemp(dir=self._folder, prefix="cache-"))
         try:
             file.seek(0)
-            unpack(staged, file)
-            return [path for path in paths if move_if_absent(staged, self._layout.root, path)]
+            unpack(staging, file)
+            return [path for path in paths if move_if_absent(staging, self._layout.root, path)]
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
 
     async def save(self) -> int:
         """Save the caches that were not found, and return the bytes sent. Call it only after a success."""
@@ -141,7 +141,7 @@ class Caches:
             if size > MAX_CACHE_BYTES:
                 raise Refused("too_large", f"it has {size} bytes, at most {MAX_CACHE_BYTES}")
             upload = await self._transfers.upload(
-                _upload_path(unsaved.key), lambda: _rewound(file), size, TIMEOUT_SECONDS
+                _transfer_path(unsaved.key), lambda: _rewound(file), size, TIMEOUT_SECONDS
             )
         outcome = "kept" if upload.stored else "not kept: another job saved this key first"
         self._log.write_line(f"cache {unsaved.key!r}: {packed.entries} entries, {size} bytes, {outcome}")
@@ -158,7 +158,7 @@ def _rewound(file: BinaryIO) -> Iterator[BinaryIO]:
     yield file
 
 
-def _upload_path(key: str) -> str:
+def _transfer_path(key: str) -> str:
     return f"caches/{quote(key, safe='')}"
 
 

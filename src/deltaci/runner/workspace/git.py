@@ -132,7 +132,7 @@ def check_ref(ref: str) -> str:
 def check_commit(commit: str) -> str:
     """Return the full commit id. Raises `Refused` if it is not valid."""
     if not COMMIT.fullmatch(commit):
-        raise Refused("bad_spec", f"{commit[:80]!r} is not a full commit id; give all 40 digits")
+        raise Refused("bad_spec", f"{commit[:80]!r} is not the full name of a commit; give all 40 digits")
     return commit
 
 
