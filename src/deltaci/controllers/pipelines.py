@@ -124,12 +124,12 @@ async def planned(
 def _guarded(plan: Plan, role: str) -> Plan:
     """Whoever sent a change from a fork does not approve it; who does needs the role that the project names."""
     gate = Gate(role=role, not_by_starter=True)
-    kept = tuple(
+    jobs = tuple(
         replace(each, spec=replace(each.spec, gate=gate))
         if each.code == UNTRUSTED and each.spec.kind == APPROVAL
         else each
         for each in plan.jobs
     )
-    specs = [each.spec for each in kept]
+    specs = [each.spec for each in jobs]
     hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
-    return replace(plan, kept=kept, hash=hash)
+    return replace(plan, jobs=jobs, hash=hash)
