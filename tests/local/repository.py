@@ -1,4 +1,4 @@
-"""Real repositories for tests, made with the real git and nobody's own configuration."""
+"""Real git repositories for tests, without anybody's git configuration."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ ENVIRONMENT = {
 
 
 class Repository:
-    """A folder under git, with a branch `main`."""
+    """A git repository with a branch `main`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.git("init", "--quiet", "--initial-branch=main", ".")
 
-    def git(self, *words: str) -> str:
-        """What git answers."""
-        told = subprocess.run(
-            ["git", *words], cwd=self.folder, env=ENVIRONMENT, capture_output=True, timeout=60, check=True
+    def git(self, *arguments: str) -> str:
+        """Run git and return its output."""
+        result = subprocess.run(
+            ["git", *arguments], cwd=self.folder, env=ENVIRONMENT, capture_output=True, timeout=60, check=True
         )
-        return told.stdout.decode().strip()
+        return result.stdout.decode().strip()
 
     def write(self, path: str, text: str = "x\n") -> None:
-        """A file."""
-        whole = self.folder / path
-        whole.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_text(text, "utf-8")
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
 
     def commit(self, message: str = "a change", **files: str) -> str:
-        """Commit these files (`a__b` is a/b) and everything else; the commit's name."""
+        """Write these files (`a__b` is a/b), commit everything, and return the commit id."""
         for path, text in files.items():
             self.write(path.replace("__", "/"), text)
         self.git("add", "--all")

@@ -1,4 +1,4 @@
-"""`deltaci plan` and `deltaci run` as people use them: real repositories, real processes, no server."""
+"""`deltaci plan` and `deltaci run` from the command line: real repositories, real processes, no server."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ jobs:
 """
 
 
-class Seat:
-    """Somebody in a folder."""
+class LocalCli:
+    """Runs the command line in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        """The command as a process of its own."""
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start the command as a process of its own."""
         return Deltaci(
-            words,
+            arguments,
             cwd=self.folder,
             env={**ENVIRONMENT, **options.pop("env", {})},
             stdin=subprocess.DEVNULL,
@@ -63,57 +63,57 @@ class Seat:
             **options,
         )
 
-    def deltaci(self, *words: str, **options: Any) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr."""
-        with self.start(*words, **options) as program:
+    def deltaci(self, *arguments: str, **options: Any) -> tuple[int, str, str]:
+        """Run the command. Returns its exit code, stdout and stderr."""
+        with self.start(*arguments, **options) as program:
             out, err = program.communicate(timeout=SECONDS)
         assert b"Traceback" not in err, err.decode()
         return program.returncode, out.decode(), err.decode()
 
-    def json(self, *words: str) -> Any:
-        """What programs get."""
-        code, out, err = self.deltaci(*words, "--json")
+    def json(self, *arguments: str) -> Any:
+        """Run the command with `--json` and return the parsed output."""
+        code, out, err = self.deltaci(*arguments, "--json")
         assert out, (code, err)
         return json.loads(out)
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    made = Repository(tmp_path / "project")
-    made.commit(**{"source.txt": "hello\n", "bad.txt": "2", ".deltaci.yml": PIPELINE})
-    return made
+    repository = Repository(tmp_path / "project")
+    repository.commit(**{"source.txt": "hello\n", "bad.txt": "2", ".deltaci.yml": PIPELINE})
+    return repository
 
 
 @pytest.fixture
-def seat(repository: Repository) -> Seat:
-    return Seat(repository.folder)
+def cli(repository: Repository) -> LocalCli:
+    return LocalCli(repository.folder)
 
 
-def statuses(told: Any) -> dict[str, str]:
-    """What became of each job."""
-    [run] = told
+def statuses(outcomes: Any) -> dict[str, str]:
+    """Return the status of each job of the only run."""
+    [run] = outcomes
     return {job["name"]: job["status"] for job in run["jobs"]}
 
 
-# -- what cannot be done
+# -- refusals
 
 
-def test_a_folder_without_a_pipeline_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     (tmp_path / "nothing.txt").write_text("x")
 
-    code, out, err = Seat(tmp_path).deltaci("run")
+    code, out, err = LocalCli(tmp_path).deltaci("run")
 
     assert (code, out) == (2, "")
     assert "there is no pipeline" in err
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_a_broken_file_is_shown_with_its_place_and_nothing_runs(
-    command: str, seat: Seat, repository: Repository
+def test_a_broken_file_is_reported_with_its_position_and_nothing_runs(
+    command: str, cli: LocalCli, repository: Repository
 ) -> None:
     repository.write(".deltaci.yml", "jobs:\n  a:\n    step: [touch ran]\n")
 
-    code, out, _ = seat.deltaci(command)
+    code, out, _ = cli.deltaci(command)
 
     assert code == 1
     assert ".deltaci.yml:3:5: the key 'step'" in out
@@ -121,8 +121,8 @@ def test_a_broken_file_is_shown_with_its_place_and_nothing_runs(
     assert not (repository.folder / "ran").exists()
 
 
-def test_what_is_not_there_is_refused_by_name(seat: Seat) -> None:
-    for words, what in (
+def test_unknown_names_are_refused(cli: LocalCli) -> None:
+    for arguments, expected in (
         (("run", "--job", "tset"), "tset"),
         (("run", "--matrix", "m=1"), "m"),
         (("run", "--matrix", "m"), "NAME=VALUE"),
@@ -132,19 +132,19 @@ def test_what_is_not_there_is_refused_by_name(seat: Seat) -> None:
         (("run", "--secret", "NOT_SET"), "NOT_SET"),
         (("run", "--failed"), "no earlier run"),
     ):
-        code, out, err = seat.deltaci(*words)
-        assert code in (1, 2), words
-        assert what in err + out, (words, out, err)
+        code, out, err = cli.deltaci(*arguments)
+        assert code in (1, 2), arguments
+        assert expected in err + out, (arguments, out, err)
 
 
 # -- plans
 
 
-def test_a_plan_says_of_every_job_whether_it_runs_and_why(seat: Seat, repository: Repository) -> None:
+def test_a_plan_gives_a_reason_for_every_job(cli: LocalCli, repository: Repository) -> None:
     repository.git("switch", "--quiet", "-c", "topic")
     repository.write("source.txt", "other\n")
 
-    code, out, _ = seat.deltaci("plan")
+    code, out, _ = cli.deltaci("plan")
 
     assert code == 0
     assert "left out  docs" in out
@@ -152,32 +152,32 @@ def test_a_plan_says_of_every_job_whether_it_runs_and_why(seat: Seat, repository
     assert "run       test (1)" in out
 
 
-def test_the_same_files_have_the_same_plan(seat: Seat, repository: Repository) -> None:
-    [first] = seat.json("plan", "--all")["pipelines"]
-    [second] = seat.json("plan", "--all")["pipelines"]
+def test_the_same_files_have_the_same_plan(cli: LocalCli, repository: Repository) -> None:
+    [first] = cli.json("plan", "--all")["pipelines"]
+    [second] = cli.json("plan", "--all")["pipelines"]
     repository.write("source.txt", "other\n")
-    [third] = seat.json("plan", "--all")["pipelines"]
+    [third] = cli.json("plan", "--all")["pipelines"]
 
     assert first == second
-    assert first["hash"] != third["hash"]  # It is about another commit.
+    assert first["hash"] != third["hash"]  # It is the plan of another commit.
 
 
 # -- runs
 
 
-def test_a_run_here_does_all_of_it_and_then_only_what_failed(seat: Seat, repository: Repository) -> None:
-    """Outputs and artifacts of what succeeded earlier are there for what runs again."""
-    code, out, _ = seat.deltaci("run")
+def test_failed_only_repeats_the_jobs_that_did_not_succeed(cli: LocalCli, repository: Repository) -> None:
+    """Outputs and artifacts of jobs that succeeded earlier are available to the jobs that run again."""
+    code, out, _ = cli.deltaci("run")
     assert code == 1
     assert "✗ test (2)" in out
     assert "✓ test (1)" in out
     assert "■ report" in out
 
     repository.write("bad.txt", "3")
-    told = seat.json("run", "--failed")
+    outcomes = cli.json("run", "--failed")
 
-    assert statuses(told) == {"test (2)": "SUCCEEDED", "report": "SUCCEEDED"}
-    assert {each["name"]: each["code"] for each in told[0]["left_out"]} == {
+    assert statuses(outcomes) == {"test (2)": "SUCCEEDED", "report": "SUCCEEDED"}
+    assert {job["name"]: job["code"] for job in outcomes[0]["left_out"]} == {
         "build": "succeeded_before",
         "test (1)": "succeeded_before",
         "docs": "succeeded_before",
@@ -191,39 +191,39 @@ def test_a_run_here_does_all_of_it_and_then_only_what_failed(seat: Seat, reposit
     ]
 
 
-def test_one_job_of_a_matrix_with_what_it_needs(seat: Seat) -> None:
-    assert statuses(seat.json("run", "--job", "test", "--matrix", "n=1")) == {
+def test_one_matrix_job_runs_with_its_needs(cli: LocalCli) -> None:
+    assert statuses(cli.json("run", "--job", "test", "--matrix", "n=1")) == {
         "build": "SUCCEEDED",
         "test (1)": "SUCCEEDED",
     }
 
 
-def test_nobody_there_is_a_no_and_a_word_before_is_a_yes(seat: Seat, repository: Repository) -> None:
+def test_approvals_are_rejected_without_a_terminal_unless_yes_is_given(cli: LocalCli, repository: Repository) -> None:
     repository.write(".deltaci.yml", "jobs:\n  gate: {approval: {approvers: 2, role: lead}}\n")
 
-    assert statuses(seat.json("run")) == {"gate": "FAILED"}
-    assert statuses(seat.json("run", "--yes")) == {"gate": "SUCCEEDED"}
+    assert statuses(cli.json("run")) == {"gate": "FAILED"}
+    assert statuses(cli.json("run", "--yes")) == {"gate": "SUCCEEDED"}
 
 
-def test_a_secret_reaches_the_job_and_is_masked(seat: Seat, repository: Repository) -> None:
+def test_a_secret_reaches_the_job_and_is_masked(cli: LocalCli, repository: Repository) -> None:
     repository.write(
         ".deltaci.yml",
         "jobs:\n  a:\n    secrets: [TOKEN]\n    steps: ['test ${#TOKEN} = 12 && echo it is $TOKEN']\n",
     )
 
-    code, out, _ = seat.deltaci("run", "--log", "--secret", "TOKEN", env={"TOKEN": "s3cr3t-value"})
+    code, out, _ = cli.deltaci("run", "--log", "--secret", "TOKEN", env={"TOKEN": "s3cr3t-value"})
 
     assert code == 0
     assert "s3cr3t-value" not in out
     assert "it is ***" in out
 
 
-def test_ctrl_c_cancels_the_run_and_leaves_nobody(seat: Seat, repository: Repository, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_the_run_and_kills_its_processes(cli: LocalCli, repository: Repository, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     repository.write(".deltaci.yml", f"jobs:\n  a:\n    steps: ['echo $$ > {pipe}; exec sleep 1000']\n")
 
-    with seat.start("run") as program:
+    with cli.start("run") as program:
         pid = int(pipe.read_text())
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=SECONDS)
@@ -234,44 +234,44 @@ def test_ctrl_c_cancels_the_run_and_leaves_nobody(seat: Seat, repository: Reposi
     assert not is_alive(pid)
 
 
-def test_one_run_at_a_time_in_a_folder(seat: Seat, repository: Repository, tmp_path: Path) -> None:
+def test_one_run_at_a_time_in_a_folder(cli: LocalCli, repository: Repository, tmp_path: Path) -> None:
     pipe, go = tmp_path / "pipe", tmp_path / "go"
     os.mkfifo(pipe)
     os.mkfifo(go)
     repository.write(".deltaci.yml", f"jobs:\n  a:\n    steps: ['echo > {pipe}; cat {go}']\n")
 
-    with seat.start("run") as program:
+    with cli.start("run") as program:
         pipe.read_text()
-        code, _, err = seat.deltaci("run")
+        code, _, err = cli.deltaci("run")
         go.write_text("go")
         program.communicate(timeout=SECONDS)
 
     assert code == 2
-    assert "another run is under way" in err
+    assert "another run is active" in err
     assert program.returncode == 0
 
 
-def test_what_is_for_other_machines_is_left_out_and_said(seat: Seat, repository: Repository) -> None:
+def test_jobs_for_other_systems_are_left_out_with_a_reason(cli: LocalCli, repository: Repository) -> None:
     repository.write(
         ".deltaci.yml",
         "jobs:\n  a: {runs-on: linux, steps: ['true']}\n  b: {runs-on: windows, steps: ['true']}\n"
         "  c: {needs: b, steps: ['true']}\n  d: {runs-on: [self-made, gpu], steps: ['true']}\n",
     )
 
-    told = seat.json("run")
+    outcomes = cli.json("run")
 
-    assert statuses(told) == {"a": "SUCCEEDED", "d": "SUCCEEDED"}
-    assert {each["name"]: each["code"] for each in told[0]["left_out"]} == {"b": "other_machine", "c": "need_left_out"}
+    assert statuses(outcomes) == {"a": "SUCCEEDED", "d": "SUCCEEDED"}
+    assert {job["name"]: job["code"] for job in outcomes[0]["left_out"]} == {"b": "other_machine", "c": "need_left_out"}
 
 
-def test_jobs_that_fail_by_infrastructure_do_not_stop_the_others(repository: Repository, seat: Seat) -> None:
-    """A server would no longer trust such a runner; here there is no other one, and the rest would wait for ever."""
+def test_infrastructure_failures_do_not_stop_the_other_jobs(repository: Repository, cli: LocalCli) -> None:
+    """A server would quarantine the runner; locally there is no other, and the remaining jobs would wait for ever."""
     names = [f"broken{n}" for n in range(4)]
     steps, jobs = "steps: ['echo Connection reset by peer >&2; exit 1']", ""
     for before, name in zip([None, *names], names, strict=False):
         jobs += f"  {name}: {{{f'needs: {before}, if: always(), ' if before else ''}{steps}}}\n"
     repository.commit(**{".deltaci.yml": f"jobs:\n{jobs}"})
 
-    found = statuses(seat.json("run"))
+    job_statuses = statuses(cli.json("run"))
 
-    assert found == dict.fromkeys(names, "FAILED")
+    assert job_statuses == dict.fromkeys(names, "FAILED")

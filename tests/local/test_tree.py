@@ -1,4 +1,4 @@
-"""A folder as a commit: what is here counts, and nothing that is here is touched."""
+"""A folder as a commit: uncommitted files count, and nothing in the folder changes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.local.tree import Tree
+from deltaci.local.tree import WorkingTree
 from tests.local.repository import Repository
 
 
-def tree_of(folder: Path) -> Tree:
-    tree = Tree(folder)
-    tree.keep_in(tree.root / ".state" / "local" / "here.git")
+def tree_of(folder: Path) -> WorkingTree:
+    tree = WorkingTree(folder)
+    tree.set_git_dir(tree.root / ".state" / "local" / "here.git")
     return tree
 
 
@@ -22,14 +22,14 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repository")
 
 
-def test_a_base_that_is_not_there_is_refused(repository: Repository) -> None:
+def test_an_unknown_base_is_refused(repository: Repository) -> None:
     repository.commit(README="x")
     tree = tree_of(repository.folder)
 
     with pytest.raises(Refused, match="there is no commit 'nowhere'"):
-        tree.base("nowhere", tree.snapshot())
+        tree.find_base("nowhere", tree.snapshot())
     with pytest.raises(Refused, match="there is no commit '--output=x'"):
-        tree.base("--output=x", tree.snapshot())
+        tree.find_base("--output=x", tree.snapshot())
 
 
 def test_a_base_without_any_commit_is_refused(repository: Repository) -> None:
@@ -37,12 +37,12 @@ def test_a_base_without_any_commit_is_refused(repository: Repository) -> None:
     tree = tree_of(repository.folder)
     snapshot = tree.snapshot()
 
-    assert tree.base("", snapshot) == ("", "there is no commit yet")
+    assert tree.find_base("", snapshot) == ("", "there is no commit yet")
     with pytest.raises(Refused, match="no commit here"):
-        tree.base("main", snapshot)
+        tree.find_base("main", snapshot)
 
 
-def test_what_is_committed_is_taken_as_it_is(repository: Repository) -> None:
+def test_a_clean_working_tree_is_its_head_commit(repository: Repository) -> None:
     head = repository.commit(README="x")
 
     snapshot = tree_of(repository.folder).snapshot()
@@ -51,7 +51,7 @@ def test_what_is_committed_is_taken_as_it_is(repository: Repository) -> None:
     assert snapshot.is_clean
 
 
-def test_what_is_not_committed_counts_and_what_is_ignored_does_not(repository: Repository) -> None:
+def test_uncommitted_files_count_and_ignored_files_do_not(repository: Repository) -> None:
     repository.commit(**{"README": "x", "kept.log": "tracked"})
     repository.write(".gitignore", "*.log\n")
     repository.write("new.txt")
@@ -63,8 +63,8 @@ def test_what_is_not_committed_counts_and_what_is_ignored_does_not(repository: R
     snapshot = tree.snapshot()
 
     assert tree.paths(snapshot.commit) == [".gitignore", "kept.log", "new.txt"]
-    assert tree.read(snapshot.commit, "kept.log") == b"tracked, and changed"
-    assert tree.read(snapshot.commit, "README") is None
+    assert tree.read_file(snapshot.commit, "kept.log") == b"tracked, and changed"
+    assert tree.read_file(snapshot.commit, "README") is None
     assert not snapshot.is_clean
 
 
@@ -80,7 +80,7 @@ def test_the_same_files_are_the_same_commit(repository: Repository) -> None:
     assert tree.snapshot() != first
 
 
-def test_nothing_of_theirs_is_touched(repository: Repository) -> None:
+def test_the_users_repository_is_not_changed(repository: Repository) -> None:
     repository.commit(README="x")
     repository.write("new.txt")
     repository.git("status")  # lets git refresh its index first
@@ -95,7 +95,7 @@ def test_nothing_of_theirs_is_touched(repository: Repository) -> None:
     assert theirs() == before
 
 
-def test_a_folder_without_git_is_a_tree_too(tmp_path: Path) -> None:
+def test_a_folder_without_git_gets_a_snapshot(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
 
     tree = tree_of(tmp_path)
@@ -105,14 +105,14 @@ def test_a_folder_without_git_is_a_tree_too(tmp_path: Path) -> None:
     assert snapshot.head == ""
 
 
-def test_a_folder_inside_a_repository_stands_for_all_of_it(repository: Repository) -> None:
+def test_a_folder_inside_a_repository_means_the_whole_repository(repository: Repository) -> None:
     repository.commit(a__b="x")
 
     assert tree_of(repository.folder / "a").root == repository.folder
 
 
-def test_changes_are_counted_from_where_the_branch_began(repository: Repository) -> None:
-    began = repository.commit(README="x")
+def test_changes_are_counted_from_the_merge_base(repository: Repository) -> None:
+    merge_base = repository.commit(README="x")
     repository.git("switch", "--quiet", "-c", "topic")
     repository.commit(topic="x")
     repository.git("switch", "--quiet", "main")
@@ -122,23 +122,23 @@ def test_changes_are_counted_from_where_the_branch_began(repository: Repository)
     tree = tree_of(repository.folder)
     snapshot = tree.snapshot()
 
-    base, called = tree.base("", snapshot)
+    base, base_name = tree.find_base("", snapshot)
 
-    assert (base, called) == (began, "main")
-    assert tree.changed(base, snapshot.commit) == frozenset({"topic", "not-committed"})
+    assert (base, base_name) == (merge_base, "main")
+    assert tree.changed_paths(base, snapshot.commit) == frozenset({"topic", "not-committed"})
 
 
-def test_on_the_default_branch_what_is_not_committed_counts_or_else_the_last_commit(repository: Repository) -> None:
+def test_on_the_default_branch_the_base_is_the_last_or_the_previous_commit(repository: Repository) -> None:
     first = repository.commit(README="x")
     second = repository.commit(more="x")
     tree = tree_of(repository.folder)
 
-    assert tree.base("", tree.snapshot()) == (first, "the commit before")
+    assert tree.find_base("", tree.snapshot()) == (first, "the previous commit")
     repository.write("new")
-    assert tree.base("", tree.snapshot()) == (second, "what is committed")
+    assert tree.find_base("", tree.snapshot()) == (second, "the last commit")
 
 
-def test_a_worktree_of_git_is_a_tree(repository: Repository, tmp_path: Path) -> None:
+def test_a_linked_worktree_gets_a_snapshot(repository: Repository, tmp_path: Path) -> None:
     repository.commit(README="x")
     repository.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "side"))
     (tmp_path / "side" / "new").write_text("x")
@@ -146,19 +146,19 @@ def test_a_worktree_of_git_is_a_tree(repository: Repository, tmp_path: Path) -> 
     tree = tree_of(tmp_path / "side")
 
     assert tree.paths(tree.snapshot().commit) == ["README", "new"]
-    assert tree.branch() == "side"
+    assert tree.current_branch() == "side"
 
 
-def test_what_people_call_it(repository: Repository) -> None:
+def test_names_come_from_the_repository_and_its_origin(repository: Repository) -> None:
     repository.commit("A subject\n\nmore", README="x")
     tree = tree_of(repository.folder)
 
-    assert (tree.repository(), tree.branch(), tree.subject()) == ("repository", "main", "A subject")
+    assert (tree.repository_name(), tree.current_branch(), tree.commit_subject()) == ("repository", "main", "A subject")
     repository.git("remote", "add", "origin", "git@forge.example:team/thing.git")
-    assert tree.repository() == "team/thing"
+    assert tree.repository_name() == "team/thing"
 
 
-def test_strange_names_come_through(repository: Repository) -> None:
+def test_unusual_file_names_are_kept(repository: Repository) -> None:
     repository.commit(README="x")
     names = ["-rf", "a\nb", "ü", "with space", 'quo"te']
     for name in names:
@@ -167,4 +167,4 @@ def test_strange_names_come_through(repository: Repository) -> None:
     snapshot = tree.snapshot()
 
     assert sorted(tree.paths(snapshot.commit)) == sorted([*names, "README"])
-    assert tree.changed(snapshot.head, snapshot.commit) == frozenset(names)
+    assert tree.changed_paths(snapshot.head, snapshot.commit) == frozenset(names)

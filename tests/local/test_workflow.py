@@ -1,11 +1,11 @@
-"""A workflow of GitHub's runs as it is: matrix, an action of the repository, outputs, artifacts, conditions, shells."""
+"""A GitHub workflow runs unchanged: matrix, local action, outputs, artifacts, conditions, shells."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.local.repository import Repository
-from tests.local.test_run import Seat, statuses
+from tests.local.test_run import LocalCli, statuses
 
 WORKFLOW = """
 name: CI
@@ -61,16 +61,16 @@ runs:
 """
 
 
-def test_a_workflow_runs_as_it_is(tmp_path: Path) -> None:
+def test_a_github_workflow_runs_unchanged(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "project")
     repository.write(".github/workflows/ci.yml", WORKFLOW)
     repository.write(".github/actions/version/action.yml", ACTION)
     repository.commit()
 
-    told = Seat(repository.folder).json("run")
+    outcomes = LocalCli(repository.folder).json("run")
 
-    assert statuses(told) == {
+    assert statuses(outcomes) == {
         "build (ubuntu-latest, 1)": "SUCCEEDED",
         "build (ubuntu-latest, 2, false)": "SUCCEEDED",
         "after": "SUCCEEDED",
-    }, told
+    }, outcomes

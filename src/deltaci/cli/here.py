@@ -12,8 +12,8 @@ import typer
 
 from deltaci.core.errors import Refused
 from deltaci.core.text import nearest
-from deltaci.local.plans import Planned, Seen, Wish, seen
-from deltaci.local.tree import Tree
+from deltaci.local.plans import LocalPlans, PlannedPipeline, PlanRequest, plan_folder
+from deltaci.local.tree import WorkingTree
 from deltaci.pipeline.change import EventName
 from deltaci.pipeline.parse.problems import format_with_source
 
@@ -70,15 +70,15 @@ def state_folder(tree_root: Path) -> Path:
     return state / FOLDER
 
 
-def opened(folder: Path) -> Tree:
+def opened(folder: Path) -> WorkingTree:
     """This folder as a repository."""
-    tree = Tree(folder)
-    tree.keep_in(state_folder(tree.root) / "here.git")
+    tree = WorkingTree(folder)
+    tree.set_git_dir(state_folder(tree.root) / "here.git")
     return tree
 
 
 def looked_at(
-    tree: Tree,
+    tree: WorkingTree,
     *,
     files: Sequence[str] | None,
     event: str,
@@ -87,9 +87,9 @@ def looked_at(
     is_all: bool,
     jobs: Sequence[str] | None,
     matrix: Sequence[str] | None,
-) -> Seen:
+) -> LocalPlans:
     """The plans of what is here, as it was asked for."""
-    wish = Wish(
+    request = PlanRequest(
         event=_event(event),
         inputs=_pairs("--input", inputs),
         base=base,
@@ -98,10 +98,10 @@ def looked_at(
         jobs=jobs or (),
         matrix=_pairs("--matrix", matrix),
     )
-    return seen(tree, wish)
+    return plan_folder(tree, request)
 
 
-def tell_problems(each: Planned) -> None:
+def tell_problems(each: PlannedPipeline) -> None:
     """Every problem with its line."""
     for problem in each.problems:
         print(format_with_source(problem, each.text))

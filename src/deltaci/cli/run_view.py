@@ -34,19 +34,19 @@ class Lines:
         """These jobs will come."""
         self._width = max((len(name) for name in names), default=0)
 
-    def changed(self, job: Job, tail: list[str]) -> None:
+    def job_changed(self, job: Job, tail: list[str]) -> None:
         """A job is in another state."""
         if line := told(job, self._width):
             self._out.print(line, soft_wrap=True)
             if not self._is_chatty and tail:
                 print_tail(self._out, tail)
 
-    def step(self, name: str, step: str) -> None:
+    def step_started(self, name: str, step: str) -> None:
         """A step begins."""
         if self._is_chatty:
             self._out.print(Text(f"{safe(name):<{self._width}} ▸ {safe(step)}", style="bold"), soft_wrap=True)
 
-    def said(self, name: str, line: str) -> None:
+    def output_line(self, name: str, line: str) -> None:
         """A job said something."""
         if self._is_chatty:
             self._out.print(
@@ -77,7 +77,7 @@ class Board:
         self._names = list(names)
         self._width = max((len(name) for name in self._names), default=0)
 
-    def changed(self, job: Job, tail: list[str]) -> None:
+    def job_changed(self, job: Job, tail: list[str]) -> None:
         """A job is in another state."""
         name = job.spec.name
         self._jobs[name] = job
@@ -88,11 +88,11 @@ class Board:
             if tail:
                 print_tail(self._out, tail)
 
-    def step(self, name: str, step: str) -> None:
+    def step_started(self, name: str, step: str) -> None:
         """A step begins."""
         self._steps[name], self._words[name] = step, ""
 
-    def said(self, name: str, line: str) -> None:
+    def output_line(self, name: str, line: str) -> None:
         """A job said something."""
         if line.strip():
             self._words[name] = line

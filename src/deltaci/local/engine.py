@@ -1,4 +1,4 @@
-"""A server and a runner in this process, for as long as somebody waits for a run: the same parts as everywhere."""
+"""Runs a server and a runner in this process, from the same parts as everywhere, until the local runs have ended."""
 
 from __future__ import annotations
 
@@ -34,37 +34,36 @@ from deltaci.storage.port import ListQuery, Store
 TENANT: Final = "default"
 TOKEN_SECONDS: Final = 60
 STOP_SECONDS: Final = 20.0
-MAX_LEFT_OVER: Final = 100
-PERSON: Final = "user:you"
+MAX_ABANDONED_RUNS: Final = 100
+LOCAL_USER: Final = "user:you"
 
 
-class Here(Runtime):
-    """This machine, for its own user: jobs that ask for no walls get none, as if their commands were typed here."""
+class LocalRuntime(Runtime):
+    """The runtime of the local runner: jobs that request no sandbox get none, as if their commands were typed here."""
 
     def executors(self) -> Executors:
-        """Plain processes first."""
+        """Return the executors, with plain processes as the default."""
         return Executors(defaults=("process",))
 
     def git_protocols(self) -> tuple[str, ...]:
-        """Also from a folder: the sources are this machine's own."""
+        """Allow all protocols, also local folders: the sources are this machine's own."""
         return KNOWN_PROTOCOLS
 
 
-class Engine:
-    """What runs pipelines here. Its folder keeps the runs, so that a later one can go on where one failed."""
+class LocalEngine:
+    """The local server. Its folder keeps the runs, so that a later one can continue where one failed."""
 
-    def __init__(self, service: Server, folder: Path) -> None:
-        self.service = service
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.server = server
         self.folder = folder
-        self.secrets = Secrets(service.blobs, server_key(folder / KEY_FILE))
+        self.secrets = Secrets(server.blobs, server_key(folder / KEY_FILE))
 
     @property
     def store(self) -> Store:
-        """Where all is kept."""
-        return self.service.store
+        return self.server.store
 
     async def start(self, plan: Plan, origin: Origin, *, rerun_of: str = "") -> str:
-        """Start a run of this plan, under the first name that is free. Returns its id."""
+        """Start a run of this plan under the next free `run-N`. Returns its id."""
         number = 1 + await self.store.count(TENANT, RUNS, 1_000_000)
         while await self.store.find(f"run-{number}") is not None:
             number += 1
@@ -79,89 +78,91 @@ class Engine:
             is_fail_fast=plan.is_fail_fast,
             timeout_seconds=plan.timeout_seconds,
         )
-        specs: tuple[JobSpec, ...] = tuple(each.spec for each in plan.jobs)
-        await self.service.engine.do(StartRun(id=id, record=record, jobs=specs, plan_hash=plan.hash, actor=PERSON))
+        specs: tuple[JobSpec, ...] = tuple(job.spec for job in plan.jobs)
+        await self.server.engine.do(StartRun(id=id, record=record, jobs=specs, plan_hash=plan.hash, actor=LOCAL_USER))
         return id
 
     async def cancel(self, run_id: str, reason: str) -> None:
-        """Stop a run and everything of it."""
-        with suppress(Refused):  # It is over by now.
-            await self.service.engine.do(run.Cancel(id=run_id, reason=reason, actor=PERSON))
+        """Cancel a run; does nothing if it has ended."""
+        with suppress(Refused):  # It has ended.
+            await self.server.engine.do(run.Cancel(id=run_id, reason=reason, actor=LOCAL_USER))
 
     async def jobs(self, run_id: str, names: Sequence[str]) -> list[Job]:
-        """The jobs of a run."""
-        found = await self.store.find_all([f"{run_id}/{name}" for name in names])
-        return [each for each in found if isinstance(each, Job)]
+        """Return the run's jobs with these names, as far as they exist."""
+        records = await self.store.find_all([f"{run_id}/{name}" for name in names])
+        return [job for job in records if isinstance(job, Job)]
 
 
 @asynccontextmanager
-async def engine(folder: Path, store: Store, *, labels: Sequence[str], slots: int) -> AsyncIterator[Engine]:
-    """Everything that a run needs, until the block ends. One at a time in a folder."""
+async def open_engine(folder: Path, store: Store, *, labels: Sequence[str], slots: int) -> AsyncIterator[LocalEngine]:
+    """Run a server and a runner until the block ends. Raises `Refused` if the folder is in use by another run."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(
-                "wrong_state", f"another run is under way here ({folder}); wait for its end, or stop it"
+                "wrong_state", f"another run is active here ({folder}); wait for its end, or stop it"
             ) from None
         _log_to(folder / "engine.log")
-        async with Server(store, folder, profile="local") as service:
-            listener = HttpListener(service, "127.0.0.1", 0)
-            serving = asyncio.create_task(listener.serve())
+        async with Server(store, folder, profile="local") as server:
+            listener = HttpListener(server, "127.0.0.1", 0)
+            listening = asyncio.create_task(listener.serve())
             try:
-                made = Engine(service, folder)
-                await _end_left_over(made)
-                trusting = asyncio.create_task(_trust(service, await store.last_seq()))
+                local_engine = LocalEngine(server, folder)
+                await _cancel_abandoned_runs(local_engine)
+                resuming = asyncio.create_task(_resume_quarantined(server, await store.last_seq()))
                 try:
                     async with _runner(folder, listener.url, labels, slots):
-                        yield made
+                        yield local_engine
                 finally:
-                    await cancel_and_wait(trusting)
+                    await cancel_and_wait(resuming)
             finally:
                 listener.stop()
-                await serving
+                await listening
 
 
-async def _trust(service: Server, since: int) -> None:
-    """Whatever fails here, there is nobody who would do better: who is no longer trusted is let go on at once."""
-    async for event in feed.follow(service.store, since):
+async def _resume_quarantined(server: Server, since: int) -> None:
+    """Resume the runner whenever it is quarantined: there is no other runner that could do better."""
+    async for event in feed.follow(server.store, since):
         if event.entity == WORKER and event.trigger == "quarantined":
             with suppress(Refused):
-                await service.engine.do(worker.Resume(id=event.entity_id))
+                await server.engine.do(worker.Resume(id=event.entity_id))
 
 
 @asynccontextmanager
 async def _runner(folder: Path, url: str, labels: Sequence[str], slots: int) -> AsyncIterator[None]:
-    work = folder / "runner"
-    work.mkdir(mode=0o700, exist_ok=True)
-    for left in (CREDENTIAL_FILE, REQUEST_FILE):
-        (work / left).unlink(missing_ok=True)
+    runner_folder = folder / "runner"
+    runner_folder.mkdir(mode=0o700, exist_ok=True)
+    for file_name in (CREDENTIAL_FILE, REQUEST_FILE):
+        (runner_folder / file_name).unlink(missing_ok=True)
     name = f"here-{secrets.token_hex(4)}"
     token = registration_token(folder, name, TENANT, TOKEN_SECONDS)
-    entrance = CredentialProvider(url, work, labels=labels, slots=slots, token=token, runtime=Here(url))
-    credential = await asyncio.to_thread(entrance.obtain)
-    agent = Agent(entrance, credential, labels=labels, slots=slots, folder=work)
-    working = asyncio.create_task(agent.run())
+    credentials = CredentialProvider(
+        url, runner_folder, labels=labels, slots=slots, token=token, runtime=LocalRuntime(url)
+    )
+    credential = await asyncio.to_thread(credentials.obtain)
+    agent = Agent(credentials, credential, labels=labels, slots=slots, folder=runner_folder)
+    running = asyncio.create_task(agent.run())
     try:
         yield
     finally:
         agent.stop()
-        agent.stop()  # Whatever still runs is nobody's any more.
+        agent.stop()  # The second call ends running jobs at once: nobody waits for them.
         with suppress(asyncio.CancelledError, TimeoutError):
-            await asyncio.wait_for(working, STOP_SECONDS)
+            await asyncio.wait_for(running, STOP_SECONDS)
 
 
-async def _end_left_over(made: Engine) -> None:
-    """Runs of a command that was killed: nobody waits for them."""
-    page = await made.store.page(ListQuery(tenant=TENANT, lists=[RUNS], limit=MAX_LEFT_OVER))
+async def _cancel_abandoned_runs(local_engine: LocalEngine) -> None:
+    """Cancel the runs of a command that was killed: nobody waits for them."""
+    page = await local_engine.store.page(ListQuery(tenant=TENANT, lists=[RUNS], limit=MAX_ABANDONED_RUNS))
     for record in page.records:
         if isinstance(record, Run) and not run.is_over(record):
-            await made.cancel(record.id, "the command that started it ended")
+            await local_engine.cancel(record.id, "the command that started it ended")
 
 
 def _log_to(path: Path) -> None:
-    """What the parts say of themselves is for a file: the terminal is for the run."""
+    """Log to this file only: the terminal is for the run."""
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)

@@ -1,4 +1,4 @@
-"""The plans of what is here: which pipelines there are, whether the change starts them, and what they make of it."""
+"""Plans the pipelines of a local folder: which files there are, whether the change triggers them, and their jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from deltaci.core.errors import Refused
-from deltaci.local.tree import Snapshot, Tree
+from deltaci.local.tree import Snapshot, WorkingTree
 from deltaci.pipeline.change import Change, EventName
 from deltaci.pipeline.github import ParsedWorkflow
 from deltaci.pipeline.parse.parse_result import ParseResult
@@ -19,11 +19,11 @@ from deltaci.pipeline.planning.compile import check_triggers, compile_pipeline
 from deltaci.pipeline.planning.plan import Plan
 from deltaci.protocol.messages import Source
 
-EVERYTHING: Final = "all of it was asked for"
+NO_COMPARISON: Final = "no comparison was requested"
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants to see planned."""
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to plan: the simulated event, its inputs, and which files and jobs."""
 
     event: EventName = "push"
     inputs: Mapping[str, Any] = {}
@@ -34,134 +34,148 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     matrix: Mapping[str, str] = {}
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """One pipeline: its plan, or why there is none."""
+class PlannedPipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """One pipeline file: its plan, or why there is none."""
 
     file: str
     text: str = ""
     is_triggered: bool = False
-    why: str = ""
+    reason: str = ""
     plan: Plan | None = None
     problems: tuple[Problem, ...] = ()
     notes: tuple[Problem, ...] = ()
-    is_foreign: bool = False  # Written for another system: what is outside of our subset is no mistake of its writer.
+    is_foreign: bool = False  # Written for another system: a feature that we do not support is no mistake.
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All pipelines that are here, for the change that is here."""
+class LocalPlans(msgspec.Struct, frozen=True, kw_only=True):
+    """All pipelines of the folder, planned for its current change.
+
+    `comparison` says in words what the change was compared with.
+    """
 
     change: Change
     snapshot: Snapshot
-    compared: str
-    planned: list[Planned]
+    comparison: str
+    pipelines: list[PlannedPipeline]
 
 
-def seen(tree: Tree, wish: Wish) -> Seen:
-    """Look at everything. A file with problems has no plan, and says which."""
+def plan_folder(tree: WorkingTree, request: PlanRequest) -> LocalPlans:
+    """Plan every pipeline of the folder. A file with problems has no plan, but its problems."""
     snapshot = tree.snapshot()
-    base, called = ("", EVERYTHING) if wish.is_all else tree.base(wish.base, snapshot)
-    changed = tree.changed(base, snapshot.commit) if base else None
-    change = change_here(tree, snapshot, wish, base)
-    source = Source(url=str(tree.store), commit=snapshot.commit, ref=tree.ref())
-    files = pipelines(tree, snapshot.commit, wish.files)
-    planned = [_planned(file, _Here(change, changed, called, source), wish) for file in _with_jobs(files, wish.jobs)]
-    compared = f"{len(changed)} changed since {called}" if changed is not None else f"every path counts: {called}"
-    return Seen(change=change, snapshot=snapshot, compared=compared, planned=planned)
+    base, base_name = ("", NO_COMPARISON) if request.is_all else tree.find_base(request.base, snapshot)
+    changed = tree.changed_paths(base, snapshot.commit) if base else None
+    change = local_change(tree, snapshot, request, base)
+    source = Source(url=str(tree.git_dir), commit=snapshot.commit, ref=tree.snapshot_ref())
+    files = read_pipelines(tree, snapshot.commit, request.files)
+    pipelines = [
+        _plan_pipeline(file, _Context(change, changed, base_name, source), request)
+        for file in _with_jobs(files, request.jobs)
+    ]
+    comparison = (
+        f"{len(changed)} changed since {base_name}"
+        if changed is not None
+        else f"every path counts as changed: {base_name}"
+    )
+    return LocalPlans(change=change, snapshot=snapshot, comparison=comparison, pipelines=pipelines)
 
 
-def change_here(tree: Tree, snapshot: Snapshot, wish: Wish, base: str) -> Change:
-    """What is here, as what somebody would push."""
-    branch = tree.branch()
-    is_request = wish.event == "pull_request"
+def local_change(tree: WorkingTree, snapshot: Snapshot, request: PlanRequest, base: str) -> Change:
+    """Describe the state of the folder as a push or pull request."""
+    branch = tree.current_branch()
+    is_request = request.event == "pull_request"
     return Change(
-        event=wish.event,
+        event=request.event,
         commit=snapshot.commit,
-        repository=tree.repository(),
+        repository=tree.repository_name(),
         ref=f"refs/heads/{branch}" if branch else "",
         branch=tree.default_branch() if is_request else branch,
         head=branch if is_request else "",
         before="" if is_request else base,
         base=base if is_request else "",
         action="synchronize" if is_request else "",
-        title=tree.subject(),
-        message=tree.subject(),
-        actor=tree.person(),
+        title=tree.commit_subject(),
+        message=tree.commit_subject(),
+        actor=tree.user_name(),
         default_branch=tree.default_branch(),
-        inputs=dict(wish.inputs),
+        inputs=dict(request.inputs),
     )
 
 
-def pipelines(tree: Tree, commit: str, named: Sequence[str]) -> list[PipelineFile]:
-    """The pipelines that are here, or those that were named; without any, what is discovered."""
+def read_pipelines(tree: WorkingTree, commit: str, selected_paths: Sequence[str]) -> list[PipelineFile]:
+    """Read the pipeline files, or only `selected_paths`; without any file, detect a pipeline from the repository."""
     paths = tree.paths(commit)
 
     def read(path: str) -> bytes | None:
-        return tree.read(commit, path)
+        return tree.read_file(commit, path)
 
-    chosen = sorted(named) if named else pipeline_files(paths)
+    chosen = sorted(selected_paths) if selected_paths else pipeline_files(paths)
     if not chosen:
         return [discover(paths, read)]
-    found = []
+    files = []
     for path in chosen:
         content = read(path)
         if content is None:
-            raise Refused("not_found", f"there is no file {path!r} in {tree.root}; name it from there on")
-        found.append(read_file(path, content, paths, read))
-    return found
+            raise Refused(
+                "not_found", f"there is no file {path!r} in {tree.root}; give its path relative to that folder"
+            )
+        files.append(read_file(path, content, paths, read))
+    return files
 
 
 def _with_jobs(files: list[PipelineFile], jobs: Sequence[str]) -> list[PipelineFile]:
-    """Only the files that have one of these jobs; all of them, when none has, so that each says so."""
-    wanted = set(jobs)
-    return [file for file in files if not wanted or wanted & _names(file.result)] or files
+    """Keep the files that have one of these jobs; all of them if none has, so that each reports that."""
+    names = set(jobs)
+    return [file for file in files if not names or names & _job_names(file.result)] or files
 
 
-def _names(found: ParseResult) -> set[str]:
-    if isinstance(found, ParsedWorkflow):
-        return set(found.job_ids)
-    return set(found.pipeline.jobs) if found.pipeline is not None else set()
+def _job_names(result: ParseResult) -> set[str]:
+    if isinstance(result, ParsedWorkflow):
+        return set(result.job_ids)
+    return set(result.pipeline.jobs) if result.pipeline is not None else set()
 
 
-class _Here(NamedTuple):
-    """What every pipeline is planned with."""
+class _Context(NamedTuple):
+    """What all pipelines are planned with."""
 
     change: Change
     changed: frozenset[str] | None
-    called: str
+    base_name: str
     source: Source
 
 
-def _planned(file: PipelineFile, here: _Here, wish: Wish) -> Planned:
-    found = file.result
-    # No half-run by itself; but who names only jobs that are inside gets them.
-    is_enough = (
-        bool(wish.jobs) and isinstance(found, ParsedWorkflow) and not set(wish.jobs) & set(found.unsupported_jobs)
+def _plan_pipeline(file: PipelineFile, context: _Context, request: PlanRequest) -> PlannedPipeline:
+    result = file.result
+    # A workflow with unsupported jobs runs only if the user names supported jobs alone.
+    is_supported_part = (
+        bool(request.jobs)
+        and isinstance(result, ParsedWorkflow)
+        and not set(request.jobs) & set(result.unsupported_jobs)
     )
-    if is_enough and isinstance(found, ParsedWorkflow) and found.supported_pipeline is not None:
-        found = structs.replace(found, pipeline=found.supported_pipeline, problems=found.notes)
-    common: dict[str, Any] = {"file": found.file, "text": file.text, "is_foreign": file.kind == "github"}
-    if found.pipeline is None:
-        return Planned(**common, problems=_bad(found.problems))
-    is_triggered, why = check_triggers(found.pipeline, here.change, here.changed)
-    if wish.files and not is_triggered:  # Who names a file wants it.
-        is_triggered, why = True, f"it was named, though {why}"
+    if is_supported_part and isinstance(result, ParsedWorkflow) and result.supported_pipeline is not None:
+        result = structs.replace(result, pipeline=result.supported_pipeline, problems=result.notes)
+    common: dict[str, Any] = {"file": result.file, "text": file.text, "is_foreign": file.kind == "github"}
+    if result.pipeline is None:
+        return PlannedPipeline(**common, problems=_errors(result.problems))
+    is_triggered, reason = check_triggers(result.pipeline, context.change, context.changed)
+    if request.files and not is_triggered:  # A file that the user names always runs.
+        is_triggered, reason = True, f"it was named, though {reason}"
     if not is_triggered:
-        return Planned(**common, why=why)
+        return PlannedPipeline(**common, reason=reason)
     compiled = compile_pipeline(
-        found,
-        here.change,
-        changed=here.changed,
-        unknown_because=here.called,
-        source=here.source,
-        only=wish.jobs,
-        matrix={name: (value,) for name, value in wish.matrix.items()},
+        result,
+        context.change,
+        changed=context.changed,
+        unknown_because=context.base_name,
+        source=context.source,
+        only=request.jobs,
+        matrix={name: (value,) for name, value in request.matrix.items()},
         grants_mentioned_secrets=file.grants_mentioned_secrets,
     )
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
-    return Planned(
-        **common, is_triggered=True, why=why, plan=compiled.plan, problems=_bad(compiled.problems), notes=notes
+    return PlannedPipeline(
+        **common, is_triggered=True, reason=reason, plan=compiled.plan, problems=_errors(compiled.problems), notes=notes
     )
 
 
-def _bad(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+def _errors(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     return tuple(problem for problem in problems if not problem.is_warning)

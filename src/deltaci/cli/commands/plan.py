@@ -25,7 +25,7 @@ from deltaci.cli.here import (
     tell_problems,
 )
 from deltaci.cli.shown import console, safe
-from deltaci.local.plans import Planned
+from deltaci.local.plans import PlannedPipeline
 from deltaci.pipeline.planning.plan import Plan
 
 app = typer.Typer(add_completion=False)
@@ -64,23 +64,23 @@ def plan_command(
             opened(folder), files=file, event=event, inputs=input, base=base, is_all=all_, jobs=job, matrix=matrix
         )
         if json:
-            print(msgspec.json.encode(as_json(seen.planned, seen.compared)).decode())
+            print(msgspec.json.encode(as_json(seen.pipelines, seen.comparison)).decode())
         else:
-            for each in seen.planned:
-                _show(each, seen.compared)
-        raise typer.Exit(BAD if any(each.problems for each in seen.planned) else GOOD)
+            for each in seen.pipelines:
+                _show(each, seen.comparison)
+        raise typer.Exit(BAD if any(each.problems for each in seen.pipelines) else GOOD)
 
 
-def as_json(planned: list[Planned], compared: str) -> dict[str, Any]:
+def as_json(planned: list[PlannedPipeline], compared: str) -> dict[str, Any]:
     """All of it, for programs."""
     return {"compared_with": compared, "pipelines": [_one(each) for each in planned]}
 
 
-def _one(each: Planned) -> dict[str, Any]:
+def _one(each: PlannedPipeline) -> dict[str, Any]:
     told: dict[str, Any] = {
         "file": each.file,
         "is_triggered": each.is_triggered,
-        "reason": each.why,
+        "reason": each.reason,
         "problems": each.problems,
     }
     if each.plan is not None:
@@ -102,7 +102,7 @@ def _one(each: Planned) -> dict[str, Any]:
     return told
 
 
-def _show(each: Planned, compared: str) -> None:
+def _show(each: PlannedPipeline, compared: str) -> None:
     out = console()
     head = Text(safe(each.file), style="bold")
     if each.plan is not None and each.plan.name not in ("", each.file):
@@ -112,9 +112,9 @@ def _show(each: Planned, compared: str) -> None:
         tell_problems(each)
         return
     if each.plan is None:
-        out.print(f"  does not run: {safe(each.why)}", soft_wrap=True)
+        out.print(f"  does not run: {safe(each.reason)}", soft_wrap=True)
         return
-    out.print(Text(f"  {safe(each.why)}; {safe(compared)}", style="dim"), soft_wrap=True)
+    out.print(Text(f"  {safe(each.reason)}; {safe(compared)}", style="dim"), soft_wrap=True)
     _show_jobs(each.plan)
     jobs = len(each.plan.jobs)
     left = f", {len(each.plan.excluded)} left out" if each.plan.excluded else ""

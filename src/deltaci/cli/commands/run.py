@@ -39,10 +39,10 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.status.steps import run_status, step_status
 from deltaci.engine import event_loop
-from deltaci.local.engine import engine
-from deltaci.local.plans import Seen
-from deltaci.local.session import Outcome, Session, labels, network_env, runnable
-from deltaci.local.watch import Decide
+from deltaci.local.engine import open_engine
+from deltaci.local.plans import LocalPlans
+from deltaci.local.session import Outcome, Session, all_required_labels, job_environment, runnable_plans
+from deltaci.local.watch import DecideApproval
 from deltaci.storage import open_store
 
 app = typer.Typer(add_completion=False)
@@ -103,14 +103,16 @@ def run_command(
     with failing("run"):
         tree = opened(folder)
         is_all = not (changed or base)
-        seen = looked_at(tree, files=file, event=event, inputs=input, base=base, is_all=is_all, jobs=job, matrix=matrix)
-        _check(seen, is_json=json)
+        local_plans = looked_at(
+            tree, files=file, event=event, inputs=input, base=base, is_all=is_all, jobs=job, matrix=matrix
+        )
+        _check(local_plans, is_json=json)
         asked = _Asked(
             state=state_folder(tree.root),
-            seen=seen,
+            local_plans=local_plans,
             slots=slots or os.cpu_count() or 1,
             secrets=_secrets(secret or ()),
-            env=network_env(env or ()),
+            env=job_environment(env or ()),
             is_failed_only=failed,
             is_sure=yes,
             is_chatty=log,
@@ -118,9 +120,9 @@ def run_command(
         )
         outcomes, is_stopped = event_loop.run(_run(asked))
     if json:
-        print(msgspec.json.encode([each.told() for each in outcomes]).decode())
+        print(msgspec.json.encode([each.as_json() for each in outcomes]).decode())
     else:
-        _tell(outcomes, seen)
+        _tell(outcomes, local_plans)
     is_good = bool(outcomes) and all(each.is_success for each in outcomes)
     raise typer.Exit(STOPPED if is_stopped else GOOD if is_good or not outcomes else BAD)
 
@@ -129,7 +131,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one call wants."""
 
     state: Path
-    seen: Seen
+    local_plans: LocalPlans
     slots: int
     secrets: dict[str, str]
     env: dict[str, str]
@@ -140,22 +142,22 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _run(asked: _Asked) -> tuple[list[Outcome], bool]:
-    plans = runnable(asked.seen.planned)
+    plans = runnable_plans(asked.local_plans.pipelines)
     if not any(plan.jobs for _, plan in plans):
         return [], False
     stopped = asyncio.Event()
     store = open_store(f"sqlite:{asked.state / 'deltaci.db'}")
     asked.state.mkdir(parents=True, exist_ok=True)
-    async with engine(asked.state, store, labels=labels(plans), slots=asked.slots) as made:
+    async with open_engine(asked.state, store, labels=all_required_labels(plans), slots=asked.slots) as local_engine:
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, _on_signal, stopped)
-        session = Session(made, asked.seen, plans)
+        session = Session(local_engine, asked.local_plans, plans)
         if asked.is_failed_only:
-            await session.only_failed()
-        session.give(asked.secrets)
+            await session.keep_only_failed()
+        session.set_secrets(asked.secrets)
         with _screen(asked) as screen:
-            screen.expect(session.names)
+            screen.expect(session.job_names)
             running = asyncio.create_task(
                 session.run(screen, _decider(asked), asked.env, is_again=asked.is_failed_only)
             )
@@ -181,7 +183,7 @@ def _screen(asked: _Asked) -> Lines | Board:
     return Board(out) if out.is_terminal and not asked.is_chatty else Lines(out, is_chatty=asked.is_chatty)
 
 
-def _decider(asked: _Asked) -> Decide:
+def _decider(asked: _Asked) -> DecideApproval:
     async def decide(waiting: Job) -> bool:
         if asked.is_sure:
             return True
@@ -204,11 +206,11 @@ def _secrets(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def _check(seen: Seen, *, is_json: bool) -> None:
+def _check(local_plans: LocalPlans, *, is_json: bool) -> None:
     """Nothing runs of what is broken. A workflow of GitHub that is outside of our subset keeps no others back."""
-    bad = [each for each in seen.planned if each.problems]
-    if any(not each.is_foreign for each in bad) or (bad and not any(each.plan for each in seen.planned)):
-        _refuse(seen, is_json=is_json)
+    bad = [each for each in local_plans.pipelines if each.problems]
+    if any(not each.is_foreign for each in bad) or (bad and not any(each.plan for each in local_plans.pipelines)):
+        _refuse(local_plans, is_json=is_json)
     for each in bad:
         count = len(each.problems)
         reasons = f"{count} reason{'' if count == 1 else 's'}, the first in line {each.problems[0].line}"
@@ -219,29 +221,29 @@ def _check(seen: Seen, *, is_json: bool) -> None:
         )
 
 
-def _refuse(seen: Seen, *, is_json: bool) -> None:
+def _refuse(local_plans: LocalPlans, *, is_json: bool) -> None:
     if is_json:
-        print(msgspec.json.encode(as_json(seen.planned, seen.compared)).decode())
+        print(msgspec.json.encode(as_json(local_plans.pipelines, local_plans.comparison)).decode())
     else:
-        for each in seen.planned:
+        for each in local_plans.pipelines:
             tell_problems(each)
         print("deltaci run: nothing was run; mend this first", file=sys.stderr)
     raise typer.Exit(BAD)
 
 
-def _tell(outcomes: list[Outcome], seen: Seen) -> None:
+def _tell(outcomes: list[Outcome], local_plans: LocalPlans) -> None:
     out = console()
     if not outcomes:
-        for planned in seen.planned:
-            out.print(f"{safe(planned.file)}: nothing to run; {safe(planned.why)}", soft_wrap=True)
+        for planned in local_plans.pipelines:
+            out.print(f"{safe(planned.file)}: nothing to run; {safe(planned.reason)}", soft_wrap=True)
     for each in outcomes:
         run = each.run
-        line = Text(f"{safe(each.begun.file)} {safe(run.id)} ", style="bold").append_text(status(run_status(run)))
+        line = Text(f"{safe(each.started.file)} {safe(run.id)} ", style="bold").append_text(status(run_status(run)))
         if run.started_at:
             line.append(f" in {span((run.updated_at - run.started_at) / SECOND)}", style="not bold")
         counts = Counter(step_status(job).lower() for job in each.jobs)
         told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=lambda pair: -pair[1]))
-        left = f"; {len(each.begun.plan.excluded)} left out" if each.begun.plan.excluded else ""
+        left = f"; {len(each.started.plan.excluded)} left out" if each.started.plan.excluded else ""
         out.print(line.append(f": {told}{left}", style="not bold"), soft_wrap=True)
     if any(not each.is_success for each in outcomes):
         out.print("logs are in .state/local/runs; only what failed, again: deltaci run --failed", style="dim")
