@@ -59,9 +59,9 @@ JOBS = [
     ("strategy: {matrix: {a: x}}", "5:28: the text 'x' as the axis 'a'; expected a list of values"),
     (
         "strategy: {matrix: {a: []}}",
-        "5:28: matrix.a: has no values, so that there would be no job at all; expected one at least",
+        "5:28: matrix.a: has no values, so there would be no jobs; expected at least one",
     ),
-    ("strategy: {matrix: {a: [1], exclude: [{b: 1}]}}", "5:47: matrix.exclude[0].b: is no axis; expected a"),
+    ("strategy: {matrix: {a: [1], exclude: [{b: 1}]}}", "5:47: matrix.exclude[0].b: is not an axis; expected a"),
     ("strategy: {matrix: {a: [1], include: [x]}}", "5:43: the text 'x' in 'include'; expected names with values"),
     (
         "defaults: {run: {shell: cmd}}",

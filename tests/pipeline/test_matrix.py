@@ -32,27 +32,27 @@ def problems(strategy: object) -> list[str]:
     ("strategy", "expected"),
     [
         ("x", ["strategy: found the text x; expected matrix, fail-fast, max-parallel"]),
-        ({"matrx": {}}, ["matrx: is not known; expected matrix, fail-fast or max-parallel"]),
+        ({"matrx": {}}, ["matrx: is an unknown key; expected matrix, fail-fast or max-parallel"]),
         ({"fail-fast": "no"}, ["fail-fast: found the text no; expected true or false"]),
-        ({"max-parallel": 0}, ["max-parallel: found the number 0; expected a whole number from 1 on"]),
-        ({"max-parallel": True}, ["max-parallel: found true; expected a whole number from 1 on"]),
+        ({"max-parallel": 0}, ["max-parallel: found the number 0; expected a whole number of at least 1"]),
+        ({"max-parallel": True}, ["max-parallel: found true; expected a whole number of at least 1"]),
         ({"matrix": None}, ["matrix: found nothing; expected axes, each a list of values"]),
-        ({"matrix": {}}, ["matrix: is empty; give it an axis with values, or combinations in include; or take it out"]),
+        ({"matrix": {}}, ["matrix: is empty; add an axis with values, or combinations in include, or remove it"]),
         (
             {"matrix": {"os": []}},
-            ["matrix.os: has no values, so that there would be no job at all; expected one at least"],
+            ["matrix.os: has no values, so there would be no jobs; expected at least one"],
         ),
         ({"matrix": {"os": "linux"}}, ["matrix.os: found the text linux; expected a list of values"]),
         (
             {"matrix": {"o s": [1], "os": [1, "1", 1.0]}},
             [
-                "matrix.o s: is no name of an axis; expected letters, digits, '_' and '-', as in matrix.NAME",
-                "matrix.os[2]: is the number 1.0 again, as in [0]; name each value once",
+                "matrix.o s: is not a valid axis name; expected letters, digits, '_' and '-', as in matrix.NAME",
+                "matrix.os[2]: is the number 1.0 again, as in [0]; list each value once",
             ],
         ),
-        ({"matrix": {"os": [1, float("nan")]}}, ["matrix.os[1]: found nan; expected a number that is finite"]),
+        ({"matrix": {"os": [1, float("nan")]}}, ["matrix.os[1]: found nan; expected a finite number"]),
         ({"matrix": {"os": [2**70]}}, ["matrix.os[0]: found a number that is too large; write it as text"]),
-        ({"matrix": {"os": ["\ud800"]}}, ["matrix.os[0]: found half of a character; expected text"]),
+        ({"matrix": {"os": ["\ud800"]}}, ["matrix.os[0]: found half of a surrogate pair; expected text"]),
         (
             {"matrix": {"os": [1], "include": {}}},
             ["matrix.include: found names with values; expected a list of combinations"],
@@ -62,22 +62,22 @@ def problems(strategy: object) -> list[str]:
             [
                 "matrix.include[1]: is empty; expected names with values",
                 "matrix.include[2]: found the number 5; expected names with values",
-                "matrix.include[3].a b: is no name; expected letters, digits, '_' and '-'",
+                "matrix.include[3].a b: is not a valid name; expected letters, digits, '_' and '-'",
                 "matrix.include[4].x: found the set {1, 2}; "
                 "expected text, a number, true or false, a list or names with values",
             ],
         ),
         (
             {"matrix": {"os": [1], "arch": [2], "exclude": [{"os": 1}, {"oss": 1}]}},
-            ["matrix.exclude[1].oss: is no axis; expected os or arch"],
+            ["matrix.exclude[1].oss: is not an axis; expected os or arch"],
         ),
         (
             {"matrix": {"os": [1], "exclude": [{"os": 1}]}},
-            ["matrix.exclude: leaves out every combination, so that there would be no job at all"],
+            ["matrix.exclude: leaves out every combination, so there would be no jobs"],
         ),
         (
             {"matrix": {"include": [{"a": 1}, {"b": 1}, {"a": 1}]}},
-            ["matrix.include[2]: is the same as include[0]; take one of them out"],
+            ["matrix.include[2]: is the same as include[0]; remove one of them"],
         ),
         ({"matrix": {"a": list(range(257))}}, ["matrix: has 257 combinations; at most 256"]),
         (
@@ -90,7 +90,7 @@ def problems(strategy: object) -> list[str]:
         ),
         (
             {"matrix": {"a": [list(range(10_001))]}},
-            ["matrix.a[0]: is too much: all values of a matrix together have at most 10000 parts"],
+            ["matrix.a[0]: is too large: all values of a matrix together have at most 10000 parts"],
         ),
         ({"matrix": {"a": [[[[[[[[[[1]]]]]]]]]]}}, ["matrix.a[0]: is more than 8 levels deep"]),
     ],
@@ -198,9 +198,8 @@ def test_what_has_no_effect_is_noted() -> None:
     made = expand("test", {"matrix": {"py": ["3.10", "3.11"], "exclude": [{"py": 3.10}], "include": [{"py": "3.11"}]}})
 
     assert [str(note) for note in made.notes] == [
-        "matrix.exclude[0].py: the number 3.1 is no value of py ('3.10' (text), '3.11' (text)), "
-        "so this entry leaves out nothing",
-        "matrix.include[0]: is a combination that is there anyway, so this entry adds nothing",
+        "matrix.exclude[0].py: the number 3.1 is not a value of py ('3.10' (text), '3.11' (text)), so it has no effect",
+        "matrix.include[0]: is a combination that already exists, so this entry has no effect",
     ]
 
 

@@ -87,9 +87,9 @@ def test_a_diff_keeps_the_jobs_that_it_can_affect(changed: list[str], expected: 
 @pytest.mark.parametrize(
     ("changed", "job", "code", "reason"),
     [
-        (None, "docs", "diff_unknown", "the diff is not known, so everything runs"),
+        (None, "docs", "diff_unknown", "the changed files are not known, so everything runs"),
         (["web/b", "web/a"], "build-web", "path_matches", "web/a changed, which matches web/**"),
-        (["x"], "lint", "no_paths", "it names no paths: every change concerns it"),
+        (["x"], "lint", "no_paths", "it names no paths: every change affects it"),
         (["yarn.lock"], "docs", "affects_all", "yarn.lock changed, which affects every job (*.lock)"),
         (["libs/ui/b.ts"], "build-web", "dependency_changed", "web depends on ui, where libs/ui/b.ts changed"),
         (
@@ -106,9 +106,9 @@ def test_a_diff_keeps_the_jobs_that_it_can_affect(changed: list[str], expected: 
             ["x"],
             "build-web",
             "no_match",
-            "no changed file matches its paths or is in what its projects depend on (web)",
+            "no changed file matches its paths or is in a folder that its projects depend on (web)",
         ),
-        (["x"], "test-api", "no_match", "no changed file is in what its projects depend on (api)"),
+        (["x"], "test-api", "no_match", "no changed file is in a folder that its projects depend on (api)"),
         (["web/a\nb"], "build-web", "path_matches", "'web/a\\nb' changed, which matches web/**"),
     ],
     ids=str,
@@ -131,8 +131,8 @@ def test_a_kept_job_keeps_those_whose_results_it_takes() -> None:
     takes = by_name(select([build, fetch, lint, sure], ["tests/a"]))
     may_take = by_name(select([build, fetch, lint, unsure], ["tests/a"]))
 
-    assert takes["build"].reason == "needed by test, which takes what it leaves behind"
-    assert may_take["build"].reason == "needed by test, which may take what it leaves behind"
+    assert takes["build"].reason == "needed by test, which uses its outputs or artifacts"
+    assert may_take["build"].reason == "needed by test, which may use its outputs or artifacts"
     assert takes["fetch"].chain == ("build",)
     assert (takes["fetch"].code, takes["lint"].is_kept, takes["fetch"].needs) == ("needed", False, ())
     assert kept(select([build, fetch, lint, indifferent], ["tests/a"])) == {"test"}
@@ -167,33 +167,33 @@ def test_too_much_to_compare_keeps_everything(monkeypatch: pytest.MonkeyPatch) -
     much = select(JOBS, ["a" * 2_000], projects=SHOP)
 
     assert {choice.reason for choice in many} == {
-        "the diff is not known (more than 100,000 files changed), so everything runs"
+        "the changed files are not known (more than 100,000 files changed), so everything runs"
     }
     assert {choice.reason for choice in much} == {
-        "the diff is not known (there is too much to compare), so everything runs"
+        "the changed files are not known (there is too much to compare), so everything runs"
     }
 
 
 def test_why_the_diff_is_not_known_is_said() -> None:
     (choice,) = select([SelectableJob(name="a", paths=("x",))], None, unknown_because="the clone is shallow")
 
-    assert choice.reason == "the diff is not known (the clone is shallow), so everything runs"
+    assert choice.reason == "the changed files are not known (the clone is shallow), so everything runs"
 
 
 @pytest.mark.parametrize(
     ("jobs", "projects", "message"),
     [
-        ([SelectableJob(name="a"), SelectableJob(name="a")], [], "job 'a' is there twice"),
+        ([SelectableJob(name="a"), SelectableJob(name="a")], [], "job 'a' is declared twice"),
         ([SelectableJob(name="a", needs=("b",))], [], "needs 'b', which is not in the plan"),
         (
             [SelectableJob(name="a", needs=("b",)), SelectableJob(name="b", needs=("a",))],
             [],
             "jobs wait for each other",
         ),
-        ([SelectableJob(name="a", consumes=("b",)), SelectableJob(name="b")], [], "name that one in its needs"),
+        ([SelectableJob(name="a", consumes=("b",)), SelectableJob(name="b")], [], "add it to its needs"),
         ([SelectableJob(name="a", paths=("ok", "x["))], [], "job 'a': pattern 2, column 2: found '\\[' without"),
         ([SelectableJob(name="a", projects=("p",))], [], "project 'p', which is not declared"),
-        ([], [Project(name="p", path="a"), Project(name="p", path="b")], "project 'p' is there twice"),
+        ([], [Project(name="p", path="a"), Project(name="p", path="b")], "project 'p' is declared twice"),
         ([], [Project(name="p", path="../a")], "project 'p' is '../a'; write a folder"),
         ([], [Project(name="p", path="a", needs=("libs/*",))], "a need of project 'p' is 'libs/\\*'"),
         ([], [Project(name="p", path="")], "project 'p' is ''"),

@@ -83,11 +83,11 @@ def test_on_says_which_changes(on: str, change: Change, changed: Collection[str]
     [
         ("{push: {branches: main}}", PUSH, SOURCES, "somebody pushed the branch main, which matches main"),
         ("{push: {tags: 'v*'}}", PUSH, SOURCES, "the branch main was pushed, and it runs on tags only"),
-        ("{push: {branches: ['**', '!topic']}}", TOPIC, SOURCES, "the branch topic is taken away by !topic"),
+        ("{push: {branches: ['**', '!topic']}}", TOPIC, SOURCES, "the branch topic is excluded by !topic"),
         ("{push: {paths: 'src/**'}}", PUSH, DOCS, "no changed file matches its paths: src/**"),
-        ("{push: {paths-ignore: a}}", PUSH, DOCS, "docs/a.md changed, which is not in what it leaves out"),
+        ("{push: {paths-ignore: a}}", PUSH, DOCS, "docs/a.md changed, which none of the ignored paths matches"),
         ("manual", PUSH, SOURCES, "it does not run on pushes"),
-        ("pull_request", PULL, SOURCES, "the pull request goes into the branch main"),
+        ("pull_request", PULL, SOURCES, "the pull request targets the branch main"),
     ],
 )
 def test_the_reason_is_told(on: str, change: Change, changed: Collection[str] | None, reason: str) -> None:

@@ -1,8 +1,8 @@
-"""strategy.matrix: one job becomes many, one for each combination of values.
+"""Expand `strategy.matrix`: one job becomes one job for each combination of values.
 
-The rules are GitHub's: axes in their order, `exclude` before `include`; an entry of `include` extends every original
-combination whose values it does not change, or else is a combination of its own. Values keep their types: the text
-`3.10` is never the number 3.1. What GitHub ignores in silence is a problem or a note here.
+The rules are GitHub's: axes in their order, `exclude` before `include`. An entry of `include` extends each original
+combination whose values it does not change; if there is none, it becomes a combination of its own. Values keep their
+types: the text `3.10` is never the number 3.1. Entries that GitHub ignores silently are problems or notes here.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from deltaci.core.errors import InvariantBroken
 
 MAX_COMBINATIONS: Final = 256
 MAX_PRODUCT: Final = 1_024  # combinations before `exclude`
-MAX_ENTRIES: Final = 256  # of `include`, and of `exclude`
-MAX_DEPTH: Final = 8  # of objects and lists in a value
-MAX_PARTS: Final = 10_000  # of all values together
+MAX_ENTRIES: Final = 256  # of `include` and of `exclude` each
+MAX_DEPTH: Final = 8  # of nested objects and lists in a value
+MAX_PARTS: Final = 10_000  # scalars, lists, objects and keys of all values together
 MAX_NAME: Final = 100  # characters of a job's name
-MAX_EXACT_INTEGER: Final = 2**53  # up to here every whole number is a float too
-HASH_DIGITS: Final = 6  # digits that tell names apart, at least
+MAX_EXACT_INTEGER: Final = 2**53  # up to this every whole number is exact as a float
+HASH_DIGITS: Final = 6  # minimum length of the hash that makes a name unique
 
 Value: TypeAlias = "str | int | float | bool | Mapping[str, Value] | Sequence[Value] | None"
 Entry: TypeAlias = Mapping[str, Value]
 
 _AXIS: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
-_HALF: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class MatrixProblem(Struct, frozen=True):
-    """What is wrong with a matrix, and where: the keys and positions (from zero on) that lead there."""
+    """A problem of a matrix, with its path: keys, and list indices from zero."""
 
     path: tuple[str | int, ...]
     message: str
 
     def __str__(self) -> str:
-        """The place as people write it: matrix.include[2].os."""
-        place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
-        return f"{place.removeprefix('.')}: {self.message}"
+        """Return the path in dotted form and the message: `matrix.include[2].os: …`."""
+        location = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
+        return f"{location.removeprefix('.')}: {self.message}"
 
 
 class MatrixError(Exception):
-    """A matrix that cannot be expanded, with all of its problems."""
+    """A matrix cannot be expanded; `problems` has all reasons."""
 
     def __init__(self, problems: Sequence[MatrixProblem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -59,7 +59,7 @@ class MatrixError(Exception):
 class Combination(Struct, frozen=True):
     """One job of a matrix."""
 
-    name: str  # of the job, distinct from all others of the matrix
+    name: str  # of the job, unique within the matrix
     values: dict[str, Value]
 
 
@@ -69,32 +69,30 @@ class Expansion(Struct, frozen=True, kw_only=True):
     combinations: tuple[Combination, ...]
     is_fail_fast: bool = True
     max_parallel: int | None = None
-    notes: tuple[MatrixProblem, ...] = ()  # what has no effect, and probably should have
+    notes: tuple[MatrixProblem, ...] = ()  # entries without effect, which is probably not intended
 
 
 def expand(job: str, strategy: object) -> Expansion:
-    """The jobs of a strategy as it stands in a pipeline file, after its expressions; raises BadMatrix.
+    """Return the jobs of a strategy whose expressions are evaluated. Raise `MatrixError` if it is invalid.
 
-    Without a matrix it is the one job, with no values.
+    Without a matrix, return one job without values.
     """
     problems: list[MatrixProblem] = []
     if strategy is None:
         strategy = {}
     if not _is_mapping(strategy):
-        raise MatrixError(
-            [MatrixProblem(("strategy",), f"found {_kind(strategy)}; expected matrix, fail-fast, max-parallel")]
-        )
+        message = f"found {_describe(strategy)}; expected matrix, fail-fast, max-parallel"
+        raise MatrixError([MatrixProblem(("strategy",), message)])
     for key in strategy:
         if key not in ("matrix", "fail-fast", "max-parallel"):
-            problems.append(MatrixProblem((key,), "is not known; expected matrix, fail-fast or max-parallel"))
+            problems.append(MatrixProblem((key,), "is an unknown key; expected matrix, fail-fast or max-parallel"))
     is_fail_fast = strategy.get("fail-fast", True)
     if not isinstance(is_fail_fast, bool):
-        problems.append(MatrixProblem(("fail-fast",), f"found {_kind(is_fail_fast)}; expected true or false"))
+        problems.append(MatrixProblem(("fail-fast",), f"found {_describe(is_fail_fast)}; expected true or false"))
     parallel = strategy.get("max-parallel")
     if parallel is not None and (isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1):
-        problems.append(
-            MatrixProblem(("max-parallel",), f"found {_shown(parallel)}; expected a whole number from 1 on")
-        )
+        message = f"found {_describe_typed(parallel)}; expected a whole number of at least 1"
+        problems.append(MatrixProblem(("max-parallel",), message))
     combinations: tuple[Combination, ...] = (Combination(job, {}),)
     notes: tuple[MatrixProblem, ...] = ()
     if "matrix" in strategy:
@@ -113,7 +111,7 @@ def expand(job: str, strategy: object) -> Expansion:
 
 
 class _Matrix:
-    """A matrix that was looked at: every problem that can be seen without expanding it is in `problems`."""
+    """A checked matrix. The constructor adds each problem that shows without expansion to `problems`."""
 
     def __init__(self, raw: object, problems: list[MatrixProblem]) -> None:
         self._problems = problems
@@ -123,257 +121,272 @@ class _Matrix:
         self._include: tuple[Entry, ...] = ()
         self._exclude: tuple[Entry, ...] = ()
         if not _is_mapping(raw):
-            self._refuse((), f"found {_kind(raw)}; expected axes, each a list of values")
+            self._report((), f"found {_describe(raw)}; expected axes, each a list of values")
             return
         for name, values in raw.items():
             if name not in ("include", "exclude"):
                 self._read_axis(name, values)
-        self._include = self._entries("include", raw.get("include"))
-        self._exclude = self._entries("exclude", raw.get("exclude"))
+        self._include = self._read_entries("include", raw.get("include"))
+        self._exclude = self._read_entries("exclude", raw.get("exclude"))
         if not self._axes and not self._include and not problems:
-            self._refuse((), "is empty; give it an axis with values, or combinations in include; or take it out")
+            self._report((), "is empty; add an axis with values, or combinations in include, or remove it")
         for position, entry in enumerate(self._exclude):
             for key in entry:
                 if key not in self._axes:
-                    self._refuse(("exclude", position, key), f"is no axis; expected {_either(self._axes)}")
+                    self._report(("exclude", position, key), f"is not an axis; expected {_list_axes(self._axes)}")
         if (size := prod(map(len, self._axes.values()))) > MAX_PRODUCT:
-            self._refuse((), f"has {size} combinations before exclude; at most {MAX_PRODUCT}")
+            self._report((), f"has {size} combinations before exclude; at most {MAX_PRODUCT}")
 
-    def _refuse(self, where: tuple[str | int, ...], message: str) -> None:
-        self._problems.append(MatrixProblem(("matrix", *where), message))
+    def _report(self, path: tuple[str | int, ...], message: str) -> None:
+        self._problems.append(MatrixProblem(("matrix", *path), message))
 
     def _read_axis(self, name: str, values: object) -> None:
         if not _AXIS.fullmatch(name):
-            self._refuse((name,), "is no name of an axis; expected letters, digits, '_' and '-', as in matrix.NAME")
+            self._report((name,), "is not a valid axis name; expected letters, digits, '_' and '-', as in matrix.NAME")
         elif not _is_list(values):
-            self._refuse((name,), f"found {_kind(values)}; expected a list of values")
+            self._report((name,), f"found {_describe(values)}; expected a list of values")
         elif not values:
-            self._refuse((name,), "has no values, so that there would be no job at all; expected one at least")
+            self._report((name,), "has no values, so there would be no jobs; expected at least one")
         elif len(values) > MAX_PRODUCT:
-            self._refuse((name,), f"has {len(values)} values; at most {MAX_COMBINATIONS} combinations")
-        elif self._are_values((name,), enumerate(values)):
-            first: dict[str, int] = {}
+            self._report((name,), f"has {len(values)} values; at most {MAX_COMBINATIONS} combinations")
+        elif self._check_values((name,), enumerate(values)):
+            first_positions: dict[str, int] = {}
             for position, value in enumerate(values):
-                earlier = first.setdefault(_canonical(value), position)
+                earlier = first_positions.setdefault(_canonical(value), position)
                 if earlier != position:
-                    self._refuse((name, position), f"is {_shown(value)} again, as in [{earlier}]; name each value once")
+                    message = f"is {_describe_typed(value)} again, as in [{earlier}]; list each value once"
+                    self._report((name, position), message)
             self._axes[name] = tuple(values)
 
-    def _are_values(self, where: tuple[str | int, ...], found: Iterator[tuple[str | int, object]]) -> bool:
-        is_fine = True
-        for key, value in found:
-            parts, problem = _looked_at(value, MAX_PARTS - self._parts)
+    def _check_values(self, path: tuple[str | int, ...], values: Iterator[tuple[str | int, object]]) -> bool:
+        is_valid = True
+        for key, value in values:
+            parts, problem = _check_value(value, MAX_PARTS - self._parts)
             self._parts += parts
             if problem:
-                self._refuse((*where, key), problem)
-                is_fine = False
-        return is_fine
+                self._report((*path, key), problem)
+                is_valid = False
+        return is_valid
 
-    def _entries(self, kind: str, raw: object) -> tuple[Entry, ...]:
+    def _read_entries(self, kind: str, raw: object) -> tuple[Entry, ...]:
         if raw is None:
             return ()
         if not _is_list(raw):
-            self._refuse((kind,), f"found {_kind(raw)}; expected a list of combinations")
+            self._report((kind,), f"found {_describe(raw)}; expected a list of combinations")
             return ()
         if len(raw) > MAX_ENTRIES:
-            self._refuse((kind,), f"has {len(raw)} entries; at most {MAX_ENTRIES}")
+            self._report((kind,), f"has {len(raw)} entries; at most {MAX_ENTRIES}")
             return ()
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for position, entry in enumerate(raw):
             if not _is_mapping(entry):
-                self._refuse((kind, position), f"found {_kind(entry)}; expected names with values")
+                self._report((kind, position), f"found {_describe(entry)}; expected names with values")
             elif not entry:
-                self._refuse((kind, position), "is empty; expected names with values")
-            elif bad := next((key for key in entry if not _AXIS.fullmatch(key)), None):
-                self._refuse((kind, position, bad), "is no name; expected letters, digits, '_' and '-'")
-            elif self._are_values((kind, position), iter(entry.items())):
-                found.append(entry)
-        return tuple(found)
+                self._report((kind, position), "is empty; expected names with values")
+            elif invalid_key := next((key for key in entry if not _AXIS.fullmatch(key)), None):
+                message = "is not a valid name; expected letters, digits, '_' and '-'"
+                self._report((kind, position, invalid_key), message)
+            elif self._check_values((kind, position), iter(entry.items())):
+                entries.append(entry)
+        return tuple(entries)
 
     def combinations(self, job: str) -> tuple[Combination, ...]:
-        """All combinations, named; what only shows here is a problem too."""
-        fitting = _Fitting(self._axes)
-        originals = self._originals(fitting)
-        extended, added = self._included(fitting, originals)
-        labels = [fitting.values(original) for original in originals]
-        whole = [{**label, **more} for label, more in zip(labels, extended, strict=True)]
-        whole += [dict(entry) for _, entry in added]
-        if not whole:
-            self._refuse(("exclude",), "leaves out every combination, so that there would be no job at all")
-        if len(whole) > MAX_COMBINATIONS:
-            self._refuse((), f"has {len(whole)} combinations; at most {MAX_COMBINATIONS}")
-        self._find_repeats(added)
+        """Return all combinations with their names, or report the problems that only the expansion shows."""
+        matcher = _AxisMatcher(self._axes)
+        originals = self._original_combinations(matcher)
+        extensions, added = self._apply_include(matcher, originals)
+        labels = [matcher.values(original) for original in originals]
+        all_values = [{**label, **extension} for label, extension in zip(labels, extensions, strict=True)]
+        all_values += [dict(entry) for _, entry in added]
+        if not all_values:
+            self._report(("exclude",), "leaves out every combination, so there would be no jobs")
+        if len(all_values) > MAX_COMBINATIONS:
+            self._report((), f"has {len(all_values)} combinations; at most {MAX_COMBINATIONS}")
+        self._report_duplicates(added)
         if self._problems:
             return ()
-        # As on GitHub, what an entry adds to a combination is no part of the name.
-        names = _names(job, [*labels, *(entry for _, entry in added)], whole)
-        return tuple(Combination(name, values) for name, values in zip(names, whole, strict=True))
+        # As on GitHub, a name does not contain what an entry adds to a combination.
+        names = _unique_names(job, [*labels, *(entry for _, entry in added)], all_values)
+        return tuple(Combination(name, values) for name, values in zip(names, all_values, strict=True))
 
-    def _originals(self, fitting: _Fitting) -> list[tuple[int, ...]]:
-        """The combinations of the axes that are not excluded, as positions of their values."""
+    def _original_combinations(self, matcher: _AxisMatcher) -> list[tuple[int, ...]]:
+        """Return the combinations of the axes that are not excluded, as indices of their values."""
         excluded = []
         for position, entry in enumerate(self._exclude):
-            wanted = fitting.positions(entry)
-            excluded.append(wanted)
+            indices = matcher.matching_indices(entry)
+            excluded.append(indices)
             for key, value in entry.items():
-                if not wanted[key]:
-                    values = ", ".join(map(_shown, self._axes[key][:5]))
-                    said = f"{_shown(value)} is no value of {key} ({values}), so this entry leaves out nothing"
-                    self.notes.append(MatrixProblem(("matrix", "exclude", position, key), said))
-        return [one for one in fitting.all() if not any(fitting.is_in(one, wanted) for wanted in excluded)]
+                if not indices[key]:
+                    values = ", ".join(map(_describe_typed, self._axes[key][:5]))
+                    message = f"{_describe_typed(value)} is not a value of {key} ({values}), so it has no effect"
+                    self.notes.append(MatrixProblem(("matrix", "exclude", position, key), message))
+        return [
+            combination
+            for combination in matcher.all()
+            if not any(matcher.matches(combination, indices) for indices in excluded)
+        ]
 
-    def _included(
-        self, fitting: _Fitting, originals: Sequence[tuple[int, ...]]
+    def _apply_include(
+        self, matcher: _AxisMatcher, originals: Sequence[tuple[int, ...]]
     ) -> tuple[list[dict[str, Value]], list[tuple[int, Entry]]]:
-        """What is added to each original combination, and the entries that stand for themselves."""
-        extended: list[dict[str, Value]] = [{} for _ in originals]
+        """Return the values added to each original combination, and the entries that are combinations of their own."""
+        extensions: list[dict[str, Value]] = [{} for _ in originals]
         added: list[tuple[int, Entry]] = []
         for position, entry in enumerate(self._include):
-            wanted = fitting.positions(entry)
-            more = {key: value for key, value in entry.items() if key not in self._axes}
-            extends = [number for number, original in enumerate(originals) if fitting.is_in(original, wanted)]
-            for number in extends:
-                extended[number].update(more)
-            if not extends:
+            indices = matcher.matching_indices(entry)
+            extension = {key: value for key, value in entry.items() if key not in self._axes}
+            extended = [number for number, original in enumerate(originals) if matcher.matches(original, indices)]
+            for number in extended:
+                extensions[number].update(extension)
+            if not extended:
                 added.append((position, entry))
-            elif not more:
-                said = "is a combination that is there anyway, so this entry adds nothing"
-                self.notes.append(MatrixProblem(("matrix", "include", position), said))
-        return extended, added
+            elif not extension:
+                message = "is a combination that already exists, so this entry has no effect"
+                self.notes.append(MatrixProblem(("matrix", "include", position), message))
+        return extensions, added
 
-    def _find_repeats(self, added: Sequence[tuple[int, Entry]]) -> None:
-        """Entries that stand for themselves differ from all combinations of the axes, but maybe not from each other."""
-        first: dict[str, int] = {}
+    def _report_duplicates(self, added: Sequence[tuple[int, Entry]]) -> None:
+        """Report equal entries. Each differs from all combinations of the axes, but maybe not from other entries."""
+        first_positions: dict[str, int] = {}
         for position, entry in added:
-            earlier = first.setdefault(_canonical(entry), position)
+            earlier = first_positions.setdefault(_canonical(entry), position)
             if earlier != position:
-                self._refuse(("include", position), f"is the same as include[{earlier}]; take one of them out")
+                self._report(("include", position), f"is the same as include[{earlier}]; remove one of them")
 
 
-class _Fitting:
-    """Which values of the axes an entry means. Every value is compared once for an entry, whatever the product."""
+class _AxisMatcher:
+    """Matches entries of `include` and `exclude` with combinations.
+
+    A combination is a tuple of value indices. Each value is compared once per entry, however many combinations exist.
+    """
 
     def __init__(self, axes: Mapping[str, tuple[Value, ...]]) -> None:
         self._axes = axes
-        self._places = {name: place for place, name in enumerate(axes)}
+        self._axis_indices = {name: index for index, name in enumerate(axes)}
 
     def all(self) -> Iterator[tuple[int, ...]]:
-        """All combinations, as positions of their values; none where there are no axes."""
+        """Yield all combinations, as indices of their values; none without axes."""
         return product(*(range(len(values)) for values in self._axes.values())) if self._axes else iter(())
 
     def values(self, combination: tuple[int, ...]) -> dict[str, Value]:
-        """The values at these positions."""
-        return {name: values[at] for (name, values), at in zip(self._axes.items(), combination, strict=True)}
+        """Return the values of a combination, by axis."""
+        return {name: values[index] for (name, values), index in zip(self._axes.items(), combination, strict=True)}
 
-    def positions(self, entry: Entry) -> dict[str, set[int]]:
-        """For every axis that the entry names, the values that fit."""
+    def matching_indices(self, entry: Entry) -> dict[str, set[int]]:
+        """Return for each axis that the entry names the indices of the values that match."""
         return {
-            key: {position for position, value in enumerate(self._axes[key]) if _fits(wanted, value)}
-            for key, wanted in entry.items()
+            key: {index for index, value in enumerate(self._axes[key]) if _matches(expected, value)}
+            for key, expected in entry.items()
             if key in self._axes
         }
 
-    def is_in(self, combination: tuple[int, ...], wanted: Mapping[str, set[int]]) -> bool:
-        """Whether a combination has only values that are wanted."""
-        return all(combination[self._places[key]] in positions for key, positions in wanted.items())
+    def matches(self, combination: tuple[int, ...], indices: Mapping[str, set[int]]) -> bool:
+        """Return whether a combination has only the given values in the given axes."""
+        return all(combination[self._axis_indices[key]] in allowed for key, allowed in indices.items())
 
 
-def _fits(wanted: Value, value: Value) -> bool:
-    """Whether a value has all that is wanted: of an object, the keys that are named; of anything else, all."""
-    if _is_mapping(wanted):
-        return _is_mapping(value) and all(key in value and _fits(each, value[key]) for key, each in wanted.items())
-    return _canonical(wanted) == _canonical(value)
+def _matches(expected: Value, value: Value) -> bool:
+    """Return whether a value matches: an object if it has the expected keys and values, any other value if equal."""
+    if _is_mapping(expected):
+        return _is_mapping(value) and all(
+            key in value and _matches(inner, value[key]) for key, inner in expected.items()
+        )
+    return _canonical(expected) == _canonical(value)
 
 
 def _canonical(value: Value) -> str:
-    """The same text for the same value and no other: 1 and 1.0 are one number, the text 1 and true are others."""
-    return msgspec.json.encode(_plain(value), order="deterministic").decode()
+    """Return a text that only equal values share. 1 and 1.0 are equal; the text '1' and true differ from both."""
+    return msgspec.json.encode(_normalize(value), order="deterministic").decode()
 
 
-def _plain(value: Value) -> object:
+def _normalize(value: Value) -> object:
     if _is_mapping(value):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _normalize(inner) for key, inner in value.items()}
     if _is_list(value):
-        return [_plain(each) for each in value]
+        return [_normalize(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT_INTEGER:
         return int(value)
     return value
 
 
-def _looked_at(value: object, room: int) -> tuple[int, str]:
-    """How many parts a value has, and what keeps it from being one. Walks without recursion: it may be deep."""
-    todo, parts = [(value, 0)], 0
-    while todo:
-        part, depth = todo.pop()
+def _check_value(value: object, remaining_parts: int) -> tuple[int, str]:
+    """Return the number of parts of a value, and its problem or "". Iterative, because it may be nested deeply."""
+    pending, parts = [(value, 0)], 0
+    while pending:
+        part, depth = pending.pop()
         parts += 1
         if depth > MAX_DEPTH:
             return parts, f"is more than {MAX_DEPTH} levels deep"
-        if parts > room:
-            return parts, f"is too much: all values of a matrix together have at most {MAX_PARTS} parts"
+        if parts > remaining_parts:
+            return parts, f"is too large: all values of a matrix together have at most {MAX_PARTS} parts"
         if _is_mapping(part):
-            todo += [(each, depth + 1) for pair in part.items() for each in pair]
+            pending += [(child, depth + 1) for pair in part.items() for child in pair]
         elif _is_list(part):
-            todo += [(each, depth + 1) for each in part]
-        elif problem := _problem_of(part):
+            pending += [(child, depth + 1) for child in part]
+        elif problem := _scalar_problem(part):
             return parts, problem
     return parts, ""
 
 
-def _problem_of(part: object) -> str:
+def _scalar_problem(part: object) -> str:
     if isinstance(part, float) and not isfinite(part):
-        return f"found {part}; expected a number that is finite"
+        return f"found {part}; expected a finite number"
     if isinstance(part, int) and not -(2**63) <= part < 2**63:
         return "found a number that is too large; write it as text"
-    if isinstance(part, str) and _HALF.search(part):
-        return "found half of a character; expected text"
+    if isinstance(part, str) and _SURROGATE.search(part):
+        return "found half of a surrogate pair; expected text"
     if part is not None and not isinstance(part, str | int | float):
-        return f"found {_kind(part)}; expected text, a number, true or false, a list or names with values"
+        return f"found {_describe(part)}; expected text, a number, true or false, a list or names with values"
     return ""
 
 
-# --- Names -----------------------------------------------------------------------------------------
+# -- names
 
 
-def _names(job: str, labels: Sequence[Entry], whole: Sequence[Entry]) -> list[str]:
-    """`job (3.11, linux)`: never too long, and all distinct. A mark follows only from the combination itself."""
-    plain = [_named(job, label) for label in labels]
-    marks = [sha256(_canonical(values).encode()).hexdigest() for values in whole]
-    counts = Counter(plain)
+def _unique_names(job: str, labels: Sequence[Entry], all_values: Sequence[Entry]) -> list[str]:
+    """Return names such as `job (3.11, linux)`, all different and short enough.
+
+    A name that is too long or not unique ends with a hash of its combination, which no other combination affects.
+    """
+    plain_names = [_plain_name(job, label) for label in labels]
+    hashes = [sha256(_canonical(values).encode()).hexdigest() for values in all_values]
+    counts = Counter(plain_names)
     for digits in range(HASH_DIGITS, 65):
         names = [
-            _marked(name, mark[:digits]) if len(name) > MAX_NAME or counts[name] > 1 else name
-            for name, mark in zip(plain, marks, strict=True)
+            _with_hash(name, hash[:digits]) if len(name) > MAX_NAME or counts[name] > 1 else name
+            for name, hash in zip(plain_names, hashes, strict=True)
         ]
         if len(set(names)) == len(names):
             return names
-    raise InvariantBroken("two combinations have the same mark, but repeats were refused before")
+    raise InvariantBroken("two combinations have the same hash, but duplicates were reported before")
 
 
-def _named(job: str, label: Entry) -> str:
-    said = [text for value in label.values() for text in _leaves(value) if text]
-    return f"{job} ({', '.join(said)})" if said else job
+def _plain_name(job: str, label: Entry) -> str:
+    texts = [text for value in label.values() for text in _scalar_texts(value) if text]
+    return f"{job} ({', '.join(texts)})" if texts else job
 
 
-def _marked(name: str, mark: str) -> str:
-    tail = f" #{mark}"
-    room = MAX_NAME - len(tail)
-    return (name if len(name) <= room else f"{name[: room - 1]}…") + tail
+def _with_hash(name: str, hash: str) -> str:
+    suffix = f" #{hash}"
+    max_length = MAX_NAME - len(suffix)
+    return (name if len(name) <= max_length else f"{name[: max_length - 1]}…") + suffix
 
 
-def _leaves(value: Value) -> Iterator[str]:
+def _scalar_texts(value: Value) -> Iterator[str]:
+    """Yield the scalars of a value as printable texts on one line."""
     if _is_mapping(value):
-        for each in value.values():
-            yield from _leaves(each)
+        for inner in value.values():
+            yield from _scalar_texts(inner)
     elif _is_list(value):
-        for each in value:
-            yield from _leaves(each)
+        for item in value:
+            yield from _scalar_texts(item)
     elif isinstance(value, str):
-        yield " ".join("".join(sign if sign.isprintable() else " " for sign in value).split())
+        yield " ".join("".join(char if char.isprintable() else " " for char in value).split())
     elif value is not None:
         yield _canonical(value)
 
 
-# --- Words -----------------------------------------------------------------------------------------
+# -- messages
 
 
 def _is_mapping(value: object) -> TypeGuard[Mapping[str, Value]]:
@@ -384,30 +397,30 @@ def _is_list(value: object) -> TypeGuard[Sequence[Value]]:
     return isinstance(value, list | tuple)
 
 
-def _kind(value: object) -> str:
+def _describe(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        return "names with values" if _is_mapping(value) else "names that are no text"
-    return "a list" if _is_list(value) else f"the {_sort(value)} {str(value)[:50]}"
+        return "names with values" if _is_mapping(value) else "names that are not text"
+    return "a list" if _is_list(value) else f"the {_type_name(value)} {str(value)[:50]}"
 
 
-def _shown(value: object) -> str:
-    """A value with its type, where it could be taken for another: '3.10' (text)."""
-    return f"{str(value)[:50]!r} (text)" if isinstance(value, str) else _kind(value)
+def _describe_typed(value: object) -> str:
+    """Like `_describe`, but a text has quotes and its type: '3.10' (text)."""
+    return f"{str(value)[:50]!r} (text)" if isinstance(value, str) else _describe(value)
 
 
-def _sort(value: object) -> str:
+def _type_name(value: object) -> str:
     return "text" if isinstance(value, str) else "number" if isinstance(value, int | float) else type(value).__name__
 
 
-def _either(names: Mapping[str, object]) -> str:
-    return " or ".join(names) or "an axis, and there is none"
+def _list_axes(names: Mapping[str, object]) -> str:
+    return " or ".join(names) or "an axis, but there is none"
 
 
 def split_message(message: str) -> tuple[str, str]:
-    """The message of a problem in two: what was found, and what is expected."""
+    """Split the message of a problem into what was found and what was expected."""
     found, _, expected = message.partition("; ")
     return found.removeprefix("found ") if found.startswith("found ") else f"something that {found}", expected

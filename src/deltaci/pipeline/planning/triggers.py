@@ -1,4 +1,4 @@
-"""Whether a change starts a pipeline: what `on` says, by GitHub's rules, and why. Unsure means yes."""
+"""Decide whether a change starts a pipeline, by the rules of `on`, which are GitHub's. In case of doubt, it does."""
 
 from __future__ import annotations
 
@@ -12,101 +12,109 @@ from deltaci.protocol.path_patterns import BadPattern, branch_filter
 
 
 def check_triggers(pipeline: model.Pipeline, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
-    """Whether a pipeline runs for a change, and why. `changed` are the paths of the diff; None: they are not known."""
+    """Return whether a change starts a pipeline, and why. `changed` are the changed paths, None if unknown."""
     try:
-        return _wanted(pipeline.on, change, changed)
-    except (BadPattern, Refused) as bad:  # The reader finds these; a pipeline may have been made in another way.
-        return True, f"what it says of when it runs cannot be read, so it does ({bad})"
+        return _check_event(pipeline.on, change, changed)
+    except (BadPattern, Refused) as error:  # The parser reports these; but a pipeline may come from elsewhere.
+        return True, f"it runs, because its triggers are invalid ({error})"
 
 
-def _wanted(on: model.On, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
+def _check_event(on: model.On, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     match change.event:
         case "push":
-            return _push(on.push, change, changed) if on.push is not None else _not_named("pushes")
+            return _check_push(on.push, change, changed) if on.push is not None else _not_triggered("pushes")
         case "pull_request":
-            found = on.pull_request
-            return _pull_request(found, change, changed) if found is not None else _not_named("pull requests")
+            trigger = on.pull_request
+            return (
+                _check_pull_request(trigger, change, changed)
+                if trigger is not None
+                else _not_triggered("pull requests")
+            )
         case "schedule":
-            return _schedule(on.schedule, change) if on.schedule is not None else _not_named("schedules")
+            return _check_schedule(on.schedule, change) if on.schedule is not None else _not_triggered("schedules")
         case _:
-            return (True, "it was started by hand") if on.manual is not None else _not_named("starts by hand")
+            return (True, "it was started manually") if on.manual is not None else _not_triggered("manual starts")
 
 
-def _not_named(events: str) -> tuple[bool, str]:
+def _not_triggered(events: str) -> tuple[bool, str]:
     return False, f"it does not run on {events}"
 
 
-def _push(push: model.Push, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
+def _check_push(push: model.Push, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     has_branches = push.branches is not None or push.branches_ignore is not None
     has_tags = push.tags is not None or push.tags_ignore is not None
     if change.tag:
         if has_branches and not has_tags:
             return False, f"the tag {change.tag} was pushed, and it runs on branches only"
-        # As on GitHub, a tag has no diff: paths do not matter.
-        return _named("tag", change.tag, push.tags, push.tags_ignore)
+        # As on GitHub, paths do not matter for a tag, which has no diff.
+        return _check_name("tag", change.tag, push.tags, push.tags_ignore)
     if has_tags and not has_branches:
         return False, f"the branch {change.branch} was pushed, and it runs on tags only"
-    is_on, reason = _named("branch", change.branch, push.branches, push.branches_ignore)
-    return _paths(reason, push.paths, push.paths_ignore, changed) if is_on else (False, reason)
+    matches, reason = _check_name("branch", change.branch, push.branches, push.branches_ignore)
+    return _check_paths(reason, push.paths, push.paths_ignore, changed) if matches else (False, reason)
 
 
-def _pull_request(asked: model.PullRequest, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
-    if change.action and change.action not in asked.types:
-        return False, f"the pull request was {change.action}, and it runs when one is {', '.join(asked.types)}"
-    is_on, reason = _named("branch", change.branch, asked.branches, asked.branches_ignore, "the pull request goes into")
-    return _paths(reason, asked.paths, asked.paths_ignore, changed) if is_on else (False, reason)
+def _check_pull_request(
+    trigger: model.PullRequest, change: Change, changed: Collection[str] | None
+) -> tuple[bool, str]:
+    if change.action and change.action not in trigger.types:
+        return False, f"the pull request was {change.action}, and it runs when one is {', '.join(trigger.types)}"
+    matches, reason = _check_name(
+        "branch", change.branch, trigger.branches, trigger.branches_ignore, "the pull request targets"
+    )
+    return _check_paths(reason, trigger.paths, trigger.paths_ignore, changed) if matches else (False, reason)
 
 
-def _schedule(schedules: Sequence[model.Schedule], change: Change) -> tuple[bool, str]:
+def _check_schedule(schedules: Sequence[model.Schedule], change: Change) -> tuple[bool, str]:
     for schedule in schedules:
         if change.cron and schedule.cron != change.cron:
             continue
         if schedule.branches is not None:
-            is_meant = not change.branch or branch_filter(schedule.branches).matches(change.branch)
+            matches = not change.branch or branch_filter(schedule.branches).matches(change.branch)
         else:
-            is_meant = not change.branch or not change.default_branch or change.branch == change.default_branch
-        if is_meant:
-            return True, f"it is time: {schedule.cron}"
-    return False, f"none of its schedules is {change.cron or 'meant'} on the branch {change.branch}"
+            matches = not change.branch or not change.default_branch or change.branch == change.default_branch
+        if matches:
+            return True, f"its schedule is due: {schedule.cron}"
+    return False, f"none of its schedules is {change.cron or 'due'} on the branch {change.branch}"
 
 
-def _named(
+def _check_name(
     kind: str,
     name: str,
-    wanted: Sequence[str] | None,
-    unwanted: Sequence[str] | None,
-    happened: str = "somebody pushed",
+    patterns: Sequence[str] | None,
+    ignored: Sequence[str] | None,
+    event: str = "somebody pushed",
 ) -> tuple[bool, str]:
-    """Whether a branch or tag is meant. Both lists are never there together."""
-    if wanted is not None:
-        decided = branch_filter(wanted).decided_by(name)
-        if decided is None:
-            return False, f"the {kind} {name} matches none of: {', '.join(wanted)}"
-        if decided.is_negative:
-            return False, f"the {kind} {name} is taken away by {decided.text}"
-        return True, f"{happened} the {kind} {name}, which matches {decided.text}"
-    if unwanted is not None:
-        decided = branch_filter(unwanted).decided_by(name)
-        if decided is not None and not decided.is_negative:
-            return False, f"the {kind} {name} is left out by {decided.text}"
-    return True, f"{happened} the {kind} {name}"
+    """Return whether a branch or tag matches the filter, and why. At most one of both lists is given."""
+    if patterns is not None:
+        decisive = branch_filter(patterns).decided_by(name)
+        if decisive is None:
+            return False, f"the {kind} {name} matches none of: {', '.join(patterns)}"
+        if decisive.is_negative:
+            return False, f"the {kind} {name} is excluded by {decisive.text}"
+        return True, f"{event} the {kind} {name}, which matches {decisive.text}"
+    if ignored is not None:
+        decisive = branch_filter(ignored).decided_by(name)
+        if decisive is not None and not decisive.is_negative:
+            return False, f"the {kind} {name} is ignored by {decisive.text}"
+    return True, f"{event} the {kind} {name}"
 
 
-def _paths(
-    reason: str, wanted: Sequence[str] | None, unwanted: Sequence[str] | None, changed: Collection[str] | None
+def _check_paths(
+    reason: str, paths: Sequence[str] | None, ignored: Sequence[str] | None, changed: Collection[str] | None
 ) -> tuple[bool, str]:
-    if wanted is None and unwanted is None:
+    if paths is None and ignored is None:
         return True, reason
-    patterns = tuple(wanted) if wanted is not None else ("**", *map(_turned, unwanted or ()))
+    patterns = tuple(paths) if paths is not None else ("**", *map(_negated, ignored or ()))
     [choice] = select([SelectableJob(name="on", paths=patterns)], changed, always=())
-    if choice.is_kept and (wanted is not None or not choice.path):
+    if choice.is_kept and (paths is not None or not choice.path):
         return True, f"{reason}; {choice.reason}"
     if choice.is_kept:
-        return True, f"{reason}; {choice.path} changed, which is not in what it leaves out"
-    if wanted is not None:
-        return False, f"no changed file matches its paths: {', '.join(wanted)}"
-    return False, f"every changed file is in what it leaves out: {', '.join(unwanted or ())}"
+        return True, f"{reason}; {choice.path} changed, which none of the ignored paths matches"
+    if paths is not None:
+        return False, f"no changed file matches its paths: {', '.join(paths)}"
+    return False, f"every changed file matches its ignored paths: {', '.join(ignored or ())}"
 
 
-def _turned(pattern: str) -> str:
+def _negated(pattern: str) -> str:
     return pattern[1:] if pattern.startswith("!") else f"!{pattern}"
