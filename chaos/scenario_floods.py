@@ -28,7 +28,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     """One after the other, on one server, beside one who only beats."""
     async with deployed(stage, "floods", ttl_seconds=TTL_SECONDS) as place, probing(place) as probe:
         runner = place.add_runner("r1", slots=2)
-        await runner.heard("waits for work")
+        await runner.heard("waiting for work")
         await over(place, await place.work.ask({"steps": ["true"], "executor": "process"}))
         await asyncio.sleep(2.0)
         stage.say(f"a heartbeat takes {probe.p99 * 1000:.0f} ms (p99) while nothing happens")

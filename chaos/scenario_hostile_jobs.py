@@ -97,8 +97,8 @@ async def _lacking(stage: Stage, place: Deployment) -> dict[str, str]:
         lacking["disk"] = reason
     else:
         small = place.add_runner("r2", "--labels", DISK, under=small_disk(place.folder / "r2", DISK_BYTES))
-        await small.heard("waits for work")
-    await runner.heard("waits for work")
+        await small.heard("waiting for work")
+    await runner.heard("waiting for work")
     record = await over(place, await place.work.ask(_spec("true")))
     told = log_of(place, record).decode()
     for controller, words in (

@@ -212,7 +212,7 @@ async def slow(stage: Stage) -> list[Row]:
         place = net.place
         net.add_far()
         chatter = f"n=0; while [ $n -lt {seconds * 10} ]; do printf '%02000d\\n' $n; sleep 0.1; n=$((n + 1)); done"
-        await place.runners["far"].heard("waits for work")
+        await place.runners["far"].heard("waiting for work")
         for way in (net.cable.to_server, net.cable.to_runner):
             way.bytes_per_second = SLOW_BYTES_PER_SECOND
         id = await place.work.ask({"steps": [chatter], "executor": "process"})

@@ -302,7 +302,7 @@ async def test_what_a_runner_is_given_while_it_leaves_is_another_s_at_once(
             await came.wait()
 
             runner.terminate()
-            while "leaving when the 1 that run" not in (tmp_path / "r1.log").read_text():
+            while "leaving after 1 running jobs" not in (tmp_path / "r1.log").read_text():
                 await moment()
             let_go.set()
             await place.until(second, lambda event: event.trigger == "requeued")

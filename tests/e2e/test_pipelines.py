@@ -183,7 +183,7 @@ async def test_files_go_from_job_to_job_by_name(tmp_path: Path) -> None:
         assert kinds == [("archive", "app v1"), ("file", "build.log")]
         assert ends[1].error is not None
         assert ends[1].error.message == (
-            "download-artifact: no job of this run that is over kept an artifact 'none'; there are: 'app v1', 'make'"
+            "download-artifact: no ended job of this run has uploaded an artifact 'none'; available: 'app v1', 'make'"
         ), place.log_of(ends[1])
 
 

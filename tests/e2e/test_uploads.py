@@ -222,7 +222,7 @@ async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
             (client.append_log, lease_id, 0, b"late"),
             (client.secrets, lease_id),
         ):
-            with pytest.raises(Refused, match="the lease is no longer good: LEASE_EXPIRED"):
+            with pytest.raises(Refused, match="the lease is no longer valid: LEASE_EXPIRED"):
                 await ask(call, *words)
         await ask(client.close)
         line.shutdown()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
-from deltaci.runner.actions.versions import fits
-from deltaci.runner.steps.command_files import MAX_VALUES, values
+from deltaci.runner.actions.versions import version_matches
+from deltaci.runner.steps.command_files import MAX_VALUES, parse_assignments
 from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, check_ref, check_url
 from deltaci.runner.workspace.layout import layout_for
@@ -22,7 +22,7 @@ LINES = st.lists(st.sampled_from(["a=b", "a<<E", "E", "<<", "=", "x", "\0", "a<<
 @given(LINES.map("\n".join))
 def test_values_are_read_or_refused(text: str) -> None:
     with suppress(Refused):
-        found = values("it", text)
+        found = parse_assignments("it", text)
         assert len(found) <= MAX_VALUES
         assert not any("\0" in each for pair in found.items() for each in pair)
         assert all(found)
@@ -31,7 +31,7 @@ def test_values_are_read_or_refused(text: str) -> None:
 @given(st.text(max_size=60), st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40)))
 def test_versions_are_understood_or_refused(wanted: str, version: tuple[int, int, int]) -> None:
     with suppress(Refused):
-        assert fits(wanted, version) in (True, False)
+        assert version_matches(wanted, version) in (True, False)
 
 
 @given(st.text(max_size=80) | st.from_regex(r"(ssh|https|file|ext|git)(://|::?)[-a-z@:/.]{0,30}"))
@@ -67,8 +67,8 @@ def test_nothing_that_is_said_is_lost_but_what_is_masked(parts: list[bytes]) -> 
     masks: list[str] = []
     spoken = WorkflowCommandFilter(shown.append, masks.extend)
     for part in parts:
-        spoken.hear(part)
-    spoken.end()
+        spoken.feed(part)
+    spoken.finish()
 
     if not masks:
         assert b"".join(shown) == b"".join(parts)

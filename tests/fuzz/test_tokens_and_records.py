@@ -170,7 +170,7 @@ def test_what_the_keeper_hears_and_says_is_a_line_of_json(said: bytes) -> None:
 )
 def test_what_nats_delivers_is_a_hint_or_nothing(said: bytes) -> None:
     """Anybody who may publish there may say anything."""
-    for decode in (nats_dispatch._dispatch, nats_dispatch._cancel):
+    for decode in (nats_dispatch._decode_dispatch, nats_dispatch._decode_cancel):
         with suppress(msgspec.DecodeError):
             decode(said)
 

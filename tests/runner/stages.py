@@ -23,10 +23,10 @@ Story = Callable[[JobContext, Desk], Coroutine[Any, Any, None]]
 async def staged(office: Office, story: Story, kind: str = "process", **spec: Any) -> None:
     """Tell a story about one job of a pipeline."""
     desk = await office.desk(**{"contexts": {"github": {"repository": "acme/shop"}}, **spec})
-    nursery = Zygote()
+    zygote = Zygote()
     layout = layout_for(desk.spec, desk.workspace)
     layout.create()
-    cell = executor_of(kind, nursery).cell(workspace=desk.workspace, limits=Limits(), network=False, image="")
+    cell = executor_of(kind, zygote).cell(workspace=desk.workspace, limits=Limits(), network=False, image="")
     stage = JobContext(
         spec=desk.spec,
         layout=layout,
@@ -34,7 +34,7 @@ async def staged(office: Office, story: Story, kind: str = "process", **spec: An
         log=desk.log,
         transfers=desk.transfers,
         caches=Caches(desk.transfers, layout, desk.folder, desk.log),
-        harvester=OutputCollector(desk.transfers, layout.workspace, desk.log),
+        collector=OutputCollector(desk.transfers, layout.workspace, desk.log),
         expressions=JobExpressions(desk.spec, layout, runner="r1"),
         mirrors=office.folder / "mirrors",
         protocols=KNOWN_PROTOCOLS,
@@ -44,7 +44,7 @@ async def staged(office: Office, story: Story, kind: str = "process", **spec: An
         await story(stage, desk)
     finally:
         assert await cell.close()
-        await nursery.close()
+        await zygote.close()
 
 
 async def on_stage(folder: Path, story: Story, kind: str = "process", **spec: Any) -> None:

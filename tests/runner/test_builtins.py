@@ -39,12 +39,12 @@ def tree(folder: Path) -> dict[str, str]:
     ("inputs", "why"),
     [
         ({}, "needs the input 'path'"),
-        ({"path": "x", "name": "a/b"}, "no name for an artifact"),
-        ({"path": "x", "name": "n" * 200}, "no name for an artifact"),
+        ({"path": "x", "name": "a/b"}, "not a valid name of an artifact"),
+        ({"path": "x", "name": "n" * 200}, "not a valid name of an artifact"),
         ({"path": "../x"}, "not in the job's"),
         ({"path": "/etc/passwd"}, "not in the job's"),
         ({"path": "x", "if-no-files-found": "cry"}, "warn, error or ignore"),
-        ({"path": "x", "nmae": "x"}, "not known here"),
+        ({"path": "x", "nmae": "x"}, "is not known"),
     ],
 )
 @on_loop
@@ -60,10 +60,10 @@ async def test_an_upload_that_makes_no_sense_is_refused(inputs: dict[str, str], 
 async def test_nothing_to_upload_is_told_or_a_failure(tmp_path: Path) -> None:
     async def story(stage: JobContext, desk: Desk) -> None:
         assert await upload(stage, {"path": "none"}) == {}
-        assert "nothing is kept" in desk.said[-1]
+        assert "nothing is uploaded" in desk.said[-1]
         with pytest.raises(StepFailed, match="no file matches"):
             await upload(stage, {"path": "none", "if-no-files-found": "error"})
-        with pytest.raises(StepFailed, match=r"kept an artifact 'none'; there are: none"):
+        with pytest.raises(StepFailed, match=r"uploaded an artifact 'none'; available: none"):
             await download(stage, {"name": "none"})
 
     await on_stage(tmp_path, story)
@@ -98,13 +98,13 @@ async def test_what_an_artifact_holds(path: str, more: dict[str, str], wanted: l
 
         got = stage.layout.workspace / "got"
         assert sorted(tree(got)) == wanted
-        assert outputs["artifact-id"] == stage.harvester.collected.artifacts[0].uri
+        assert outputs["artifact-id"] == stage.collector.collected.artifacts[0].uri
         if (got / "a.txt").exists():
             assert stat.S_IMODE((got / "a.txt").stat().st_mode) == 0o755
-        with pytest.raises(StepFailed, match="already"):
+        with pytest.raises(StepFailed, match="has uploaded an artifact"):
             await upload(stage, {"path": path, "name": "my dist (1)", **more})
         await upload(stage, {"path": path, "name": "my dist (1)", "overwrite": "true", **more})
-        assert len(stage.harvester.collected.artifacts) == 1
+        assert len(stage.collector.collected.artifacts) == 1
 
     await on_stage(tmp_path, story)
 
@@ -189,7 +189,7 @@ async def test_a_python_that_is_there_is_first_on_the_path_of_its_own(tmp_path: 
     """In the sandbox too, where only what the cell shows can be found."""
 
     async def story(stage: JobContext, desk: Desk) -> None:
-        with pytest.raises(StepFailed, match=r"Python '2\.1' is not here; there are: 3\.") as failed:
+        with pytest.raises(StepFailed, match=r"Python '2\.1' is not installed; found: 3\.") as failed:
             await python.setup(stage, {"python-version": "2.1"})
         assert failed.value.code == "BAD_SPEC"
 
@@ -207,7 +207,7 @@ async def test_a_python_that_is_there_is_first_on_the_path_of_its_own(tmp_path: 
         )
         assert heard.decode().splitlines()[0] == str(stage.layout.tools / f"python-{found['python-version']}")
         assert heard.decode().splitlines()[1].startswith("pip ")
-        assert any("'cache' is not done here" in line for line in desk.said)
+        assert any("'cache' is ignored" in line for line in desk.said)
 
     await on_stage(tmp_path, story, "sandbox")
 
@@ -237,7 +237,7 @@ async def test_a_node_that_fits_is_found_wherever_it_is(tmp_path: Path, monkeypa
         os.symlink("/etc/hostname", stage.layout.workspace / ".nvmrc")
         with pytest.raises(Refused, match="cannot be read"):
             await node.setup(stage, {"node-version-file": ".nvmrc"})
-        with pytest.raises(StepFailed, match=r"Node '19' is not here; there are: 20\.1\.1, 18\.2\.0"):
+        with pytest.raises(StepFailed, match=r"Node '19' is not installed; found: 20\.1\.1, 18\.2\.0"):
             await node.setup(stage, {"node-version": "19"})
 
     await on_stage(tmp_path, story)

@@ -365,7 +365,7 @@ def source(repository: Repository, **more: Any) -> dict[str, Any]:
         ({"fetch-depth": "-1"}, "whole number"),
         ({"path": "../x"}, "not in the job's"),
         ({"clean": "perhaps"}, "true or false"),
-        ({"ssh-key": "x"}, "not known here"),
+        ({"ssh-key": "x"}, "is not known"),
         ({"ref": "-x"}, "not the full name of a branch"),
     ],
 )

@@ -96,10 +96,10 @@ async def test_a_cancel_counts_once_and_only_for_a_lease_that_is_held() -> None:
     )
 
     for lease_id in ("l1", "l3", "l1", "l2"):
-        listening.tell(cancel(lease_id))
+        listening.deliver(cancel(lease_id))
     del held["l1"]
     listening.leases_changed()
-    listening.tell(cancel("l1"))
+    listening.deliver(cancel("l1"))
     listening.stop()
 
     assert heard == ["l1", "l2"]
@@ -136,11 +136,11 @@ async def test_without_a_lease_or_with_another_way_nobody_is_asked() -> None:
         running = asyncio.create_task(listening.run())
         listening.leases_changed()
         held["l1"] = None
-        listening.relieve(True)
+        listening.set_replaced(True)
         await asyncio.wait({running}, timeout=0.05)
         assert answers.asked == []
 
-        listening.relieve(False)
+        listening.set_replaced(False)
         while not answers.asked:
             await asyncio.wait({running}, timeout=0.01)
         running.cancel()

@@ -172,7 +172,7 @@ def test_a_file_without_a_token_is_told_apart_from_a_bad_token(tmp_path: Path, c
     file = tmp_path / "token"
     file.write_bytes(content)
 
-    with pytest.raises(Refused, match="has no token in it"):
+    with pytest.raises(Refused, match="contains no token"):
         read_token(file)
 
 

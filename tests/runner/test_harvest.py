@@ -14,7 +14,7 @@ from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
 from deltaci.runner import transfers
 from deltaci.runner.client import Unreachable
-from deltaci.runner.result import cost, fitting
+from deltaci.runner.result import resource_usage, shrink_to_limit
 from deltaci.runner.sandbox import Exit
 from deltaci.runner.transfers import JobStopped
 from deltaci.runner.workspace import collect_outputs
@@ -255,20 +255,20 @@ def test_a_result_fits_whatever_the_job_did() -> None:
     )
 
     assert len(wire.encode(said)) > wire.MAX_MESSAGE_BYTES
-    assert len(wire.encode(fitting(said))) <= wire.MAX_MESSAGE_BYTES
+    assert len(wire.encode(shrink_to_limit(said))) <= wire.MAX_MESSAGE_BYTES
     small = msgspec.structs.replace(said, steps=[], log_tail=[])
-    assert fitting(small) is small
+    assert shrink_to_limit(small) is small
 
 
 def test_what_nobody_counted_is_not_in_the_cost() -> None:
     """A zero would be a lie."""
     used = Exit(0, None, 1.0, cpu_seconds=0.25, peak_memory_bytes=10)
 
-    assert cost(2.0, used, 5, 6) == {
+    assert resource_usage(2.0, used, 5, 6) == {
         "wall_seconds": 2.0,
         "cpu_seconds": 0.25,
         "peak_memory_bytes": 10,
         "log_bytes": 5,
         "artifact_bytes": 6,
     }
-    assert cost(2.0, Exit(0, None, 1.0), 5, 0).keys() == {"wall_seconds", "log_bytes", "artifact_bytes"}
+    assert resource_usage(2.0, Exit(0, None, 1.0), 5, 0).keys() == {"wall_seconds", "log_bytes", "artifact_bytes"}

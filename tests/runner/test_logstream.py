@@ -123,7 +123,7 @@ async def test_a_log_ends_where_it_is_full(tmp_path: Path) -> None:
     await sending
 
     assert len(server.log) == 1000
-    assert server.log.endswith(b"what follows was not kept]\n")
+    assert server.log.endswith(b"the rest of the output was dropped]\n")
     assert server.log == (tmp_path / "log").read_bytes()
     assert stream.tail()[-2:] == ["line 498", "line 499"]
     stream.close()
@@ -149,6 +149,6 @@ async def test_a_disk_that_is_full_costs_the_log_and_nothing_else(tmp_path: Path
     stream.write(b"first\n")
     stream.write(b"last\n")
 
-    assert "No space left" in stream.trouble
+    assert "No space left" in stream.failure
     assert stream.tail() == ["first", "last"]
     stream.close()

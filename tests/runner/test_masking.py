@@ -85,7 +85,7 @@ def test_only_a_possible_beginning_is_kept_back(case: tuple[list[str], list[byte
 
     for part in parts:
         mask.feed(part)
-        kept = mask._kept
+        kept = mask._pending
         assert not kept or any(form.startswith(kept) and form != kept for form in forms)
 
 

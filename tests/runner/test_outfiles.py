@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
-from deltaci.runner.steps.command_files import MAX_FILE_BYTES, MAX_VALUES, CommandFiles, StepReport, values
+from deltaci.runner.steps.command_files import MAX_FILE_BYTES, MAX_VALUES, CommandFiles, StepReport, parse_assignments
 from deltaci.runner.workspace.layout import Layout, layout_for
 from deltaci.runner.workspace.safe_fs import write_file
 
@@ -26,7 +26,7 @@ def layout(tmp_path: Path) -> Layout:
 def said(layout: Layout, **texts: str | bytes) -> StepReport:
     """What is read after a step wrote these."""
     files = CommandFiles(layout, 0)
-    named = files.make()
+    named = files.create()
     for kind, text in texts.items():
         path = Path(named[f"GITHUB_{kind.upper()}"])
         assert str(path) == named[f"DELTACI_{kind.upper()}"]
@@ -41,18 +41,18 @@ def said(layout: Layout, **texts: str | bytes) -> StepReport:
     ("text", "why"),
     [
         ("just words", "neither 'name=value'"),
-        ("=x", "no name"),
-        ("a<<", "no word after"),
-        ("a<<END\nnever ended", "no line is 'END'"),
+        ("=x", "not a valid name"),
+        ("a<<", "no delimiter after"),
+        ("a<<END\nnever ended", "found no line 'END'"),
         ("a=b\0c", "NUL"),
         ("\n".join(f"n{i}=1" for i in range(MAX_VALUES + 1)), "more than"),
-        (f"{'n' * 201}=1", "no name"),
+        (f"{'n' * 201}=1", "not a valid name"),
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str, why: str) -> None:
     """A value that is silently lost is looked for by somebody, for hours."""
     with pytest.raises(Refused, match=why):
-        values("the outputs", text)
+        parse_assignments("the outputs", text)
 
 
 @pytest.mark.parametrize("name", ["DELTACI_JOB_MARK", "deltaci_x", "GITHUB_SHA", "RUNNER_TEMP", "a b", "1=2", "é"])
@@ -64,14 +64,14 @@ def test_a_variable_that_the_runner_says_cannot_be_set(name: str, layout: Layout
 
 @pytest.mark.parametrize("name", ["a b", "a.b", "-x", "ä"])
 def test_an_output_needs_a_name_that_expressions_can_say(name: str, layout: Layout) -> None:
-    with pytest.raises(Refused, match="no name for an output"):
+    with pytest.raises(Refused, match="is not a valid name of an output"):
         said(layout, output=f"{name}=x")
 
 
 def test_a_line_may_have_several_folders_as_path_has_them(layout: Layout) -> None:
     """People write `$ROOT/shims:$ROOT/bin`."""
     assert said(layout, path="/a:/b\n\n/c\n").paths == ["/a", "/b", "/c"]
-    with pytest.raises(Refused, match="no NUL"):
+    with pytest.raises(Refused, match="NUL character"):
         said(layout, path="/a\0b\n")
 
 
@@ -87,16 +87,16 @@ def test_a_link_a_pipe_and_a_folder_are_no_file(layout: Layout, tmp_path: Path) 
     secret = tmp_path / "secret"
     secret.write_text("token=hunter2")
     files = CommandFiles(layout, 0)
-    path = Path(files.make()["GITHUB_OUTPUT"])
+    path = Path(files.create()["GITHUB_OUTPUT"])
     plants: list[Callable[[], None]] = [lambda: path.symlink_to(secret), lambda: os.mkfifo(path), path.mkdir]
     for plant in plants:
         path.unlink()
         plant()
 
-        with pytest.raises(Refused, match=r"cannot be read|is none any more"):
+        with pytest.raises(Refused, match=r"cannot be read|is no longer a regular file"):
             files.read()
 
-        files.make()
+        files.create()
     path.unlink()
     path.parent.rename(path.parent.with_name("away"))
     path.parent.symlink_to(tmp_path)
@@ -122,7 +122,7 @@ def test_a_link_a_pipe_and_a_folder_are_no_file(layout: Layout, tmp_path: Path) 
     ],
 )
 def test_both_forms_are_read(text: str, wanted: dict[str, str]) -> None:
-    assert values("the outputs", text) == wanted
+    assert parse_assignments("the outputs", text) == wanted
 
 
 def test_a_step_says_all_four_things(layout: Layout) -> None:
@@ -133,7 +133,7 @@ def test_a_step_says_all_four_things(layout: Layout) -> None:
 
 def test_files_that_are_gone_say_nothing(layout: Layout) -> None:
     files = CommandFiles(layout, 0)
-    for path in files.make().values():
+    for path in files.create().values():
         Path(path).unlink(missing_ok=True)
 
     assert files.read() == StepReport()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deltaci.core.errors import Refused
 from deltaci.protocol.path_patterns import BadPattern
 from deltaci.protocol.report_paths import parse
-from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, number_in
+from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, read_number
 
 # As coverage.py writes it, less its lists of lines.
 COVERAGE_JSON = json.dumps(
@@ -63,7 +63,7 @@ ISTANBUL = '{"total": {"lines": {"total": 20, "covered": 17, "skipped": 0, "pct"
         (COVERAGE_JSON, 'files["src/shop/cart.py"].executed_lines[2]', 5, "5"),
         (ISTANBUL, "total.lines.pct", 85, "85"),
         ('[[1, 2], {"a": "-1.5e3 %"}]', "[1].a", -1500, "-1.5e3 %"),
-        ("7", "a", None, "of another kind"),
+        ("7", "a", None, "has another type"),
         ('\ufeff{"a": 1}', "a", 1, "1"),
         ('{"a": 1, "a": 2}', "a", 2, "2"),
         ('{"\\u00fc": {"found": 3}}', "ü.found", 3, "3"),
@@ -82,17 +82,17 @@ def test_the_number_that_a_path_leads_to(report: str, at: str, number: float | N
     """As it is written, so that people recognise it."""
     if number is None:
         with pytest.raises(Refused, match=written):
-            number_in(report.encode(), parse(at))
+            read_number(report.encode(), parse(at))
         return
 
-    assert number_in(report.encode(), parse(at)) == (number, written)
+    assert read_number(report.encode(), parse(at)) == (number, written)
 
 
 def test_a_report_in_another_encoding_is_read() -> None:
     """XML says itself how it is encoded."""
     text = '<a n="4"/>'
 
-    assert number_in(text.encode("utf-16"), parse("./@n"))[0] == 4
+    assert read_number(text.encode("utf-16"), parse("./@n"))[0] == 4
 
 
 NESTED = b"[" * 1_000_000
@@ -107,16 +107,16 @@ BOMB = b'<!DOCTYPE a [<!ENTITY b "1"><!ENTITY c "&b;&b;">]><a n="1">&c;</a>'
         (b'{"a": 1} {', "a", "trailing characters"),
         (b'{"a": NaN}', "a", "not JSON"),
         (b'{"a": 1, "b": Infinity}', "a", "not JSON"),
-        (b'{"a": "NaN"}', "a", "'NaN', which is no number"),
-        (b'{"a": 1e999}', "a", "1e999', which is no number"),
-        (b'{"a": "1e999"}', "a", "which is no number"),
+        (b'{"a": "NaN"}', "a", "'NaN', which is not a number"),
+        (b'{"a": 1e999}', "a", "1e999', which is not a number"),
+        (b'{"a": "1e999"}', "a", "which is not a number"),
         (b'{"a": "\xff"}', "a", "not JSON"),
-        (b'{"a": true}', "a", "true or false at 'a'"),
+        (b'{"a": true}', "a", "a boolean at 'a'"),
         (b'{"a": null}', "a", "null at 'a'"),
         (b'{"a": {}}', "a", "an object at 'a'"),
         (b'{"a": [1]}', "a[1]", "nothing at 'a[1]'"),
         (b'{"a": {"b": 1}}', "a.c.d", "nothing at 'a.c'"),
-        (b'{"a": [1]}', "a.b", "of another kind"),
+        (b'{"a": [1]}', "a.b", "has another type"),
         (b'{"a": "' + b"9" * 1000 + b'"}', "a", "…'"),
         (NESTED, "[0]", "too deep"),
         (b'{"a": ' + NESTED, "a", "too deep"),
@@ -129,16 +129,16 @@ BOMB = b'<!DOCTYPE a [<!ENTITY b "1"><!ENTITY c "&b;&b;">]><a n="1">&c;</a>'
         (b"<a n='1'>&b;</a>", "./@n", "undefined entity"),
         (BOMB, "./@n", "a document type with definitions"),
         (b"<a>" * 1000, "./@n", "more than 256 elements deep"),
-        (b"<a n='1'/>", "./@m", "nothing there"),
-        (b"<a><b/><b n='1'/></a>", "b[3]/@n", "nothing there"),
-        (b"<a n='one'/>", "./@n", "'one', which is no number"),
-        (b"<a> " + b"7 " * 10_000 + b"</a>", "/a", "which is no number"),
+        (b"<a n='1'/>", "./@m", "no element matches"),
+        (b"<a><b/><b n='1'/></a>", "b[3]/@n", "no element matches"),
+        (b"<a n='one'/>", "./@n", "'one', which is not a number"),
+        (b"<a> " + b"7 " * 10_000 + b"</a>", "/a", "which is not a number"),
     ],
 )
 def test_what_is_no_report_is_refused(report: bytes, at: str, said: str) -> None:
     """A job that breaks its report must not pass by that, and must not break its runner."""
     with pytest.raises(Refused) as refused:
-        number_in(report, parse(at))
+        read_number(report, parse(at))
 
     assert said in refused.value.message
     assert len(refused.value.message) < 300
@@ -147,7 +147,7 @@ def test_what_is_no_report_is_refused(report: bytes, at: str, said: str) -> None
 def test_a_huge_report_is_not_read() -> None:
     """It says how large it may be."""
     with pytest.raises(Refused, match="at most"):
-        number_in(bytes(MAX_REPORT_BYTES + 1), parse("a"))
+        read_number(bytes(MAX_REPORT_BYTES + 1), parse("a"))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_nothing_of_a_report_is_kept_but_the_number(report: bytes, at: str) -> N
     path = parse(at)
     tracemalloc.start()
     try:
-        assert number_in(report, path) == (1, "1")
+        assert read_number(report, path) == (1, "1")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -200,7 +200,7 @@ def test_whatever_a_job_writes_is_a_number_or_a_refusal(at: str, report: str | b
     """Anything else would end the runner's work on the job with an error of ours."""
     data = report if isinstance(report, bytes) else report.encode()
     try:
-        value, written = number_in(data, parse(at))
+        value, written = read_number(data, parse(at))
     except (BadPattern, Refused):
         return
 

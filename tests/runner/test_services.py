@@ -119,11 +119,11 @@ async def test_without_a_tool_there_are_no_services(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("service", "why"),
     [
-        (Service(name="a", image="-v/:/host"), "no image"),
-        (Service(name="a", image="i", ports=["x"]), "no port"),
-        (Service(name="a", image="i", ports=["0.0.0.0:1:1"]), "no port"),
-        (Service(name="a", image="i", ports=["1/icmp"]), "no port"),
-        (Service(name="a", image="i", env={"A=B": "x"}), "no name for a variable"),
+        (Service(name="a", image="-v/:/host"), "is not an image"),
+        (Service(name="a", image="i", ports=["x"]), "is not a port"),
+        (Service(name="a", image="i", ports=["0.0.0.0:1:1"]), "is not a port"),
+        (Service(name="a", image="i", ports=["1/icmp"]), "is not a port"),
+        (Service(name="a", image="i", env={"A=B": "x"}), "is not a valid name of a variable"),
     ],
 )
 @on_loop

@@ -9,7 +9,7 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.sandbox.cell import SHELL
-from deltaci.runner.steps.shells import MAX_ARGUMENT_BYTES, start
+from deltaci.runner.steps.shells import MAX_ARGUMENT_BYTES, shell_command
 from deltaci.runner.workspace.layout import layout_for
 from tests.runner.cells import Bench, in_cell
 
@@ -17,14 +17,14 @@ from tests.runner.cells import Bench, in_cell
 @pytest.mark.parametrize("shell", ["cmd", "powershell", "fish", "bash -e", "sh 'x {0}", "x\0{0}"])
 def test_one_that_is_not_known_is_refused(shell: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="the shell") as refused:
-        start(shell, "true", layout_for(JobSpec(contexts={}), tmp_path), 0)
+        shell_command(shell, "true", layout_for(JobSpec(contexts={}), tmp_path), 0)
 
     assert refused.value.code == "bad_spec"
 
 
 def test_without_a_wish_it_is_as_ever(tmp_path: Path) -> None:
     """Jobs of the plain queue must not notice anything."""
-    begun = start("", "echo $0", layout_for(JobSpec(), tmp_path), 0)
+    begun = shell_command("", "echo $0", layout_for(JobSpec(), tmp_path), 0)
 
     assert (begun.script, begun.shell) == ("echo $0", SHELL)
     assert list(tmp_path.iterdir()) == []
@@ -47,7 +47,7 @@ def test_a_script_runs_in_its_shell(shell: str, script: str, wanted: tuple[int, 
     layout.create()
 
     async def story(bench: Bench) -> None:
-        begun = start(shell, script, layout, 3)
+        begun = shell_command(shell, script, layout, 3)
         ended = await bench.cell.run(
             begun.script,
             env={},

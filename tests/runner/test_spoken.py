@@ -23,8 +23,8 @@ class Listener:
     def hear(self, *parts: bytes) -> bytes:
         """All of it."""
         for part in parts:
-            self.spoken.hear(part)
-        self.spoken.end()
+            self.spoken.feed(part)
+        self.spoken.finish()
         return self.shown
 
 
@@ -78,7 +78,7 @@ def test_the_old_way_to_say_an_output_works() -> None:
 
 def test_a_line_without_end_is_not_kept_back_for_ever() -> None:
     listener = Listener()
-    listener.spoken.hear(b"::" + b"x" * MAX_LINE_BYTES)
+    listener.spoken.feed(b"::" + b"x" * MAX_LINE_BYTES)
 
     assert len(listener.shown) == MAX_LINE_BYTES + 2
 

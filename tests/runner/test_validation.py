@@ -92,7 +92,7 @@ REPORTS = (
     Case(number("coverage.xml", "./@line-rate", min=0.8, max=1), "0.7143", "from 0.8 to 1"),
     Case(number("cover*.*", "a", min=1), "2 reports at 'cover*.*'", "one, with at least 1"),
     Case(number("none.json", "a", min=1), "no report at 'none.json'", "one, with at least 1"),
-    Case(number("coverage.json", "a..b", min=1), "'.' in column 3 of the rule itself", "at least 1"),
+    Case(number("coverage.json", "a..b", min=1), "'.' in column 3 of the rule", "at least 1"),
     Case({"name": "nothing"}, "a rule with nothing", ONE, "nothing"),
     Case({"run": "true", "junit": "good.xml", "name": "two"}, "a rule with run and junit", ONE, "two"),
 )

@@ -82,8 +82,8 @@ async def test_a_server_that_cannot_prove_itself_is_told_nothing(town: Town, tmp
     """Whoever sits in between would get the token."""
     elsewhere = town.servers.issue(uri("https://127.0.0.1"))
     for pair, ca, said in (
-        (town.here, town.stranger.pem, "signed by somebody whom this runner does not trust; give the right"),
-        (town.here, None, "signed by somebody whom this runner does not trust"),
+        (town.here, town.stranger.pem, "signed by an authority that this runner does not trust; give the right"),
+        (town.here, None, "signed by an authority that this runner does not trust"),
         (elsewhere, town.servers.pem, "is for another"),
         (town.servers.issue(HERE, days=-1), town.servers.pem, "has expired; renew it on the server"),
     ):
@@ -157,7 +157,7 @@ async def test_a_certificate_that_the_server_does_not_believe_opens_no_connectio
         expired = await trouble(live, town.tls(RUNNER, days=-1))
 
         for said in (unknown, expired):
-            assert "see that its --client-ca signed the client certificate, and that it has not expired" in said
+            assert "check that its --client-ca signed the client certificate, and that the certificate has not" in said
         if is_required:
             assert "give --client-cert FILE" in await trouble(live, TlsConfig(town.servers.pem))
         assert "a client's certificate is refused: unable to get local issuer certificate" in caplog.text
@@ -291,7 +291,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
         assert (await caller.do(caller.client.renew)).runner_id == "build-1"
         pair.key.unlink()
         assert (await caller.do(caller.client.renew)).runner_id == "build-1"
-        assert "the old one stays" in caplog.text
+        assert "keeping the previous one" in caplog.text
         pair.become(renewed)
 
         assert (await caller.do(caller.client.renew)).runner_id == "build-2"

@@ -84,7 +84,7 @@ def a_runner_tells_of_rules_that_it_did_not_run() -> Iterator[None]:
     """A runner in a hurry says that all of them hold."""
 
     async def check(self: RuleChecker, ended: JobResult) -> JobResult:
-        good = [RuleResult(rule=rule.run, is_passed=True) for rule in self._stage.spec.rules]
+        good = [RuleResult(rule=rule.run, is_passed=True) for rule in self._job.spec.rules]
         return structs.replace(ended, verdicts=good)
 
     with instead((RuleChecker, "check", check)):

@@ -1,4 +1,9 @@
-"""The runner itself: asks for work, as much as it has slots for, and keeps everything it was given until its end."""
+"""The agent: one runner process that leases jobs, as many as it has slots for, and runs each until it ends.
+
+These tasks run side by side: one requests leases and starts a `JobRunner` for each; one reads the messages of the lease
+keeper, a separate process that sends the heartbeats; one renews the credential; one waits for cancels (see
+`control_channel`). With NATS, another one receives dispatches, and leases are requested only for what they announce.
+"""
 
 from __future__ import annotations
 
@@ -28,31 +33,31 @@ from deltaci.runner.sandbox.cell_pool import CellPool
 
 WAIT_SECONDS: Final = 20.0
 SWEEP_SECONDS: Final = 15.0
-UNLINKED_SECONDS: Final = 5.0  # While NATS is away: not so long that its return goes unnoticed.
+DISCONNECTED_WAIT_SECONDS: Final = 5.0  # While NATS is disconnected: short, so that its return is used soon.
 RETRY_SECONDS: Final = 1.0
 MAX_RETRY_SECONDS: Final = 20.0
 REFUSED_SECONDS: Final = 30.0
-STOP_SECONDS: Final = 15.0  # For the jobs of a runner that lost its keeper.
-THREADS: Final = 8  # For calls that wait, beside those of the jobs.
-THREADS_PER_JOB: Final = 3  # One sends the log, one says things, one stops it: none may wait for another.
+STOP_SECONDS: Final = 15.0  # For stopping the jobs of a runner whose keeper died.
+THREADS: Final = 8  # For blocking calls of the agent itself.
+THREADS_PER_JOB: Final = 3  # One sends the log, one sends messages, one stops the job: none may wait for another.
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
 class KeeperDied(Exception):
-    """Without its keeper a runner cannot prove its leases."""
+    """The lease keeper ended: without its heartbeats the runner cannot prove that it still holds its leases."""
 
 
 class RunnerRemoved(Exception):
-    """Somebody took this runner out of the fleet: it may not come back by itself."""
+    """An operator removed this runner from the fleet: it must not register again by itself."""
 
 
 class Agent:
-    """One runner process with some slots."""
+    """One runner process with a number of slots."""
 
     def __init__(
         self,
-        entrance: CredentialProvider,
+        credentials: CredentialProvider,
         credential: Registered,
         *,
         labels: Sequence[str],
@@ -63,15 +68,16 @@ class Agent:
         nats: NatsAddress | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        self._entrance = entrance
-        self._runtime = runtime = entrance.runtime
+        self._credentials = credentials
+        self._runtime = runtime = credentials.runtime
         self._client = runtime.connect(credential.credential)
-        self._asking = runtime.connect(credential.credential)  # A line of its own, on which it waits.
-        self._listening = runtime.connect(credential.credential)  # And one on which it is told.
+        # Two more clients for long polls: aborting one of them must not abort other calls.
+        self._lease_client = runtime.connect(credential.credential)
+        self._control_client = runtime.connect(credential.credential)
         self._wait_seconds = wait_seconds
         self._dispatches: DispatchPuller | None = None
         self._nats = nats
-        self._is_behind = False
+        self._has_backlog = False
         self._credential = credential
         self._renew_at = self._runtime.clock() + credential.expires_in_seconds / 2
         self._labels = list(labels)
@@ -80,28 +86,30 @@ class Agent:
         self._once = once
         self._drain_seconds = drain_seconds
         self._jobs: dict[str, JobRunner] = {}
-        self._ear = ControlChannel(self._listening, credential.runner_id, self._jobs.keys, self._heed)
-        self._held: set[str] = set()
+        self._control_channel = ControlChannel(
+            self._control_client, credential.runner_id, self._jobs.keys, self._cancel_job
+        )
+        self._lease_ids: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._is_kept = asyncio.Event()
-        self._places: CellPool | None = None
+        self._has_free_slot = asyncio.Event()
+        self._is_keeper_ready = asyncio.Event()
+        self._cell_pool: CellPool | None = None
         self._keeper: KeeperConnection | None = None
         self._renewing = asyncio.Lock()
-        self._leaving: asyncio.Task[None] | None = None
+        self._leave_task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """Take nothing new; finish what runs, as long as that may take. Asked again: hand it back at once."""
+        """Request no more work and run until all current jobs have ended. Called again: hand the jobs back at once."""
         if self._is_stopping.is_set():
             self._hand_back()
             return
         if self._jobs:
-            LOGGER.info("leaving when the %d that run are over; ask again to hand them back", len(self._jobs))
+            LOGGER.info("leaving after %d running jobs; stop again to hand them back", len(self._jobs))
         self._is_stopping.set()
-        self._leaving = asyncio.create_task(self._leave())
-        self._has_room.set()
-        self._is_kept.set()
+        self._leave_task = asyncio.create_task(self._leave())
+        self._has_free_slot.set()
+        self._is_keeper_ready.set()
         if self._dispatches is not None:
             self._dispatches.wake()
         if self._drain_seconds:
@@ -112,56 +120,64 @@ class Agent:
             job.hand_back()
 
     async def _leave(self) -> None:
-        """Say that it leaves, so that nobody waits for it. Who does not hear of that will miss it."""
+        """Tell the server that this runner leaves. If that fails, the server notices when the heartbeats stop."""
         with suppress(Unreachable, Refused):
             await asyncio.to_thread(self._client.leave, self._credential.runner_id)
 
     async def run(self) -> None:
-        """Work until stopped."""
-        offered = f", labels {', '.join(self._labels)}" if self._labels else ""
+        """Run jobs until stopped. Raises `KeeperDied` or `RunnerRemoved`."""
+        labels = f", labels {', '.join(self._labels)}" if self._labels else ""
         LOGGER.info(
-            "runner %s: waits for work at %s, %d at a time%s",
+            "runner %s: waiting for work from %s, %d slots%s",
             self._credential.runner_id,
-            self._entrance.url,
+            self._credentials.url,
             self._slots,
-            offered,
+            labels,
         )
         asyncio.get_running_loop().set_default_executor(
             ThreadPoolExecutor(THREADS + THREADS_PER_JOB * self._slots, "calls")
         )
-        self._places = CellPool(self._folder, self._runtime.executors())
+        self._cell_pool = CellPool(self._folder, self._runtime.executors())
         self._keeper = await self._runtime.start_keeper()
-        self._tell(NewToken(token=self._client.token))
-        hearing = asyncio.create_task(self._hear())
-        renewing = asyncio.create_task(self._renew())
-        listening = asyncio.create_task(self._ear.run())
-        linked = self._link()
-        linked.append(asyncio.create_task(self._places.worktrees.run_cleanup(self._streams_over)))
-        asking = asyncio.create_task(self._ask())
+        self._send_to_keeper(NewToken(token=self._client.token))
+        keeper_task = asyncio.create_task(self._read_keeper_messages())
+        renew_task = asyncio.create_task(self._renew())
+        control_task = asyncio.create_task(self._control_channel.run())
+        background_tasks = self._start_dispatches()
+        background_tasks.append(asyncio.create_task(self._cell_pool.worktrees.run_cleanup(self._ended_streams)))
+        lease_task = asyncio.create_task(self._lease_jobs())
         try:
-            await asyncio.wait({hearing, asking}, return_when=asyncio.FIRST_COMPLETED)
-            while asking.done() and self._tasks and not hearing.done():
-                await asyncio.wait({hearing, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
-            if hearing.done():
+            await asyncio.wait({keeper_task, lease_task}, return_when=asyncio.FIRST_COMPLETED)
+            while lease_task.done() and self._tasks and not keeper_task.done():
+                await asyncio.wait({keeper_task, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if keeper_task.done():
                 await self._stop_jobs()
                 raise KeeperDied("the lease keeper ended; the jobs of this runner were stopped")
-            await asking
-            await (self._leaving or self._leave())
+            await lease_task
+            await (self._leave_task or self._leave())
         finally:
-            self._asking.abort()  # A thread that still waits for work would be given some.
-            leaving = [self._leaving] if self._leaving is not None else []
-            left = (hearing, renewing, listening, *linked, asking, *leaving, *self._tasks)
-            for task in left:
+            self._lease_client.abort()  # A thread that still waits for work could be granted a lease.
+            leave_tasks = [self._leave_task] if self._leave_task is not None else []
+            unfinished = (
+                keeper_task,
+                renew_task,
+                control_task,
+                *background_tasks,
+                lease_task,
+                *leave_tasks,
+                *self._tasks,
+            )
+            for task in unfinished:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-            await self._places.close()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+            await self._cell_pool.close()
             self._client.close_all()
-            self._asking.close_all()
-            self._listening.close_all()
+            self._lease_client.close_all()
+            self._control_client.close_all()
             await self._keeper.close()
 
-    def _link(self) -> list[asyncio.Task[None]]:
-        """Have dispatches and cancels from NATS, if there is one."""
+    def _start_dispatches(self) -> list[asyncio.Task[None]]:
+        """Start receiving dispatches and cancels from NATS, if it is configured. Return the task."""
         if self._nats is None or not self._credential.tenant:
             return []
         self._dispatches = DispatchPuller(
@@ -169,40 +185,40 @@ class Agent:
             self._credential.tenant,
             self._credential.runner_id,
             self._labels,
-            hear=self._ear.tell,
-            on_link=self._ear.relieve,
+            on_cancel=self._control_channel.deliver,
+            on_connection_change=self._control_channel.set_replaced,
         )
         return [asyncio.create_task(self._dispatches.run())]
 
     async def _stop_jobs(self) -> None:
-        """Nobody proves their leases any more: they end now, and what they said is sent."""
+        """Stop all jobs because nothing proves their leases any more, and give them time to send their logs."""
         self._is_stopping.set()
         for lease_id, job in self._jobs.items():
             job.on_keeper_message(Lost(lease_id=lease_id, reason="KEEPER_GONE"))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 
-    def _tell(self, order: KeeperCommand) -> None:
+    def _send_to_keeper(self, command: KeeperCommand) -> None:
         if self._keeper is not None:
-            self._keeper.send(order)
+            self._keeper.send(command)
 
-    async def _hear(self) -> None:
-        """What the keeper says, until it is gone."""
+    async def _read_keeper_messages(self) -> None:
+        """Pass the keeper's messages on to their jobs until the keeper ends."""
         assert self._keeper is not None
-        while (news := await self._keeper.receive()) is not None:
-            if isinstance(news, Ready):
-                self._is_kept.set()
-            job = self._jobs.get(news.lease_id)
+        while (message := await self._keeper.receive()) is not None:
+            if isinstance(message, Ready):
+                self._is_keeper_ready.set()
+            job = self._jobs.get(message.lease_id)
             if job is not None:
-                job.on_keeper_message(news)
+                job.on_keeper_message(message)
 
-    def _heed(self, wanted: CancelRequested) -> None:
-        """A cancel that came before the heartbeat's answer, which will say the same."""
-        told = Cancel(lease_id=wanted.lease_id, deadline_seconds=wanted.deadline_seconds, reason=wanted.reason)
-        self._jobs[wanted.lease_id].on_keeper_message(told)
+    def _cancel_job(self, request: CancelRequested) -> None:
+        """Cancel a job as if the keeper had received the cancel in a heartbeat response, which repeats it later."""
+        cancel = Cancel(lease_id=request.lease_id, deadline_seconds=request.deadline_seconds, reason=request.reason)
+        self._jobs[request.lease_id].on_keeper_message(cancel)
 
     async def _renew(self) -> None:
-        """Have a fresh credential long before the old one is over."""
+        """Renew the credential whenever half of its lifetime has passed."""
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while True:
             await asyncio.sleep(max(0.0, self._renew_at - self._runtime.clock()))
@@ -210,148 +226,160 @@ class Agent:
                 await self._refresh()
                 backoff.reset()
             except (Unreachable, Refused) as error:
-                LOGGER.warning("the credential cannot be renewed: %s", error)
-                again = backoff.next(random.random()) if isinstance(error, Unreachable) else REFUSED_SECONDS
-                self._renew_at = self._runtime.clock() + again
+                LOGGER.warning("cannot renew the credential: %s", error)
+                delay_seconds = backoff.next(random.random()) if isinstance(error, Unreachable) else REFUSED_SECONDS
+                self._renew_at = self._runtime.clock() + delay_seconds
 
     async def _refresh(self) -> None:
         async with self._renewing:
-            fresh = await asyncio.to_thread(self._entrance.renew)
-        if fresh.runner_id != self._credential.runner_id:
-            LOGGER.info("the server had given this runner up; it goes on as %s", fresh.runner_id)
-            self._ear.runner_id = fresh.runner_id
-        is_new, self._credential = fresh.runner_id != self._credential.runner_id, fresh
+            renewed = await asyncio.to_thread(self._credentials.renew)
+        if renewed.runner_id != self._credential.runner_id:
+            LOGGER.info("the server had declared this runner lost; continuing as %s", renewed.runner_id)
+            self._control_channel.runner_id = renewed.runner_id
+        is_new, self._credential = renewed.runner_id != self._credential.runner_id, renewed
         if is_new and self._is_stopping.is_set():
-            self._leaving = asyncio.create_task(self._leave())  # Of this life, too.
-        self._client.token = self._asking.token = self._listening.token = fresh.credential
-        self._tell(NewToken(token=fresh.credential))
-        self._renew_at = self._runtime.clock() + fresh.expires_in_seconds / 2
+            self._leave_task = asyncio.create_task(self._leave())  # The new incarnation must be signed off, too.
+        self._client.token = self._lease_client.token = self._control_client.token = renewed.credential
+        self._send_to_keeper(NewToken(token=renewed.credential))
+        self._renew_at = self._runtime.clock() + renewed.expires_in_seconds / 2
 
-    async def _ask(self) -> None:
-        """Ask for as much as there is room for, again and again; but not before somebody keeps what is given."""
-        await self._is_kept.wait()
+    async def _lease_jobs(self) -> None:
+        """Request leases for all free slots and start their jobs, until stopped. Starts when the keeper is ready."""
+        await self._is_keeper_ready.wait()
         if self._dispatches is not None:
-            await self._dispatches.wait_up(RETRY_SECONDS)
+            await self._dispatches.wait_until_connected(RETRY_SECONDS)
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_stopping.is_set():
-            free = self._slots - len(self._tasks)
-            if free <= 0:
-                self._has_room.clear()
-                await self._has_room.wait()
+            free_slots = self._slots - len(self._tasks)
+            if free_slots <= 0:
+                self._has_free_slot.clear()
+                await self._has_free_slot.wait()
                 continue
-            free = 1 if self._once else free
-            is_linked = self._dispatches is not None and self._dispatches.is_up
-            told = await self._told_of(free)
-            asked = wire.LeaseRequest(
+            free_slots = 1 if self._once else free_slots
+            is_connected = self._dispatches is not None and self._dispatches.is_connected
+            dispatches = await self._take_dispatches(free_slots)
+            request = wire.LeaseRequest(
                 runner_id=self._credential.runner_id,
                 capabilities=self._labels,
-                slots=free,
-                wait_seconds=0.0 if is_linked else UNLINKED_SECONDS if self._dispatches else self._wait_seconds,
-                attempts=list(told),
+                slots=free_slots,
+                wait_seconds=self._lease_wait_seconds(is_connected),
+                attempts=list(dispatches),
             )
-            asking = await self._said(asked)
-            if not asking.done():
-                await asyncio.gather(asking, return_exceptions=True)
-                await self._settle(told, ())
+            call = await self._request_leases(request)
+            if not call.done():
+                await asyncio.gather(call, return_exceptions=True)
+                await self._settle(dispatches, ())
                 return
             try:
-                answer = await self._read_response(asking)
+                response = await self._read_response(call)
             except Unreachable as error:
-                LOGGER.warning("%s; trying again", error)
-                await self._settle(told, ())
+                LOGGER.warning("%s; retrying", error)
+                await self._settle(dispatches, ())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next(random.random())):
                         await self._is_stopping.wait()
                 continue
             backoff.reset()
-            granted = answer.leases
-            await self._settle(told, answer.unclaimable)
+            leases = response.leases
+            await self._settle(dispatches, response.unclaimable)
             if self._is_stopping.is_set():
-                await self._return(granted)
+                await self._hand_back_unstarted(leases)
                 return
-            self._is_behind = bool(granted) and not told
-            for each in granted:
-                if each.lease_id in self._held:
-                    continue  # A lease that is delivered twice is one right to run, not two.
-                self._held.add(each.lease_id)
-                task = asyncio.create_task(self._work(each))
+            self._has_backlog = bool(leases) and not dispatches
+            for granted in leases:
+                if granted.lease_id in self._lease_ids:
+                    continue  # The same lease, delivered twice.
+                self._lease_ids.add(granted.lease_id)
+                task = asyncio.create_task(self._run_job(granted))
                 self._tasks.add(task)
                 task.add_done_callback(self._on_job_done)
-            if granted and self._once:
+            if leases and self._once:
                 return
 
-    async def _said(self, asked: wire.LeaseRequest) -> asyncio.Task[LeaseResponse]:
-        """Ask. The task is done, unless the runner shall leave while it waits for work: then it hung up."""
-        asking = asyncio.create_task(asyncio.to_thread(self._asking.request_leases, asked))
+    def _lease_wait_seconds(self, is_connected: bool) -> float:
+        """Return how long the server may hold a request for leases; not at all while dispatches announce the work."""
+        if is_connected:
+            return 0.0
+        return DISCONNECTED_WAIT_SECONDS if self._dispatches else self._wait_seconds
+
+    async def _request_leases(self, request: wire.LeaseRequest) -> asyncio.Task[LeaseResponse]:
+        """Request leases. The returned task is done unless the agent was stopped, which aborts a long poll."""
+        call = asyncio.create_task(asyncio.to_thread(self._lease_client.request_leases, request))
         stopping = asyncio.create_task(self._is_stopping.wait())
         try:
-            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done() and asked.wait_seconds:
-                # What it may still be given is never acknowledged, and goes back to others when the lease is over.
-                self._asking.abort()
+            await asyncio.wait({call, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done() and request.wait_seconds:
+                # A lease that is granted nevertheless is never acknowledged, so the job goes to another runner.
+                self._lease_client.abort()
             else:
-                await asyncio.wait({asking})  # One that does not wait for work is answered soon.
+                await asyncio.wait({call})  # Without a long poll the response comes soon.
         except asyncio.CancelledError:
-            asking.cancel()  # Nobody will look at what comes of it.
+            call.cancel()  # Its result is not used.
             raise
         finally:
             stopping.cancel()
-        return asking
+        return call
 
-    async def _return(self, granted: Sequence[LeaseGranted]) -> None:
-        """What was given to one that leaves is another's at once; if that cannot be said, when the lease is over."""
-        for each in granted:
-            if each.lease_id not in self._held:
+    async def _hand_back_unstarted(self, leases: Sequence[LeaseGranted]) -> None:
+        """Hand back leases that arrived after `stop`. Where that fails, the job is requeued when its lease ends."""
+        for granted in leases:
+            if granted.lease_id not in self._lease_ids:
                 with suppress(Unreachable, Refused):
-                    await asyncio.to_thread(self._client.hand_back, each.lease_id)
+                    await asyncio.to_thread(self._client.hand_back, granted.lease_id)
 
-    async def _told_of(self, most: int) -> dict[str, Any]:
-        """Wait for dispatches, if they come. What they may have missed is asked for every now and then."""
-        if self._dispatches is None or self._is_behind:
+    async def _take_dispatches(self, max_count: int) -> dict[str, Any]:
+        """Wait for dispatches and return them by attempt id; empty when leases are to be requested without any.
+
+        That is so without NATS, while the last request without dispatches found work, and after `SWEEP_SECONDS`: a
+        dispatch may get lost.
+        """
+        if self._dispatches is None or self._has_backlog:
             return {}
-        return await self._dispatches.take(most, SWEEP_SECONDS * random.uniform(0.8, 1.2))
+        return await self._dispatches.take(max_count, SWEEP_SECONDS * random.uniform(0.8, 1.2))
 
-    async def _settle(self, told: dict[str, Any], gone: Collection[str]) -> None:
+    async def _settle(self, dispatches: dict[str, Any], unclaimable: Collection[str]) -> None:
         if self._dispatches is not None:
-            await self._dispatches.settle(told, gone)
+            await self._dispatches.settle(dispatches, unclaimable)
 
-    async def _read_response(self, asking: asyncio.Task[LeaseResponse]) -> LeaseResponse:
-        """What was granted. A machine that slept finds its credential too old, and may be able to get another.
+    async def _read_response(self, call: asyncio.Task[LeaseResponse]) -> LeaseResponse:
+        """Return the response to a request for leases; an empty one if the credential had to be renewed first.
 
-        Or it finds that it was given up meanwhile: then it comes back in a new life, unless somebody removed it.
+        After the machine slept, the credential may have expired, or the server may have declared the runner lost: then
+        it registers anew. Raises `RunnerRemoved` if an operator removed it from the fleet.
         """
         try:
-            return asking.result()
+            return call.result()
         except Refused as refused:
             if refused.code not in ("expired_credential", "shut_down"):
                 raise
             try:
                 await self._refresh()
-            except Refused as kept_out:
+            except Refused as renewal_refused:
                 if refused.code == "shut_down":
-                    raise RunnerRemoved(f"this runner was removed from the fleet: {kept_out.message}") from kept_out
+                    message = f"this runner was removed from the fleet: {renewal_refused.message}"
+                    raise RunnerRemoved(message) from renewal_refused
                 raise
             return LeaseResponse([])
 
     def _on_job_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._has_room.set()
+        self._has_free_slot.set()
 
-    async def _streams_over(self, ids: list[str]) -> list[str]:
+    async def _ended_streams(self, ids: list[str]) -> list[str]:
         return await asyncio.to_thread(self._client.ended_streams, ids)
 
-    async def _work(self, granted: LeaseGranted) -> None:
-        assert self._places is not None
-        job = JobRunner(self._client, self._credential.runner_id, granted, self._places, self._runtime)
+    async def _run_job(self, granted: LeaseGranted) -> None:
+        assert self._cell_pool is not None
+        job = JobRunner(self._client, self._credential.runner_id, granted, self._cell_pool, self._runtime)
         self._jobs[granted.lease_id] = job
-        self._ear.leases_changed()
+        self._control_channel.leases_changed()
         started = self._runtime.clock()
         try:
-            outcome = await job.run(self._tell)
+            outcome = await job.run(self._send_to_keeper)
             LOGGER.info("job %s: %s in %.2f s", granted.job_id, outcome, self._runtime.clock() - started)
         except Exception:
-            LOGGER.exception("job %s: an error of ours; its lease will run out", granted.job_id)
+            LOGGER.exception("job %s: internal error; its lease will expire", granted.job_id)
         finally:
             self._jobs.pop(granted.lease_id, None)
-            self._ear.leases_changed()
-            self._held.discard(granted.lease_id)
+            self._control_channel.leases_changed()
+            self._lease_ids.discard(granted.lease_id)

@@ -1,6 +1,7 @@
-"""Hears at once what the server wants of this runner: one line that is kept open while there are leases.
+"""The control channel: a long poll on which the server tells the runner of cancels at once.
 
-Without it a cancel is heard with the next heartbeat. A server that has no such line is no trouble: then it is so.
+Without it, a cancel arrives with the response to the next heartbeat. The channel is open only while the runner holds
+leases, and not while cancels arrive over NATS. A server without this endpoint is supported: the channel then closes.
 """
 
 from __future__ import annotations
@@ -21,84 +22,84 @@ from deltaci.runner.client import RunnerClient, Unreachable
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 MAX_RETRY_SECONDS: Final = 5.0
-MAX_NAMED: Final = 1000  # What a message can name; the others are told as soon as something changes for them.
+MAX_LEASES: Final = 1000  # The most that one request may name; the next request names others.
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
 class ControlChannel:
-    """Tells `hear` of every cancel, once for each lease, whichever way it came."""
+    """Call `on_cancel` for each cancel, once per lease, whether it came over the channel or over NATS."""
 
     def __init__(
         self,
         client: RunnerClient,
         runner_id: str,
-        held: Callable[[], Collection[str]],
-        hear: Callable[[CancelRequested], None],
+        lease_ids: Callable[[], Collection[str]],
+        on_cancel: Callable[[CancelRequested], None],
     ) -> None:
         self._client = client
         self.runner_id = runner_id
-        self._held = held
-        self._hear = hear
-        self._told: set[str] = set()
+        self._lease_ids = lease_ids
+        self._on_cancel = on_cancel
+        self._delivered: set[str] = set()
         self._is_needed = asyncio.Event()
-        self._is_relieved = False
-        # It waits nearly always, and must not take a thread from those who work.
-        self._thread = ThreadPoolExecutor(1, "ear")
+        self._is_replaced = False
+        # A thread of its own: it nearly always waits, and must not take one from the jobs.
+        self._thread = ThreadPoolExecutor(1, "control-channel")
 
     def leases_changed(self) -> None:
-        """There is one more, or one less."""
-        held = self._held()
-        self._told.intersection_update(held)
-        if held and not self._is_relieved:
+        """Open or close the channel after a lease was added or removed."""
+        lease_ids = self._lease_ids()
+        self._delivered.intersection_update(lease_ids)
+        if lease_ids and not self._is_replaced:
             self._is_needed.set()
         else:
             self._is_needed.clear()
 
-    def relieve(self, is_relieved: bool) -> None:
-        """Whether cancels come another way. A line that is open then stays until its time is over: no gap."""
-        self._is_relieved = is_relieved
+    def set_replaced(self, is_replaced: bool) -> None:
+        """Set whether cancels arrive over NATS. An open request continues until its time ends, to leave no gap."""
+        self._is_replaced = is_replaced
         self.leases_changed()
 
-    def tell(self, message: CancelRequested) -> None:
-        """Somebody says that this is wanted. Only what is about a lease that is held counts, and only once."""
-        if message.lease_id in self._held() and message.lease_id not in self._told:
-            self._told.add(message.lease_id)
-            self._hear(message)
+    def deliver(self, cancel: CancelRequested) -> None:
+        """Call `on_cancel` unless the lease is unknown or its cancel was delivered before."""
+        if cancel.lease_id in self._lease_ids() and cancel.lease_id not in self._delivered:
+            self._delivered.add(cancel.lease_id)
+            self._on_cancel(cancel)
 
     async def run(self) -> None:
-        """Listen until cancelled, or until the server says that it has no such line."""
+        """Poll until cancelled, or until the server answers that it has no control channel."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         try:
             while True:
                 await self._is_needed.wait()
-                began = loop.time()
+                started = loop.time()
                 try:
-                    found = await loop.run_in_executor(self._thread, self._client.wait_for_cancels, self._asked())
+                    cancels = await loop.run_in_executor(self._thread, self._client.wait_for_cancels, self._request())
                     backoff.reset()
-                    for each in found:
-                        self.tell(each)
-                    if found or loop.time() - began > RETRY_SECONDS:
+                    for cancel in cancels:
+                        self.deliver(cancel)
+                    if cancels or loop.time() - started > RETRY_SECONDS:
                         continue
                 except Unreachable:
                     pass
                 except Refused as refused:
                     if refused.code == "not_found":
-                        LOGGER.info("the server tells of cancels only by heartbeats")
+                        LOGGER.info("the server has no control channel; cancels arrive with heartbeats")
                         return
                 await asyncio.sleep(backoff.next(random.random()))
         finally:
             self.stop()
 
-    def _asked(self) -> ControlRequest:
-        """What was told already is not asked for again: it would be answered at once, over and over."""
-        named = [lease_id for lease_id in self._held() if lease_id not in self._told]
-        return ControlRequest(runner_id=self.runner_id, lease_ids=named[:MAX_NAMED], wait_seconds=WAIT_SECONDS)
+    def _request(self) -> ControlRequest:
+        """Return a request for the leases without a delivered cancel: the others would be answered at once, forever."""
+        lease_ids = [lease_id for lease_id in self._lease_ids() if lease_id not in self._delivered]
+        return ControlRequest(runner_id=self.runner_id, lease_ids=lease_ids[:MAX_LEASES], wait_seconds=WAIT_SECONDS)
 
     def stop(self) -> None:
-        """Hang up."""
+        """Abort the open request and close the connection."""
         self._client.abort()
-        with suppress(RuntimeError):  # It was stopped before.
+        with suppress(RuntimeError):  # The thread has already ended.
             asyncio.get_running_loop().run_in_executor(self._thread, self._client.close)
         self._thread.shutdown(wait=False)

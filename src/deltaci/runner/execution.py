@@ -1,4 +1,8 @@
-"""What is done for one job between its lease and its result: conditions, secrets, services, steps, rules, harvest."""
+"""The execution of one job, between its lease and its result.
+
+In this order: evaluate the job's condition, fetch its secrets, prepare its worktree, start its services, run its steps,
+commit the worktree, check its validation rules, evaluate its outputs; then upload artifacts, reports and caches.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,11 @@ from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.client import Unreachable
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.sections import PREPARE_TREE, UPLOAD_ARTIFACTS
-from deltaci.runner.result import JobResult
+from deltaci.runner.result import JobResult, error_code_of
 from deltaci.runner.sandbox import Cell, CellFailed, Exit
 from deltaci.runner.sandbox.cell_pool import JobDir
 from deltaci.runner.steps.expressions import EVENT_FILE, JobExpressions
-from deltaci.runner.steps.sequence import GoOn, StepSequence, code_of
+from deltaci.runner.steps.sequence import MayStart, StepSequence
 from deltaci.runner.steps.service_containers import ServiceContainers
 from deltaci.runner.steps.validation import RuleChecker
 from deltaci.runner.transfers import JobStopped, Transfers
@@ -40,12 +44,12 @@ from deltaci.runner.workspace.worktrees.prepare import prepare_tree
 
 
 class JobExecution:
-    """One job's work. Close it when its cell is closed."""
+    """Executes one job in its cell. Call `close` after the cell is closed."""
 
     def __init__(
         self,
         spec: JobSpec,
-        place: JobDir,
+        job_dir: JobDir,
         cell: Cell,
         log: JobLog,
         transfers: Transfers,
@@ -57,88 +61,95 @@ class JobExecution:
         self._transfers = transfers
         self._runner_id = runner_id
         self._protocols = protocols
-        self._place = place
-        self._layout = layout_for(spec, place.workspace, place.slot.path if place.slot is not None else None)
-        self._caches = Caches(transfers, self._layout, place.folder, log)
-        self._harvester = OutputCollector(transfers, self._layout.workspace, log)
+        self._job_dir = job_dir
+        self._layout = layout_for(spec, job_dir.workspace, job_dir.slot.path if job_dir.slot is not None else None)
+        self._caches = Caches(transfers, self._layout, job_dir.folder, log)
+        self._collector = OutputCollector(transfers, self._layout.workspace, log)
         self._services = ServiceContainers(spec, cell, log)
         self._cell = cell
-        self._mirrors = place.folder.parent / "mirrors"
+        self._mirrors = job_dir.folder.parent / "mirrors"
         self._expressions = JobExpressions(spec, self._layout, runner=runner_id)
         self._is_failed = False
-        self._left: CommittedTree | None = None
+        self._worktree_commits: CommittedTree | None = None
 
-    async def run(self, go_on: GoOn, left: Callable[[], float], working: Callable[[Any], None]) -> JobResult:
-        """All up to the end of the last step and rule. `working` is told how to stop what the runner itself does."""
+    async def run(
+        self, may_start: MayStart, seconds_left: Callable[[], float], set_stop: Callable[[Any], None]
+    ) -> JobResult:
+        """Run everything up to the last validation rule, and evaluate the outputs.
+
+        `set_stop` receives a function that stops what the runner itself is doing for the job, or None. Raises
+        `JobStopped`.
+        """
         spec = self._spec
         try:
             needs = await self._needs()
             self._expressions = JobExpressions(spec, self._layout, runner=self._runner_id, needs=needs)
-            if self._expressions.is_pipeline_job and not self._expressions.job_holds(spec.condition):
+            if self._expressions.is_pipeline_job and not self._expressions.job_condition_holds(spec.condition):
                 return self._skipped()
-            secrets, optional = await self._secrets()
+            secrets, optional_secrets = await self._secrets()
         except Refused as refused:
             code = "BAD_SPEC" if refused.code == "bad_spec" else "SECRETS"
             return self._failed(code, f"{'if' if code == 'BAD_SPEC' else 'secrets'}: {refused.message}")
         except Unreachable as error:
-            return self._failed("RUNNER_STARTUP", f"the job cannot begin: {error}")
-        self._log.add_secrets([*secrets.values(), *optional.values()])
+            return self._failed("RUNNER_STARTUP", f"the job cannot start: {error}")
+        self._log.add_secrets([*secrets.values(), *optional_secrets.values()])
         if self._expressions.is_pipeline_job:
             await asyncio.to_thread(self._make_folders)
             self._expressions = JobExpressions(
-                spec, self._layout, runner=self._runner_id, needs=needs, secrets={**optional, **secrets}
+                spec, self._layout, runner=self._runner_id, needs=needs, secrets={**optional_secrets, **secrets}
             )
-        stage = self._stage()
-        steps = StepSequence(stage, secrets, go_on, left)
-        working(steps.stop)
+        job = self._job_context()
+        steps = StepSequence(job, secrets, may_start, seconds_left)
+        set_stop(steps.stop)
         try:
-            tip = await self._begin_tree(stage, working)
+            tip = await self._prepare_worktree(job, set_stop)
             if spec.services:
-                await self._start_services(left(), working)
-            working(steps.stop)
-            ended = await steps.run()
-            if tip and ended.is_success:
-                ended = await self._commit_tree(stage, ended, tip, left())
-            if spec.rules and ended.is_success:
-                ended = await RuleChecker(stage, steps, left).check(ended)
-            self._is_failed = not ended.is_valid
+                await self._start_services(seconds_left(), set_stop)
+            set_stop(steps.stop)
+            result = await steps.run()
+            if tip and result.is_success:
+                result = await self._commit_worktree(job, result, tip, seconds_left())
+            if spec.rules and result.is_success:
+                result = await RuleChecker(job, steps, seconds_left).check(result)
+            self._is_failed = not result.is_valid
         except Refused as refused:
-            return self._failed(code_of(refused), refused.message)
+            return self._failed(error_code_of(refused), refused.message)
         except (StepFailed, CellFailed, OSError) as failed:
             return self._failed(getattr(failed, "code", "") or "RUNNER_STARTUP", str(failed))
         finally:
-            working(None)
-        return await self._with_outputs(ended)
+            set_stop(None)
+        return await self._with_outputs(result)
 
-    async def _begin_tree(self, stage: JobContext, working: Callable[[Any], None]) -> str:
-        """Have the job's tree, if it has one; the commit that it begins with."""
-        tree, place = self._spec.tree, self._place
-        if tree is None or place.worktrees is None or place.slot is None:
+    async def _prepare_worktree(self, job: JobContext, set_stop: Callable[[Any], None]) -> str:
+        """Prepare the job's worktree and return the commit at its tip; empty if the job has no worktree."""
+        tree, job_dir = self._spec.tree, self._job_dir
+        if tree is None or job_dir.worktrees is None or job_dir.slot is None:
             return ""
-        beginning = asyncio.create_task(prepare_tree(stage, place.worktrees, place.slot, tree))
-        working(beginning.cancel)
+        preparation = asyncio.create_task(prepare_tree(job, job_dir.worktrees, job_dir.slot, tree))
+        set_stop(preparation.cancel)
         try:
             with self._log.section(PREPARE_TREE, "prepare the tree"):
-                await asyncio.wait({beginning})
-            if beginning.cancelled():
+                await asyncio.wait({preparation})
+            if preparation.cancelled():
                 raise JobStopped
             await asyncio.to_thread(trust_any_owner, self._layout.root, self._layout.relative(self._layout.home))
-            return beginning.result().tip
+            return preparation.result().tip
         finally:
-            beginning.cancel()
-            await asyncio.gather(beginning, return_exceptions=True)
+            preparation.cancel()
+            await asyncio.gather(preparation, return_exceptions=True)
 
-    async def _commit_tree(self, stage: JobContext, ended: JobResult, tip: str, left: float) -> JobResult:
+    async def _commit_worktree(self, job: JobContext, result: JobResult, tip: str, seconds_left: float) -> JobResult:
+        """Commit what the steps changed and bundle the new commits; the job fails if that does not work."""
         tree = self._spec.tree
         if tree is None or not tree.is_committed:
-            return ended
+            return result
         try:
-            self._left = await commit_tree(stage, tree, tip, max(1.0, left))
+            self._worktree_commits = await commit_tree(job, tree, tip, max(1.0, seconds_left))
         except NothingCommitted as error:
             self._log.write_line(f"tree: {error}")
             summary = self._log.masked_line(f"tree: {error}")
-            return structs.replace(ended, exit=Exit(None, None, 0.0), error_code=TREE, summary=summary)
-        return structs.replace(ended, head=self._left.head)
+            return structs.replace(result, exit=Exit(None, None, 0.0), error_code=TREE, summary=summary)
+        return structs.replace(result, head=self._worktree_commits.head)
 
     def _make_folders(self) -> None:
         self._layout.create()
@@ -146,9 +157,9 @@ class JobExecution:
         if event is not None:
             write_file(self._layout.root, f"{self._layout.relative(self._layout.temp)}/{EVENT_FILE}", json.dumps(event))
 
-    async def _start_services(self, left: float, working: Callable[[Any], None]) -> None:
-        starting = asyncio.create_task(self._services.start(self._expressions, left))
-        working(starting.cancel)
+    async def _start_services(self, seconds_left: float, set_stop: Callable[[Any], None]) -> None:
+        starting = asyncio.create_task(self._services.start(self._expressions, seconds_left))
+        set_stop(starting.cancel)
         try:
             await asyncio.wait({starting})
             if starting.cancelled():
@@ -158,7 +169,7 @@ class JobExecution:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
 
-    def _stage(self) -> JobContext:
+    def _job_context(self) -> JobContext:
         return JobContext(
             spec=self._spec,
             layout=self._layout,
@@ -166,88 +177,89 @@ class JobExecution:
             log=self._log,
             transfers=self._transfers,
             caches=self._caches,
-            harvester=self._harvester,
+            collector=self._collector,
             expressions=self._expressions,
             mirrors=self._mirrors,
             protocols=self._protocols,
         )
 
     async def _needs(self) -> dict[str, NeededJob]:
-        """How the jobs ended that this one needs; asked only where an expression can."""
+        """Return the results of the needed jobs; without a request if no expression can use them."""
         if not self._spec.needs:
             return {}
         return await self._transfers.call(lambda client, lease_id: client.needs(lease_id))
 
     async def _secrets(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Those that the job must have, and those that it may."""
+        """Return the required and the optional secrets."""
         spec = self._spec
-        optional: dict[str, str] = {}
+        optional_secrets: dict[str, str] = {}
         if spec.optional_secrets:
-            optional = await self._transfers.call(lambda client, lease_id: client.optional_secrets(lease_id))
+            optional_secrets = await self._transfers.call(lambda client, lease_id: client.optional_secrets(lease_id))
         try:
-            return (await self._transfers.secrets() if spec.secrets else {}), optional
+            return (await self._transfers.secrets() if spec.secrets else {}), optional_secrets
         except Refused as refused:
             if refused.code != "untrusted" or not self._expressions.is_pipeline_job:
                 raise
-            self._log.write_line("this run is not trusted: the job goes on without its secrets")
-            return {}, optional
+            self._log.write_line("this run is not trusted: the job continues without its secrets")
+            return {}, optional_secrets
 
     def _skipped(self) -> JobResult:
-        why = self._spec.condition or "success()"
-        self._log.write_line(f"the job is skipped: {why}")
-        summary = self._log.masked_line(f"skipped: {why}")
+        condition = self._spec.condition or "success()"
+        self._log.write_line(f"the job is skipped: {condition}")
+        summary = self._log.masked_line(f"skipped: {condition}")
         return JobResult(exit=Exit(0, None, 0.0), steps=[], summary=summary, is_skipped=True)
 
-    def _failed(self, code: str, why: str) -> JobResult:
-        self._log.write_line(why)
-        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=self._log.masked_line(why))
+    def _failed(self, code: str, reason: str) -> JobResult:
+        self._log.write_line(reason)
+        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=self._log.masked_line(reason))
 
-    async def _with_outputs(self, ended: JobResult) -> JobResult:
-        """The job's outputs, also of one that failed: they say what was known by then."""
+    async def _with_outputs(self, result: JobResult) -> JobResult:
+        """Add the job's outputs, also to a failed job. A failed expression fails a job that had succeeded."""
         if not self._spec.outputs:
-            return ended
+            return result
         try:
-            outputs = await asyncio.to_thread(self._expressions.texts, self._spec.outputs)
+            outputs = await asyncio.to_thread(self._expressions.interpolate_all, self._spec.outputs)
         except Refused as refused:
-            why = f"outputs: {refused.message}"
-            self._log.write_line(why)
-            if not ended.is_success:
-                return ended
-            return structs.replace(ended, error_code="BAD_SPEC", summary=self._log.masked_line(why))
-        return structs.replace(ended, outputs=outputs)
+            reason = f"outputs: {refused.message}"
+            self._log.write_line(reason)
+            if not result.is_success:
+                return result
+            return structs.replace(result, error_code="BAD_SPEC", summary=self._log.masked_line(reason))
+        return structs.replace(result, outputs=outputs)
 
-    async def bring_back(self, ended: JobResult) -> JobResult:
-        """What the job left behind, also of one that failed; its caches only if nothing went wrong at all."""
-        spec, brought = self._spec, self._harvester.collected
-        if ended.is_skipped:
-            return ended
-        has_more = bool(spec.artifacts or spec.output_path or spec.caches or self._caches.has_unsaved)
+    async def collect(self, result: JobResult) -> JobResult:
+        """Upload new commits, artifacts and reports, also of a failed job; save caches only if nothing failed."""
+        spec, collected = self._spec, self._collector.collected
+        if result.is_skipped:
+            return result
+        has_uploads = bool(spec.artifacts or spec.output_path or spec.caches or self._caches.has_unsaved)
         try:
-            if ended.is_success and self._left is not None:
-                await upload_bundle(self._stage(), self._left, brought)
-            if has_more:
+            if result.is_success and self._worktree_commits is not None:
+                await upload_bundle(self._job_context(), self._worktree_commits, collected)
+            if has_uploads:
                 with self._log.section(UPLOAD_ARTIFACTS, "upload artifacts"):
-                    await self._harvester.collect(structs.replace(spec, artifacts=self._filled(spec.artifacts)))
-                    if ended.is_valid and not brought.error_code:
+                    await self._collector.collect(structs.replace(spec, artifacts=self._interpolated(spec.artifacts)))
+                    if result.is_valid and not collected.error_code:
                         await self._caches.save()
-            if ended.outputs and not brought.error_code:
-                self._harvester.add_outputs(ended.outputs)
+            if result.outputs and not collected.error_code:
+                self._collector.add_outputs(result.outputs)
         except JobStopped:
-            pass  # What is kept by now is kept.
-        if ended.is_success and brought.error_code:
-            ended = structs.replace(ended, error_code=brought.error_code, summary=brought.summary)
-        return structs.replace(ended, brought=brought)
+            pass  # Report what has been uploaded so far.
+        if result.is_success and collected.error_code:
+            result = structs.replace(result, error_code=collected.error_code, summary=collected.summary)
+        return structs.replace(result, collected=collected)
 
-    def _filled(self, rules: list[ArtifactRule]) -> list[ArtifactRule]:
-        """Rules with the values of their expressions."""
-        found: list[ArtifactRule] = []
+    def _interpolated(self, rules: list[ArtifactRule]) -> list[ArtifactRule]:
+        """Evaluate the expressions in the paths. A rule whose expression fails is left out and fails the job."""
+        interpolated: list[ArtifactRule] = []
         for rule in rules:
             try:
-                found.append(structs.replace(rule, path_glob=self._expressions.text(rule.path_glob)))
+                path_glob = self._expressions.interpolate(rule.path_glob)
+                interpolated.append(structs.replace(rule, path_glob=path_glob))
             except Refused as refused:
-                self._harvester.collected.fail("ARTIFACTS", self._log.masked_line(f"artifacts: {refused.message}"))
-        return found
+                self._collector.collected.fail("ARTIFACTS", self._log.masked_line(f"artifacts: {refused.message}"))
+        return interpolated
 
     async def close(self) -> None:
-        """Take the services away."""
+        """Remove the service containers."""
         await self._services.close(is_failed=self._is_failed)

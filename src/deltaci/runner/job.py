@@ -1,7 +1,7 @@
-"""One job on this runner: take the lease, run the steps, send the log, say how it ended.
+"""The job runner: acknowledges a lease, runs the job, sends its log and reports its result.
 
-Whatever happens, in this order: nothing of the job runs any more; all of its log that can be sent is sent; then, and
-only under a lease that still stands, the result is said, again and again until it is heard.
+However the job ends, the order is the same: first all processes of the job are ended; then the rest of the log is sent,
+as far as possible; then, only while the lease is still valid, the result is sent until the server acknowledges it.
 """
 
 from __future__ import annotations
@@ -45,61 +45,62 @@ from deltaci.runner.lease.keeper import (
 )
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.stream import LogStream
-from deltaci.runner.result import JobResult, cost, fitting
+from deltaci.runner.result import JobResult, error_code_of, resource_usage, shrink_to_limit
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Cell, CellFailed, Exit
 from deltaci.runner.sandbox.cell_pool import CellPool, JobDir
-from deltaci.runner.transfers import THREADS, JobStopped, Transfers
+from deltaci.runner.transfers import TRANSFER_THREADS, JobStopped, Transfers
 
 LOGGER: Final = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.5
-MAX_RETRY_SECONDS: Final = 5.0  # A part of the margin that a lease is given up before its end.
+MAX_RETRY_SECONDS: Final = 5.0  # Less than the margin by which a lease is given up before its end.
 GRACE_SECONDS: Final = 10.0
 STOP_MARGIN_SECONDS: Final = 5
 LOG_SECONDS: Final = 60.0
-LOST_LOG_SECONDS: Final = 5.0  # The lease is gone for us, but the server may still take what the job had said.
-KEEPER_SECONDS: Final = 5.0  # For an answer of our own keeper.
-TIMED_OUT: Final = 124  # What `timeout` answers; people know it.
+LOST_LOG_SECONDS: Final = 5.0  # After the lease is lost: the server may still accept the rest of the log.
+KEEPER_SECONDS: Final = 5.0  # For a response of the keeper process.
+TIMED_OUT: Final = 124  # The exit code of timeout(1).
 
 
 class JobRunner:
-    """One lease, from its grant to its end."""
+    """Runs the job of one lease, from the grant to the end of the lease."""
 
     def __init__(
-        self, client: RunnerClient, runner_id: str, granted: LeaseGranted, places: CellPool, runtime: Runtime
+        self, client: RunnerClient, runner_id: str, granted: LeaseGranted, cell_pool: CellPool, runtime: Runtime
     ) -> None:
         self._client = client
         self._runner_id = runner_id
         self._granted = granted
-        self._places = places
+        self._cell_pool = cell_pool
         self._clock, self._now = runtime.clock, runtime.now
         self._nonce = runtime.nonce
         self._protocols = runtime.git_protocols()
         self._granted_at = self._clock()
-        self._said_at = self._proved_at = self._granted_at
-        self._proved_until = 0.0
-        self._is_told = asyncio.Event()
+        # The lease is valid for its TTL, minus a margin, from the request that the server acknowledged last.
+        self._sent_at = self._confirmed_at = self._granted_at
+        self._confirmed_until = 0.0
+        self._has_keeper_answered = asyncio.Event()
         self._progress: Progress | None = None
         self._log: LogStream | None = None
         self._started_at = self._now()
-        self._began_at: datetime | None = None  # The first step.
-        self._ended_at: datetime | None = None  # The last one.
+        self._steps_started_at: datetime | None = None
+        self._steps_ended_at: datetime | None = None
         self._spec = granted.job_spec
         self._cell: Cell | None = None
-        self._tree_place = ""
+        self._worktree_path = ""
         self._cancel: Cancel | None = None
         self._stopping: asyncio.Task[bool] | None = None
         self._is_lost = False
         self._is_executed = False
         self._is_handed_back = False
-        self._is_proved_gone = True
-        self._end_work: Callable[[], None] | None = None
-        self._keep: Callable[[KeeperCommand], None] = lambda _: None
+        self._is_cell_empty = True
+        self._stop_runner_work: Callable[[], None] | None = None
+        self._send_to_keeper: Callable[[KeeperCommand], None] = lambda _: None
 
-    async def run(self, keep: Callable[[KeeperCommand], None]) -> str:
-        """Do it all. Returns one word for this runner's own log."""
-        self._keep = keep
+    async def run(self, send_to_keeper: Callable[[KeeperCommand], None]) -> str:
+        """Run the job. Return its outcome in a word or two, for the runner's log."""
+        self._send_to_keeper = send_to_keeper
         answer = await self._send_until_acknowledged(
             AckLease(
                 lease_id=self._granted.lease_id,
@@ -110,219 +111,229 @@ class JobRunner:
         )
         if not isinstance(answer, HeartbeatAck):
             return "stale"
-        self._prove(answer)
-        place, trouble = await self._place()
-        self._cell = place.cell
-        if place.slot is not None and self._spec is not None and self._spec.tree is not None:
-            self._tree_place = str(place.slot.path)[:2000] if self._spec.tree.is_committed else ""
-        log = self._log = LogStream(self._client, self._granted.lease_id, place.folder / "log")
+        self._record_confirmation(answer)
+        job_dir, error = await self._acquire_job_dir()
+        self._cell = job_dir.cell
+        if job_dir.slot is not None and self._spec is not None and self._spec.tree is not None:
+            self._worktree_path = str(job_dir.slot.path)[:2000] if self._spec.tree.is_committed else ""
+        log = self._log = LogStream(self._client, self._granted.lease_id, job_dir.folder / "log")
         sending = asyncio.create_task(log.send())
         try:
             if answer.cancel_requested:
                 self.on_keeper_message(
                     Cancel(lease_id="", deadline_seconds=answer.cancel_deadline_seconds, reason="CANCELED")
                 )
-            ended = await self._execute(place, log) if place.cell is not None else self._refuse(trouble, log)
-            return await self._report_result(ended, log)
+            result = await self._execute(job_dir, log) if job_dir.cell is not None else self._cannot_run(error, log)
+            return await self._report_result(result, log)
         finally:
-            self._keep(Release(lease_id=self._granted.lease_id))
+            self._send_to_keeper(Release(lease_id=self._granted.lease_id))
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             log.close()
-            await place.release()
+            await job_dir.release()
 
-    async def _place(self) -> tuple[JobDir, Exception | None]:
-        """Where it runs; or a bare one, and why it cannot run here."""
+    async def _acquire_job_dir(self) -> tuple[JobDir, Exception | None]:
+        """Return the folders and the cell for the job; or folders without a cell, and why the job cannot run here."""
         try:
             if self._spec is None:
                 ref = self._granted.job_spec_ref or ""
                 self._spec = await asyncio.to_thread(self._client.spec, ref, self._granted.lease_id)
-            return self._places.acquire(self._spec), None
+            return self._cell_pool.acquire(self._spec), None
         except (Refused, Unreachable, CellFailed, OSError) as error:
-            return self._places.without_cell(), error
+            return self._cell_pool.without_cell(), error
 
     @staticmethod
-    def _refuse(trouble: Exception | None, log: LogStream) -> JobResult:
-        log.write(f"the job cannot be run here: {trouble}\n".encode())
-        summary = f"cannot run here: {trouble}"
-        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=_error_code(trouble), summary=summary)
+    def _cannot_run(error: Exception | None, log: LogStream) -> JobResult:
+        log.write(f"the job cannot run here: {error}\n".encode())
+        summary = f"cannot run here: {error}"
+        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=error_code_of(error), summary=summary)
 
-    def on_keeper_message(self, news: KeeperEvent) -> None:
-        """What the keeper learned about this lease."""
-        if isinstance(news, Confirmed):
-            self._proved_until = news.until
-            self._is_told.set()
+    def on_keeper_message(self, message: KeeperEvent) -> None:
+        """Apply the keeper's message about this lease: record until when it is valid, or stop the job."""
+        if isinstance(message, Confirmed):
+            self._confirmed_until = message.until
+            self._has_keeper_answered.set()
             return
-        if isinstance(news, Ready):
+        if isinstance(message, Ready):
             return
-        if isinstance(news, Lost):
+        if isinstance(message, Lost):
             self._is_lost = True
-            self._is_told.set()
+            self._has_keeper_answered.set()
             if self._log is not None:
-                self._log.hurry(LOST_LOG_SECONDS)
-            grace = 0.0
+                self._log.limit_wait(LOST_LOG_SECONDS)
+            grace_seconds = 0.0
         else:
-            self._cancel = news
-            grace = float(max(0, min(GRACE_SECONDS, news.deadline_seconds - STOP_MARGIN_SECONDS)))
-        self._stop(grace)
+            self._cancel = message
+            grace_seconds = float(max(0, min(GRACE_SECONDS, message.deadline_seconds - STOP_MARGIN_SECONDS)))
+        self._stop(grace_seconds)
 
     def hand_back(self) -> None:
-        """The runner leaves: stop the job and let others have it. What is over but for the telling is told."""
+        """Stop the job and hand the lease back, unless the steps have ended: then the result is reported as usual."""
         if not self._is_executed:
             self._is_handed_back = True
             self._stop(GRACE_SECONDS)
 
-    def _stop(self, grace: float) -> None:
-        if self._end_work is not None:
-            self._end_work()
+    def _stop(self, grace_seconds: float) -> None:
+        if self._stop_runner_work is not None:
+            self._stop_runner_work()
         if self._cell is not None and self._stopping is None:
-            self._stopping = asyncio.create_task(self._cell.stop(grace))
+            self._stopping = asyncio.create_task(self._cell.stop(grace_seconds))
 
-    async def _execute(self, place: JobDir, log: LogStream) -> JobResult:
-        cell, spec = place.cell, self._spec
+    async def _execute(self, job_dir: JobDir, log: LogStream) -> JobResult:
+        cell, spec = job_dir.cell, self._spec
         assert cell is not None
         assert spec is not None
         self._update_keeper(None, log)
-        told = JobLog(log, self._nonce())
-        told.write_line(cell.description)
-        transfers = Transfers(self._client, self._granted.lease_id, self._is_over, THREADS)
-        work = JobExecution(spec, place, cell, told, transfers, self._runner_id, self._protocols)
+        job_log = JobLog(log, self._nonce())
+        job_log.write_line(cell.description)
+        transfers = Transfers(self._client, self._granted.lease_id, self._is_stopped, TRANSFER_THREADS)
+        execution = JobExecution(spec, job_dir, cell, job_log, transfers, self._runner_id, self._protocols)
         try:
-            if self._is_over():  # Before it began.
+            if self._is_stopped():  # Before the job started.
                 raise JobStopped
-            ended = await work.run(lambda index, name: self._go_on(index, name, log), self._left, self._working)
-            self._ended_at = self._now()
+            result = await execution.run(
+                lambda index, name: self._may_start_step(index, name, log), self._seconds_left, self._set_stop
+            )
+            self._steps_ended_at = self._now()
         except JobStopped:
-            return self._failed("", "stopped", told)
+            return self._failed("", "stopped", job_log)
         finally:
             self._is_executed = True
             if self._stopping is not None:
-                self._is_proved_gone = await self._stopping
-            self._is_proved_gone = await cell.close() and self._is_proved_gone
-            await work.close()
-        return ended if self._is_over() else await work.bring_back(ended)
+                self._is_cell_empty = await self._stopping
+            self._is_cell_empty = await cell.close() and self._is_cell_empty
+            await execution.close()
+        return result if self._is_stopped() else await execution.collect(result)
 
-    def _working(self, stop: Callable[[], None] | None) -> None:
-        """How to end what the runner itself does for the job, while it does something."""
-        self._end_work = stop
+    def _set_stop(self, stop: Callable[[], None] | None) -> None:
+        """Set the function that stops the work that the runner itself does for the job; None while it does nothing."""
+        self._stop_runner_work = stop
 
-    def _is_over(self) -> bool:
+    def _is_stopped(self) -> bool:
         return self._is_lost or self._is_handed_back or self._cancel is not None
 
     @staticmethod
-    def _failed(code: str, why: str, told: JobLog) -> JobResult:
-        told.write_line(why)
-        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=told.masked_line(why))
+    def _failed(code: str, reason: str, job_log: JobLog) -> JobResult:
+        job_log.write_line(reason)
+        return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=job_log.masked_line(reason))
 
-    async def _go_on(self, index: int, name: str, log: LogStream) -> bool:
-        """A step is about to begin."""
-        self._began_at = self._began_at or self._now()
+    async def _may_start_step(self, index: int, name: str, log: LogStream) -> bool:
+        """Report the progress. Return whether the step may start: the job is not stopped and the lease is valid."""
+        self._steps_started_at = self._steps_started_at or self._now()
         self._update_keeper(Progress(step_index=index, current_step=name), log)
-        return not self._is_over() and await self._is_proved(log)
+        return not self._is_stopped() and await self._is_lease_valid(log)
 
-    def _left(self) -> float:
-        """How many seconds the job may still take."""
+    def _seconds_left(self) -> float:
         return self._granted_at + self._granted.max_runtime_seconds - self._clock()
 
     def _update_keeper(self, progress: Progress | None, log: LogStream) -> None:
+        """Let the keeper send heartbeats for the lease with this progress, and kill the cell if the lease is lost."""
         assert self._cell is not None
         self._progress = progress
         granted = self._granted
-        self._keep(
+        self._send_to_keeper(
             Hold(
                 lease_id=granted.lease_id,
                 runner_id=self._runner_id,
                 ttl_seconds=granted.lease_ttl_seconds,
                 interval_seconds=granted.heartbeat_interval_seconds,
                 handle=self._cell.handle,
-                confirmed_at=self._proved_at,
+                confirmed_at=self._confirmed_at,
                 progress=progress,
                 bytes_sent=log.bytes_sent,
                 log_path=str(log.path),
             )
         )
 
-    async def _is_proved(self, log: LogStream) -> bool:
-        """Whether the lease stands, by our own clock: nothing is begun or said under one that may be another's."""
-        if self._cell is not None and not self._is_lost and self._clock() >= self._proved_until:
-            # We may have slept while the keeper did not, so it is asked.
-            self._is_told.clear()
+    async def _is_lease_valid(self, log: LogStream) -> bool:
+        """Return whether the lease is valid by this machine's clock: after its end, another runner may hold the job."""
+        if self._cell is not None and not self._is_lost and self._clock() >= self._confirmed_until:
+            # Ask the keeper: its messages may not have been read yet, for example after this process was suspended.
+            self._has_keeper_answered.clear()
             self._update_keeper(self._progress, log)
             with suppress(TimeoutError):
                 async with asyncio.timeout(KEEPER_SECONDS):
-                    await self._is_told.wait()
-            if self._clock() >= self._proved_until:
+                    await self._has_keeper_answered.wait()
+            if self._clock() >= self._confirmed_until:
                 self._is_lost = True
         return not self._is_lost
 
-    def _prove(self, answer: HeartbeatAck) -> None:
-        """The acknowledgement was heard: the lease runs from when it was said, or from a first try that was heard."""
-        ttl_seconds = self._granted.lease_ttl_seconds
-        self._proved_at = self._said_at + min(0, answer.new_lease_ttl_seconds - ttl_seconds)
-        self._proved_until = self._proved_at + ttl_seconds - stop_margin_seconds(ttl_seconds)
+    def _record_confirmation(self, answer: HeartbeatAck) -> None:
+        """Record until when the lease is valid: its TTL counts from the acknowledgement that the server accepted first.
 
-    async def _report_result(self, ended: JobResult, log: LogStream) -> str:
+        That may have been an earlier one whose response was lost: then the server returns a shorter remaining TTL.
+        """
+        ttl_seconds = self._granted.lease_ttl_seconds
+        self._confirmed_at = self._sent_at + min(0, answer.new_lease_ttl_seconds - ttl_seconds)
+        self._confirmed_until = self._confirmed_at + ttl_seconds - stop_margin_seconds(ttl_seconds)
+
+    async def _report_result(self, result: JobResult, log: LogStream) -> str:
+        """Send the rest of the log, then the result, a `CancelAck` or the hand-back. Return the outcome."""
         await log.finish(LOG_SECONDS)
-        if not await self._is_proved(log):
+        if not await self._is_lease_valid(log):
             return "lost"
         uri = f"log:{self._granted.job_id}"
-        kept = [Artifact(type="log", uri=uri, bytes=log.bytes_sent), *ended.brought.artifacts]
+        artifacts = [Artifact(type="log", uri=uri, bytes=log.bytes_sent), *result.collected.artifacts]
         if self._cancel is not None:
-            if not self._is_proved_gone:
-                return "still there"  # No proof, no word: the server's deadline will decide.
-            said: RunnerMessage = CancelAck(
+            if not self._is_cell_empty:
+                return "still running"  # A CancelAck would claim that the job stopped; the server's deadline decides.
+            message: RunnerMessage = CancelAck(
                 lease_id=self._granted.lease_id,
                 runner_id=self._runner_id,
                 final_status="CANCELED",
                 ts=self._now(),
-                artifacts=kept,
+                artifacts=artifacts,
                 summary=f"stopped: {self._cancel.reason}",
             )
         elif self._is_handed_back:
-            return await self._give_back()
+            return await self._hand_lease_back()
         else:
-            said = self._complete(ended, kept, log)
-        answer = await self._send_until_acknowledged(said)
-        if isinstance(answer, Refused) and isinstance(said, Complete):
-            # A result that is never accepted would be computed again and again: tell that there is none, and why.
-            said = self._without_result(answer)
-            answer = await self._send_until_acknowledged(said)
-        return "canceled" if isinstance(said, CancelAck) else _outcome(answer, said)
+            message = self._complete(result, artifacts, log)
+        answer = await self._send_until_acknowledged(message)
+        if isinstance(answer, Refused) and isinstance(message, Complete):
+            # Without any accepted result, the job would be run again and again.
+            message = self._complete_without_result(answer)
+            answer = await self._send_until_acknowledged(message)
+        return "canceled" if isinstance(message, CancelAck) else _outcome(answer, message)
 
-    async def _give_back(self) -> str:
-        """Say so, once: whoever does not hear it will see the lease run out."""
-        if self._is_proved_gone:
+    async def _hand_lease_back(self) -> str:
+        """Hand the lease back with a single request: if it fails, the lease expires."""
+        if self._is_cell_empty:
             with suppress(Unreachable, Refused):
                 await asyncio.to_thread(self._client.hand_back, self._granted.lease_id)
                 return "handed back"
-        return "left to run out"
+        return "left to expire"
 
-    def _complete(self, ended: JobResult, kept: list[Artifact], log: LogStream) -> Complete:
-        is_success, brought = ended.is_success, ended.brought
-        exit_code = TIMED_OUT if ended.exit.is_timed_out else ended.exit.exit_code
-        said = Complete(
+    def _complete(self, result: JobResult, artifacts: list[Artifact], log: LogStream) -> Complete:
+        is_success, collected = result.is_success, result.collected
+        exit_code = TIMED_OUT if result.exit.is_timed_out else result.exit.exit_code
+        timings = Timings(
+            started_at=self._steps_started_at or self._started_at, finished_at=self._steps_ended_at or self._now()
+        )
+        message = Complete(
             lease_id=self._granted.lease_id,
             runner_id=self._runner_id,
             status="SUCCEEDED" if is_success else "FAILED",
             exit_code=exit_code if is_success or exit_code != 0 else None,
-            signal=ended.exit.signal,
-            error_code=ended.error_code or None,
-            timings=Timings(started_at=self._began_at or self._started_at, finished_at=self._ended_at or self._now()),
-            artifacts=kept,
-            summary=ended.summary[:2000],
+            signal=result.exit.signal,
+            error_code=result.error_code or None,
+            timings=timings,
+            artifacts=artifacts,
+            summary=result.summary[:2000],
             log_tail=[] if is_success else [plain_line(line, 2000) for line in log.tail()],
-            steps=ended.steps,
-            tests=brought.tests,
-            output=brought.output,
-            is_skipped=ended.is_skipped and is_success,
-            verdicts=ended.verdicts if is_success else None,
-            head=ended.head if is_success else "",
-            worktree_path=self._tree_place,
-            cost=cost(self._clock() - self._granted_at, ended.exit, log.bytes_sent, brought.bytes),
+            steps=result.steps,
+            tests=collected.tests,
+            output=collected.output,
+            is_skipped=result.is_skipped and is_success,
+            verdicts=result.verdicts if is_success else None,
+            head=result.head if is_success else "",
+            worktree_path=self._worktree_path,
+            cost=resource_usage(self._clock() - self._granted_at, result.exit, log.bytes_sent, collected.bytes),
         )
-        return fitting(said)
+        return shrink_to_limit(message)
 
-    def _without_result(self, refused: Refused) -> Complete:
+    def _complete_without_result(self, refused: Refused) -> Complete:
+        """Return a message that fails the attempt because the server refused its result."""
         return Complete(
             lease_id=self._granted.lease_id,
             runner_id=self._runner_id,
@@ -332,28 +343,23 @@ class JobRunner:
         )
 
     async def _send_until_acknowledged(self, message: RunnerMessage) -> ServerMessage | Refused | None:
-        """Say it until it is heard, or until the lease is gone."""
+        """Send the message until the server answers or the lease is lost. Return the answer or the refusal, if any."""
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_lost:
-            self._said_at = self._clock()
+            self._sent_at = self._clock()
             try:
                 return await asyncio.to_thread(self._client.send, message)
             except Unreachable:
                 await asyncio.sleep(backoff.next(random.random()))
             except Refused as refused:
-                LOGGER.warning("job %s: %s is refused: %s", self._granted.job_id, type(message).__name__, refused)
+                LOGGER.warning("job %s: %s was refused: %s", self._granted.job_id, type(message).__name__, refused)
                 return refused
             if self._clock() > self._granted_at + self._granted.lease_ttl_seconds and self._cell is None:
                 return None
         return None
 
 
-def _error_code(error: Exception | None) -> str:
-    """Whose fault it is that it did not run: the job's, or this runner's, so that another may try."""
-    return "BAD_SPEC" if isinstance(error, Refused) and error.code == "bad_spec" else "RUNNER_STARTUP"
-
-
-def _outcome(answer: ServerMessage | Refused | None, said: RunnerMessage) -> str:
-    if isinstance(answer, wire.CompleteAck) and isinstance(said, Complete):
-        return said.status.lower() if answer.accepted else "not accepted"
+def _outcome(answer: ServerMessage | Refused | None, message: RunnerMessage) -> str:
+    if isinstance(answer, wire.CompleteAck) and isinstance(message, Complete):
+        return message.status.lower() if answer.accepted else "not accepted"
     return "stale"

@@ -1,8 +1,8 @@
-"""Transport A on the runner's side: it pulls dispatches from NATS JetStream, and hears of cancels.
+"""The runner's side of transport A: pulls dispatches from NATS JetStream and receives cancels.
 
-A dispatch gives no right to anything: the runner asks the server for the lease of that attempt, and tells NATS that the
-dispatch is done with when the server says that nobody can claim the attempt any more. While NATS is not there, or when
-the runner has too many labels for it, it does without.
+A dispatch only announces that an attempt is queued. The runner then requests the lease of that attempt from the server,
+and acknowledges the dispatch when the server answers that the attempt can no longer be claimed. While NATS is not
+connected, or if the runner has too many labels for it, the runner polls the server instead.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 PULL_SECONDS: Final = 20.0
-MISSING_SECONDS: Final = 30.0  # When to ask again for a queue that is not there; its coming is also told.
+MISSING_SECONDS: Final = 30.0  # Until the next pull from a queue that does not exist; new queues are also announced.
 BUSY_SECONDS: Final = 1.0
-AGAIN_SECONDS: Final = 5.0  # What does not fit this runner now may fit another, or later.
+REDELIVERY_SECONDS: Final = 5.0  # Until another runner, or this one, receives a dispatch that was not claimed.
 NO_CONSUMER: Final = "503"
-TIME_IS_OVER: Final = ("404", "408")
+PULL_EXPIRED: Final = ("404", "408")
 
-_dispatch = wire.decoder(Dispatch)
-_cancel = wire.decoder(CancelRequested)
+_decode_dispatch = wire.decoder(Dispatch)
+_decode_cancel = wire.decoder(CancelRequested)
 
 
 class _Pull(msgspec.Struct):
-    """A request that NATS has not answered in full: how many more may come, and until when."""
+    """A pull request that NATS has not answered in full: how many more dispatches may come, and until when."""
 
-    left: int
-    until: float
+    remaining: int
+    expires_at: float
 
 
 class DispatchPuller:
-    """Kept by one agent. `take` waits for work as long as it `is_up`."""
+    """Pulls dispatches for one agent, only as many as it has free slots."""
 
     def __init__(
         self,
@@ -50,151 +50,155 @@ class DispatchPuller:
         runner_id: str,
         labels: Sequence[str],
         *,
-        hear: Callable[[CancelRequested], None],
-        on_link: Callable[[bool], None],
+        on_cancel: Callable[[CancelRequested], None],
+        on_connection_change: Callable[[bool], None],
     ) -> None:
-        self._link = NatsConnection(address, f"deltaci runner {runner_id}", nats_subjects.inbox(tenant, runner_id))
+        self._nats = NatsConnection(address, f"deltaci runner {runner_id}", nats_subjects.inbox(tenant, runner_id))
         self._tenant = tenant
         self._runner_id = runner_id
-        self._keys = {nats_subjects.consumer(key): key for key in nats_subjects.queue_keys(labels)}
-        self._hear = hear
-        self._on_link = on_link
+        self._queue_keys = {nats_subjects.consumer(key): key for key in nats_subjects.queue_keys(labels)}
+        self._on_cancel = on_cancel
+        self._on_connection_change = on_connection_change
         self._connection: Connection | None = None
         self._inbox = ""
-        self._room = 0
-        self._found: list[tuple[str, Msg]] = []
+        self._capacity = 0  # How many more dispatches `take` may receive.
+        self._received: list[tuple[str, Msg]] = []
         self._pulls: dict[str, _Pull] = {}
-        self._not_before: dict[str, float] = {}
+        self._pull_again_at: dict[str, float] = {}
         self._has_changed = asyncio.Event()
 
     @property
-    def is_up(self) -> bool:
-        """Whether work comes this way now."""
-        return self._connection is not None and bool(self._keys)
+    def is_connected(self) -> bool:
+        """Whether work is announced over NATS now."""
+        return self._connection is not None and bool(self._queue_keys)
 
     async def run(self) -> None:
-        """Keep the connection, until cancelled."""
-        await self._link.run(self._serve)
+        """Keep the connection open until cancelled."""
+        await self._nats.run(self._serve)
 
-    async def wait_up(self, seconds: float) -> None:
-        """Give NATS a moment to be there, before the first request for work goes without it."""
+    async def wait_until_connected(self, seconds: float) -> None:
+        """Wait for the first connection, for at most `seconds`."""
         waiting = asyncio.create_task(self._has_changed.wait())
         await asyncio.wait({waiting}, timeout=seconds)
         waiting.cancel()
 
     def wake(self) -> None:
-        """Whoever waits in `take` goes on at once, with what there is."""
-        self._room = 0
+        """Let a `take` that waits return at once."""
+        self._capacity = 0
         self._has_changed.set()
 
-    async def take(self, most: int, seconds: float) -> dict[str, Msg]:
-        """Attempts that wait somewhere, by their ids; waits for the first one. Each must be settled."""
+    async def take(self, max_count: int, seconds: float) -> dict[str, Msg]:
+        """Wait for the first dispatch and return all that have arrived, by attempt id. Each must be settled.
+
+        Returns an empty dict after `seconds`, after `wake`, and when the connection is lost.
+        """
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + seconds
-        self._room = most
+        deadline = loop.time() + seconds
+        self._capacity = max_count
         self._has_changed.clear()
-        while self._room and not self._found and self.is_up and loop.time() < give_up:
-            again_at = await self._pull(most)
+        while self._capacity and not self._received and self.is_connected and loop.time() < deadline:
+            next_pull_at = await self._pull(max_count)
             waiting = asyncio.create_task(self._has_changed.wait())
-            await asyncio.wait({waiting}, timeout=max(0.0, min(give_up, again_at) - loop.time()))
+            await asyncio.wait({waiting}, timeout=max(0.0, min(deadline, next_pull_at) - loop.time()))
             waiting.cancel()
             self._has_changed.clear()
-        self._room = 0
-        found, self._found = dict(self._found), []
-        return found
+        self._capacity = 0
+        dispatches, self._received = dict(self._received), []
+        return dispatches
 
-    async def settle(self, taken: dict[str, Msg], gone: Collection[str]) -> None:
-        """Those that nobody can claim any more are done with; the others are for somebody else, or for later."""
-        for id, message in taken.items():
-            await self._say(message, is_done=id in gone, delay=AGAIN_SECONDS)
+    async def settle(self, dispatches: dict[str, Msg], unclaimable: Collection[str]) -> None:
+        """Acknowledge the dispatches of unclaimable attempts; let NATS deliver the others again after a while."""
+        for attempt_id, message in dispatches.items():
+            await self._acknowledge(message, is_done=attempt_id in unclaimable, delay=REDELIVERY_SECONDS)
 
     async def _serve(self, connection: Connection) -> None:
         self._inbox = connection.new_inbox()
-        await connection.subscribe(f"{self._inbox}.*", cb=self._came)
-        await connection.subscribe(nats_subjects.control(self._tenant, self._runner_id), cb=self._wanted)
-        await connection.subscribe(nats_subjects.new_queues(self._tenant), cb=self._news)
+        await connection.subscribe(f"{self._inbox}.*", cb=self._on_inbox_message)
+        await connection.subscribe(nats_subjects.control(self._tenant, self._runner_id), cb=self._on_control_message)
+        await connection.subscribe(nats_subjects.new_queues(self._tenant), cb=self._on_new_queue)
         await connection.flush()
         self._pulls.clear()
-        self._not_before.clear()
+        self._pull_again_at.clear()
         self._connection = connection
         self._has_changed.set()
-        self._on_link(True)
+        self._on_connection_change(True)
         try:
             await asyncio.Event().wait()
         finally:
             self._connection = None
-            self._found.clear()  # NATS delivers them again, here or elsewhere.
+            self._received.clear()  # NATS delivers them again, to this runner or another.
             self._has_changed.set()
-            self._on_link(False)
+            self._on_connection_change(False)
 
-    async def _pull(self, most: int) -> float:
-        """Ask every queue that does not owe an answer; when to look again."""
+    async def _pull(self, max_count: int) -> float:
+        """Send a pull request to each queue that has none open. Return when to call this again."""
         now = asyncio.get_running_loop().time()
-        batch = max(1, most // len(self._keys))
-        for name, key in self._keys.items():
+        batch = max(1, max_count // len(self._queue_keys))
+        for name, key in self._queue_keys.items():
             pull = self._pulls.get(name)
-            if (pull is not None and now < pull.until) or now < self._not_before.get(name, 0.0):
+            if (pull is not None and now < pull.expires_at) or now < self._pull_again_at.get(name, 0.0):
                 continue
             if self._connection is None:
                 break
-            # It waits a little longer than NATS does, which says so when the time is over.
+            # A little longer than NATS waits, which sends a status message when its own time is over.
             self._pulls[name] = _Pull(batch, now + PULL_SECONDS + BUSY_SECONDS)
-            asked = msgspec.json.encode({"batch": batch, "expires": round(PULL_SECONDS * 1e9)})
+            request = msgspec.json.encode({"batch": batch, "expires": round(PULL_SECONDS * 1e9)})
             await self._connection.publish(
-                nats_subjects.next_dispatch(self._tenant, key), asked, reply=f"{self._inbox}.{name}"
+                nats_subjects.next_dispatch(self._tenant, key), request, reply=f"{self._inbox}.{name}"
             )
-        times = [each.until for each in self._pulls.values()] + [
-            each for each in self._not_before.values() if each > now
+        times = [pull.expires_at for pull in self._pulls.values()] + [
+            pull_at for pull_at in self._pull_again_at.values() if pull_at > now
         ]
         return min(times, default=now + BUSY_SECONDS)
 
-    async def _came(self, message: Msg) -> None:
-        """A dispatch, or word that none will come."""
+    async def _on_inbox_message(self, message: Msg) -> None:
+        """Keep a dispatch for `take` if it still has capacity, or end a pull request on a status message."""
         if not message.reply:
-            self._refused(message)
+            self._on_pull_status(message)
             return
         name = message.subject.rsplit(".", 2)[1]
         pull = self._pulls.get(name)
         if pull is not None:
-            pull.left -= 1
-            if not pull.left:
+            pull.remaining -= 1
+            if not pull.remaining:
                 del self._pulls[name]
         try:
-            told = _dispatch(message.data)
+            dispatch = _decode_dispatch(message.data)
         except msgspec.DecodeError:
-            await self._say(message, is_done=True)  # Nobody can read it: it must not come again.
+            await self._acknowledge(message, is_done=True)  # Unreadable: it must not be delivered again.
         else:
-            if self._room and told.attempt_id not in dict(self._found):
-                self._room -= 1
-                self._found.append((told.attempt_id, message))
+            if self._capacity and dispatch.attempt_id not in dict(self._received):
+                self._capacity -= 1
+                self._received.append((dispatch.attempt_id, message))
             else:
-                await self._say(message, is_done=False)
+                await self._acknowledge(message, is_done=False)
         self._has_changed.set()
 
-    def _refused(self, message: Msg) -> None:
+    def _on_pull_status(self, message: Msg) -> None:
         name = message.subject.rpartition(".")[2]
         self._pulls.pop(name, None)
         status = (message.headers or {}).get("Status", "")
-        if status not in TIME_IS_OVER:
+        if status not in PULL_EXPIRED:
             pause = MISSING_SECONDS if status == NO_CONSUMER else BUSY_SECONDS
-            self._not_before[name] = asyncio.get_running_loop().time() + pause
+            self._pull_again_at[name] = asyncio.get_running_loop().time() + pause
         self._has_changed.set()
 
-    async def _news(self, _message: Msg) -> None:
-        """A queue is there that may not have been: ask for those that were missing."""
-        self._not_before.clear()
+    async def _on_new_queue(self, _message: Msg) -> None:
+        """Pull from all queues again at once: one that was missing may exist now."""
+        self._pull_again_at.clear()
         self._has_changed.set()
 
-    async def _wanted(self, message: Msg) -> None:
+    async def _on_control_message(self, message: Msg) -> None:
         try:
-            self._hear(_cancel(message.data))
+            self._on_cancel(_decode_cancel(message.data))
         except msgspec.DecodeError:
-            return  # Not one of ours; the heartbeat's answer is the truth.
+            return  # Not a message of this protocol; the response to the next heartbeat repeats every cancel.
 
-    async def _say(self, message: Msg, *, is_done: bool, delay: float | None = None) -> None:
+    async def _acknowledge(self, message: Msg, *, is_done: bool, delay: float | None = None) -> None:
+        """Acknowledge the message, or ask NATS to deliver it again after `delay`."""
         from nats.errors import Error
 
         try:
             await (message.ack() if is_done else message.nak(delay=delay))
         except (Error, OSError):
-            return  # The connection is gone: it is delivered again, and then found to be done with.
+            return  # The connection is lost: NATS delivers the message again, and it is acknowledged then.

@@ -1,6 +1,7 @@
-"""How a runner comes in, and comes in again: by its certificate, by what it kept, by an OIDC token, or by a token.
+"""Registration: how a runner gets a credential from the server, and renews it.
 
-Nothing that proves who it is ever stands in a command line or in a log.
+In this order: with its client certificate, with the credential stored by an earlier process, with a registration token,
+with an OIDC token. No secret is passed in a command line or written to a log.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ RETRY_SECONDS: Final = 1.0
 
 LOGGER: Final = logging.getLogger(__name__)
 
-_decode_kept = wire.decoder(Registered)
+_decode_credential = wire.decoder(Registered)
 
 
 class NoCredential(Exception):
-    """The runner has nothing to show."""
+    """The runner has no certificate, stored credential or token to register with."""
 
 
 class CredentialProvider:
-    """Gets credentials for one runner. `token` and `oidc` are read when they are needed, and not before."""
+    """Obtains and renews the credential of one runner. `oidc` is called each time that an OIDC token is needed."""
 
     def __init__(
         self,
@@ -61,109 +62,107 @@ class CredentialProvider:
         self._token = token
         self._oidc = oidc
         self._client = self.runtime.connect()
-        self._lock = threading.Lock()  # One at a time: they keep what they get in the same file.
+        self._lock = threading.Lock()  # All calls write the same file.
 
     def obtain(self) -> Registered:
-        """The first credential of this process. A server that is about to come up is waited for."""
+        """Return the first credential of this process. Retries for a few seconds while the server is starting."""
         with self._lock, closing(self._client):
-            for left in reversed(range(TRIES)):
+            for tries_left in reversed(range(TRIES)):
                 try:
-                    return self._entered()
+                    return self._renew_or_register()
                 except Unreachable as error:
-                    if not left:
+                    if not tries_left:
                         raise
-                    LOGGER.warning("%s; trying again", error)
+                    LOGGER.warning("%s; retrying", error)
                     self.runtime.sleep(RETRY_SECONDS)
         raise AssertionError("not reached")
 
     def renew(self) -> Registered:
-        """A fresh credential for the one that is good; by an OIDC token also for one that was."""
-        with self._lock, closing(self._client):  # The next time is long from now.
-            return self._renewed()
+        """Exchange the current credential for a new one. With an OIDC token this works even if it has expired."""
+        with self._lock, closing(self._client):  # The next renewal is long from now: keep no connection.
+            return self._renew()
 
-    def _entered(self) -> Registered:
+    def _renew_or_register(self) -> Registered:
         if self._has_certificate:
-            return self._renewed()
+            return self._renew()
         path = self._folder / CREDENTIAL_FILE
-        trouble = ""
+        problem = ""
         if path.exists():
             try:
-                kept = _decode_kept(path.read_bytes())
-                self._client.token = kept.credential
-                return self._renewed()
+                stored = _decode_credential(path.read_bytes())
+                self._client.token = stored.credential
+                return self._renew()
             except (Refused, msgspec.DecodeError) as error:
-                trouble = _why(error, path)
+                problem = _describe_problem(error, path)
         if self._token:
             return self._register(self._token)
         if self._oidc is not None:
             return self._register(self._oidc())
         raise NoCredential(
-            trouble
+            problem
             or "no credential yet; make a token with 'deltaci token NAME' and give it in DELTACI_TOKEN or with "
-            "--token-file, or come with --client-cert or --oidc-token-file"
+            "--token-file, or use --client-cert or --oidc-token-file"
         )
 
-    def _renewed(self) -> Registered:
+    def _renew(self) -> Registered:
         try:
-            fresh = self._client.renew(self._labels, self._slots)
+            renewed = self._client.renew(self._labels, self._slots)
         except Refused:
             if self._oidc is None or self._has_certificate:
                 raise
             return self._register(self._oidc())
-        return self._kept(fresh)
+        return self._store(renewed)
 
     def _register(self, token: str) -> Registered:
-        """With an answer that was lost, the same request is made again, and not a new one."""
+        """Register with a token. If the response is lost, a later call repeats the request with the same id."""
         path = self._folder / REQUEST_FILE
         if not path.exists():
-            _write(path, self.runtime.nonce().encode())
+            _write_private(path, self.runtime.nonce().encode())
         self._client.token = ""
-        fresh = self._client.register(
+        registered = self._client.register(
             token, self._labels, self._slots, path.read_text(encoding="ascii", errors="replace")
         )
-        self._kept(fresh)
+        self._store(registered)
         path.unlink(missing_ok=True)
-        return fresh
+        return registered
 
-    def _kept(self, fresh: Registered) -> Registered:
-        self._client.token = fresh.credential
-        if fresh.credential:
+    def _store(self, registered: Registered) -> Registered:
+        self._client.token = registered.credential
+        if registered.credential:
             try:
-                _write(self._folder / CREDENTIAL_FILE, msgspec.json.encode(fresh))
+                _write_private(self._folder / CREDENTIAL_FILE, msgspec.json.encode(registered))
             except OSError as error:
-                LOGGER.warning(
-                    "the credential cannot be kept: %s; after a restart the runner needs another way in", error
-                )
-        return fresh
+                LOGGER.warning("cannot store the credential: %s; a restarted runner has to register again", error)
+        return registered
 
 
 def read_token(path: Path) -> str:
-    """The token in this file, as it is now: whoever put it there may have put a fresh one."""
+    """Return the token in a file, which another program may replace at any time. Raises `Refused` if it has none."""
     try:
         with path.open("rb") as file:
-            found = file.read(MAX_TOKEN_BYTES + 1)
+            content = file.read(MAX_TOKEN_BYTES + 1)
     except OSError as error:
         raise Refused("bad_credential", f"{path} cannot be read: {error.strerror}; put a token into it") from None
-    text = found.decode("ascii", "replace").strip()
-    if not text or len(found) > MAX_TOKEN_BYTES or not text.isascii() or not text.isprintable():
-        raise Refused("bad_credential", f"{path} has no token in it; put one there, and nothing else")
+    text = content.decode("ascii", "replace").strip()
+    if not text or len(content) > MAX_TOKEN_BYTES or not text.isascii() or not text.isprintable():
+        raise Refused("bad_credential", f"{path} contains no token; put one there, and nothing else")
     return text
 
 
-def _why(refusal: Exception, path: Path) -> str:
-    """What is wrong with what was kept, and what to do about it."""
-    again = "make a token with 'deltaci token NAME --again' and give it in DELTACI_TOKEN or with --token-file"
-    if not isinstance(refusal, Refused):
-        return f"the credential in {path} cannot be read; {again}"
-    if refusal.code == "expired_credential":
-        return f"the credential in {path} has expired, because this runner was away for too long; {again}"
-    return f"the credential in {path} is not good any more: {refusal.message}"
+def _describe_problem(error: Exception, path: Path) -> str:
+    """Return why the stored credential cannot be used, and what the user can do."""
+    remedy = "make a token with 'deltaci token NAME --again' and give it in DELTACI_TOKEN or with --token-file"
+    if not isinstance(error, Refused):
+        return f"the credential in {path} cannot be read; {remedy}"
+    if error.code == "expired_credential":
+        return f"the credential in {path} has expired, because this runner was away for too long; {remedy}"
+    return f"the credential in {path} is no longer valid: {error.message}"
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, and only this user may read it."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+def _write_private(path: Path, data: bytes) -> None:
+    """Replace a file atomically by one that only this user can read."""
+    new_path = path.with_name(f"{path.name}.new")
+    new_path.unlink(missing_ok=True)
+    with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
-    fresh.replace(path)
+    new_path.replace(path)

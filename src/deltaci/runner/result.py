@@ -1,4 +1,4 @@
-"""The result of a job as a message: what it used, and never more than a message may hold."""
+"""The result of a job, and how the message that reports it is made small enough to be accepted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
+from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Complete, RuleResult, StepResult
 from deltaci.runner.sandbox import Exit
@@ -15,78 +16,87 @@ from deltaci.runner.workspace.collect_outputs import CollectedOutputs
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How the steps ended, before anybody was told."""
+    """How the steps of a job ended, and what the runner collected from it."""
 
     exit: Exit
     steps: list[StepResult]
     error_code: str = ""
     summary: str = ""
-    brought: CollectedOutputs = msgspec.field(default_factory=CollectedOutputs)
+    collected: CollectedOutputs = msgspec.field(default_factory=CollectedOutputs)
     outputs: dict[str, str] = {}
     is_skipped: bool = False
     verdicts: list[RuleResult] | None = None
-    head: str = ""  # The commit that its tree has now.
+    head: str = ""  # The commit at the tip of its worktree.
 
     @property
     def is_valid(self) -> bool:
-        """Whether it went well, and no rule that was looked at is broken."""
-        return self.is_success and all(each.is_passed for each in self.verdicts or ())
+        """Whether the steps succeeded and every checked validation rule passed."""
+        return self.is_success and all(verdict.is_passed for verdict in self.verdicts or ())
 
     @property
     def is_success(self) -> bool:
-        """Whether nothing went wrong. A step that took too long may still have ended with 0."""
+        """Whether the steps succeeded. A step that was stopped at its timeout may still have exit code 0."""
         return self.exit.exit_code == 0 and not self.exit.is_timed_out and not self.error_code
 
 
-def cost(wall_seconds: float, last: Exit, log_bytes: int, artifact_bytes: int) -> dict[str, Any]:
-    """What the job used. Processor time and memory are those of processes that ended; absent where nobody counts."""
-    used: dict[str, Any] = {"wall_seconds": round(wall_seconds, 3)}
+def error_code_of(error: Exception | None) -> str:
+    """Return `BAD_SPEC` if the job cannot run anywhere, else `RUNNER_STARTUP`: another runner may be able to run it."""
+    return "BAD_SPEC" if isinstance(error, Refused) and error.code == "bad_spec" else "RUNNER_STARTUP"
+
+
+def resource_usage(wall_seconds: float, last: Exit, log_bytes: int, artifact_bytes: int) -> dict[str, Any]:
+    """Return what the job used. CPU time and memory cover ended processes; absent if the executor does not measure."""
+    usage: dict[str, Any] = {"wall_seconds": round(wall_seconds, 3)}
     if last.cpu_seconds is not None:
-        used["cpu_seconds"] = round(last.cpu_seconds, 3)
+        usage["cpu_seconds"] = round(last.cpu_seconds, 3)
     if last.peak_memory_bytes is not None:
-        used["peak_memory_bytes"] = last.peak_memory_bytes
-    return {**used, "log_bytes": log_bytes, "artifact_bytes": artifact_bytes}
+        usage["peak_memory_bytes"] = last.peak_memory_bytes
+    return {**usage, "log_bytes": log_bytes, "artifact_bytes": artifact_bytes}
 
 
-def fitting(said: Complete) -> Complete:
-    """The message, with less for people in it if it would be refused as too large: a result must be heard."""
-    for cut in _CUTS:
-        if len(wire.encode(said)) <= wire.MAX_MESSAGE_BYTES:
+def shrink_to_limit(message: Complete) -> Complete:
+    """Shorten texts that only people read until the message is not larger than the server accepts."""
+    for shorten in _REDUCTIONS:
+        if len(wire.encode(message)) <= wire.MAX_MESSAGE_BYTES:
             break
-        said = cut(said)
-    return said
+        message = shorten(message)
+    return message
 
 
-def _short_names(said: Complete) -> Complete:
-    return structs.replace(said, steps=[structs.replace(step, name=step.name[:100]) for step in said.steps])
+def _shorten_step_names(message: Complete) -> Complete:
+    return structs.replace(message, steps=[structs.replace(step, name=step.name[:100]) for step in message.steps])
 
 
-def _short_tail(said: Complete) -> Complete:
-    return structs.replace(said, log_tail=[line[:200] for line in said.log_tail[-10:]])
+def _shorten_log_tail(message: Complete) -> Complete:
+    return structs.replace(message, log_tail=[line[:200] for line in message.log_tail[-10:]])
 
 
-def _no_names(said: Complete) -> Complete:
-    return structs.replace(said, steps=[structs.replace(step, name="") for step in said.steps])
+def _drop_step_names(message: Complete) -> Complete:
+    return structs.replace(message, steps=[structs.replace(step, name="") for step in message.steps])
 
 
-def _no_failures(said: Complete) -> Complete:
-    return said if said.tests is None else structs.replace(said, tests=structs.replace(said.tests, failures=[]))
+def _drop_test_failures(message: Complete) -> Complete:
+    return (
+        message
+        if message.tests is None
+        else structs.replace(message, tests=structs.replace(message.tests, failures=[]))
+    )
 
 
-def _short_verdicts(said: Complete) -> Complete:
-    if said.verdicts is None:
-        return said
+def _shorten_verdicts(message: Complete) -> Complete:
+    if message.verdicts is None:
+        return message
     short = [
-        structs.replace(each, rule=each.rule[:60], actual=each.actual[:60], expected=each.expected[:60])
-        for each in said.verdicts
+        structs.replace(verdict, rule=verdict.rule[:60], actual=verdict.actual[:60], expected=verdict.expected[:60])
+        for verdict in message.verdicts
     ]
-    return structs.replace(said, verdicts=short)
+    return structs.replace(message, verdicts=short)
 
 
-_CUTS: Final[tuple[Callable[[Complete], Complete], ...]] = (
-    _short_names,
-    _short_tail,
-    _no_names,
-    _no_failures,
-    _short_verdicts,
+_REDUCTIONS: Final[tuple[Callable[[Complete], Complete], ...]] = (
+    _shorten_step_names,
+    _shorten_log_tail,
+    _drop_step_names,
+    _drop_test_failures,
+    _shorten_verdicts,
 )

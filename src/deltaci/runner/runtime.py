@@ -1,6 +1,6 @@
-"""What a runner stands on: time, chance, its connections, its keeper, and that which executes jobs.
+"""The runtime: the runner's access to clocks, randomness, the server, its lease keeper and the executors of jobs.
 
-Everything else of a runner asks only this, and so does not see whether the machine is a real one.
+The rest of the runner uses only this interface for them, so that the simulation can replace all of them.
 """
 
 from __future__ import annotations
@@ -22,87 +22,84 @@ from deltaci.runner.workspace.git import allowed_protocols
 
 
 class KeeperConnection(Protocol):
-    """The runner's end of the line to its keeper."""
+    """The runner's connection to its lease keeper."""
 
-    def send(self, order: KeeperCommand) -> None:
-        """Give an order."""
+    def send(self, command: KeeperCommand) -> None: ...
 
     async def receive(self) -> KeeperEvent | None:
-        """The next that it says; None when it is gone."""
+        """Wait for the keeper's next message and return it; None when the keeper has ended."""
 
     async def close(self) -> None:
-        """Hang up: the keeper leaves."""
+        """Close the connection, which ends the keeper."""
 
 
 class Runtime:
-    """This machine."""
+    """The runtime of a real machine."""
 
     def __init__(self, url: str, tls: TlsConfig | None = None) -> None:
         self._url = url
         self._tls = tls or TlsConfig()
 
     def clock(self) -> float:
-        """Seconds, which do not jump; the keeper has the same."""
+        """Return monotonic time in seconds; the keeper process reads the same clock."""
         return time.monotonic()
 
     def now(self) -> datetime:
-        """The time for people."""
+        """Return the wall-clock time, for display only."""
         return datetime.now(UTC)
 
     def nonce(self) -> str:
-        """A text that nobody can guess."""
+        """Return an unguessable string."""
         return new_nonce()
 
     def sleep(self, seconds: float) -> None:
-        """Let so much time pass, in a thread that may wait."""
+        """Block the calling thread."""
         time.sleep(seconds)
 
     def git_protocols(self) -> tuple[str, ...]:
-        """By which protocols sources may be fetched."""
+        """Return the protocols with which git may fetch sources."""
         return allowed_protocols()
 
     def connect(self, token: str = "") -> RunnerClient:
-        """A line to the server."""
+        """Return a new client of the server."""
         return RunnerClient(self._url, token, self._tls)
 
     def executors(self) -> Executors:
-        """What executes jobs."""
+        """Return the executors of jobs."""
         return Executors()
 
     async def start_keeper(self) -> KeeperConnection:
-        """A keeper for this runner's leases."""
+        """Start the process that keeps this runner's leases, and return a connection to it."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "deltaci.runner.lease.keeper",
             self._url,
-            *self._tls.files,
+            *self._tls.paths,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the runner; the keeper leaves when the runner has.
+            start_new_session=True,  # Ctrl-C must not reach the keeper, which ends after the runner.
         )
         return KeeperProcess(process)
 
 
 class KeeperProcess:
-    """A keeper that is a process."""
+    """A connection to a keeper process over its standard input and output."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
-        self._orders, self._news = process.stdin, process.stdout
+        self._stdin, self._stdout = process.stdin, process.stdout
 
-    def send(self, order: KeeperCommand) -> None:
-        """Give an order."""
-        self._orders.write(msgspec.json.encode(order) + b"\n")
+    def send(self, command: KeeperCommand) -> None:
+        self._stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def receive(self) -> KeeperEvent | None:
-        """The next that it says; None when it is gone."""
-        line = await self._news.readline()
+        line = await self._stdout.readline()
         return decode_event(line) if line else None
 
     async def close(self) -> None:
-        """Hang up, and wait until it has left."""
-        self._orders.close()
+        """Close the keeper's standard input and wait until it has ended."""
+        self._stdin.close()
         await self._process.wait()

@@ -1,4 +1,4 @@
-"""Bytes between a runner and its server: again while the server is away, never once the lease is gone."""
+"""Calls and transfers of files under a job's lease: retried while the server is unavailable, ended with the lease."""
 
 from __future__ import annotations
 
@@ -20,62 +20,63 @@ FIRST_PAUSE_SECONDS: Final = 0.2
 MAX_PAUSE_SECONDS: Final = 5.0
 PATIENCE_SECONDS: Final = 300.0
 
-# Threads of their own: while large files are on their way, messages and logs of other jobs must be too.
-THREADS: Final = ThreadPoolExecutor(8, thread_name_prefix="transfers")
+# Separate threads, so that transfers of large files do not delay the messages and logs of other jobs.
+TRANSFER_THREADS: Final = ThreadPoolExecutor(8, thread_name_prefix="transfers")
 
 T = TypeVar("T")
 OpenFile = Callable[[], AbstractContextManager[BinaryIO]]
 
 
 class JobStopped(Exception):
-    """The lease is lost or the job is to stop: nothing more is sent."""
+    """The job must stop, or its lease is lost: nothing more is sent or fetched for it."""
 
 
 class Transfers:
-    """What one lease brings and fetches. `is_over` says that nobody wants it any more."""
+    """Calls and transfers under one lease. They raise `JobStopped` once `is_stopped` returns True."""
 
     def __init__(
         self,
         client: RunnerClient,
         lease_id: str,
-        is_over: Callable[[], bool],
+        is_stopped: Callable[[], bool],
         threads: ThreadPoolExecutor | None = None,
     ) -> None:
         self._client = client
         self._lease_id = lease_id
-        self._is_over = is_over
+        self._is_stopped = is_stopped
         self._threads = threads
 
-    async def run_in_thread(self, work: Callable[..., T], *words: Any) -> T:
-        """Do what takes long, here or over there, in one of the threads for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *words)
+    async def run_in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function that blocks for long, such as a transfer or packing files, in one of the transfer threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     async def secrets(self) -> dict[str, str]:
-        """The job's secrets by name."""
-        return await self._insist(lambda: self._client.secrets(self._lease_id), PATIENCE_SECONDS)
+        """Return the job's secrets by name."""
+        return await self._retry(lambda: self._client.secrets(self._lease_id), PATIENCE_SECONDS)
 
-    async def call(self, call: Callable[[RunnerClient, str], T], patience: float = PATIENCE_SECONDS) -> T:
-        """Ask something under the lease, of the client that is given."""
-        return await self._insist(lambda: call(self._client, self._lease_id), patience)
+    async def call(self, call: Callable[[RunnerClient, str], T], patience_seconds: float = PATIENCE_SECONDS) -> T:
+        """Call a method of the client, given as `RunnerClient.needs`, with the id of the lease."""
+        return await self._retry(lambda: call(self._client, self._lease_id), patience_seconds)
 
-    async def upload(self, path: str, open_file: OpenFile, size: int, patience: float) -> Uploaded:
-        """Send a file to an address; what the server then has is what was read here."""
-        return await self._insist(lambda: self._upload(path, open_file, size), patience)
+    async def upload(self, path: str, open_file: OpenFile, size: int, patience_seconds: float) -> Uploaded:
+        """Upload the first `size` bytes of a file and check that the server stored the bytes that were read here."""
+        return await self._retry(lambda: self._upload(path, open_file, size), patience_seconds)
 
-    async def download(self, path: str, file: BinaryIO, most: int, patience: float) -> int:
-        """Fetch what is at an address into a file; how much it was."""
-        return await self._insist(lambda: self._download(path, file, most), patience)
+    async def download(self, path: str, file: BinaryIO, max_bytes: int, patience_seconds: float) -> int:
+        """Download into a file, which is overwritten, and verify the hash. Return the size."""
+        return await self._retry(lambda: self._download(path, file, max_bytes), patience_seconds)
 
-    async def _insist(self, ask: Callable[[], T], patience: float) -> T:
-        give_up = time.monotonic() + patience
+    async def _retry(self, call: Callable[[], T], patience_seconds: float) -> T:
+        """Repeat the call while the server is unreachable, for `patience` seconds."""
+        deadline = time.monotonic() + patience_seconds
         backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
-            if self._is_over():
+            if self._is_stopped():
                 raise JobStopped
             try:
-                return await self.run_in_thread(ask)
+                return await self.run_in_thread(call)
             except Unreachable:
-                if time.monotonic() > give_up:
+                if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(backoff.next(random.random()))
             except Refused as refused:
@@ -87,40 +88,40 @@ class Transfers:
         digest = sha256()
 
         def parts(file: BinaryIO) -> Iterator[bytes]:
-            left = size
-            while left:
-                if self._is_over():
+            remaining = size
+            while remaining:
+                if self._is_stopped():
                     raise JobStopped
                 try:
-                    part = file.read(min(PART_BYTES, left))
+                    part = file.read(min(PART_BYTES, remaining))
                 except OSError as error:
                     raise Refused("unreadable", f"it cannot be read: {error.strerror}") from error
                 if not part:
                     raise Refused("unreadable", "it became shorter while it was read")
                 digest.update(part)
-                left -= len(part)
+                remaining -= len(part)
                 yield part
 
         with open_file() as file:
-            found = self._client.upload(self._lease_id, path, parts(file), size)
-        if found.stored and found.sha256 != digest.hexdigest():
-            raise Unreachable("the server has other bytes than were sent")
-        return found
+            uploaded = self._client.upload(self._lease_id, path, parts(file), size)
+        if uploaded.stored and uploaded.sha256 != digest.hexdigest():
+            raise Unreachable("the server stored other bytes than were sent")
+        return uploaded
 
-    def _download(self, path: str, file: BinaryIO, most: int) -> int:
+    def _download(self, path: str, file: BinaryIO, max_bytes: int) -> int:
         digest = sha256()
         file.seek(0)
         file.truncate()
 
         def write(part: bytes) -> None:
-            if self._is_over():
+            if self._is_stopped():
                 raise JobStopped
-            if file.tell() + len(part) > most:
-                raise Refused("too_large", f"it has more than {most} bytes")
+            if file.tell() + len(part) > max_bytes:
+                raise Refused("too_large", f"it has more than {max_bytes} bytes")
             digest.update(part)
             file.write(part)
 
-        told = self._client.download(self._lease_id, path, write)
-        if told != digest.hexdigest():
-            raise Unreachable("other bytes came than the server has")
+        expected_sha256 = self._client.download(self._lease_id, path, write)
+        if expected_sha256 != digest.hexdigest():
+            raise Unreachable("other bytes arrived than the server has")
         return file.tell()

@@ -175,7 +175,7 @@ class SimClient(RunnerClient):
         finally:
             del self._open_requests[pending]
             del pending  # Break the reference cycle: its exception may refer to this frame.
-        return self._accepted(status, response)
+        return self._check_status(status, response)
 
     def abort(self) -> None:
         """Fail all open requests, and every later one."""

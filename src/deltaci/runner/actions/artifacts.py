@@ -1,7 +1,7 @@
-"""`uses: upload-artifact` and `download-artifact`: files under a name, from one job of a run to another.
+"""`uses: upload-artifact` and `download-artifact`: named sets of files, passed from one job of a run to another.
 
-An artifact is one tar file, compressed by gzip, so modes are kept and any number of files will do. What is downloaded
-is unpacked beside the workspace, and trusted no more than a cache is.
+An artifact is a gzipped tar file, which keeps file modes and has room for any number of files. A downloaded artifact is
+untrusted: it is unpacked beside the workspace and then moved in without following links.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from urllib.parse import quote
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import MAX_ARTIFACT_BYTES, Artifact, ArtifactRule
 from deltaci.protocol.responses import SharedArtifact
-from deltaci.runner.actions.context import JobContext, StepFailed, flag, known, lines
+from deltaci.runner.actions.context import JobContext, StepFailed, boolean_input, check_inputs, non_empty_lines
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.workspace.archive import COMPRESSION, unpack
@@ -40,82 +40,95 @@ DOWNLOAD_INPUTS: Final = (
 )
 KIND: Final = "archive"
 CODE: Final = "ARTIFACTS"
-MAX_NAME: Final = 150
+MAX_NAME_BYTES: Final = 150
 MAX_FILES: Final = SearchLimits(files=200_000, bytes=20 * 1024**3)
 _NAME: Final = re.compile(r'[^\x00-\x1f\x7f"*/:<>?\\|]+')
 _GLOB: Final = re.compile(r"[*?\[]")
-_PART: Final = 1024 * 1024
+_PART_BYTES: Final = 1024 * 1024
 
 
 async def upload(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Keep files under a name."""
-    known(inputs, UPLOAD_INPUTS)
-    name = _checked(inputs.get("name", "").strip() or "artifact")
-    missing = inputs.get("if-no-files-found", "").strip() or "warn"
-    if missing not in ("warn", "error", "ignore"):
-        raise Refused("bad_spec", f"the input 'if-no-files-found' is {missing[:80]!r}; say warn, error or ignore")
-    brought = job.harvester.collected
-    has_one = any(each.type == KIND and each.name == name for each in brought.artifacts)
-    if has_one and not flag(inputs, "overwrite", False):
-        raise StepFailed(f"this job kept an artifact {name!r} already; give another name, or set 'overwrite'", CODE)
+    """Upload the matching files as an artifact."""
+    check_inputs(inputs, UPLOAD_INPUTS)
+    name = _check_name(inputs.get("name", "").strip() or "artifact")
+    if_no_files_found = inputs.get("if-no-files-found", "").strip() or "warn"
+    if if_no_files_found not in ("warn", "error", "ignore"):
+        message = f"the input 'if-no-files-found' is {if_no_files_found[:80]!r}; expected warn, error or ignore"
+        raise Refused("bad_spec", message)
+    collected = job.collector.collected
+    exists = any(artifact.type == KIND and artifact.name == name for artifact in collected.artifacts)
+    if exists and not boolean_input(inputs, "overwrite", False):
+        raise StepFailed(f"this job has uploaded an artifact {name!r}; use another name, or set 'overwrite'", CODE)
     if job.log.masked(name) != name:
-        raise StepFailed("the name of the artifact has a secret in it; give another", CODE)
-    files = await job.transfers.run_in_thread(_chosen, job, lines(inputs.get("path", "")), _has_hidden(inputs))
+        raise StepFailed("the name of the artifact contains a secret; use another", CODE)
+    patterns = non_empty_lines(inputs.get("path", ""))
+    files = await job.transfers.run_in_thread(_find_files, job, patterns, _includes_hidden(inputs))
     if not files:
-        if missing == "error":
+        if if_no_files_found == "error":
             raise StepFailed(f"artifact {name!r}: no file matches {inputs.get('path', '')!r}", CODE)
-        if missing == "warn":
-            job.log.write_line(f"artifact {name!r}: no file matches {inputs.get('path', '')!r}; nothing is kept")
+        if if_no_files_found == "warn":
+            job.log.write_line(f"artifact {name!r}: no file matches {inputs.get('path', '')!r}; nothing is uploaded")
         return {}
     with tempfile.TemporaryFile(dir=job.layout.root.parent) as file:
         await job.transfers.run_in_thread(_pack, job.layout.root, files, file)
         size = file.tell()
         if size > MAX_ARTIFACT_BYTES:
-            raise StepFailed(f"artifact {name!r}: it has {size} bytes, at most {MAX_ARTIFACT_BYTES}; keep less", CODE)
+            message = f"artifact {name!r}: it has {size} bytes, the limit is {MAX_ARTIFACT_BYTES}; upload less"
+            raise StepFailed(message, CODE)
         try:
             address = f"artifacts/{quote(shared_path(name))}"
-            kept = await job.transfers.upload(address, lambda: _again(file), size, PATIENCE_SECONDS)
+            uploaded = await job.transfers.upload(address, lambda: _rewound(file), size, PATIENCE_SECONDS)
         except Refused as refused:
             raise StepFailed(f"artifact {name!r}: {refused.message}", CODE) from refused
-    others = [each for each in brought.artifacts if (each.type, each.name) != (KIND, name)]
-    brought.artifacts = [*others, Artifact(type=KIND, uri=kept.uri, name=name, bytes=kept.bytes)]
+    others = [artifact for artifact in collected.artifacts if (artifact.type, artifact.name) != (KIND, name)]
+    collected.artifacts = [*others, Artifact(type=KIND, uri=uploaded.uri, name=name, bytes=uploaded.bytes)]
     job.log.write_line(f"artifact {name!r}: {len(files)} files, {size} bytes")
-    return {"artifact-id": kept.uri, "artifact-url": kept.uri, "artifact-digest": kept.sha256}
+    return {"artifact-id": uploaded.uri, "artifact-url": uploaded.uri, "artifact-digest": uploaded.sha256}
 
 
 async def download(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Bring artifacts of jobs of this run that are over, or of this one."""
-    known(inputs, DOWNLOAD_INPUTS)
-    for other in ("artifact-ids", "repository", "run-id"):
-        own = str(job.expressions.github.get(other.replace("-", "_")) or "")
-        if inputs.get(other, "").strip() not in ("", own):
-            raise Refused("bad_spec", f"download-artifact with {other!r} is not supported; only this run's can be had")
+    """Download artifacts of this job, or of jobs of this run that have ended, into the workspace."""
+    check_inputs(inputs, DOWNLOAD_INPUTS)
+    for input_name in ("artifact-ids", "repository", "run-id"):
+        current = str(job.expressions.github.get(input_name.replace("-", "_")) or "")
+        if inputs.get(input_name, "").strip() not in ("", current):
+            message = (
+                f"download-artifact with {input_name!r} is not supported; only artifacts of this run are available"
+            )
+            raise Refused("bad_spec", message)
     name, pattern = inputs.get("name", "").strip(), inputs.get("pattern", "").strip()
-    there = await job.transfers.call(RunnerClient.shared_artifacts)
-    chosen = _wanted(there, name, pattern)
-    if name and not chosen:
-        known_names = ", ".join(sorted({repr(each.name or each.job) for each in there})) or "none"
-        raise StepFailed(f"no job of this run that is over kept an artifact {name!r}; there are: {known_names}", CODE)
-    where = inputs.get("path", "").strip() or "."
-    is_merged = bool(name) or flag(inputs, "merge-multiple", False)
-    for each in chosen:
-        folder = (each.name or each.job).replace("/", "-")
-        await _bring(job, each, _inner(job, where if is_merged else f"{where.rstrip('/')}/{folder}"))
-    if not chosen:
+    available = await job.transfers.call(RunnerClient.shared_artifacts)
+    selected = _select(available, name, pattern)
+    if name and not selected:
+        names = ", ".join(sorted({repr(artifact.name or artifact.job) for artifact in available})) or "none"
+        raise StepFailed(f"no ended job of this run has uploaded an artifact {name!r}; available: {names}", CODE)
+    path = inputs.get("path", "").strip() or "."
+    is_merged = bool(name) or boolean_input(inputs, "merge-multiple", False)
+    for artifact in selected:
+        folder = (artifact.name or artifact.job).replace("/", "-")
+        await _download(job, artifact, _path_from_root(job, path if is_merged else f"{path.rstrip('/')}/{folder}"))
+    if not selected:
         job.log.write_line("no artifact was found; nothing is downloaded")
-    return {"download-path": str(job.layout.root / _inner(job, where))}
+    return {"download-path": str(job.layout.root / _path_from_root(job, path))}
 
 
-def _wanted(there: list[SharedArtifact], name: str, pattern: str) -> list[SharedArtifact]:
-    """Those that are asked for. What a job kept without a name goes by the name of its job."""
+def _select(available: list[SharedArtifact], name: str, pattern: str) -> list[SharedArtifact]:
+    """Return the artifacts with the name or, without a name, those that match the pattern.
+
+    An artifact without a name is selected by the name of its job, with or without the values of a matrix.
+    """
     if name:
-        return [each for each in there if each.name == name] or [
-            each for each in there if not each.name and name in (each.job, each.job.partition(" (")[0])
+        return [artifact for artifact in available if artifact.name == name] or [
+            artifact
+            for artifact in available
+            if not artifact.name and name in (artifact.job, artifact.job.partition(" (")[0])
         ]
-    return [each for each in there if not pattern or fnmatch.fnmatchcase(each.name or each.job, pattern)]
+    return [
+        artifact for artifact in available if not pattern or fnmatch.fnmatchcase(artifact.name or artifact.job, pattern)
+    ]
 
 
-async def _bring(job: JobContext, artifact: SharedArtifact, path: str) -> None:
+async def _download(job: JobContext, artifact: SharedArtifact, path: str) -> None:
     with tempfile.TemporaryFile(dir=job.layout.root.parent) as file:
         address = f"run-artifact/{quote(artifact.uri, safe='')}"
         size = await job.transfers.download(address, file, MAX_ARTIFACT_BYTES, PATIENCE_SECONDS)
@@ -126,103 +139,105 @@ async def _bring(job: JobContext, artifact: SharedArtifact, path: str) -> None:
     job.log.write_line(f"artifact {artifact.name or artifact.path!r} of {artifact.job}: {size} bytes")
 
 
-def _unpack(root: Path, file: BinaryIO, path: str, one: str) -> None:
-    """Put an artifact into the workspace: all that is packed in it, or the one file that it is."""
-    staged = Path(tempfile.mkdtemp(dir=root.parent, prefix="artifact-"))
+def _unpack(root: Path, file: BinaryIO, path: str, single_file: str) -> None:
+    """Put an artifact into the workspace: the files of an archive, or the file itself if it has a path."""
+    staging = Path(tempfile.mkdtemp(dir=root.parent, prefix="artifact-"))
     try:
         file.seek(0)
-        if one:
-            (staged / one).parent.mkdir(parents=True, exist_ok=True)
-            with (staged / one).open("wb") as made:
-                shutil.copyfileobj(file, made, _PART)
+        if single_file:
+            (staging / single_file).parent.mkdir(parents=True, exist_ok=True)
+            with (staging / single_file).open("wb") as target:
+                shutil.copyfileobj(file, target, _PART_BYTES)
         else:
-            unpack(staged, file)
-        merge_tree(staged, root, path)
+            unpack(staging, file)
+        merge_tree(staging, root, path)
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _inner(job: JobContext, path: str) -> str:
-    """From the root of the job's folders on."""
+def _path_from_root(job: JobContext, path: str) -> str:
+    """Return a path of the workspace relative to the root of the job's folders."""
     if job.layout.is_single_folder and path.strip("./") == "":
         return "."
     return job.layout.resolve(path)
 
 
-def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME or name in (".", ".."):
-        raise Refused("bad_spec", f"{name[:80]!r} is no name for an artifact; no slashes, quotes, colons or stars")
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME_BYTES or name in (".", ".."):
+        message = f"{name[:80]!r} is not a valid name of an artifact; use no slashes, quotes, colons or stars"
+        raise Refused("bad_spec", message)
     return name
 
 
-def _has_hidden(inputs: dict[str, str]) -> bool:
-    """Whether hidden files are kept: if that is said, or if a path names one."""
-    named = any(
+def _includes_hidden(inputs: dict[str, str]) -> bool:
+    """Return whether hidden files are uploaded: if the input says so, or if a path names one."""
+    is_named = any(
         part.startswith(".") and part.strip(".")
-        for line in lines(inputs.get("path", ""))
+        for line in non_empty_lines(inputs.get("path", ""))
         for part in line.lstrip("!").split("/")
     )
-    return named or flag(inputs, "include-hidden-files", False)
+    return is_named or boolean_input(inputs, "include-hidden-files", False)
 
 
-def _chosen(job: JobContext, patterns: list[str], has_hidden: bool) -> list[tuple[str, ArtifactFile]]:
-    """The files, each with its name in the artifact: what all patterns have in common is left out of it."""
+def _find_files(job: JobContext, patterns: list[str], includes_hidden: bool) -> list[tuple[str, ArtifactFile]]:
+    """Return the matching files with their names in the artifact, relative to the common folder of all patterns."""
     root = job.layout.root
-    wanted = [_inner(job, line) for line in patterns if not line.startswith("!")]
-    unwanted = [_inner(job, line[1:].strip()) for line in patterns if line.startswith("!")]
-    if not wanted:
+    included = [_path_from_root(job, line) for line in patterns if not line.startswith("!")]
+    excluded = [_path_from_root(job, line[1:].strip()) for line in patterns if line.startswith("!")]
+    if not included:
         raise Refused("bad_spec", "upload-artifact needs the input 'path'")
-    rules = [ArtifactRule(path_glob="**" if each == "." else each) for each in wanted]
-    found = find_files(root, rules, MAX_FILES)
-    if unwanted:
-        without = {
-            each.path for each in find_files(root, [ArtifactRule(path_glob=each) for each in unwanted], MAX_FILES)
-        }
-        found = [each for each in found if each.path not in without]
-    shared = os.path.commonpath([_start(root, each) for each in wanted]) if found else ""
-    named = [(each.path[len(shared) + 1 :] if shared else each.path, each) for each in found]
-    if not has_hidden:
-        named = [(name, each) for name, each in named if not any(part.startswith(".") for part in name.split("/"))]
-    return named
+    rules = [ArtifactRule(path_glob="**" if pattern == "." else pattern) for pattern in included]
+    files = find_files(root, rules, MAX_FILES)
+    if excluded:
+        excluded_files = find_files(root, [ArtifactRule(path_glob=pattern) for pattern in excluded], MAX_FILES)
+        excluded_paths = {file.path for file in excluded_files}
+        files = [file for file in files if file.path not in excluded_paths]
+    common = os.path.commonpath([_fixed_folder(root, pattern) for pattern in included]) if files else ""
+    named_files = [(file.path[len(common) + 1 :] if common else file.path, file) for file in files]
+    if not includes_hidden:
+        named_files = [
+            (name, file) for name, file in named_files if not any(part.startswith(".") for part in name.split("/"))
+        ]
+    return named_files
 
 
-def _start(root: Path, pattern: str) -> str:
-    """The folder at which a pattern begins to choose."""
+def _fixed_folder(root: Path, pattern: str) -> str:
+    """Return the folders of a pattern before its first wildcard."""
     parts = [] if pattern == "." else pattern.split("/")
-    plain = next((at for at, part in enumerate(parts) if _GLOB.search(part)), len(parts))
-    if plain == len(parts) and parts and not (root / pattern).is_dir():
-        plain -= 1
-    return "/".join(parts[:plain])
+    count = next((index for index, part in enumerate(parts) if _GLOB.search(part)), len(parts))
+    if count == len(parts) and parts and not (root / pattern).is_dir():
+        count -= 1
+    return "/".join(parts[:count])
 
 
 def _pack(root: Path, files: list[tuple[str, ArtifactFile]], out: BinaryIO) -> None:
     with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as squeezed,
-        tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
+        gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
     ):
-        made: set[str] = set()
-        for name, found in sorted(files):
-            for folder in _above(name):
-                if folder not in made:
-                    made.add(folder)
+        added_folders: set[str] = set()
+        for name, match in sorted(files):
+            for folder in _parent_folders(name):
+                if folder not in added_folders:
+                    added_folders.add(folder)
                     info = tarfile.TarInfo(folder)
                     info.type, info.mode = tarfile.DIRTYPE, 0o755
                     tar.addfile(info)
-            with open_file(root, found) as file:
+            with open_file(root, match) as file:
                 status = os.fstat(file.fileno())
                 info = tarfile.TarInfo(name)
                 info.size, info.mode, info.mtime = status.st_size, status.st_mode & 0o777, int(status.st_mtime)
                 tar.addfile(info, file)
 
 
-def _above(name: str) -> Iterator[str]:
-    """Every folder on the way to it, the outermost first."""
+def _parent_folders(name: str) -> Iterator[str]:
+    """Yield every folder on the path, the outermost first."""
     for at, character in enumerate(name):
         if character == "/":
             yield name[:at]
 
 
 @contextmanager
-def _again(file: BinaryIO) -> Iterator[BinaryIO]:
+def _rewound(file: BinaryIO) -> Iterator[BinaryIO]:
     file.seek(0)
     yield file

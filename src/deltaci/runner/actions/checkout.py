@@ -1,4 +1,4 @@
-"""`uses: checkout`: the sources of the job, at the commit that it is about."""
+"""`uses: checkout`: fetches the job's source into the workspace, at the commit of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from deltaci.core.errors import Refused
 from deltaci.git.command import GitFailed
 from deltaci.protocol.messages import Source
-from deltaci.runner.actions.context import JobContext, StepFailed, flag, known, number
+from deltaci.runner.actions.context import JobContext, StepFailed, boolean_input, check_inputs, integer_input
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.workspace.checkout import (
     CheckoutSpec,
@@ -34,17 +34,17 @@ _SUBMODULES: Final = {"": "", "false": "", "true": "true", "recursive": "recursi
 
 
 async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Fetch and put in place; what went wrong on the way may be tried again, by another runner too."""
-    known(inputs, INPUTS)
+    """Check out the job's source. Failures of git fail the step with a code that allows a retry."""
+    check_inputs(inputs, INPUTS)
     source = job.spec.source
     if source is None:
-        raise Refused("bad_spec", "the job has no sources to check out; start it from a repository")
+        raise Refused("bad_spec", "the job has no source to check out; start it from a repository")
     _check_repository(job, source, inputs.get("repository", ""))
-    if flag(inputs, "lfs", False):
+    if boolean_input(inputs, "lfs", False):
         raise Refused("bad_spec", "checkout with 'lfs' is not supported; fetch the files in a step: git lfs pull")
     submodules = inputs.get("submodules", "").strip().lower()
     if submodules not in _SUBMODULES:
-        raise Refused("bad_spec", f"the input 'submodules' is {submodules[:80]!r}; say false, true or recursive")
+        raise Refused("bad_spec", f"the input 'submodules' is {submodules[:80]!r}; expected false, true or recursive")
     layout = job.layout
     inner = (
         layout.resolve(inputs.get("path", "").strip() or ".") if not layout.is_single_folder else _plain_path(inputs)
@@ -52,40 +52,40 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     ref = inputs.get("ref", "").strip()
     if ref in (source.commit, source.ref, source.ref.removeprefix("refs/heads/")):
         ref = ""
-    wanted = CheckoutSpec(
+    checkout_spec = CheckoutSpec(
         commit=source.commit,
         ref=source.ref,
-        depth=number(inputs, "fetch-depth", source.depth),
+        depth=integer_input(inputs, "fetch-depth", source.depth),
         path=inner,
         submodules=_SUBMODULES[submodules],
-        is_clean=flag(inputs, "clean", True),
-        has_tags=flag(inputs, "fetch-tags", False),
+        is_clean=boolean_input(inputs, "clean", True),
+        has_tags=boolean_input(inputs, "fetch-tags", False),
         is_trusted=not job.spec.cache_scope,
     )
     for name in ("sparse-checkout", "filter"):
         if inputs.get(name, "").strip():
-            job.log.write_line(f"checkout: {name!r} is not needed here; everything is checked out")
-    if flag(inputs, "persist-credentials", False):
-        job.log.write_line("checkout: the credential is the runner's alone; it is not left in the work tree")
+            job.log.write_line(f"checkout: {name!r} is ignored; everything is checked out")
+    if boolean_input(inputs, "persist-credentials", False):
+        job.log.write_line("checkout: 'persist-credentials' is ignored; the credential is not stored in the worktree")
     try:
-        async with reaching(job, source, inputs.get("token", "")) as remote:
+        async with open_remote(job, source, inputs.get("token", "")) as remote:
             found_ref, commit = await fetch_and_check_out(
-                remote, wanted, ref, job.mirrors, layout.root, job.log.write_line
+                remote, checkout_spec, ref, job.mirrors, layout.root, job.log.write_line
             )
     except GitFailed as failed:
         raise StepFailed(f"checkout: {failed}", CODE) from failed
-    if not layout.is_single_folder and flag(inputs, "set-safe-directory", True):
+    if not layout.is_single_folder and boolean_input(inputs, "set-safe-directory", True):
         await asyncio.to_thread(trust_any_owner, layout.root, layout.home.relative_to(layout.root).as_posix())
     job.log.write_line(f"checkout: {source.url} at {commit}{f' ({found_ref})' if found_ref else ''}")
     return {"ref": found_ref, "commit": commit}
 
 
 @asynccontextmanager
-async def reaching(job: JobContext, source: Source, token: str = "") -> AsyncIterator[Remote]:
-    """The repository of these sources, and what it takes to read it, for as long as that is needed."""
+async def open_remote(job: JobContext, source: Source, token: str = "") -> AsyncIterator[Remote]:
+    """Yield the source's repository with its credential. A private key exists as a file only within the block."""
     credential = await _credential(job, source, token)
     job.log.add_secrets(credential_encodings(credential) if credential else [])
-    with _key(job, source, credential) as key_file:
+    with _key_file(job, source, credential) as key_file:
         yield make_remote(source.url, job.protocols, "" if key_file else credential, key_file)
 
 
@@ -93,20 +93,19 @@ def _plain_path(inputs: dict[str, str]) -> str:
     path = inputs.get("path", "").strip() or "."
     names = [name for name in path.split("/") if name not in ("", ".")]
     if path.startswith("/") or ".." in names or "\0" in path:
-        raise Refused("bad_spec", f"the path {path[:80]!r} leads outside of the workspace; name a folder inside")
+        raise Refused("bad_spec", f"the path {path[:80]!r} is outside of the workspace; name a folder inside")
     return "/".join(names) or "."
 
 
-def _check_repository(job: JobContext, source: Source, asked: str) -> None:
-    """Only the job's own: what else it reads, its own steps read, with its own credentials."""
-    asked = asked.strip().removesuffix(".git").lower()
-    own = str(job.expressions.github.get("repository") or "").lower()
+def _check_repository(job: JobContext, source: Source, repository: str) -> None:
+    """Refuse any repository except the job's: the credential of the source must not be used for another one."""
+    repository = repository.strip().removesuffix(".git").lower()
+    job_repository = str(job.expressions.github.get("repository") or "").lower()
     url = source.url.rstrip("/").removesuffix(".git").lower()
-    if not asked or asked in (own, url) or url.endswith((f"/{asked}", f":{asked}")):
+    if not repository or repository in (job_repository, url) or url.endswith((f"/{repository}", f":{repository}")):
         return
-    raise Refused(
-        "bad_spec", f"checkout of another repository, {asked[:80]!r}, is not supported; clone it in a step of the job"
-    )
+    message = f"checkout of another repository, {repository[:80]!r}, is not supported; clone it in a step of the job"
+    raise Refused("bad_spec", message)
 
 
 async def _credential(job: JobContext, source: Source, token: str) -> str:
@@ -121,8 +120,8 @@ async def _credential(job: JobContext, source: Source, token: str) -> str:
 
 
 @contextmanager
-def _key(job: JobContext, source: Source, credential: str) -> Iterator[str]:
-    """A private key in a file of the runner's own, for as long as git needs it; no file for anything else."""
+def _key_file(job: JobContext, source: Source, credential: str) -> Iterator[str]:
+    """Write a private key for SSH to a temporary file and yield its path; an empty string for other credentials."""
     if url_scheme(source.url) != "ssh" or "PRIVATE KEY" not in credential:
         yield ""
         return

@@ -1,4 +1,4 @@
-"""What a built-in step works with, and how it fails."""
+"""The job as its steps and actions use it, the exception of a failed action, and the parsing of action inputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from deltaci.runner.workspace.caches import Caches
 from deltaci.runner.workspace.collect_outputs import OutputCollector
 from deltaci.runner.workspace.layout import Layout
 
-_YES: Final = frozenset({"true", "yes", "on", "1"})
-_NO: Final = frozenset({"false", "no", "off", "0", ""})
+_TRUE: Final = frozenset({"true", "yes", "on", "1"})
+_FALSE: Final = frozenset({"false", "no", "off", "0", ""})
 
 
 class JobContext(msgspec.Struct, kw_only=True):
-    """One job, as its built-in steps see it."""
+    """One job on this runner: what its steps and actions use, and the state that they change for later steps."""
 
     spec: JobSpec
     layout: Layout
@@ -31,57 +31,57 @@ class JobContext(msgspec.Struct, kw_only=True):
     log: JobLog
     transfers: Transfers
     caches: Caches
-    harvester: OutputCollector
+    collector: OutputCollector
     expressions: JobExpressions
     mirrors: Path
-    protocols: tuple[str, ...]  # By which sources may be fetched.
-    env: dict[str, str] = {}  # Of the step that runs.
-    timeout_seconds: float = 0.0
-    paths: list[str] = []  # Folders of programs, the first first; for this step and all after it.
-    set_env: dict[str, str] = {}  # Variables for all steps after this one.
+    protocols: tuple[str, ...]  # The protocols with which git may fetch sources.
+    env: dict[str, str] = {}  # The environment of the current action.
+    timeout_seconds: float = 0.0  # Of the current action.
+    paths: list[str] = []  # Folders that steps put in front of PATH, for all later steps.
+    set_env: dict[str, str] = {}  # Variables that steps set for all later steps.
 
 
 class StepFailed(Exception):
-    """A built-in step could not do what it was asked for. The code is the job's, if the step ends it."""
+    """An action failed. `code` becomes the error code of the job if this failure fails the job."""
 
-    def __init__(self, why: str, code: str = "") -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, code: str = "") -> None:
+        super().__init__(reason)
         self.code = code
 
 
-BuiltInStep = Callable[[JobContext, dict[str, str]], Awaitable[dict[str, str]]]
-"""Does it with these inputs; returns the step's outputs."""
+Action = Callable[[JobContext, dict[str, str]], Awaitable[dict[str, str]]]
+"""Performs a step's `uses` with its inputs and returns the step's outputs."""
 
 
-def known(inputs: dict[str, str], names: tuple[str, ...]) -> None:
-    """Refuse an input that nobody would look at."""
+def check_inputs(inputs: dict[str, str], known_names: tuple[str, ...]) -> None:
+    """Refuse inputs that the action does not know."""
     for name in inputs:
-        if name not in names:
-            raise Refused("bad_spec", f"the input {name[:80]!r} is not known here; there are {', '.join(names)}")
+        if name not in known_names:
+            raise Refused("bad_spec", f"the input {name[:80]!r} is not known; expected one of {', '.join(known_names)}")
 
 
-def flag(inputs: dict[str, str], name: str, default: bool) -> bool:
-    """An input that is yes or no."""
-    written = inputs.get(name)
-    if written is None:
+def boolean_input(inputs: dict[str, str], name: str, default: bool) -> bool:
+    """Return an input as a boolean; refuse other values."""
+    text = inputs.get(name)
+    if text is None:
         return default
-    if written.strip().lower() in _YES:
+    if text.strip().lower() in _TRUE:
         return True
-    if written.strip().lower() in _NO:
+    if text.strip().lower() in _FALSE:
         return False
-    raise Refused("bad_spec", f"the input {name!r} is {written[:80]!r}; say true or false")
+    raise Refused("bad_spec", f"the input {name!r} is {text[:80]!r}; expected true or false")
 
 
-def number(inputs: dict[str, str], name: str, default: int) -> int:
-    """An input that is a whole number, not below 0."""
-    written = inputs.get(name, "").strip()
-    if not written:
+def integer_input(inputs: dict[str, str], name: str, default: int) -> int:
+    """Return an input as a non-negative integer; refuse other values."""
+    text = inputs.get(name, "").strip()
+    if not text:
         return default
-    if not (written.isascii() and written.isdecimal()) or len(written) > 9:
-        raise Refused("bad_spec", f"the input {name!r} is {written[:80]!r}; say a whole number")
-    return int(written)
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise Refused("bad_spec", f"the input {name!r} is {text[:80]!r}; expected a whole number")
+    return int(text)
 
 
-def lines(text: str) -> list[str]:
-    """The lines of an input that is a list."""
+def non_empty_lines(text: str) -> list[str]:
+    """Return the lines of an input, stripped, without empty ones."""
     return [line.strip() for line in text.splitlines() if line.strip()]

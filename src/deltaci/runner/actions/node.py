@@ -1,4 +1,4 @@
-"""`uses: setup-node`: a Node that is there, first on the job's PATH."""
+"""`uses: setup-node`: puts an installed version of Node first on the job's PATH."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from deltaci.core.errors import Refused
-from deltaci.runner.actions.context import JobContext, known, lines
-from deltaci.runner.actions.tools import choose, look, places, read_file
+from deltaci.runner.actions.context import JobContext, check_inputs, non_empty_lines
+from deltaci.runner.actions.tools import choose, expand_home, find_tools, read_version_file
 from deltaci.runner.workspace.safe_fs import write_file
 
 INPUTS: Final = (
@@ -19,8 +19,8 @@ INPUTS: Final = (
     *("registry-url", "scope", "always-auth", "mirror", "mirror-token", "package-manager-cache"),
 )
 NEWEST: Final = frozenset({"", "*", "node", "latest", "current", "lts", "lts/*", "lts/-0", "stable"})
-# Names of long-term versions are older than the numbers that they stand for.
-NAMED: Final = {"argon": "4", "boron": "6", "carbon": "8", "dubnium": "10", "erbium": "12", "fermium": "14"} | {
+# The names of long-term support versions, as in `lts/iron`.
+LTS_NAMES: Final = {"argon": "4", "boron": "6", "carbon": "8", "dubnium": "10", "erbium": "12", "fermium": "14"} | {
     "gallium": "16",
     "hydrogen": "18",
     "iron": "20",
@@ -30,20 +30,23 @@ NAMED: Final = {"argon": "4", "boron": "6", "carbon": "8", "dubnium": "10", "erb
 
 
 async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Find the version that is wanted."""
-    known(inputs, INPUTS)
-    there = await look(job, ("node", "nodejs"), places(_everywhere(), Path.home()), "--version")
-    chosen = choose("Node", _wanted(job, inputs), there)
+    """Find the requested version of Node and put it on the PATH."""
+    check_inputs(inputs, INPUTS)
+    patterns = expand_home(_patterns(), Path.home())
+    installed = await find_tools(job, ("node", "nodejs"), patterns, "--version")
+    tool = choose("Node", _version_spec(job, inputs), installed)
     if inputs.get("cache", "").strip():
-        job.log.write_line("setup-node: 'cache' is not done here; use a step 'cache', or 'caches' of the job")
-    job.paths = [str(PurePosixPath(chosen.path).parent), *job.paths]
-    if registry := inputs.get("registry-url", "").strip():
-        job.set_env = {**job.set_env, "NPM_CONFIG_USERCONFIG": _registry(job, registry, inputs.get("scope", ""))}
-    job.log.write_line(f"Node {chosen.told}: {chosen.path}")
-    return {"node-version": f"v{chosen.told}", "cache-hit": "false"}
+        job.log.write_line("setup-node: 'cache' is ignored; use a step 'cache', or 'caches' of the job")
+    job.paths = [str(PurePosixPath(tool.path).parent), *job.paths]
+    if registry_url := inputs.get("registry-url", "").strip():
+        npmrc = _write_npmrc(job, registry_url, inputs.get("scope", ""))
+        job.set_env = {**job.set_env, "NPM_CONFIG_USERCONFIG": npmrc}
+    job.log.write_line(f"Node {tool.version_text}: {tool.path}")
+    return {"node-version": f"v{tool.version_text}", "cache-hit": "false"}
 
 
-def _everywhere() -> list[str]:
+def _patterns() -> list[str]:
+    """Return glob patterns of the paths at which version managers install Node."""
     roots = [
         (os.environ.get("NVM_DIR", ""), "versions/node/*/bin/node"),
         (os.environ.get("VOLTA_HOME", ""), "tools/image/node/*/bin/node"),
@@ -60,48 +63,48 @@ def _everywhere() -> list[str]:
     ]
 
 
-def _wanted(job: JobContext, inputs: dict[str, str]) -> str:
-    wanted = inputs.get("node-version", "").strip()
+def _version_spec(job: JobContext, inputs: dict[str, str]) -> str:
+    version_spec = inputs.get("node-version", "").strip()
     file = inputs.get("node-version-file", "").strip()
-    if not wanted and file:
-        wanted = version_in(file, read_file(job, file))
-    return plain(wanted)
+    if not version_spec and file:
+        version_spec = parse_version_file(file, read_version_file(job, file))
+    return normalize_version_spec(version_spec)
 
 
-def plain(wanted: str) -> str:
-    """A word for a version as numbers; the newest that is there for those that mean the newest."""
-    lowered = wanted.strip().lower()
+def normalize_version_spec(version_spec: str) -> str:
+    """Replace names of versions by numbers, and names of the newest version by `*`."""
+    lowered = version_spec.strip().lower()
     if lowered in NEWEST:
         return "*"
     if lowered.startswith("lts/"):
-        return NAMED.get(lowered.removeprefix("lts/"), lowered)
+        return LTS_NAMES.get(lowered.removeprefix("lts/"), lowered)
     return lowered
 
 
-def version_in(name: str, text: str) -> str:
-    """The version that a file names."""
+def parse_version_file(name: str, text: str) -> str:
+    """Return the version that a file such as `.nvmrc` or `package.json` requests; empty if there is none."""
     if name.endswith("package.json"):
         try:
-            read: Any = json.loads(text)
+            package: Any = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise Refused("bad_spec", f"the file {name[:80]!r} is no JSON: {error}") from None
-        for key, inner in (("volta", "node"), ("engines", "node")):
-            part = read.get(key) if isinstance(read, dict) else None
-            told = part.get(inner) if isinstance(part, dict) else None
-            if isinstance(told, str):
-                return told
+            raise Refused("bad_spec", f"the file {name[:80]!r} is not JSON: {error}") from None
+        for section_name, key in (("volta", "node"), ("engines", "node")):
+            section = package.get(section_name) if isinstance(package, dict) else None
+            version_spec = section.get(key) if isinstance(section, dict) else None
+            if isinstance(version_spec, str):
+                return version_spec
         return ""
     if name.endswith(".tool-versions"):
-        return next((line.split()[1] for line in lines(text) if line.split()[0] in ("nodejs", "node")), "")
-    return next((line for line in lines(text) if not line.startswith("#")), "")
+        return next((line.split()[1] for line in non_empty_lines(text) if line.split()[0] in ("nodejs", "node")), "")
+    return next((line for line in non_empty_lines(text) if not line.startswith("#")), "")
 
 
-def _registry(job: JobContext, url: str, scope: str) -> str:
-    """A configuration of npm that reads the token from a variable when it is used."""
+def _write_npmrc(job: JobContext, url: str, scope: str) -> str:
+    """Write a configuration of npm for a registry and return its path. npm reads the token from NODE_AUTH_TOKEN."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
-        raise Refused("bad_spec", f"the input 'registry-url' is {url[:80]!r}; say an address with https")
-    where = f"//{parts.netloc}{parts.path if parts.path.endswith('/') else parts.path + '/'}"
+        raise Refused("bad_spec", f"the input 'registry-url' is {url[:80]!r}; expected a URL with https")
+    registry = f"//{parts.netloc}{parts.path if parts.path.endswith('/') else parts.path + '/'}"
     prefix = f"{scope if scope.startswith('@') else '@' + scope}:" if scope.strip() else ""
-    text = f"{where}:_authToken=${{NODE_AUTH_TOKEN}}\n{prefix}registry={url}\n"
+    text = f"{registry}:_authToken=${{NODE_AUTH_TOKEN}}\n{prefix}registry={url}\n"
     return str(write_file(job.layout.root, f"{job.layout.relative(job.layout.temp)}/.npmrc", text, mode=0o644))

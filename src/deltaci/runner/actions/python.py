@@ -1,4 +1,4 @@
-"""`uses: setup-python`: an interpreter that is there, as an environment of the job's own, first on its PATH."""
+"""`uses: setup-python`: creates a virtual environment with an installed Python and puts it first on the job's PATH."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.core.errors import Refused
-from deltaci.runner.actions.context import JobContext, StepFailed, known, lines
-from deltaci.runner.actions.tools import Tool, choose, in_cell, look, places, read_file
+from deltaci.runner.actions.context import JobContext, StepFailed, check_inputs, non_empty_lines
+from deltaci.runner.actions.tools import Tool, choose, expand_home, find_tools, read_version_file, run_in_cell
 from deltaci.runner.workspace.safe_fs import create_folder
 
 INPUTS: Final = (
@@ -20,32 +20,35 @@ INPUTS: Final = (
     *("token", "update-environment", "allow-prereleases", "freethreaded", "pip-version", "pip-install"),
 )
 NAMES: Final = ("python3", "python3.[0-9]", "python3.[0-9][0-9]", "python")
-ASK: Final = """-c 'import sys; print("%d.%d.%d" % sys.version_info[:3] * (sys.implementation.name == "cpython"))'"""
-MAKE_SECONDS: Final = 300.0
+PRINT_VERSION: Final = (
+    """-c 'import sys; print("%d.%d.%d" % sys.version_info[:3] * (sys.implementation.name == "cpython"))'"""
+)
+CREATE_SECONDS: Final = 300.0
 VARIABLES: Final = ("pythonLocation", "Python_ROOT_DIR", "Python3_ROOT_DIR")
 
 
 async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Find each version that is wanted; the last one is `python`."""
-    known(inputs, INPUTS)
-    there = await look(job, NAMES, places(_everywhere(), Path.home()), ASK)
-    wanted = _wanted(job, inputs)
-    chosen = [choose("Python", each, there) for each in wanted]
+    """Create an environment for each requested version; the last one provides the command `python`."""
+    check_inputs(inputs, INPUTS)
+    installed = await find_tools(job, NAMES, expand_home(_patterns(), Path.home()), PRINT_VERSION)
+    version_specs = _version_specs(job, inputs)
+    tools = [choose("Python", version_spec, installed) for version_spec in version_specs]
     if inputs.get("cache", "").strip():
-        job.log.write_line("setup-python: 'cache' is not done here; use a step 'cache', or 'caches' of the job")
+        job.log.write_line("setup-python: 'cache' is ignored; use a step 'cache', or 'caches' of the job")
     folder = ""
-    for each in chosen:
-        folder = await _environment(job, each)
+    for tool in tools:
+        folder = await _create_environment(job, tool)
         job.paths = [f"{folder}/bin", *job.paths]
-        job.log.write_line(f"Python {each.told}: {each.path}")
+        job.log.write_line(f"Python {tool.version_text}: {tool.path}")
     job.set_env = {
         **job.set_env,
         **dict.fromkeys(("pythonLocation", "Python_ROOT_DIR", "Python3_ROOT_DIR"), folder),
     }
-    return {"python-version": chosen[-1].told, "python-path": f"{folder}/bin/python", "cache-hit": "false"}
+    return {"python-version": tools[-1].version_text, "python-path": f"{folder}/bin/python", "cache-hit": "false"}
 
 
-def _everywhere() -> list[str]:
+def _patterns() -> list[str]:
+    """Return glob patterns of the paths at which version managers install Python."""
     root = os.environ.get("PYENV_ROOT", "")
     return [
         "/opt/hostedtoolcache/Python/*/*/bin/python3",
@@ -58,48 +61,52 @@ def _everywhere() -> list[str]:
     ]
 
 
-def _wanted(job: JobContext, inputs: dict[str, str]) -> list[str]:
-    found = lines(inputs.get("python-version", ""))
+def _version_specs(job: JobContext, inputs: dict[str, str]) -> list[str]:
+    version_specs = non_empty_lines(inputs.get("python-version", ""))
     file = inputs.get("python-version-file", "").strip()
-    if not found and not file and (job.layout.workspace / ".python-version").is_file():
+    if not version_specs and not file and (job.layout.workspace / ".python-version").is_file():
         file = ".python-version"
-    if not found and file:
-        found = versions_in(file, read_file(job, file))
-    return [_plain(each) for each in found] or ["*"]
+    if not version_specs and file:
+        version_specs = parse_version_file(file, read_version_file(job, file))
+    return [_normalize_version_spec(version_spec) for version_spec in version_specs] or ["*"]
 
 
-def versions_in(name: str, text: str) -> list[str]:
-    """The versions that a file names."""
+def parse_version_file(name: str, text: str) -> list[str]:
+    """Return the versions that a file such as `.python-version` or `pyproject.toml` requests."""
     if name.endswith(".toml"):
         try:
-            read: dict[str, Any] = tomllib.loads(text)
+            document: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise Refused("bad_spec", f"the file {name[:80]!r} is no TOML: {error}") from None
-        project = read.get("project")
-        told = project.get("requires-python") if isinstance(project, dict) else None
-        return [told] if isinstance(told, str) else []
+            raise Refused("bad_spec", f"the file {name[:80]!r} is not TOML: {error}") from None
+        project = document.get("project")
+        requires_python = project.get("requires-python") if isinstance(project, dict) else None
+        return [requires_python] if isinstance(requires_python, str) else []
     if name.endswith(".tool-versions"):
-        return [line.split()[1] for line in lines(text) if line.split()[0] == "python" and len(line.split()) > 1]
-    return [line for line in lines(text) if not line.startswith("#")][:1]
+        return [
+            line.split()[1] for line in non_empty_lines(text) if line.split()[0] == "python" and len(line.split()) > 1
+        ]
+    return [line for line in non_empty_lines(text) if not line.startswith("#")][:1]
 
 
-def _plain(wanted: str) -> str:
-    """`3.13-dev` and `3.14t` are asked for by their numbers; another implementation is another thing."""
-    if re.match(r"(pypy|graalpy|jython)", wanted, re.IGNORECASE):
-        raise StepFailed(f"{wanted[:80]!r} is not CPython, which is all that setup-python finds here", "BAD_SPEC")
-    return re.sub(r"(?<=\d)(-dev|t)$", "", wanted.removeprefix("python-"))
+def _normalize_version_spec(version_spec: str) -> str:
+    """Remove the suffixes of `3.13-dev` and `3.14t`. Raises `StepFailed` for implementations other than CPython."""
+    if re.match(r"(pypy|graalpy|jython)", version_spec, re.IGNORECASE):
+        raise StepFailed(f"{version_spec[:80]!r} is not CPython; setup-python finds only CPython", "BAD_SPEC")
+    return re.sub(r"(?<=\d)(-dev|t)$", "", version_spec.removeprefix("python-"))
 
 
-async def _environment(job: JobContext, tool: Tool) -> str:
-    """One made with this interpreter: the job may install into it, and into nothing else."""
+async def _create_environment(job: JobContext, tool: Tool) -> str:
+    """Create a virtual environment in the job's folders, unless it exists, and return its path.
+
+    The job installs packages into it: the installation of the interpreter may be read-only or shared.
+    """
     layout = job.layout
-    folder = create_folder(layout.root, layout.relative(layout.tools)) / f"python-{tool.told}"
-    made, python = shlex.quote(str(folder)), shlex.quote(tool.path)
-    script = (
-        f"[ -x {made}/bin/pip ] || {python} -m venv {made} || {{ rm -rf {made}; virtualenv -q -p {python} {made}; }}"
-    )
-    ended, said = await in_cell(job, script, min(MAKE_SECONDS, job.timeout_seconds or MAKE_SECONDS))
-    if ended.exit_code != 0:
-        why = " ".join(said.split())[-300:]
-        raise StepFailed(f"Python {tool.told}: no environment can be made with {tool.path}: {why}", "BAD_SPEC")
+    folder = create_folder(layout.root, layout.relative(layout.tools)) / f"python-{tool.version_text}"
+    env, python = shlex.quote(str(folder)), shlex.quote(tool.path)
+    script = f"[ -x {env}/bin/pip ] || {python} -m venv {env} || {{ rm -rf {env}; virtualenv -q -p {python} {env}; }}"
+    script_exit, output = await run_in_cell(job, script, min(CREATE_SECONDS, job.timeout_seconds or CREATE_SECONDS))
+    if script_exit.exit_code != 0:
+        reason = " ".join(output.split())[-300:]
+        message = f"Python {tool.version_text}: cannot create an environment with {tool.path}: {reason}"
+        raise StepFailed(message, "BAD_SPEC")
     return str(folder)

@@ -1,4 +1,4 @@
-"""Which built-in steps there are."""
+"""The actions by the names with which a step uses them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from deltaci.runner.actions import node, python
 from deltaci.runner.actions.artifacts import download, upload
 from deltaci.runner.actions.cache import cache
 from deltaci.runner.actions.checkout import check_out
-from deltaci.runner.actions.context import BuiltInStep
+from deltaci.runner.actions.context import Action
 
-BUILT_INS: Final[dict[str, BuiltInStep]] = {
+ACTIONS: Final[dict[str, Action]] = {
     "checkout": check_out,
     "cache": cache,
     "upload-artifact": upload,

@@ -1,4 +1,4 @@
-"""Which versions somebody wants, as people write that for Python and Node: `3.11`, `3.x`, `>=3.10 <3.13`, `^18`."""
+"""Version specs as they are written for Python and Node: `3.11`, `3.x`, `>=3.10 <3.13`, `^18`."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from typing import Final
 from deltaci.core.errors import Refused
 
 Version = tuple[int, int, int]
-_ANY: Final = frozenset({"", "*", "x", "X"})
-_ONE: Final = re.compile(
+_WILDCARDS: Final = frozenset({"", "*", "x", "X"})
+_COMPARISON: Final = re.compile(
     r"(?P<op>>=|<=|==|=|!=|~=|~>|~|\^|>|<)?\s*v?(?P<version>[0-9xX*]+(?:\.[0-9xX*]+){0,2})(?:-[\w.]+)?"
 )
-MAX_WANTED: Final = 200
+MAX_SPEC_CHARACTERS: Final = 200
 
 
-def version_of(text: str) -> Version | None:
-    """A version as numbers; None if it is none."""
-    found = re.fullmatch(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?.*", text.strip())
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+def parse_version(text: str) -> Version | None:
+    """Return a version such as `v18.2.1` as numbers, or None if the text is not a version."""
+    match = re.fullmatch(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?.*", text.strip())
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
-def fits(wanted: str, version: Version) -> bool:
-    """Whether a version is one of those that are wanted. Refuses what cannot be read."""
-    if len(wanted) > MAX_WANTED:
-        raise Refused("bad_spec", f"the version {wanted[:80]!r}… is too long to be one")
-    return any(_fits_all(each, version) for each in wanted.split("||"))
+def version_matches(version_spec: str, version: Version) -> bool:
+    """Return whether the version matches one of the alternatives, separated by `||`. Raises `Refused` if invalid."""
+    if len(version_spec) > MAX_SPEC_CHARACTERS:
+        raise Refused("bad_spec", f"the version {version_spec[:80]!r}… is too long")
+    return any(_matches_all(alternative, version) for alternative in version_spec.split("||"))
 
 
-def _fits_all(wanted: str, version: Version) -> bool:
-    between = re.fullmatch(r"\s*v?([0-9.xX*]+)\s+-\s+v?([0-9.xX*]+)\s*", wanted)
-    if between:
-        return _fits(">=", between[1], version) and _fits("<=", between[2], version)
-    rest = wanted.replace(",", " ").strip()
-    is_fit = True
+def _matches_all(version_spec: str, version: Version) -> bool:
+    """Return whether the version matches a range `1.2 - 3.4`, or every comparison in a list."""
+    version_range = re.fullmatch(r"\s*v?([0-9.xX*]+)\s+-\s+v?([0-9.xX*]+)\s*", version_spec)
+    if version_range:
+        return _compare(">=", version_range[1], version) and _compare("<=", version_range[2], version)
+    rest = version_spec.replace(",", " ").strip()
+    is_match = True
     while rest:
-        found = _ONE.match(rest)
-        if found is None:
-            raise Refused(
-                "bad_spec", f"the version {wanted.strip()[:80]!r} cannot be read; say e.g. 3.11, 3.x or >=3.10"
-            )
-        is_fit = is_fit and _fits(found["op"] or "=", found["version"], version)
-        rest = rest[found.end() :].strip()
-    return is_fit
+        comparison = _COMPARISON.match(rest)
+        if comparison is None:
+            message = f"the version {version_spec.strip()[:80]!r} cannot be read; expected e.g. 3.11, 3.x or >=3.10"
+            raise Refused("bad_spec", message)
+        is_match = is_match and _compare(comparison["op"] or "=", comparison["version"], version)
+        rest = rest[comparison.end() :].strip()
+    return is_match
 
 
-def _fits(operator: str, text: str, version: Version) -> bool:
-    parts = [int(part) for part in _known(text)]
+def _compare(operator: str, text: str, version: Version) -> bool:
+    parts = [int(part) for part in _leading_numbers(text)]
     low = tuple([*parts, 0, 0, 0][:3])
-    high = _after(parts) if parts else None  # The first that is no longer meant by it.
+    high = _next_version(parts) if parts else None  # The first version after those that `text` covers.
     match operator:
         case "=" | "==":
             return version >= low and (high is None or version < high)
@@ -63,25 +63,27 @@ def _fits(operator: str, text: str, version: Version) -> bool:
         case "<=":
             return high is None or version < high
         case "^":
-            upto = _after(parts[: 1 + next((at for at, part in enumerate(parts) if part), len(parts) - 1)])
-            return version >= low and (not parts or version < upto)
+            first_nonzero = next((index for index, part in enumerate(parts) if part), len(parts) - 1)
+            upper = _next_version(parts[: 1 + first_nonzero])
+            return version >= low and (not parts or version < upper)
         case "~" | "~>":
-            return version >= low and (not parts or version < _after(parts[:2]))
-    return version >= low and (len(parts) < 2 or version < _after(parts[:-1]))  # `~=`
+            return version >= low and (not parts or version < _next_version(parts[:2]))
+    return version >= low and (len(parts) < 2 or version < _next_version(parts[:-1]))  # `~=`
 
 
-def _known(text: str) -> list[str]:
-    """The numbers up to the first that may be any."""
-    known: list[str] = []
+def _leading_numbers(text: str) -> list[str]:
+    """Return the numbers before the first wildcard."""
+    numbers: list[str] = []
     for part in text.split("."):
-        if part in _ANY:
+        if part in _WILDCARDS:
             break
         if not part.isdecimal() or len(part) > 6:
-            raise Refused("bad_spec", f"the version {text[:80]!r} cannot be read; say e.g. 3.11 or 3.x")
-        known.append(part)
-    return known
+            raise Refused("bad_spec", f"the version {text[:80]!r} cannot be read; expected e.g. 3.11 or 3.x")
+        numbers.append(part)
+    return numbers
 
 
-def _after(parts: list[int]) -> Version:
-    whole = [*parts[:-1], parts[-1] + 1, 0, 0][:3]
-    return (whole[0], whole[1], whole[2])
+def _next_version(parts: list[int]) -> Version:
+    """Return the first version that does not begin with these parts: 3.12.0 for 3.11."""
+    numbers = [*parts[:-1], parts[-1] + 1, 0, 0][:3]
+    return (numbers[0], numbers[1], numbers[2])

@@ -288,7 +288,7 @@ def main(url: str, events_fd: int, *files: str) -> None:
         with suppress(BrokenPipeError):  # The runner has died, which the end of its commands reports.
             os.write(events_fd, msgspec.json.encode(event) + b"\n")
 
-    keeper = LeaseKeeper(lambda: RunnerClient(url, tls=TlsConfig.of(files)), emit)
+    keeper = LeaseKeeper(lambda: RunnerClient(url, tls=TlsConfig.from_paths(files)), emit)
     emit(Ready())
     serve(keeper, sys.stdin.fileno())
 

@@ -1,7 +1,7 @@
-"""What a job's log says: the job's own output and the runner's words, all masked, in sections.
+"""A job's log: the job's output and the runner's own lines, masked and divided into sections.
 
-Everything that leaves the runner and came from the job goes through here: no secret, and nothing that a terminal would
-obey where people expect a name or a sentence.
+All texts from the job pass through here before they leave the runner: secrets are masked, and terminal control
+characters are removed from names and messages.
 """
 
 from __future__ import annotations
@@ -23,75 +23,78 @@ MAX_LINE = 2000
 
 
 class JobLog:
-    """One job's log, from its header on."""
+    """Writes one job's log, beginning with its header."""
 
     def __init__(self, stream: LogStream, nonce: str) -> None:
         self._stream = stream
         self._writer = SectionWriter(nonce)
         self._secrets: list[str] = [self._writer.nonce]  # A job that reads its own log must not forge its sections.
         self._mask = Mask(self._secrets)
-        self._text_mask = self._mask.fresh()
+        self._text_mask = self._mask.copy_for_new_stream()
         stream.write(self._writer.header())
 
     def add_secrets(self, secrets: Iterable[str]) -> None:
-        """From now on these are masked."""
-        more = list(secrets)
-        if more:
-            # What is kept back may be the beginning of a secret that is known already; nobody else will show it.
+        """Mask these secrets, too, from now on."""
+        new_secrets = list(secrets)
+        if new_secrets:
+            # Write the bytes that the old mask holds back: the new one does not have them.
             self._stream.write(self._writer.output(self._mask.flush()))
-            self._secrets += more
+            self._secrets += new_secrets
             self._mask = Mask(self._secrets)
-            self._text_mask = self._mask.fresh()
+            self._text_mask = self._mask.copy_for_new_stream()
 
     def begin_section(self, index: int, name: str) -> None:
-        """A section begins."""
+        """Write the marker with which a section begins."""
         self._stream.write(self._writer.begin(index, self.masked(name)))
 
     def write_output(self, data: bytes) -> None:
-        """What the job wrote."""
+        """Write output of the job, masked."""
         self._stream.write(self._writer.output(self._mask.feed(data)))
 
     def end_section(self, index: int, exit_code: int | None, seconds: float) -> None:
-        """A section ended."""
+        """Write the marker with which a section ends."""
         self._stream.write(self._writer.output(self._mask.flush()) + self._writer.end(index, exit_code, seconds))
 
     def write_line(self, text: str) -> None:
-        """One line of the runner's own."""
+        """Write a line of the runner, masked."""
         self._stream.write(self._writer.output(f"{self.masked_line(text)}\n".encode()))
 
     @contextmanager
     def section(self, index: int, name: str) -> Iterator[None]:
-        """A section of the runner's own work."""
-        began = time.monotonic()
+        """Put what is written in the block into a section of its own."""
+        started = time.monotonic()
         self.begin_section(index, name)
         try:
             yield
         finally:
-            self.end_section(index, 0, time.monotonic() - began)
+            self.end_section(index, 0, time.monotonic() - started)
 
     def masked(self, text: str) -> str:
-        """A text without secrets."""
+        """Return a text with its secrets masked."""
         raw = text.encode("utf-8", "surrogatepass")
         return (self._text_mask.feed(raw) + self._text_mask.flush()).decode("utf-8", "replace")
 
-    def masked_line(self, text: str, most: int = MAX_LINE) -> str:
-        """A text as one line for people: without secrets, and with nothing that a terminal obeys."""
-        return plain_line(self.masked(text), most)
+    def masked_line(self, text: str, max_length: int = MAX_LINE) -> str:
+        """Return a text as one masked line without terminal control characters."""
+        return plain_line(self.masked(text), max_length)
 
     def masked_json(self, value: Any) -> Any:
-        """JSON without secrets in its texts; refused if one is in it nevertheless, in a number or across texts."""
-        safe = self._masked_texts(value)
-        text = msgspec.json.encode(safe).decode()
+        """Return a JSON value with the secrets in its strings masked.
+
+        Raises `Refused` if the encoded value still contains a secret, as a number or across several strings.
+        """
+        masked_value = self._masked_texts(value)
+        text = msgspec.json.encode(masked_value).decode()
         if self.masked(text) != text:
-            raise Refused("bad_request", "it has a secret in it that cannot be masked; leave it out")
-        return safe
+            raise Refused("bad_request", "it contains a secret that cannot be masked; leave it out")
+        return masked_value
 
     def _masked_texts(self, value: Any) -> Any:
         match value:
             case str():
                 return self.masked(value)
             case list():
-                return [self._masked_texts(each) for each in value]
+                return [self._masked_texts(element) for element in value]
             case dict():
-                return {self.masked(name): self._masked_texts(each) for name, each in value.items()}
+                return {self.masked(name): self._masked_texts(member) for name, member in value.items()}
         return value

@@ -1,14 +1,14 @@
-"""Masking: no secret leaves the runner in a log, however the output is cut into parts.
+"""Masking of secrets in logs, independent of how the output is divided into parts.
 
-`Mask` is a filter over bytes. It finds every occurrence of every form of every secret (see `disguises`), also those
-that overlap, and writes one mark for each run of overlapping ones. It keeps back only the bytes that may be the
-beginning of a form, so a log is as live as it can be, and how the bytes were cut never changes what comes out.
+`Mask` is a filter over bytes. It finds every occurrence of every form of every secret (see `secret_forms`), also
+overlapping ones, and replaces each run of overlapping occurrences by one mark. It holds back only bytes that may be
+the beginning of a form, so the log is delayed little, and the division into parts never changes the result.
 
-How it is fast without leaving Python: a form of 15 bytes or more contains, wherever it stands, one 8-byte word at an
-address that is a multiple of 8. So a block is read as words, in one call, and these are compared with a set of the few
-words in which forms begin; only forms of which a word was seen are searched for. If there are many forms of 7 to 14
-bytes, words of 4 bytes do the same for all of 7 or more. The rest are searched for one by one; so are all, if there are
-only a few, as in a log without any secret but its own nonce.
+To be fast in pure Python, it uses that a form of 15 bytes or more contains, at any position, one 8-byte word at an
+address that is a multiple of 8. A block is cast to such words in one call and intersected with the set of all words in
+the first 15 bytes of the forms; only forms of which a word occurs are searched for. If there are many forms of 7 to 14
+bytes, words of 4 bytes are used, which cover forms of 7 bytes or more. Shorter forms are searched for one by one; so
+are all forms if there are only a few, as in a log whose only secret is its nonce.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Final, Literal
 from deltaci.runner.log.secret_encodings import secret_forms
 
 BLOCK_BYTES: Final = 64 * 1024
-MAX_FEW: Final = 12  # So many searches cost less than reading the block as 4-byte words,
-MAX_ALL: Final = 20  # and so many less than reading it as words at all.
-# How often the end of a block is compared with a form before it is simply kept back: bounds periodic secrets.
+MAX_MIDDLE_SEARCHES: Final = 12  # So many searches are cheaper than reading the block as 4-byte words,
+MAX_SEARCHES: Final = 20  # and so many are cheaper than reading it as words at all.
+# How often the end of a block is compared with a form before it is held back anyway: bounds the cost of periodic ones.
 MAX_COMPARISONS: Final = 64
 _MARK_CHARACTERS: Final = b"*#=~?-_.:+!^%&@|/<>x" + bytes(range(256))
 
 _WordCode = Literal["I", "Q"]
 
 
-class _Words:
-    """Forms of at least 2 × size − 1 bytes, found by the words of `size` bytes in which they begin."""
+class _WordIndex:
+    """Finds candidates among forms of at least 2 × size − 1 bytes by the words of `size` bytes at their beginning."""
 
     def __init__(self, forms: Iterable[bytes], size: int, code: _WordCode) -> None:
         self.min_bytes = 2 * size - 1
@@ -45,88 +45,95 @@ class _Words:
         self._by_word = dict(by_word)
         self._words = frozenset(by_word)
 
-    def possible(self, block: bytes) -> set[bytes]:
-        """The forms that may be in the block, or that its end may be the beginning of (with `min_bytes` or more)."""
+    def candidates(self, block: bytes) -> set[bytes]:
+        """Return all forms that may occur in the block, or begin at its end with at least `min_bytes`."""
         if not self._words or len(block) < self._size:
             return set()
-        whole = len(block) - len(block) % self._size
-        seen = self._words.intersection(memoryview(block)[:whole].cast(self._code))
-        return {form for word in seen for form in self._by_word[word]}
+        aligned_size = len(block) - len(block) % self._size
+        occurring = self._words.intersection(memoryview(block)[:aligned_size].cast(self._code))
+        return {form for word in occurring for form in self._by_word[word]}
 
 
 class Mask:
-    """Replaces secrets in a stream of bytes. Feed it everything, and flush it where the stream ends or pauses."""
+    """Masks secrets in a stream of bytes. Feed it all output, and flush it where the stream ends or pauses."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = sorted({form for secret in secrets for form in secret_forms(secret)})
-        middle = sum(7 <= len(form) < 15 for form in forms)
-        many = forms if len(forms) > MAX_ALL else []
-        self._words = _Words(many, 8, "Q") if middle <= MAX_FEW else _Words(many, 4, "I")
-        self._few = [form for form in forms if not many or len(form) < self._words.min_bytes]
-        # Every beginning that may be too short to be seen by its words, and every byte with which one may end.
-        self._beginnings = frozenset(form[:size] for form in forms for size in range(1, min(15, len(form))))
-        self._bytes = frozenset(byte for form in forms for byte in form[:-1])
+        middle_count = sum(7 <= len(form) < 15 for form in forms)
+        indexed = forms if len(forms) > MAX_SEARCHES else []
+        use_long_words = middle_count <= MAX_MIDDLE_SEARCHES
+        self._index = _WordIndex(indexed, 8, "Q") if use_long_words else _WordIndex(indexed, 4, "I")
+        self._unindexed = [form for form in forms if not indexed or len(form) < self._index.min_bytes]
+        # Every proper prefix of a form that is too short for the index, and every byte that may end a prefix.
+        self._prefixes = frozenset(form[:size] for form in forms for size in range(1, min(15, len(form))))
+        self._prefix_bytes = frozenset(byte for form in forms for byte in form[:-1])
         self._mark = _mark(forms)
-        self._kept = b""
-        self._covered = 0  # So many bytes at the start of what is kept belong to a mark that is already written.
+        self._pending = b""
+        self._covered = 0  # So many bytes at the start of `_pending` belong to a mark that is already written.
 
-    def fresh(self) -> Mask:
-        """Another one for the same secrets, for a stream of its own."""
+    def copy_for_new_stream(self) -> Mask:
+        """Return a mask for the same secrets that has processed no bytes yet."""
         other = copy.copy(self)
-        other._kept, other._covered = b"", 0
+        other._pending, other._covered = b"", 0
         return other
 
     @property
     def mark(self) -> bytes:
-        """What is written for a secret: `***`, unless a secret has stars at its ends and would be spelled by it."""
+        """The replacement of a secret: `***`, or other characters if a secret begins or ends with a star."""
         return self._mark
 
     def feed(self, data: bytes) -> bytes:
-        """What can be shown now."""
+        """Process the next bytes and return the masked bytes that can be written now."""
         if len(data) <= BLOCK_BYTES:
-            return self._next(data)
+            return self._feed_block(data)
         view = memoryview(data)
-        return b"".join(self._next(bytes(view[at : at + BLOCK_BYTES])) for at in range(0, len(data), BLOCK_BYTES))
+        blocks = (bytes(view[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES))
+        return b"".join(self._feed_block(block) for block in blocks)
 
     def flush(self) -> bytes:
-        """The rest: nothing more comes, or not for now. A secret that is only begun is shown."""
-        block, self._kept = self._kept, b""
-        return self._shown(block, len(block), self._possible(block))
+        """Return all pending bytes, masked. A secret of which only the beginning is pending is written unmasked."""
+        block, self._pending = self._pending, b""
+        return self._masked(block, len(block), self._candidates(block))
 
-    def _next(self, data: bytes) -> bytes:
-        block = self._kept + data if self._kept else data
-        possible = self._possible(block)
-        end = self._begun(block, possible)
-        shown = self._shown(block, end, possible)
-        self._kept = block[end:]
-        return shown
+    def _feed_block(self, data: bytes) -> bytes:
+        block = self._pending + data if self._pending else data
+        candidates = self._candidates(block)
+        end = self._pending_start(block, candidates)
+        masked = self._masked(block, end, candidates)
+        self._pending = block[end:]
+        return masked
 
-    def _possible(self, block: bytes) -> list[bytes]:
-        found = [form for form in self._few if form in block or (len(form) > 15 and _begins(block, form) < len(block))]
-        found.extend(self._words.possible(block))
-        return found
+    def _candidates(self, block: bytes) -> list[bytes]:
+        """Return the forms that may occur in the block or begin at its end."""
+        candidates = [
+            form
+            for form in self._unindexed
+            if form in block or (len(form) > 15 and _prefix_start(block, form) < len(block))
+        ]
+        candidates.extend(self._index.candidates(block))
+        return candidates
 
-    def _begun(self, block: bytes, possible: list[bytes]) -> int:
-        """Where the longest end of the block starts that is the beginning of a form."""
-        begun = end = len(block)
-        if not block or block[-1] not in self._bytes:
+    def _pending_start(self, block: bytes, candidates: list[bytes]) -> int:
+        """Return where the longest suffix of the block starts that is a prefix of a form; else the block's end."""
+        start = end = len(block)
+        if not block or block[-1] not in self._prefix_bytes:
             return end
         for size in range(min(14, end), 0, -1):
-            if block[end - size :] in self._beginnings:
-                begun = end - size
+            if block[end - size :] in self._prefixes:
+                start = end - size
                 break
-        for form in possible:
+        for form in candidates:
             if len(form) > 15:
-                begun = min(begun, _begins(block, form))
-        return begun
+                start = min(start, _prefix_start(block, form))
+        return start
 
-    def _shown(self, block: bytes, end: int, possible: list[bytes]) -> bytes:
-        """The block up to `end`, masked; remembers how far the last mark reaches beyond it."""
+    def _masked(self, block: bytes, end: int, candidates: list[bytes]) -> bytes:
+        """Return the block up to `end`, masked, and remember how far the last mark reaches beyond `end`."""
         covered = self._covered
-        if not covered and not possible:
+        if not covered and not candidates:
             return block[:end]
         parts: list[bytes] = []
-        for start, stop in sorted(place for form in possible for place in _places(block, form)):
+        for start, stop in sorted(span for form in candidates for span in _occurrences(block, form)):
             if start >= end:
                 break
             if start >= covered:
@@ -137,8 +144,8 @@ class Mask:
         return b"".join(parts)
 
 
-def _places(block: bytes, form: bytes) -> Iterator[tuple[int, int]]:
-    """Where the form stands. Of occurrences that overlap only those are told that are needed to cover all of them."""
+def _occurrences(block: bytes, form: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and end of occurrences; of overlapping ones only as many as cover the bytes of all of them."""
     size = len(form)
     at = block.find(form)
     while at >= 0:
@@ -147,7 +154,7 @@ def _places(block: bytes, form: bytes) -> Iterator[tuple[int, int]]:
         at = last if last >= 0 else block.find(form, at + size)
 
 
-def _begins(block: bytes, form: bytes) -> int:
+def _prefix_start(block: bytes, form: bytes) -> int:
     """Where the block's longest end starts that is a beginning of the form, of 15 bytes or more; or the block's end."""
     head = form[:15]
     at = block.find(head, max(0, len(block) - len(form) + 1))
@@ -157,12 +164,12 @@ def _begins(block: bytes, form: bytes) -> int:
         if form.startswith(block[at:]):
             return at
         at = block.find(head, at + 1)
-    # Too early is safe: these bytes only come out a little later.
+    # A start that is too early is safe: more bytes are held back than necessary.
     return at if at >= 0 else len(block)
 
 
 def _mark(forms: list[bytes]) -> bytes:
-    """Three times a character that can never, together with what stands beside it, spell a form."""
+    """Return three times a character with which a form neither begins nor ends: no form can overlap the mark."""
     ends = {form[0] for form in forms} | {form[-1] for form in forms}
     for character in _MARK_CHARACTERS:
         mark = bytes([character]) * 3

@@ -1,7 +1,7 @@
-"""The forms in which a secret turns up in a log: itself, its lines, and what common tools make of it.
+"""The forms in which a secret may appear in a log: the secret, its lines, and the encodings of common tools.
 
-Pure. A form is bytes that, wherever they stand, give the secret away; nothing here guesses at partial secrets. White
-space around a secret is not part of it: files end with a newline, and tools drop or double it.
+A form is a sequence of bytes that reveals the secret wherever it occurs; parts of a line are not forms. White space
+around a secret is ignored: files end with a newline, and tools drop or double it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 from urllib.parse import quote, quote_plus
 
 MIN_SECRET_CHARACTERS: Final = 4
-# Parts of a multi-line secret are masked alone from this length on: shorter ones ("data:", "true,") are everywhere.
+# Lines of a multi-line secret are masked alone from this length on: shorter ones ("data:", "true,") occur everywhere.
 MIN_LINE_CHARACTERS: Final = 6
-# Where `base64`, MIME and PEM break their lines.
-_COLUMNS: Final = (64, 76)
-_URL_SAFE: Final = ("", "/", "!*'()", "/:@")
+# The line lengths of PEM and of `base64` and MIME.
+_BASE64_COLUMNS: Final = (64, 76)
+_URL_SAFE: Final = ("", "/", "!*'()", "/:@")  # The characters that various libraries do not quote.
 _SHELL_PLAIN: Final = re.compile(r"([^A-Za-z0-9_@%+=:,./-])")
 _SHELL_ASCII: Final = re.compile(r"([^A-Za-z0-9_@%+=:,./\-\x80-\U0010ffff])")
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
@@ -28,25 +28,20 @@ _SHELL_DOUBLE: Final = re.compile(r'([\\"$`])')
 _HEX: Final = re.compile(r"%[0-9A-F]{2}")
 
 
-def core_of(secret: str) -> str:
-    """The secret without the white space around it."""
-    return secret.strip()
-
-
 def is_too_short(secret: str) -> bool:
-    """Whether masking it would hide half of every log and protect nothing."""
-    return len(core_of(secret)) < MIN_SECRET_CHARACTERS
+    """Return whether masking the secret would make logs unreadable without protecting anything."""
+    return len(secret.strip()) < MIN_SECRET_CHARACTERS
 
 
 def secret_forms(secret: str) -> frozenset[bytes]:
-    """Every form of one secret. Empty for one that is too short."""
+    """Return every form of a secret; none if the secret is too short."""
     if is_too_short(secret):
         return frozenset()
-    core = core_of(secret)
-    lines = core.splitlines()
-    wholes = {core, "\n".join(lines), "\r\n".join(lines)} if len(lines) > 1 else {core}
-    parts = {line.strip() for line in lines} if len(lines) > 1 else set()
-    values = wholes | {part for part in parts if len(part) >= MIN_LINE_CHARACTERS}
+    stripped = secret.strip()
+    lines = stripped.splitlines()
+    whole_values = {stripped, "\n".join(lines), "\r\n".join(lines)} if len(lines) > 1 else {stripped}
+    line_values = {line.strip() for line in lines} if len(lines) > 1 else set()
+    values = whole_values | {line for line in line_values if len(line) >= MIN_LINE_CHARACTERS}
     return frozenset(form for value in values for form in _forms(value) if form)
 
 
@@ -59,7 +54,7 @@ def _forms(value: str) -> Iterator[bytes]:
 
 
 def _bytes(text: str) -> bytes:
-    """UTF-8; what a process got as odd bytes (PEP 383) becomes these bytes again."""
+    """Encode as UTF-8; bytes that were decoded with surrogate escapes (PEP 383) become the original bytes."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -67,7 +62,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _base64(raw: bytes) -> Iterator[bytes]:
-    """At each of the three places in a group of bytes; only the characters that no neighbour has a part in."""
+    """Yield the encodings at the three offsets in a group of bytes, without characters that depend on other bytes."""
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw)
         first = (shift * 8 + 5) // 6
@@ -75,8 +70,8 @@ def _base64(raw: bytes) -> Iterator[bytes]:
         whole = encoded[first:last]
         yield whole
         yield whole.translate(bytes.maketrans(b"+/", b"-_"))
-        if shift == 0:  # Broken into lines, which is only foreseeable where the secret comes first.
-            for columns in _COLUMNS:
+        if shift == 0:  # Broken into lines: the breaks are known only if the secret comes first.
+            for columns in _BASE64_COLUMNS:
                 lines = [whole[at : at + columns] for at in range(0, len(whole), columns)]
                 yield from (line for line in lines if len(line) >= MIN_LINE_CHARACTERS)
 
@@ -85,7 +80,7 @@ def _url(raw: bytes) -> Iterator[str]:
     quoted = [quote(raw, safe=safe) for safe in _URL_SAFE] + [quote_plus(raw, safe=safe) for safe in _URL_SAFE]
     for text in quoted:
         yield text
-        yield _HEX.sub(lambda found: found[0].lower(), text)
+        yield _HEX.sub(lambda match: match[0].lower(), text)
 
 
 def _json(value: str) -> Iterator[str]:
@@ -93,29 +88,29 @@ def _json(value: str) -> Iterator[str]:
         text = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
         yield text
         yield text.replace("/", "\\/")
-        # What Go and others write, so that the text may stand in a page.
+        # As encoders write it that make JSON safe in HTML, such as Go's.
         yield text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-        yield json.dumps(text, ensure_ascii=is_ascii)[1:-1]  # JSON in JSON, as in webhooks and structured logs.
+        yield json.dumps(text, ensure_ascii=is_ascii)[1:-1]  # A JSON string within JSON, as in structured logs.
 
 
 def _shell(value: str) -> Iterator[str]:
-    """As `shlex` and `set -x` show it, as `printf %q` in any language, inside double quotes, and as $'…'."""
+    """Yield the quotings of `shlex` and `set -x`, of `printf %q` in any locale, of double quotes, and of $'…'."""
     yield shlex.quote(value).removeprefix("'").removesuffix("'")
     yield value.replace("'", "'\\''")
     yield _SHELL_PLAIN.sub(r"\\\1", value)
     yield _SHELL_ASCII.sub(r"\\\1", value)
     yield _SHELL_DOUBLE.sub(r"\\\1", value)
-    dollar = (
+    dollar_quoted = (
         value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     )
-    yield dollar
-    yield _NOT_ASCII.sub(lambda found: "".join(f"\\{byte:03o}" for byte in _bytes(found[0])), dollar)
+    yield dollar_quoted
+    yield _NOT_ASCII.sub(lambda match: "".join(f"\\{byte:03o}" for byte in _bytes(match[0])), dollar_quoted)
 
 
 def _html(value: str) -> Iterator[str]:
-    """As pages, XML and test reports show it."""
+    """Yield the escapings of HTML and XML, as in test reports."""
     yield html.escape(value, quote=False)
-    quoted = html.escape(value)
-    yield quoted
-    yield quoted.replace("&#x27;", "&#39;")
-    yield quoted.replace("&#x27;", "&apos;")
+    escaped = html.escape(value)
+    yield escaped
+    yield escaped.replace("&#x27;", "&#39;")
+    yield escaped.replace("&#x27;", "&apos;")

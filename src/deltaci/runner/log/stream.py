@@ -1,10 +1,10 @@
-"""A job's log on its way to the server: kept on disk first, sent in order, resumed where the server says it ends.
+"""Sends a job's log to the server: written to a file first, sent in order, resumed where the server's copy ends.
 
-It has a limit, the server's own: a job that never stops talking fills neither disk. What comes after that is lost, but
-for the last lines, which tell why a job failed.
+The log has the same size limit as on the server, so that endless output fills neither disk. Output beyond the limit is
+dropped, except for the last lines, which are reported with a failed job.
 
-It shares its line with heartbeats, which must never wait long behind it. So what is sent at once is as much as the line
-takes in a moment: little at first, more while that goes quickly, less when it does not.
+Logs share the network with heartbeats, which must not be delayed. Therefore the chunk size starts small, doubles while
+chunks are sent quickly, and halves when one takes long.
 """
 
 from __future__ import annotations
@@ -24,99 +24,100 @@ from deltaci.storage.blobs.logs import MAX_LOG_BYTES
 
 CHUNK_BYTES: Final = 1024 * 1024
 FIRST_CHUNK_BYTES: Final = 4 * 1024
-LEAST_CHUNK_BYTES: Final = 1024
+MIN_CHUNK_BYTES: Final = 1024
 QUICK_SECONDS: Final = 1.0
 SLOW_SECONDS: Final = 3.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 MAX_PAUSE_SECONDS: Final = 2.0
 TAIL_BYTES: Final = 16 * 1024
 TAIL_LINES: Final = 40
-FULL: Final = b"\n[the log is full; what follows was not kept]\n"
+FULL: Final = b"\n[the log is full; the rest of the output was dropped]\n"
 
 
 class LogStream:
-    """Takes bytes at any pace; memory stays small, the server gets all of them, in order, once."""
+    """Accepts bytes at any rate, buffers them in a file, and sends each of them to the server once, in order."""
 
     def __init__(self, client: RunnerClient, lease_id: str, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._client = client
         self._lease_id = lease_id
         self.path = path
-        # Appended to by one thread and read by another: neither may depend on where the other one stands in it.
+        # One thread appends and another reads: O_APPEND and pread do not use the shared file position.
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._is_open = True
-        self._closing = threading.Lock()
+        self._file_lock = threading.Lock()
         self._size = 0
         self._max_bytes = max_bytes - len(FULL)
         self._is_full = False
-        self._last = b""  # Of what was not kept.
+        self._dropped_tail = b""  # The end of the output that was dropped.
         self._has_more = asyncio.Event()
         self._is_sent = asyncio.Event()
-        self._is_ended = False
+        self._is_finished = False
         self._chunk_bytes = FIRST_CHUNK_BYTES
         self.bytes_sent = 0
-        self.trouble = ""
+        self.failure = ""
 
     def write(self, data: bytes) -> None:
-        """Keep it, and send it soon; not more than fits."""
+        """Append to the file, from which `send` reads. Beyond the size limit, only the last bytes are remembered."""
         if self._is_full:
-            self._last = (self._last + data)[-TAIL_BYTES:]
+            self._dropped_tail = (self._dropped_tail + data)[-TAIL_BYTES:]
             return
         if self._size + len(data) > self._max_bytes:
             self._is_full = True
-            kept = self._max_bytes - self._size
-            data, self._last = data[:kept] + FULL, data[kept:][-TAIL_BYTES:]
+            fitting_bytes = self._max_bytes - self._size
+            data, self._dropped_tail = data[:fitting_bytes] + FULL, data[fitting_bytes:][-TAIL_BYTES:]
         try:
             while data:
                 written = os.write(self._file, data)
                 self._size += written
                 data = data[written:]
         except OSError as error:
-            self._is_full, self._last = True, data[-TAIL_BYTES:]
-            self.trouble = f"the log cannot be kept on this runner: {error.strerror}"
+            self._is_full, self._dropped_tail = True, data[-TAIL_BYTES:]
+            self.failure = f"the log cannot be written on this runner: {error.strerror}"
         self._has_more.set()
 
     def tail(self) -> list[str]:
-        """The last lines, for the one who asks why it failed; not the markers, which have the steps' own words."""
-        kept = min(TAIL_BYTES, self._size)
-        end = (self._read(self._size - kept, kept) + self._last)[-TAIL_BYTES:]
+        """Return the last lines of the output, without markers."""
+        size = min(TAIL_BYTES, self._size)
+        end = (self._read(self._size - size, size) + self._dropped_tail)[-TAIL_BYTES:]
         return [line for line in end.decode(errors="replace").splitlines() if not looks_like_marker(line)][-TAIL_LINES:]
 
     def _read(self, offset: int, limit: int) -> bytes:
-        with self._closing:  # A descriptor that was closed may be another file's by now.
+        with self._file_lock:  # The number of a closed descriptor may belong to another file.
             return os.pread(self._file, limit, offset) if self._is_open else b""
 
     async def send(self) -> None:
-        """Send until it is ended and all of it is with the server, or until the server wants no more of it."""
+        """Send the log as it grows, until `finish` was called and all is sent, or until the server refuses it."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
             if self.bytes_sent >= self._size:
-                if self._is_ended:
+                if self._is_finished:
                     break
                 self._has_more.clear()
                 await self._has_more.wait()
                 continue
-            began = loop.time()
+            started = loop.time()
             try:
                 self.bytes_sent = await asyncio.to_thread(self._send_part)
-                self._pace(loop.time() - began)
+                self._adapt_chunk_size(loop.time() - started)
                 backoff.reset()
             except Unreachable:
-                self._pace(SLOW_SECONDS)
+                self._adapt_chunk_size(SLOW_SECONDS)
                 await asyncio.sleep(backoff.next(random.random()))
             except Refused as refused:
-                self.trouble = refused.message
+                self.failure = refused.message
                 break
         self._is_sent.set()
 
-    def _pace(self, seconds: float) -> None:
-        """How long a part took says how large the next one may be."""
+    def _adapt_chunk_size(self, seconds: float) -> None:
+        """Double or halve the chunk size, depending on how long the last chunk took."""
         if seconds < QUICK_SECONDS:
             self._chunk_bytes = min(CHUNK_BYTES, self._chunk_bytes * 2)
         elif seconds >= SLOW_SECONDS:
-            self._chunk_bytes = max(LEAST_CHUNK_BYTES, self._chunk_bytes // 2)
+            self._chunk_bytes = max(MIN_CHUNK_BYTES, self._chunk_bytes // 2)
 
     def _send_part(self) -> int:
+        """Send the next chunk. Return the size of the server's copy, from which to continue."""
         data = self._read(self.bytes_sent, self._chunk_bytes)
         try:
             return self._client.append_log(self._lease_id, self.bytes_sent, data)
@@ -126,22 +127,22 @@ class LogStream:
             return self._client.log_size(self._lease_id)
 
     async def finish(self, seconds: float) -> bool:
-        """No more comes; wait until all is sent, for so many seconds. Whether it was."""
-        self._is_ended = True
+        """End the log and wait until it is sent, at most so many seconds. Return whether all of it was sent."""
+        self._is_finished = True
         self._has_more.set()
         try:
             async with asyncio.timeout(seconds):
                 await self._is_sent.wait()
         except TimeoutError:
             return False
-        return not self.trouble and self.bytes_sent >= self._size
+        return not self.failure and self.bytes_sent >= self._size
 
-    def hurry(self, seconds: float) -> None:
-        """Whatever `finish` was told, it waits no longer than this from now on."""
+    def limit_wait(self, seconds: float) -> None:
+        """Let `finish` wait at most this long from now on, whatever its own limit."""
         asyncio.get_running_loop().call_later(seconds, self._is_sent.set)
 
     def close(self) -> None:
-        """Let go of the file."""
-        with self._closing:
+        """Close the file, which is not removed."""
+        with self._file_lock:
             self._is_open = False
             os.close(self._file)

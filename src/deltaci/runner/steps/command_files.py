@@ -1,7 +1,7 @@
-"""The files by which a step says something to the runner: outputs, variables, folders of programs, a summary.
+"""Command files: files in which a step reports outputs, variables, PATH entries and a summary (as in GITHUB_OUTPUT).
 
-Each step has its own, in the job's folder for what does not last. The job may write whatever it likes into them, or put
-something else in their place: nothing here follows a link, and only so much is read.
+Each step has its own files, in the job's temporary folder. The job may write anything into them or replace them by
+something else, so they are read without following links and only up to a limit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAX_NAME: Final = 200
 KINDS: Final = {"output": "OUTPUT", "env": "ENV", "path": "PATH", "summary": "STEP_SUMMARY", "state": "STATE"}
 OUTPUT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-# What the runner tells a job, a job does not tell itself.
-OURS: Final = ("DELTACI_", "GITHUB_", "RUNNER_")
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Variables with these prefixes are set by the runner only.
+RESERVED_PREFIXES: Final = ("DELTACI_", "GITHUB_", "RUNNER_")
+_READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step said."""
+    """What a step wrote into its command files."""
 
     outputs: dict[str, str] = {}
     env: dict[str, str] = {}
@@ -40,34 +40,34 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandFiles:
-    """The files of one step."""
+    """The command files of one step."""
 
     def __init__(self, layout: Layout, index: int) -> None:
         self._layout = layout
         self._folder = layout.temp / f"step-{index}"
 
-    def make(self) -> dict[str, str]:
-        """Empty ones, and the variables that name them."""
+    def create(self) -> dict[str, str]:
+        """Create empty files. Return the variables with their paths."""
         inner = self._folder.relative_to(self._layout.root).as_posix()
-        named: dict[str, str] = {}
+        variables: dict[str, str] = {}
         for name, variable in KINDS.items():
             path = write_file(self._layout.root, f"{inner}/{name}", "", mode=0o666)
-            named[f"GITHUB_{variable}"] = named[f"DELTACI_{variable}"] = str(path)
-        return named
+            variables[f"GITHUB_{variable}"] = variables[f"DELTACI_{variable}"] = str(path)
+        return variables
 
     def read(self) -> StepReport:
-        """What is in them. Refused if it makes no sense."""
-        outputs = values("the outputs", self._text("output"))
-        env = values("the variables", self._text("env"))
+        """Read and parse the files. Raises `Refused` if one is not valid."""
+        outputs = parse_assignments("the outputs", self._text("output"))
+        env = parse_assignments("the variables", self._text("env"))
         for name in outputs:
             if not OUTPUT_NAME.fullmatch(name):
-                raise _bad(f"{name[:80]!r} is no name for an output; give letters, digits, '-' and '_'")
+                raise _invalid(f"{name[:80]!r} is not a valid name of an output; use letters, digits, '-' and '_'")
         for name in env:
             check_variable(name)
-        # A line may have several, as PATH itself has them.
-        paths = [each for line in self._text("path").splitlines() for each in line.split(":") if each.strip()]
+        # A line may contain several folders separated by colons, as PATH itself does.
+        paths = [path for line in self._text("path").splitlines() for path in line.split(":") if path.strip()]
         if len(paths) > MAX_VALUES or any("\0" in path for path in paths):
-            raise _bad(f"folders for PATH are at most {MAX_VALUES}, and have no NUL")
+            raise _invalid(f"at most {MAX_VALUES} folders can be added to PATH, and none with a NUL character")
         summary = self._text("summary")[:MAX_SUMMARY_CHARACTERS]
         return StepReport(outputs=outputs, env=env, paths=paths, summary=summary)
 
@@ -75,66 +75,69 @@ class CommandFiles:
         path = (self._folder / name).relative_to(self._layout.root).as_posix()
         try:
             with open_folder(self._layout.root) as top, open_parent(top, path) as (folder, last):
-                file = os.open(last, _READ, dir_fd=folder)
+                file = os.open(last, _READ_FLAGS, dir_fd=folder)
         except FileNotFoundError:
-            return ""  # Removed: then nothing is said.
+            return ""  # The job removed the file: the same as an empty one.
         except OSError as error:
-            raise _bad(f"the file for {name} cannot be read: {error.strerror}; append to it") from None
+            raise _invalid(f"the file for {name} cannot be read: {error.strerror}; append to it") from None
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise _bad(f"the file for {name} is none any more; append to the one that is there")
+                raise _invalid(f"the file for {name} is no longer a regular file; append to it instead of replacing it")
             data = b""
             while len(data) <= MAX_FILE_BYTES and (part := os.read(file, MAX_FILE_BYTES + 1 - len(data))):
                 data += part
         finally:
             os.close(file)
         if len(data) > MAX_FILE_BYTES and name != "summary":
-            raise _bad(f"the file for {name} has more than {MAX_FILE_BYTES} bytes; say less")
+            raise _invalid(f"the file for {name} has more than {MAX_FILE_BYTES} bytes; write less")
         try:
             return data[:MAX_FILE_BYTES].decode("utf-8-sig", "replace" if name == "summary" else "strict")
         except UnicodeDecodeError:
-            raise _bad(f"the file for {name} is not UTF-8") from None
+            raise _invalid(f"the file for {name} is not UTF-8") from None
 
 
-def values(what: str, text: str) -> dict[str, str]:
-    """`name=value`, or `name<<END` and the lines up to one that is `END`."""
-    found: dict[str, str] = {}
+def parse_assignments(file: str, text: str) -> dict[str, str]:
+    """Parse lines of the form `name=value`, or `name<<END` followed by the lines of the value and a line `END`.
+
+    `file` names the file in error messages.
+    """
+    assignments: dict[str, str] = {}
     lines = iter(text.split("\n"))
-    for line in (each.removesuffix("\r") for each in lines):
+    for line in (raw_line.removesuffix("\r") for raw_line in lines):
         if not line.strip():
             continue
         equals, heredoc = line.find("="), line.find("<<")
         if heredoc >= 0 and (equals < 0 or heredoc < equals):
-            name, end = line[:heredoc], line[heredoc + 2 :]
-            if not end:
-                raise _bad(f"{what}: {line[:80]!r} has no word after '<<'")
-            inner: list[str] = []
-            for each in lines:
-                if each.removesuffix("\r") == end:
+            name, delimiter = line[:heredoc], line[heredoc + 2 :]
+            if not delimiter:
+                raise _invalid(f"{file}: {line[:80]!r} has no delimiter after '<<'")
+            value_lines: list[str] = []
+            for value_line in lines:
+                if value_line.removesuffix("\r") == delimiter:
                     break
-                inner.append(each)
+                value_lines.append(value_line)
             else:
-                raise _bad(f"{what}: no line is {end[:80]!r}, which should end {name[:80]!r}")
-            value = "\n".join(inner)
+                raise _invalid(f"{file}: found no line {delimiter[:80]!r}, which should end {name[:80]!r}")
+            value = "\n".join(value_lines)
         elif equals >= 0:
             name, value = line[:equals], line[equals + 1 :]
         else:
-            raise _bad(f"{what}: {line[:80]!r} is neither 'name=value' nor 'name<<END'")
+            raise _invalid(f"{file}: {line[:80]!r} is neither 'name=value' nor 'name<<END'")
         if not 0 < len(name) <= MAX_NAME or "\0" in value or "\0" in name:
-            raise _bad(f"{what}: {name[:80]!r} is no name, or its value has a NUL")
-        found[name] = value
-        if len(found) > MAX_VALUES:
-            raise _bad(f"{what}: more than {MAX_VALUES}")
-    return found
+            raise _invalid(f"{file}: {name[:80]!r} is not a valid name, or its value has a NUL character")
+        assignments[name] = value
+        if len(assignments) > MAX_VALUES:
+            raise _invalid(f"{file}: more than {MAX_VALUES}")
+    return assignments
 
 
 def check_variable(name: str) -> None:
     """Refuse a variable that a job cannot set for its later steps."""
     if not VARIABLE_NAME.fullmatch(name):
-        raise _bad(f"{name[:80]!r} is no name for a variable")
-    if name.upper().startswith(OURS):
-        raise _bad(f"{name[:80]!r} cannot be set: what begins with {', '.join(OURS)} is said by the runner")
+        raise _invalid(f"{name[:80]!r} is not a valid name of a variable")
+    if name.upper().startswith(RESERVED_PREFIXES):
+        raise _invalid(f"{name[:80]!r} cannot be set: {', '.join(RESERVED_PREFIXES)} are reserved for the runner")
 
 
-def _bad(why: str) -> Refused:
-    return Refused("bad_request", why)
+def _invalid(message: str) -> Refused:
+    return Refused("bad_request", message)

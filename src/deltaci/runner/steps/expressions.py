@@ -1,7 +1,7 @@
-"""What the expressions of a job see on a runner, and what they are worth just before something is done with them.
+"""Evaluates the expressions of a job on the runner, each just before its value is needed.
 
-Without `contexts` in its specification a job has no expressions in its texts: every text is what it is, and only
-conditions are evaluated.
+If the job spec has no `contexts`, the job's texts contain no expressions: they are used unchanged, and only conditions
+are evaluated.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SKIPPED: Final = "skipped"
 CANCELLED: Final = "cancelled"
 EVENT_FILE: Final = "event.json"
 MAX_HASHED: Final = SearchLimits(files=100_000, bytes=4 * 1024**3)
-_PART: Final = 1024 * 1024
+_PART_BYTES: Final = 1024 * 1024
 _SYSTEMS: Final = {"linux": "Linux", "darwin": "macOS", "windows": "Windows"}
 _MACHINES: Final = {"x86_64": "X64", "amd64": "X64", "aarch64": "ARM64", "arm64": "ARM64", "i686": "X86"}
-# What of the context `github` is a variable, too.
-_VARIABLES: Final = (
+# The fields of the context `github` that steps also find in variables, as GITHUB_SHA.
+_GITHUB_VARIABLES: Final = (
     *("sha", "ref", "ref_name", "ref_type", "head_ref", "base_ref", "repository", "repository_owner", "actor"),
     *("triggering_actor", "event_name", "workflow", "workflow_ref", "job", "run_id", "run_number", "run_attempt"),
     *("server_url", "api_url", "graphql_url"),
@@ -39,7 +39,7 @@ _VARIABLES: Final = (
 
 
 class JobExpressions:
-    """What is known while one job goes on. `env`, `status`, `steps` and `job` change with its steps."""
+    """The expression contexts of one job. `env`, `status`, `steps` and `job` change while its steps run."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class JobExpressions:
     ) -> None:
         self.is_pipeline_job = is_pipeline_job(spec)
         self._has_expressions = spec.contexts is not None
-        self._given: dict[str, Any] = dict(spec.contexts or {})
+        self._spec_contexts: dict[str, Any] = dict(spec.contexts or {})
         self._source = spec.source
         self._layout = layout
         self._secrets = dict(secrets or {})
-        told = self._given.get("needs")
-        self._needs = _grouped(needs or {}, told if isinstance(told, dict) else {})
+        planned_needs = self._spec_contexts.get("needs")
+        self._needs = _group_needs(needs or {}, planned_needs if isinstance(planned_needs, dict) else {})
         self._runner = {
             "name": runner,
             "os": _SYSTEMS.get(platform.system().lower(), platform.system()),
@@ -75,16 +75,16 @@ class JobExpressions:
 
     @property
     def github(self) -> dict[str, Any]:
-        """The context `github`, with what only a runner knows."""
-        given = self._given.get("github")
-        return {**(given if isinstance(given, dict) else {}), "workspace": str(self._layout.workspace)}
+        """The context `github`, with the workspace of this runner."""
+        github = self._spec_contexts.get("github")
+        return {**(github if isinstance(github, dict) else {}), "workspace": str(self._layout.workspace)}
 
     def variables(self) -> dict[str, str]:
-        """What every step of a pipeline finds in its environment, beside what it asks for."""
+        """Return the environment variables that every step of a pipeline job gets; empty for other jobs."""
         if not self.is_pipeline_job:
             return {}
         layout, runner = self._layout, self._runner
-        told = {
+        variables = {
             "CI": "true",
             "DELTACI": "true",
             "HOME": str(layout.home),
@@ -98,43 +98,43 @@ class JobExpressions:
             "GITHUB_WORKSPACE": str(layout.workspace),
             "DELTACI_WORKSPACE": str(layout.workspace),
         }
-        github = {**_of_source(self._source), **self.github}
-        for name in _VARIABLES:
+        github = {**_github_of_source(self._source), **self.github}
+        for name in _GITHUB_VARIABLES:
             value = github.get(name)
             if isinstance(value, str | int | float) and "\0" not in str(value):
-                told[f"GITHUB_{name.upper()}"] = to_text(value)
+                variables[f"GITHUB_{name.upper()}"] = to_text(value)
         if github.get("event") is not None:
-            told["GITHUB_EVENT_PATH"] = str(layout.temp / EVENT_FILE)
+            variables["GITHUB_EVENT_PATH"] = str(layout.temp / EVENT_FILE)
         if ".github/workflows/" in str(github.get("workflow_ref", "")):
-            told["GITHUB_ACTIONS"] = "true"
-        return told
+            variables["GITHUB_ACTIONS"] = "true"
+        return variables
 
-    def text(self, template: str, env: Mapping[str, str] | None = None) -> str:
-        """A text with the values of its expressions in it."""
+    def interpolate(self, template: str, env: Mapping[str, str] | None = None) -> str:
+        """Replace the expressions in a text by their values."""
         if not self._has_expressions or OPEN not in template:
             return template
         return to_text(expressions.interpolate(template, self._contexts(env), self._functions()))
 
-    def texts(self, templates: Mapping[str, str], env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Variables: one that is written later may mention those before it."""
-        found: dict[str, str] = {}
+    def interpolate_all(self, templates: Mapping[str, str], env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Interpolate variables in order: each may use the context `env` with the variables before it."""
+        values: dict[str, str] = {}
         for name, template in templates.items():
-            found[name] = self.text(template, {**(self.env if env is None else env), **found})
-        return found
+            values[name] = self.interpolate(template, {**(self.env if env is None else env), **values})
+        return values
 
-    def inputs(self, templates: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-        """What a built-in step is told."""
-        return {name: self.text(template, env) for name, template in templates.items()}
+    def interpolate_inputs(self, templates: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+        """Interpolate the inputs of an action."""
+        return {name: self.interpolate(template, env) for name, template in templates.items()}
 
-    def holds(self, condition: str, env: Mapping[str, str] | None = None) -> bool:
-        """Whether a step is to run."""
+    def step_condition_holds(self, condition: str, env: Mapping[str, str] | None = None) -> bool:
+        """Return whether a step is to run: `success()` and `failure()` refer to the steps before it."""
         return expressions.evaluate_condition(
             expressions.parse_condition(condition), self._contexts(env), self._functions()
         )
 
-    def job_holds(self, condition: str) -> bool:
-        """Whether the job is to do anything: `success()` and the others are about its needs."""
-        results = [each["result"] for each in self._needs.values() if each["is_there"]]
+    def job_condition_holds(self, condition: str) -> bool:
+        """Return whether the job is to run: `success()` and `failure()` refer to the needed jobs."""
+        results = [need["result"] for need in self._needs.values() if need["exists"]]
         functions: expressions.Functions = {
             "success": lambda _: all(result == SUCCESS for result in results),
             "failure": lambda _: FAILURE in results,
@@ -143,14 +143,14 @@ class JobExpressions:
         }
         return expressions.evaluate_condition(expressions.parse_condition(condition), self._contexts({}), functions)
 
-    def told(self, id: str, outcome: str, conclusion: str, outputs: Mapping[str, str]) -> None:
-        """A step ended, or was left out."""
+    def record_step(self, id: str, outcome: str, conclusion: str, outputs: Mapping[str, str]) -> None:
+        """Add an ended or skipped step to the context `steps`, if it has an id."""
         if id:
             self.steps[id] = {"outputs": dict(outputs), "outcome": outcome, "conclusion": conclusion}
 
     def _contexts(self, env: Mapping[str, str] | None) -> expressions.Contexts:
         return {
-            **self._given,
+            **self._spec_contexts,
             "github": self.github,
             "needs": {name: {"result": n["result"], "outputs": n["outputs"]} for name, n in self._needs.items()},
             "secrets": self._secrets,
@@ -164,7 +164,7 @@ class JobExpressions:
         return {
             "success": lambda _: self.status == SUCCESS,
             "failure": lambda _: self.status == FAILURE,
-            "cancelled": lambda _: False,  # A cancel ends everything at once: nobody is left to ask.
+            "cancelled": lambda _: False,  # A cancel ends the job at once: no step runs afterwards.
             "always": lambda _: True,
             "hashFiles": self._hash_files,
         }
@@ -173,71 +173,78 @@ class JobExpressions:
         return hash_files(self._layout.workspace, [to_text(argument) for argument in arguments])
 
 
-def _of_source(source: Source | None) -> dict[str, Any]:
-    """What the sources tell, where nobody said it: `contexts` only has what is mentioned."""
+def _github_of_source(source: Source | None) -> dict[str, Any]:
+    """Return fields of the context `github` that follow from the source.
+
+    The contexts of a job spec have only the fields that its expressions mention, but steps get all variables.
+    """
     if source is None:
         return {}
     kind, _, name = source.ref.removeprefix("refs/").partition("/")
     path = source.url.removesuffix(".git").replace(":", "/").split("/")
-    known = {"sha": source.commit, "ref": source.ref, "ref_name": name}
+    fields = {"sha": source.commit, "ref": source.ref, "ref_name": name}
     return {
-        **{key: value for key, value in known.items() if value},
+        **{key: value for key, value in fields.items() if value},
         **({"ref_type": "tag" if kind == "tags" else "branch"} if name else {}),
         **({"repository": "/".join(path[-2:])} if "://" in source.url and len(path) > 4 else {}),
     }
 
 
 def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
-    """The SHA-256 of the files' SHA-256s, in the order of their paths; empty if no file matches."""
-    wanted: list[ArtifactRule] = []
-    unwanted: list[ArtifactRule] = []
-    for pattern in (line.strip() for each in patterns for line in each.splitlines()):
-        if pattern and not pattern.startswith("#"):
-            kind = unwanted if pattern.startswith("!") else wanted
-            plain = pattern.lstrip("!").strip().removeprefix(f"{workspace}/")
-            kind.append(ArtifactRule(path_glob=plain))
+    """Return the SHA-256 of the matching files' SHA-256s, in the order of their paths; empty if no file matches.
+
+    A pattern may have several lines; a line with `!` excludes files, one with `#` is a comment.
+    """
+    included: list[ArtifactRule] = []
+    excluded: list[ArtifactRule] = []
+    for line in (line.strip() for pattern in patterns for line in pattern.splitlines()):
+        if line and not line.startswith("#"):
+            rules = excluded if line.startswith("!") else included
+            path_glob = line.lstrip("!").strip().removeprefix(f"{workspace}/")
+            rules.append(ArtifactRule(path_glob=path_glob))
     try:
-        without = {each.path for each in find_files(workspace, unwanted, MAX_HASHED)} if unwanted else set()
-        found = [each for each in find_files(workspace, wanted, MAX_HASHED) if each.path not in without]
+        excluded_paths = {match.path for match in find_files(workspace, excluded, MAX_HASHED)} if excluded else set()
+        matches = [match for match in find_files(workspace, included, MAX_HASHED) if match.path not in excluded_paths]
         total = hashlib.sha256()
-        for each in found:
-            one = hashlib.sha256()
-            with open_file(workspace, each) as file:
-                while part := file.read(_PART):
-                    one.update(part)
-            total.update(one.digest())
+        for match in matches:
+            digest = hashlib.sha256()
+            with open_file(workspace, match) as file:
+                while part := file.read(_PART_BYTES):
+                    digest.update(part)
+            total.update(digest.digest())
     except Refused as refused:
         raise Refused("bad_spec", f"hashFiles: {refused.message}") from None
     except OSError as error:
         raise Refused("bad_spec", f"hashFiles: a file cannot be read: {error.strerror}") from None
-    return total.hexdigest() if found else ""
+    return total.hexdigest() if matches else ""
 
 
-def _grouped(needs: Mapping[str, NeededJob], told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The results by the name that a pipeline knows; those of a matrix are one: as bad as the worst of them.
+def _group_needs(needs: Mapping[str, NeededJob], planned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return results and outputs by the name that the pipeline uses. A matrix becomes one, with its worst result.
 
-    What was told when the run was planned is of jobs that are not in it, or says which jobs a name stands for.
+    `planned` is the context `needs` of the job spec: it has the results of jobs that are not in this run, and says
+    which jobs a name stands for.
     """
-    found: dict[str, dict[str, Any]] = {}
+    grouped: dict[str, dict[str, Any]] = {}
     names: dict[str, str] = {}
-    for name, each in told.items():
-        if isinstance(each, dict) and "result" in each:
-            outputs = each.get("outputs")
-            known = {"result": each["result"], "outputs": outputs if isinstance(outputs, dict) else {}}
-            found[name] = {**known, "is_there": False}
-        elif isinstance(each, dict) and isinstance(each.get("jobs"), list):
-            names |= {str(job): name for job in each["jobs"]}
+    for name, entry in planned.items():
+        if isinstance(entry, dict) and "result" in entry:
+            outputs = entry.get("outputs")
+            result = {"result": entry["result"], "outputs": outputs if isinstance(outputs, dict) else {}}
+            grouped[name] = {**result, "exists": False}
+        elif isinstance(entry, dict) and isinstance(entry.get("jobs"), list):
+            names |= {str(job): name for job in entry["jobs"]}
     for name, need in needs.items():
         matrix = name.partition(" (")[0] if name.endswith(")") else ""
         key = names.get(name) or need.family or matrix or name
-        before = found.get(key)
-        if before is not None and not need.exists:
-            continue  # What was told of it is all there is.
-        if before is None or not before["is_there"]:
-            before = found[key] = {"result": need.result, "outputs": {}, "is_there": need.exists}
-        before["outputs"].update(need.outputs)
-        before["result"] = min(before["result"], need.result, key=_WORST.index)
-    return found
+        group = grouped.get(key)
+        if group is not None and not need.exists:
+            continue  # Its result is in `planned`.
+        if group is None or not group["exists"]:
+            group = grouped[key] = {"result": need.result, "outputs": {}, "exists": need.exists}
+        group["outputs"].update(need.outputs)
+        group["result"] = min(group["result"], need.result, key=_WORST_FIRST.index)
+    return grouped
 
 
-_WORST: Final = (FAILURE, CANCELLED, SUCCESS, SKIPPED)
+_WORST_FIRST: Final = (FAILURE, CANCELLED, SUCCESS, SKIPPED)

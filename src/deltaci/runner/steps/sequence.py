@@ -1,7 +1,7 @@
-"""The steps of one job, one after the other: whether each runs, what it is told, and what it said.
+"""Runs the steps of one job in order: their conditions, environment, shells or actions, and what they report.
 
-A failure does not end them at once: those that ask for it run nevertheless. The job's result is that of the first step
-that failed and was not allowed to. A cancel, a lost lease and the end of the job's time do end everything at once.
+After a failed step, later steps run only if their conditions say so. The result of the job is that of the first step
+that failed without `continue-on-error`. A cancel, a lost lease and the job's timeout end all steps at once.
 """
 
 from __future__ import annotations
@@ -14,138 +14,142 @@ from msgspec import structs
 
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import CacheRule, Step, StepResult
-from deltaci.runner.actions.context import BuiltInStep, JobContext, StepFailed
-from deltaci.runner.actions.registry import BUILT_INS
+from deltaci.runner.actions.context import Action, JobContext, StepFailed
+from deltaci.runner.actions.registry import ACTIONS
 from deltaci.runner.client import Unreachable
 from deltaci.runner.log.sections import RESTORE_CACHES
-from deltaci.runner.result import JobResult
+from deltaci.runner.result import JobResult, error_code_of
 from deltaci.runner.sandbox import CellFailed, Exit
 from deltaci.runner.steps.command_files import CommandFiles, StepReport
 from deltaci.runner.steps.expressions import FAILURE, SKIPPED, SUCCESS
-from deltaci.runner.steps.shells import start
+from deltaci.runner.steps.shells import shell_command
 from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
 from deltaci.runner.transfers import JobStopped
 from deltaci.runner.workspace.layout import resolve_workdir
 
-FAILED: Final = 1  # What a step of the runner's own ends with when it fails.
+FAILED: Final = 1  # The exit code of a failed action.
 PATH_SECONDS: Final = 30.0
 
 T = TypeVar("T")
-GoOn = Callable[[int, str], Awaitable[bool]]
-"""Whether the step of this place and name may begin: the lease stands, and nobody wants it to stop."""
+MayStart = Callable[[int, str], Awaitable[bool]]
+"""Returns whether the step with this index and name may start: the lease is valid and the job is not stopped."""
 
 
 class StepSequence:
-    """All of them."""
+    """The steps of one job."""
 
-    def __init__(self, stage: JobContext, secrets: dict[str, str], go_on: GoOn, left: Callable[[], float]) -> None:
-        self._stage = stage
-        self._spec, self._expressions, self._log = stage.spec, stage.expressions, stage.log
+    def __init__(
+        self, job: JobContext, secrets: dict[str, str], may_start: MayStart, seconds_left: Callable[[], float]
+    ) -> None:
+        self._job = job
+        self._spec, self._expressions, self._log = job.spec, job.expressions, job.log
         self._secrets = secrets
-        self._go_on = go_on
-        self._left = left
-        self._steps = [each if isinstance(each, Step) else Step(run=each) for each in self._spec.steps]
+        self._may_start = may_start
+        self._seconds_left = seconds_left
+        self._steps = [step if isinstance(step, Step) else Step(run=step) for step in self._spec.steps]
         self._results: list[StepResult] = []
-        self._last = Exit(0, None, 0.0)
+        self._last_exit = Exit(0, None, 0.0)
         self._failure: JobResult | None = None
-        self._base: dict[str, str] = {}
-        self._path = ""
-        self._has_caches = False
-        self._working: asyncio.Task[dict[str, str]] | None = None
+        self._variables: dict[str, str] = {}
+        self._cell_path = ""
+        self._has_restored_caches = False
+        self._action_task: asyncio.Task[dict[str, str]] | None = None
 
     async def run(self) -> JobResult:
-        """Do them all."""
+        """Run all steps and return how they ended."""
         expressions = self._expressions
         if expressions.is_pipeline_job:
-            self._base = expressions.variables()
+            self._variables = expressions.variables()
             try:
-                expressions.env = await self._think(expressions.texts, self._spec.env, {})
+                expressions.env = await self._evaluate(expressions.interpolate_all, self._spec.env, {})
             except Refused as refused:
                 return self._refused(f"env: {refused.message}", refused)
         else:
             expressions.env = dict(self._spec.env)
         for index, step in enumerate(self._steps):
-            if self._failure is not None and not self._goes_on(index):
+            if self._failure is not None and not self._may_run_after_failure(index):
                 break
-            if not await self._one(index, step):
+            if not await self._run_step(index, step):
                 break
         if self._failure is not None:
             return structs.replace(self._failure, steps=self._results)
-        ran = sum(not each.is_skipped for each in self._results)
-        well = structs.replace(self._last, exit_code=0, signal=None, is_timed_out=False)
-        return JobResult(exit=well, steps=self._results, summary=f"{ran} steps succeeded")
+        run_count = sum(not result.is_skipped for result in self._results)
+        success = structs.replace(self._last_exit, exit_code=0, signal=None, is_timed_out=False)
+        return JobResult(exit=success, steps=self._results, summary=f"{run_count} steps succeeded")
 
-    def _goes_on(self, index: int) -> bool:
-        """Whether one of the steps from here on may run after a failure."""
-        if self._left() <= 0 or (self._failure is not None and self._failure.error_code == "RUNNER_STARTUP"):
+    def _may_run_after_failure(self, index: int) -> bool:
+        """Return whether any step from this index on may still run after a failure."""
+        if self._seconds_left() <= 0 or (self._failure is not None and self._failure.error_code == "RUNNER_STARTUP"):
             return False
         return self._expressions.is_pipeline_job or any(step.condition for step in self._steps[index:])
 
-    async def _one(self, index: int, step: Step) -> bool:
-        """One step; whether there may be another."""
+    async def _run_step(self, index: int, step: Step) -> bool:
+        """Run or skip one step. Return False if the job must stop."""
         name = step.name or step.run.strip().partition("\n")[0] or f"{step.uses}"
         try:
-            env = {**self._expressions.env, **self._stage.set_env}
-            name = await self._think(self._expressions.text, name, env)
-            is_wanted = not self._is_conditional(step) or await self._think(
-                self._expressions.holds, step.condition, env
+            env = {**self._expressions.env, **self._job.set_env}
+            name = await self._evaluate(self._expressions.interpolate, name, env)
+            is_enabled = not self._is_conditional(step) or await self._evaluate(
+                self._expressions.step_condition_holds, step.condition, env
             )
         except Refused as refused:
             name = self._log.masked_line(name)
             self._log.write_line(f"{name}: {refused.message}")
             return self._fail(index, step, name, Exit(None, None, 0.0), refused.message, "BAD_SPEC")
         name = self._log.masked_line(name)
-        if not is_wanted:
+        if not is_enabled:
             self._skip(index, step, name)
             return True
-        if not await self._go_on(index, name):
+        if not await self._may_start(index, name):
             return False
         await self._restore_caches(step)
         self._log.begin_section(index, name)
         outputs: dict[str, str] = {}
-        code = why = ""
+        code = reason = ""
         try:
-            ended, outputs, why = await self._do(index, step)
+            step_exit, outputs, reason = await self._execute(index, step)
         except Refused as refused:
-            ended, why, code = Exit(None, None, 0.0), refused.message, code_of(refused)
+            step_exit, reason, code = Exit(None, None, 0.0), refused.message, error_code_of(refused)
         except StepFailed as failed:
-            ended, why, code = Exit(FAILED, None, 0.0), str(failed), failed.code
+            step_exit, reason, code = Exit(FAILED, None, 0.0), str(failed), failed.code
         except (CellFailed, OSError) as error:
-            ended, why, code = Exit(None, None, 0.0), str(error), "RUNNER_STARTUP"
-        if why:
-            self._log.write_line(why)
-        self._log.end_section(index, ended.exit_code, ended.seconds)
-        self._last = ended
-        if ended.exit_code == 0 and not ended.is_timed_out and not code:
-            self._results.append(self._result(index, name, ended))
-            self._expressions.told(step.id, SUCCESS, SUCCESS, outputs)
+            step_exit, reason, code = Exit(None, None, 0.0), str(error), "RUNNER_STARTUP"
+        if reason:
+            self._log.write_line(reason)
+        self._log.end_section(index, step_exit.exit_code, step_exit.seconds)
+        self._last_exit = step_exit
+        if step_exit.exit_code == 0 and not step_exit.is_timed_out and not code:
+            self._results.append(self._result(index, name, step_exit))
+            self._expressions.record_step(step.id, SUCCESS, SUCCESS, outputs)
             return True
-        return self._fail(index, step, name, ended, why, "TIMED_OUT" if ended.is_timed_out else code, outputs)
+        return self._fail(
+            index, step, name, step_exit, reason, "TIMED_OUT" if step_exit.is_timed_out else code, outputs
+        )
 
     def _is_conditional(self, step: Step) -> bool:
         return self._expressions.is_pipeline_job or bool(step.condition)
 
-    async def _think(self, work: Callable[..., T], *words: Any) -> T:
-        """Evaluate something; files may have to be read for that, so not on the loop."""
+    async def _evaluate(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that evaluates expressions, in a thread: `hashFiles` may have to read many files."""
         if not self._expressions.is_pipeline_job:
-            return work(*words)
-        return await asyncio.to_thread(work, *words)
+            return function(*args)
+        return await asyncio.to_thread(function, *args)
 
     def _skip(self, index: int, step: Step, name: str) -> None:
-        why = step.condition or "success()"
-        self._log.write_line(f"skipped: {name} (if: {why})")
-        result = StepResult(index=index, name=name, exit_code=None, seconds=0.0, is_skipped=True, why=why[:2000])
+        condition = step.condition or "success()"
+        self._log.write_line(f"skipped: {name} (if: {condition})")
+        result = StepResult(index=index, name=name, exit_code=None, seconds=0.0, is_skipped=True, why=condition[:2000])
         self._results.append(result)
-        self._expressions.told(step.id, SKIPPED, SKIPPED, {})
+        self._expressions.record_step(step.id, SKIPPED, SKIPPED, {})
 
-    def _result(self, index: int, name: str, ended: Exit, why: str = "") -> StepResult:
+    def _result(self, index: int, name: str, step_exit: Exit, reason: str = "") -> StepResult:
         return StepResult(
             index=index,
             name=name,
-            exit_code=ended.exit_code,
-            seconds=round(ended.seconds, 3),
-            is_timed_out=ended.is_timed_out,
-            why=self._log.masked_line(why),
+            exit_code=step_exit.exit_code,
+            seconds=round(step_exit.seconds, 3),
+            is_timed_out=step_exit.is_timed_out,
+            why=self._log.masked_line(reason),
         )
 
     def _fail(
@@ -153,188 +157,187 @@ class StepSequence:
         index: int,
         step: Step,
         name: str,
-        ended: Exit,
-        why: str,
+        step_exit: Exit,
+        reason: str,
         code: str,
         outputs: dict[str, str] | None = None,
     ) -> bool:
-        """It failed; whether that is the end of the job shows when the next one is looked at."""
-        result = self._result(index, name, ended, why)
-        # What this runner cannot do is no failure of the step.
-        is_its_own = code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else code in ("", "TIMED_OUT")
-        is_tolerated = step.continue_on_error and is_its_own
+        """Record a failed step. Return True: the conditions of the later steps decide whether they run."""
+        result = self._result(index, name, step_exit, reason)
+        # `continue-on-error` does not cover a failure of the runner itself.
+        is_step_failure = code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else code in ("", "TIMED_OUT")
+        is_tolerated = step.continue_on_error and is_step_failure
         self._results.append(structs.replace(result, is_tolerated=is_tolerated))
-        self._expressions.told(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, outputs or {})
+        self._expressions.record_step(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, outputs or {})
         if not is_tolerated:
             self._expressions.status = FAILURE
             if self._failure is None:
-                summary = self._log.masked_line(f"{name}: {why}") if why else told(name, ended)
-                self._failure = JobResult(exit=ended, steps=[], error_code=code, summary=summary)
+                summary = self._log.masked_line(f"{name}: {reason}") if reason else describe_exit(name, step_exit)
+                self._failure = JobResult(exit=step_exit, steps=[], error_code=code, summary=summary)
         return True
 
-    def _refused(self, why: str, refused: Refused) -> JobResult:
-        self._log.write_line(why)
-        code = code_of(refused)
+    def _refused(self, reason: str, refused: Refused) -> JobResult:
+        self._log.write_line(reason)
+        code = error_code_of(refused)
         return JobResult(
-            exit=Exit(None, None, 0.0), steps=self._results, error_code=code, summary=self._log.masked_line(why)
+            exit=Exit(None, None, 0.0), steps=self._results, error_code=code, summary=self._log.masked_line(reason)
         )
 
     async def _restore_caches(self, step: Step) -> None:
-        """Once, before the first step that is no checkout: keys may depend on the sources."""
-        if self._has_caches or step.uses == "checkout" or not self._spec.caches:
+        """Restore the caches once, before the first step that is not a checkout: keys may depend on the sources."""
+        if self._has_restored_caches or step.uses == "checkout" or not self._spec.caches:
             return
-        self._has_caches = True
+        self._has_restored_caches = True
         with self._log.section(RESTORE_CACHES, "restore caches"):
-            await self._stage.caches.restore(await self._think(self._filled, self._spec.caches))
+            await self._job.caches.restore(await self._evaluate(self._interpolated, self._spec.caches))
 
-    def _filled(self, rules: list[CacheRule]) -> list[CacheRule]:
-        """Rules with the values of their expressions; one that has none is left out."""
-        found: list[CacheRule] = []
-        text = self._expressions.text
+    def _interpolated(self, rules: list[CacheRule]) -> list[CacheRule]:
+        """Evaluate the expressions in keys and paths. A rule whose expression fails is left out."""
+        interpolated: list[CacheRule] = []
+        interpolate = self._expressions.interpolate
         for rule in rules:
             try:
-                found.append(structs.replace(rule, key=text(rule.key), paths=[text(path) for path in rule.paths]))
+                key, paths = interpolate(rule.key), [interpolate(path) for path in rule.paths]
+                interpolated.append(structs.replace(rule, key=key, paths=paths))
             except Refused as refused:
-                self._log.write_line(f"cache {rule.key!r}: {refused.message}; going on without it")
-        return found
+                self._log.write_line(f"cache {rule.key!r}: {refused.message}; continuing without it")
+        return interpolated
 
     # -- one step
 
-    async def _do(self, index: int, step: Step) -> tuple[Exit, dict[str, str], str]:
-        """How it ended, its outputs, and what is wrong beside its exit code."""
-        expressions, stage = self._expressions, self._stage
-        outer = {**expressions.env, **stage.set_env}
-        own = await self._think(expressions.texts, step.env, outer) if expressions.is_pipeline_job else step.env
-        env = {**self._base, **outer, **own, **self._secrets}
-        left = max(0.1, self._left())
-        timeout = min(left, step.timeout_seconds or left)
+    async def _execute(self, index: int, step: Step) -> tuple[Exit, dict[str, str], str]:
+        """Execute a step. Return its exit, its outputs, and an error in its command files, if any."""
+        expressions, job = self._expressions, self._job
+        job_env = {**expressions.env, **job.set_env}
+        step_env = step.env
+        if expressions.is_pipeline_job:
+            step_env = await self._evaluate(expressions.interpolate_all, step.env, job_env)
+        env = {**self._variables, **job_env, **step_env, **self._secrets}
+        seconds_left = max(0.1, self._seconds_left())
+        timeout_seconds = min(seconds_left, step.timeout_seconds or seconds_left)
         if step.uses is not None:
-            stage.env, stage.timeout_seconds = env, timeout
-            inputs = await self._think(expressions.inputs, step.inputs, {**outer, **own})
-            return await self._built_in(BUILT_INS[step.uses], inputs, timeout)
-        workdir = resolve_workdir(
-            stage.layout.workspace, await self._think(expressions.text, step.workdir or self._spec.workdir)
-        )
-        script = await self._think(expressions.text, step.run, {**outer, **own})
-        shell = await self._think(expressions.text, step.shell, {**outer, **own})
-        begun = start(shell, script, stage.layout, index)
+            job.env, job.timeout_seconds = env, timeout_seconds
+            inputs = await self._evaluate(expressions.interpolate_inputs, step.inputs, {**job_env, **step_env})
+            return await self._run_action(ACTIONS[step.uses], inputs, timeout_seconds)
+        folder = await self._evaluate(expressions.interpolate, step.workdir or self._spec.workdir)
+        workdir = resolve_workdir(job.layout.workspace, folder)
+        script = await self._evaluate(expressions.interpolate, step.run, {**job_env, **step_env})
+        shell = await self._evaluate(expressions.interpolate, step.shell, {**job_env, **step_env})
+        command = shell_command(shell, script, job.layout, index)
         if not expressions.is_pipeline_job:
-            ended = await stage.cell.run(
-                begun.script,
+            step_exit = await job.cell.run(
+                command.script,
                 env=env,
                 workdir=workdir,
-                timeout_seconds=timeout,
+                timeout_seconds=timeout_seconds,
                 on_output=self._log.write_output,
-                shell=begun.shell,
+                shell=command.shell,
             )
-            return ended, {}, ""
-        files = CommandFiles(stage.layout, index)
-        env |= files.make()
-        if stage.paths:
-            env["PATH"] = ":".join([*stage.paths, env.get("PATH") or await self._cells_path()])
-        spoken = WorkflowCommandFilter(self._log.write_output, self._log.add_secrets)
-        ended = await stage.cell.run(
-            begun.script,
+            return step_exit, {}, ""
+        files = CommandFiles(job.layout, index)
+        env |= files.create()
+        if job.paths:
+            env["PATH"] = ":".join([*job.paths, env.get("PATH") or await self._default_path()])
+        output_filter = WorkflowCommandFilter(self._log.write_output, self._log.add_secrets)
+        step_exit = await job.cell.run(
+            command.script,
             env=env,
             workdir=workdir,
-            timeout_seconds=timeout,
-            on_output=spoken.hear,
-            shell=begun.shell,
+            timeout_seconds=timeout_seconds,
+            on_output=output_filter.feed,
+            shell=command.shell,
         )
-        spoken.end()
+        output_filter.finish()
         try:
-            said = await asyncio.to_thread(files.read)
+            report = await asyncio.to_thread(files.read)
         except Refused as refused:
-            code = ended.exit_code or FAILED
-            return structs.replace(ended, exit_code=code), spoken.outputs, refused.message
-        self._heed(said)
-        return ended, {**spoken.outputs, **said.outputs}, ""
+            code = step_exit.exit_code or FAILED
+            return structs.replace(step_exit, exit_code=code), output_filter.outputs, refused.message
+        self._apply(report)
+        return step_exit, {**output_filter.outputs, **report.outputs}, ""
 
-    async def run_rule(self, script: str, name: str, hear: Callable[[bytes], None] | None = None) -> Exit:
-        """A command that is no step, in the environment that the last one left; `hear` is told what it prints, too."""
-        if not await self._go_on(len(self._steps), name):
+    async def run_rule(self, script: str, name: str, on_rule_output: Callable[[bytes], None] | None = None) -> Exit:
+        """Run the command of a validation rule in the environment that the last step left. Raises `JobStopped`."""
+        if not await self._may_start(len(self._steps), name):
             raise JobStopped
 
         def on_output(data: bytes) -> None:
             self._log.write_output(data)
-            if hear is not None:
-                hear(data)
+            if on_rule_output is not None:
+                on_rule_output(data)
 
-        env = {**self._base, **self._expressions.env, **self._stage.set_env, **self._secrets}
-        if self._stage.paths:
-            env["PATH"] = ":".join([*self._stage.paths, env.get("PATH") or await self._cells_path()])
-        layout = self._stage.layout
-        return await self._stage.cell.run(
+        env = {**self._variables, **self._expressions.env, **self._job.set_env, **self._secrets}
+        if self._job.paths:
+            env["PATH"] = ":".join([*self._job.paths, env.get("PATH") or await self._default_path()])
+        layout = self._job.layout
+        return await self._job.cell.run(
             script,
             env=env,
-            workdir=resolve_workdir(layout.workspace, await self._think(self._expressions.text, self._spec.workdir)),
-            timeout_seconds=max(0.1, self._left()),
+            workdir=resolve_workdir(
+                layout.workspace, await self._evaluate(self._expressions.interpolate, self._spec.workdir)
+            ),
+            timeout_seconds=max(0.1, self._seconds_left()),
             on_output=on_output,
         )
 
-    def _heed(self, said: StepReport) -> None:
-        """What a step wants for those after it."""
-        stage = self._stage
-        stage.set_env = {**stage.set_env, **said.env}
-        stage.paths = [*reversed(said.paths), *stage.paths]
-        if said.summary:
-            for line in said.summary.splitlines():
+    def _apply(self, report: StepReport) -> None:
+        """Apply a step's variables and PATH entries to later steps, and write its summary to the log."""
+        job = self._job
+        job.set_env = {**job.set_env, **report.env}
+        job.paths = [*reversed(report.paths), *job.paths]
+        if report.summary:
+            for line in report.summary.splitlines():
                 self._log.write_line(f"summary: {line}")
 
-    async def _cells_path(self) -> str:
-        """Where the cell looks for programs; an image may have its own idea of it."""
-        if not self._path:
-            heard = bytearray()
-            await self._stage.cell.run(
+    async def _default_path(self) -> str:
+        """Return the PATH of the cell, which a container image may set."""
+        if not self._cell_path:
+            output = bytearray()
+            await self._job.cell.run(
                 'printf %s "$PATH"',
                 env={},
-                workdir=self._stage.layout.workspace,
+                workdir=self._job.layout.workspace,
                 timeout_seconds=PATH_SECONDS,
-                on_output=heard.extend,
+                on_output=output.extend,
                 shell=("sh", "-c"),
             )
-            self._path = heard.decode("utf-8", "replace")
-        return self._path
+            self._cell_path = output.decode("utf-8", "replace")
+        return self._cell_path
 
-    async def _built_in(
-        self, work: BuiltInStep, inputs: dict[str, str], timeout: float
+    async def _run_action(
+        self, action: Action, inputs: dict[str, str], timeout_seconds: float
     ) -> tuple[Exit, dict[str, str], str]:
         clock = asyncio.get_running_loop().time
-        began = clock()
-        working = self._working = asyncio.create_task(_awaited(work(self._stage, inputs)))
+        started = clock()
+        task = self._action_task = asyncio.create_task(_awaited(action(self._job, inputs)))
         try:
-            await asyncio.wait({working}, timeout=timeout)
-            if not working.done():
-                return Exit(None, None, clock() - began, is_timed_out=True), {}, ""
-            if working.cancelled():
+            await asyncio.wait({task}, timeout=timeout_seconds)
+            if not task.done():
+                return Exit(None, None, clock() - started, is_timed_out=True), {}, ""
+            if task.cancelled():
                 raise JobStopped
-            return Exit(0, None, clock() - began), working.result(), ""
+            return Exit(0, None, clock() - started), task.result(), ""
         except Unreachable as error:
             raise StepFailed(str(error), "RUNNER_STARTUP") from error
         finally:
-            self._working = None
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            self._action_task = None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def stop(self) -> None:
-        """Nobody wants them any more: what the runner itself does ends here; what the job does, its cell ends."""
-        if self._working is not None:
-            self._working.cancel()
+        """Stop the current action, if any. Commands of the job are stopped by stopping its cell."""
+        if self._action_task is not None:
+            self._action_task.cancel()
 
 
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
-def told(name: str, last: Exit) -> str:
-    """How a step ended, in one line."""
-    if last.is_timed_out:
-        return f"{name}: took too long and was stopped after {last.seconds:.1f} s"
-    if last.signal is not None:
-        return f"{name}: killed by signal {last.signal}"
-    return f"{name}: exit code {last.exit_code}"
-
-
-def code_of(refused: Refused) -> str:
-    """Whose fault it is that it did not run: the job's, or this runner's, so that another may try."""
-    return "BAD_SPEC" if refused.code == "bad_spec" else "RUNNER_STARTUP"
+def describe_exit(name: str, step_exit: Exit) -> str:
+    """Return in one line how a step failed."""
+    if step_exit.is_timed_out:
+        return f"{name}: took too long and was stopped after {step_exit.seconds:.1f} s"
+    if step_exit.signal is not None:
+        return f"{name}: killed by signal {step_exit.signal}"
+    return f"{name}: exit code {step_exit.exit_code}"

@@ -1,4 +1,4 @@
-"""The shells in which steps run: by a name, or as a command in which `{0}` is a file with the script."""
+"""The shells in which steps run: a known name, or a command template in which `{0}` stands for the script file."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from deltaci.runner.workspace.layout import Layout
 from deltaci.runner.workspace.safe_fs import write_file
 
 MAX_ARGUMENT_BYTES: Final = 100_000  # The kernel takes no argument of more than 128 KiB.
-NAMED: Final = {
+SHELLS: Final = {
     "bash": ("bash --noprofile --norc -eo pipefail {0}", ".sh"),
     "sh": ("sh -e {0}", ".sh"),
     "python": ("python {0}", ".py"),
     "pwsh": ("pwsh -NoLogo -NoProfile -NonInteractive -File {0}", ".ps1"),
 }
-_LARGE: Final = "bash -eo pipefail {0}"
+_LARGE_SCRIPT_SHELL: Final = "bash -eo pipefail {0}"
 
 
 class ShellCommand(msgspec.Struct, frozen=True):
-    """What a cell is asked to run."""
+    """A script for a cell, and the shell with which the cell runs it."""
 
     script: str
     shell: tuple[str, ...] = SHELL
 
 
-def start(shell: str, script: str, layout: Layout, index: int) -> ShellCommand:
-    """How to run a script; through a file where its shell wants one, or where it is too large for an argument."""
-    asked = shell.strip()
-    if not asked:
+def shell_command(shell: str, script: str, layout: Layout, index: int) -> ShellCommand:
+    """Return how to run a script, which is written to a file if the shell takes one or the script is too large."""
+    name = shell.strip()
+    if not name:
         if len(script.encode("utf-8", "surrogatepass")) <= MAX_ARGUMENT_BYTES:
             return ShellCommand(script)
-        asked = _LARGE
-    template, suffix = NAMED.get(asked, (asked, ""))
+        name = _LARGE_SCRIPT_SHELL
+    template, suffix = SHELLS.get(name, (name, ""))
     if "{0}" not in template or "\0" in template:
         raise Refused(
             "bad_spec",
-            f"the shell {shell[:80]!r} is not known; use {', '.join(NAMED)}, or a command with {{0}} for the script",
+            f"the shell {shell[:80]!r} is not known; use {', '.join(SHELLS)}, or a command with {{0}} for the script",
         )
     try:
         words = shlex.split(template)

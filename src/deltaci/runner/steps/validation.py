@@ -1,7 +1,8 @@
-"""What must hold after the steps: commands, files, test reports, numbers. A rule says what it found and what it wanted.
+"""Checks the validation rules of a job after its steps: commands, files, test reports and numbers in reports.
 
-All rules are looked at, also after one that does not hold; those that are commands run in the job's cell, like steps.
-What a rule reads was written by the job, and is never trusted. The rules that need the server's commits are left to it.
+Each rule results in what was found and what was expected. All rules are checked, also after one that fails. Commands
+run in the job's cell, like steps. The files that a rule reads are untrusted: the job wrote them. Rules about commits
+are checked by the server.
 """
 
 from __future__ import annotations
@@ -23,58 +24,58 @@ from deltaci.runner.actions.context import JobContext
 from deltaci.runner.log.sections import VALIDATE
 from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Exit
-from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, number_in
+from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, read_number
 from deltaci.runner.steps.sequence import StepSequence
 from deltaci.runner.workspace.artifacts import ArtifactFile, SearchLimits, find_files, open_file, search_files
 
 MAX_REPORTS_BYTES: Final = 128 * 1024**2
-MAX_LINE_BYTES: Final = 64 * 1024  # What is longer is more than one line.
-MAX_READ_BYTES: Final = 16 * 1024**2  # Of all files together that one rule looks into.
+MAX_LINE_BYTES: Final = 64 * 1024  # A longer line is searched in pieces.
+MAX_READ_BYTES: Final = 16 * 1024**2  # Of all files together that one rule searches.
 MAX_PRINTED_BYTES: Final = 64 * 1024
-MAX_SHOWN: Final = 3
-BOUNDS: Final = SearchLimits(files=100_000, bytes=2**60)  # They are looked at, not kept.
-MAX_CHARS: Final = 300  # Of each text of a verdict.
+MAX_NAMES: Final = 3  # That a message lists.
+BOUNDS: Final = SearchLimits(files=100_000, bytes=2**60)  # Sizes do not matter: the files are not stored.
+MAX_CHARS: Final = 300  # Of each text of a rule's result.
 KINDS: Final = ("run", "files", "junit", "number", "result")
 
 
 class RuleOutcome(NamedTuple):
-    """What a look at one rule shows."""
+    """Whether a rule passed, what was found and what was expected, not yet masked."""
 
     is_passed: bool
-    found: str
-    wanted: str
+    actual: str
+    expected: str
 
 
 class RuleChecker:
-    """All rules of one job that a runner looks at."""
+    """Checks the rules of one job, except those that the server checks."""
 
-    def __init__(self, stage: JobContext, steps: StepSequence, left: Callable[[], float]) -> None:
-        self._stage = stage
+    def __init__(self, job: JobContext, steps: StepSequence, seconds_left: Callable[[], float]) -> None:
+        self._job = job
         self._steps = steps
-        self._left = left
+        self._seconds_left = seconds_left
 
-    async def check(self, ended: JobResult) -> JobResult:
-        """How the job ended, with a verdict for each rule; the first that does not hold is the summary."""
-        log, verdicts = self._stage.log, list[RuleResult]()
-        rules = [rule for rule in self._stage.spec.rules if not rule.is_checked_by_server]
+    async def check(self, result: JobResult) -> JobResult:
+        """Add the result of each rule to the job's result. The first rule that failed becomes its summary."""
+        log, verdicts = self._job.log, list[RuleResult]()
+        rules = [rule for rule in self._job.spec.rules if not rule.is_checked_by_server]
         if not rules:
-            return ended
+            return result
         with log.section(VALIDATE, "validate"):
-            for number, rule in enumerate(rules):
-                name = log.masked_line(_name(rule) or f"{number + 1}", MAX_CHARS)
-                is_passed, found, wanted = await self._looked_at(rule, name)
+            for index, rule in enumerate(rules):
+                name = log.masked_line(_describe_rule(rule) or f"{index + 1}", MAX_CHARS)
+                outcome = await self._check_rule(rule, name)
                 verdict = RuleResult(
                     rule=name,
-                    is_passed=is_passed,
-                    actual=log.masked_line(found, MAX_CHARS),
-                    expected=log.masked_line(wanted, MAX_CHARS),
+                    is_passed=outcome.is_passed,
+                    actual=log.masked_line(outcome.actual, MAX_CHARS),
+                    expected=log.masked_line(outcome.expected, MAX_CHARS),
                 )
                 log.write_line(describe_result(verdict))
                 verdicts.append(verdict)
-        summary = next((describe_result(each) for each in verdicts if not each.is_passed), ended.summary)
-        return structs.replace(ended, verdicts=verdicts, summary=summary)
+        summary = next((describe_result(verdict) for verdict in verdicts if not verdict.is_passed), result.summary)
+        return structs.replace(result, verdicts=verdicts, summary=summary)
 
-    async def _looked_at(self, rule: ValidationRule, name: str) -> RuleOutcome:
+    async def _check_rule(self, rule: ValidationRule, name: str) -> RuleOutcome:
         kinds = [kind for kind in KINDS if getattr(rule, kind)]
         if len(kinds) != 1:
             return RuleOutcome(
@@ -82,129 +83,130 @@ class RuleChecker:
             )
         try:
             if rule.run:
-                return _command(await self._steps.run_rule(await self._filled(rule.run), name))
+                return _check_exit(await self._steps.run_rule(await self._interpolate(rule.run), name))
             if rule.result:
-                return await self._result(rule.result, name)
+                return await self._check_result(rule.result, name)
         except Refused as refused:
             return RuleOutcome(False, refused.message, "a command that can be run")
-        work = self._stage.transfers.run_in_thread
+        run_in_thread = self._job.transfers.run_in_thread
         if rule.number is not None:
-            return await work(self._number, rule.number)
+            return await run_in_thread(self._check_number, rule.number)
         if rule.files:
-            return await work(self._files, rule.files, rule.contains)
-        return await work(self._tests, rule.junit, rule.min_tests)
+            return await run_in_thread(self._check_files, rule.files, rule.contains)
+        return await run_in_thread(self._check_tests, rule.junit, rule.min_tests)
 
-    async def _filled(self, text: str) -> str:
-        return await self._stage.transfers.run_in_thread(self._stage.expressions.text, text)
+    async def _interpolate(self, text: str) -> str:
+        return await self._job.transfers.run_in_thread(self._job.expressions.interpolate, text)
 
     # -- commands
 
-    async def _result(self, script: str, name: str) -> RuleOutcome:
-        """The command says itself how it judges; its exit code has to agree."""
+    async def _check_result(self, script: str, name: str) -> RuleOutcome:
+        """Run a command that prints its verdict as a JSON object. A verdict that it passed needs exit code 0, too."""
         printed = bytearray()
 
-        def hear(data: bytes) -> None:
+        def on_output(data: bytes) -> None:
             printed.extend(data[: MAX_PRINTED_BYTES + 1 - len(printed)])
 
-        last = await self._steps.run_rule(await self._filled(script), name, hear)
-        how = _command(last)
+        exit_outcome = _check_exit(await self._steps.run_rule(await self._interpolate(script), name, on_output))
         if len(printed) > MAX_PRINTED_BYTES:
             return RuleOutcome(False, f"more than {MAX_PRINTED_BYTES} bytes", "a JSON object with 'passed'")
-        said = _judgement(bytes(printed))
-        if said is None:
+        verdict = _parse_verdict(bytes(printed))
+        if verdict is None:
             text = bytes(printed).decode("utf-8", "replace").strip()
-            found = f"{how.found}, and it printed {text!r}" if text else f"{how.found}, and it printed nothing"
-            return RuleOutcome(False, found, "a JSON object with 'passed', true or false")
-        found, wanted = _text(said.get("found")), _text(said.get("wanted"))
-        if said["passed"] and not how.is_passed:
-            return RuleOutcome(False, f"'passed', but {how.found}", how.wanted)
-        return RuleOutcome(said["passed"], found or _text(said["passed"]), wanted or "that it passes")
+            printed_text = f"it printed {text!r}" if text else "it printed nothing"
+            actual = f"{exit_outcome.actual}, and {printed_text}"
+            return RuleOutcome(False, actual, "a JSON object with 'passed', true or false")
+        actual, expected = _text(verdict.get("found")), _text(verdict.get("wanted"))
+        if verdict["passed"] and not exit_outcome.is_passed:
+            return RuleOutcome(False, f"'passed', but {exit_outcome.actual}", exit_outcome.expected)
+        return RuleOutcome(verdict["passed"], actual or _text(verdict["passed"]), expected or "that it passes")
 
     # -- files
 
-    def _files(self, patterns: list[str], contains: str) -> RuleOutcome:
-        text, workspace = self._stage.expressions.text, self._stage.layout.workspace
-        wanted = "a file for each pattern"
+    def _check_files(self, patterns: list[str], contains: str) -> RuleOutcome:
+        interpolate, workspace = self._job.expressions.interpolate, self._job.layout.workspace
+        expected = "a file for each pattern"
         try:
             if contains:
-                wanted = f"a line with {contains!r} in each file"
+                expected = f"a line with {contains!r} in each file"
                 log_patterns.check(contains)
-            kept = [ArtifactRule(path_glob=text(pattern)) for pattern in patterns]
-            found, missed = search_files(workspace, kept, BOUNDS)
-            if missed:
-                return RuleOutcome(False, f"no file for {_listed(each.path_glob for each in missed)}", wanted)
-            if contains and sum(each.bytes for each in found) > MAX_READ_BYTES:
-                return RuleOutcome(False, f"files of more than {MAX_READ_BYTES} bytes", wanted)
-            without = [each.path for each in found if not self._has(each, contains)] if contains else []
+            rules = [ArtifactRule(path_glob=interpolate(pattern)) for pattern in patterns]
+            matches, unmatched = search_files(workspace, rules, BOUNDS)
+            if unmatched:
+                return RuleOutcome(False, f"no file for {_list_names(rule.path_glob for rule in unmatched)}", expected)
+            if contains and sum(match.bytes for match in matches) > MAX_READ_BYTES:
+                return RuleOutcome(False, f"files of more than {MAX_READ_BYTES} bytes", expected)
+            without = [match.path for match in matches if not self._has_line(match, contains)] if contains else []
         except (BadPattern, Refused, OSError) as error:
-            return RuleOutcome(False, _said(error), wanted)
+            return RuleOutcome(False, _error_message(error), expected)
         if without:
-            return RuleOutcome(False, f"none in {_listed(without)}", wanted)
-        return RuleOutcome(True, f"{len(found)} files", wanted)
+            return RuleOutcome(False, f"none in {_list_names(without)}", expected)
+        return RuleOutcome(True, f"{len(matches)} files", expected)
 
-    def _has(self, found: ArtifactFile, pattern: str) -> bool:
-        """Whether a line fits. A long one is looked at in pieces: that bounds how long a search can take."""
-        fits, step, read = re.compile(pattern).search, MAX_LINE_CHARS // 2, 0
-        with open_file(self._stage.layout.workspace, found) as file:
-            while read < found.bytes and (raw := file.readline(min(MAX_LINE_BYTES, found.bytes - read))):
+    def _has_line(self, match: ArtifactFile, pattern: str) -> bool:
+        """Return whether a line matches. Long lines are searched in overlapping pieces, which bounds the time."""
+        matches, step, read = re.compile(pattern).search, MAX_LINE_CHARS // 2, 0
+        with open_file(self._job.layout.workspace, match) as file:
+            while read < match.bytes and (raw := file.readline(min(MAX_LINE_BYTES, match.bytes - read))):
                 read += len(raw)
                 line = raw.decode("utf-8", "replace").rstrip("\r\n")
-                if any(fits(line[at : at + MAX_LINE_CHARS]) for at in range(0, max(1, len(line) - step), step)):
+                if any(matches(line[at : at + MAX_LINE_CHARS]) for at in range(0, max(1, len(line) - step), step)):
                     return True
-                if self._left() <= 0:
-                    raise Refused("too_large", f"so much in {found.path!r} that the time of the job is over")
+                if self._seconds_left() <= 0:
+                    raise Refused("too_large", f"{match.path!r} is so large that the job timed out during the search")
         return False
 
     # -- reports
 
-    def _tests(self, pattern: str, fewest: int) -> RuleOutcome:
-        wanted = f"at least {fewest} tests, and none that failed" if fewest else "no test that failed"
+    def _check_tests(self, pattern: str, min_tests: int) -> RuleOutcome:
+        expected = f"at least {min_tests} tests, and none that failed" if min_tests else "no test that failed"
         try:
-            found = self._found(self._stage.expressions.text(pattern), MAX_REPORTS_BYTES)
-            if not found:
-                return RuleOutcome(False, f"no test report at {pattern!r}", wanted)
-            broken: list[str] = []
-            report = junit.read(
-                [(each.path, self._content(each)) for each in found], lambda bad: broken.append(bad.message)
+            reports = self._find_reports(self._job.expressions.interpolate(pattern), MAX_REPORTS_BYTES)
+            if not reports:
+                return RuleOutcome(False, f"no test report at {pattern!r}", expected)
+            unreadable: list[str] = []
+            summary = junit.read(
+                [(report.path, self._read(report)) for report in reports],
+                lambda refused: unreadable.append(refused.message),
             )
         except (Refused, OSError) as error:
-            return RuleOutcome(False, _said(error), wanted)
-        if broken:
-            return RuleOutcome(False, broken[0], wanted)
-        told_failed = ""
-        if report.failed or report.errors:
-            names = ", ".join(report.failed_names[:MAX_SHOWN])
-            told_failed = f", {report.failed} failed and {report.errors} with errors ({names})"
-        is_passed = not told_failed and report.tests >= fewest
-        return RuleOutcome(is_passed, f"{report.tests} tests{told_failed}", wanted)
+            return RuleOutcome(False, _error_message(error), expected)
+        if unreadable:
+            return RuleOutcome(False, unreadable[0], expected)
+        failures = ""
+        if summary.failed or summary.errors:
+            names = ", ".join(summary.failed_names[:MAX_NAMES])
+            failures = f", {summary.failed} failed and {summary.errors} with errors ({names})"
+        is_passed = not failures and summary.tests >= min_tests
+        return RuleOutcome(is_passed, f"{summary.tests} tests{failures}", expected)
 
-    def _number(self, rule: NumberRule) -> RuleOutcome:
-        wanted = wanted_of(rule)
+    def _check_number(self, rule: NumberRule) -> RuleOutcome:
+        expected = describe_range(rule)
         try:
             path = report_paths.parse(rule.at)
-            found = self._found(self._stage.expressions.text(rule.report), MAX_REPORT_BYTES)
-            if len(found) != 1:
-                how_many = f"{len(found)} reports" if found else "no report"
-                return RuleOutcome(False, f"{how_many} at {rule.report!r}", f"one, with {wanted}")
-            value, written = number_in(self._content(found[0]), path)
+            reports = self._find_reports(self._job.expressions.interpolate(rule.report), MAX_REPORT_BYTES)
+            if len(reports) != 1:
+                count = f"{len(reports)} reports" if reports else "no report"
+                return RuleOutcome(False, f"{count} at {rule.report!r}", f"one, with {expected}")
+            value, text = read_number(self._read(reports[0]), path)
         except (BadPattern, Refused, OSError) as error:
-            return RuleOutcome(False, _said(error), wanted)
+            return RuleOutcome(False, _error_message(error), expected)
         is_low, is_high = rule.min is not None and value < rule.min, rule.max is not None and value > rule.max
-        return RuleOutcome(not is_low and not is_high, written, wanted)
+        return RuleOutcome(not is_low and not is_high, text, expected)
 
-    def _found(self, pattern: str, most: int) -> list[ArtifactFile]:
-        found = find_files(self._stage.layout.workspace, [ArtifactRule(path_glob=pattern)], BOUNDS)
-        if sum(each.bytes for each in found) > most:
-            raise Refused("too_large", f"reports of more than {most} bytes")
-        return found
+    def _find_reports(self, pattern: str, max_bytes: int) -> list[ArtifactFile]:
+        reports = find_files(self._job.layout.workspace, [ArtifactRule(path_glob=pattern)], BOUNDS)
+        if sum(report.bytes for report in reports) > max_bytes:
+            raise Refused("too_large", f"reports of more than {max_bytes} bytes")
+        return reports
 
-    def _content(self, found: ArtifactFile) -> bytes:
-        with open_file(self._stage.layout.workspace, found) as file:
-            return file.read(found.bytes)
+    def _read(self, match: ArtifactFile) -> bytes:
+        with open_file(self._job.layout.workspace, match) as file:
+            return file.read(match.bytes)
 
 
-def wanted_of(rule: NumberRule) -> str:
-    """What the number has to be, in words."""
+def describe_range(rule: NumberRule) -> str:
+    """Return the range of numbers that the rule accepts, in words."""
     if rule.min is not None and rule.max is not None:
         return f"from {rule.min:.15g} to {rule.max:.15g}"
     if rule.min is not None:
@@ -212,31 +214,32 @@ def wanted_of(rule: NumberRule) -> str:
     return f"at most {rule.max:.15g}" if rule.max is not None else "any number"
 
 
-def _name(rule: ValidationRule) -> str:
-    """Its name, or what it says."""
+def _describe_rule(rule: ValidationRule) -> str:
+    """Return the name of the rule; without a name, the first line of its command, its files or its report."""
     number = f"{rule.number.at} of {rule.number.report}" if rule.number is not None else ""
-    said = rule.run or rule.result
-    return rule.name or said.strip().partition("\n")[0] or rule.junit or ", ".join(rule.files) or number
+    command = rule.run or rule.result
+    return rule.name or command.strip().partition("\n")[0] or rule.junit or ", ".join(rule.files) or number
 
 
-def _command(last: Exit) -> RuleOutcome:
-    wanted = "exit code 0"
-    if last.is_timed_out:
-        return RuleOutcome(False, f"that it took too long, and was stopped after {last.seconds:.1f} s", wanted)
-    if last.signal is not None:
-        return RuleOutcome(False, f"that signal {last.signal} killed it", wanted)
-    return RuleOutcome(last.exit_code == 0, f"exit code {last.exit_code}", wanted)
+def _check_exit(command_exit: Exit) -> RuleOutcome:
+    expected = "exit code 0"
+    if command_exit.is_timed_out:
+        actual = f"that it took too long, and was stopped after {command_exit.seconds:.1f} s"
+        return RuleOutcome(False, actual, expected)
+    if command_exit.signal is not None:
+        return RuleOutcome(False, f"that signal {command_exit.signal} killed it", expected)
+    return RuleOutcome(command_exit.exit_code == 0, f"exit code {command_exit.exit_code}", expected)
 
 
-def _judgement(printed: bytes) -> dict[str, Any] | None:
-    """The object that a command printed: all of it, or its last line."""
+def _parse_verdict(printed: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a command printed as its whole output, or as the last line of it."""
     for text in (printed.strip(), printed.strip().rpartition(b"\n")[2]):
         try:
-            said = msgspec.json.decode(text)
+            verdict = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
-        if isinstance(said, dict) and isinstance(said.get("passed"), bool):
-            return said
+        if isinstance(verdict, dict) and isinstance(verdict.get("passed"), bool):
+            return verdict
     return None
 
 
@@ -246,16 +249,16 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _said(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     match error:
         case Refused():
             return error.message
         case BadPattern():
-            return f"{error.found} in column {error.column} of the rule itself; expected {error.expected}"
+            return f"{error.found} in column {error.column} of the rule; expected {error.expected}"
     return str(error)
 
 
-def _listed(names: Iterable[str]) -> str:
-    shown = [repr(name) for name in names]
-    more = f" and {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else ""
-    return ", ".join(shown[:MAX_SHOWN]) + more
+def _list_names(names: Iterable[str]) -> str:
+    quoted = [repr(name) for name in names]
+    more = f" and {len(quoted) - MAX_NAMES} more" if len(quoted) > MAX_NAMES else ""
+    return ", ".join(quoted[:MAX_NAMES]) + more

@@ -1,7 +1,7 @@
-"""What a step says to the runner in its output: lines that begin with `::`, as GitHub's tools write them.
+"""Workflow commands: lines of a step's output that begin with `::`, as GitHub's tools write them.
 
-`::add-mask::` is obeyed, `::set-output name=…::` too; everything else is text. Only a line that begins with two colons
-is ever kept back, and only up to its end, so a log is as live as it was.
+`::add-mask::`, `::set-output name=…::` and `::stop-commands::` take effect; every other line is output. Only a line
+that begins with two colons is held back, and only until its end, so the rest of the log is not delayed.
 """
 
 from __future__ import annotations
@@ -14,78 +14,81 @@ from deltaci.runner.steps.command_files import MAX_VALUES, OUTPUT_NAME
 
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_MASKS: Final = 200
-_COMMAND: Final = re.compile(r"::(?P<name>[a-z-]+)(?: (?P<words>[^:]*(?::(?!:)[^:]*)*))?::(?P<value>.*)", re.DOTALL)
+_COMMAND: Final = re.compile(
+    r"::(?P<name>[a-z-]+)(?: (?P<parameters>[^:]*(?::(?!:)[^:]*)*))?::(?P<value>.*)", re.DOTALL
+)
 
 
 class WorkflowCommandFilter:
-    """One step's output on its way to the log."""
+    """Passes one step's output on to the log and executes the workflow commands in it."""
 
-    def __init__(self, show: Callable[[bytes], None], hide: Callable[[list[str]], None]) -> None:
-        self._show = show
-        self._hide = hide
-        self._line = b""
-        self._is_at_start = True
-        self._until = ""  # A word that must be said before commands are heard again.
-        self._masks = 0
+    def __init__(self, write_output: Callable[[bytes], None], add_secrets: Callable[[list[str]], None]) -> None:
+        self._write_output = write_output
+        self._add_secrets = add_secrets
+        self._pending_line = b""
+        self._is_at_line_start = True
+        self._resume_token = ""  # After `stop-commands`: the command that resumes the execution of commands.
+        self._mask_count = 0
         self.outputs: dict[str, str] = {}
 
-    def hear(self, data: bytes) -> None:
-        """Some of the output."""
-        data = self._line + data
-        self._line = b""
-        shown = 0  # Up to here everything is on its way.
+    def feed(self, data: bytes) -> None:
+        """Process the next part of the output, which may end anywhere."""
+        data = self._pending_line + data
+        self._pending_line = b""
+        written = 0  # The data before this position has been written.
         at = 0
         while at < len(data):
-            if self._is_at_start and b"::".startswith(data[at : at + 2]):
+            if self._is_at_line_start and b"::".startswith(data[at : at + 2]):
                 end = data.find(b"\n", at)
                 if end < 0 and len(data) - at <= MAX_LINE_BYTES:
-                    self._pass(data[shown:at])
-                    self._line = data[at:]
+                    self._write(data[written:at])
+                    self._pending_line = data[at:]
                     return
                 end = len(data) if end < 0 else end + 1
                 if end - at <= MAX_LINE_BYTES:
-                    self._pass(data[shown:at])
-                    self._command(data[at:end])
-                    shown = end
-                self._is_at_start = data[end - 1 : end] == b"\n"
+                    self._write(data[written:at])
+                    self._execute(data[at:end])
+                    written = end
+                self._is_at_line_start = data[end - 1 : end] == b"\n"
                 at = end
                 continue
             end = data.find(b"\n", at)
-            self._is_at_start = end >= 0
+            self._is_at_line_start = end >= 0
             at = len(data) if end < 0 else end + 1
-        self._pass(data[shown:])
+        self._write(data[written:])
 
-    def end(self) -> None:
-        """Nothing more comes."""
-        line, self._line = self._line, b""
-        self._is_at_start = True
+    def finish(self) -> None:
+        """Process a last line without a newline, at the end of the output."""
+        line, self._pending_line = self._pending_line, b""
+        self._is_at_line_start = True
         if line:
-            self._command(line)
+            self._execute(line)
 
-    def _pass(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         if data:
-            self._show(data)
+            self._write_output(data)
 
-    def _command(self, line: bytes) -> None:
-        said = line.decode("utf-8", "replace").rstrip("\r\n")
-        found = _COMMAND.fullmatch(said)
-        name, value = (found["name"], _plain(found["value"])) if found else ("", "")
-        if self._until:
-            if said == f"::{self._until}::":
-                self._until = ""
+    def _execute(self, line: bytes) -> None:
+        """Execute a line if it is a command, and write it to the log, without the value of a new mask."""
+        text = line.decode("utf-8", "replace").rstrip("\r\n")
+        match = _COMMAND.fullmatch(text)
+        name, value = (match["name"], _unescape(match["value"])) if match else ("", "")
+        if self._resume_token:
+            if text == f"::{self._resume_token}::":
+                self._resume_token = ""
         elif name == "stop-commands" and value:
-            self._until = value
-        elif name == "add-mask" and value.strip() and self._masks < MAX_MASKS:
-            self._masks += 1
-            self._hide([value])
+            self._resume_token = value
+        elif name == "add-mask" and value.strip() and self._mask_count < MAX_MASKS:
+            self._mask_count += 1
+            self._add_secrets([value])
             line = b"::add-mask::***\n"
-        elif name == "set-output" and found is not None:
-            words = dict(each.partition("=")[::2] for each in (found["words"] or "").split(","))
-            if OUTPUT_NAME.fullmatch(words.get("name", "")) and len(self.outputs) < MAX_VALUES:
-                self.outputs[words["name"]] = value
-        self._show(line)
+        elif name == "set-output" and match is not None:
+            parameters = dict(part.partition("=")[::2] for part in (match["parameters"] or "").split(","))
+            if OUTPUT_NAME.fullmatch(parameters.get("name", "")) and len(self.outputs) < MAX_VALUES:
+                self.outputs[parameters["name"]] = value
+        self._write_output(line)
 
 
-def _plain(value: str) -> str:
-    """A value as it was before it had to fit in one line."""
+def _unescape(value: str) -> str:
+    """Return a value with the characters that are escaped to fit in one line."""
     return value.replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")

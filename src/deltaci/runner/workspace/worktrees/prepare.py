@@ -16,7 +16,7 @@ from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Source, Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES
 from deltaci.protocol.responses import WorktreeStart
-from deltaci.runner.actions.checkout import CODE, reaching
+from deltaci.runner.actions.checkout import CODE, open_remote
 from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.transfers import PATIENCE_SECONDS
@@ -88,7 +88,7 @@ async def _try_prepare(
 async def _fetch_base(job: JobContext, repository: StreamRepository, source: Source, base: str, depth: int) -> None:
     base_source = Source(url=source.url, commit=base, ref=source.ref, depth=depth)
     try:
-        async with reaching(job, source) as remote:
+        async with open_remote(job, source) as remote:
             await repository.fetch_base(job.mirrors, remote, base_source, job.log.write_line)
     except GitFailed as error:
         raise StepFailed(f"tree: {error}", CODE) from error

@@ -15,8 +15,8 @@ from deltaci.runner.steps.expressions import JobExpressions, hash_files
 from deltaci.runner.workspace.layout import layout_for
 
 
-def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -> JobExpressions:
-    """The scene of a job with these contexts."""
+def job_expressions(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -> JobExpressions:
+    """The expressions of a job with these contexts."""
     spec = JobSpec(contexts={"github": {"repository": "acme/shop", "sha": "abc"}} if contexts is None else contexts)
     layout = layout_for(spec, tmp_path)
     layout.create()
@@ -24,27 +24,35 @@ def scene(tmp_path: Path, contexts: dict[str, Any] | None = None, **more: Any) -
 
 
 def test_texts_are_filled_in_from_all_there_is(tmp_path: Path) -> None:
-    here = scene(tmp_path, secrets={"KEY": "s3cret"}, needs={"build": NeededJob(result="success", outputs={"v": "1"})})
-    here.env = {"A": "a"}
-    here.told("one", "failure", "success", {"out": "put"})
+    expressions = job_expressions(
+        tmp_path, secrets={"KEY": "s3cret"}, needs={"build": NeededJob(result="success", outputs={"v": "1"})}
+    )
+    expressions.env = {"A": "a"}
+    expressions.record_step("one", "failure", "success", {"out": "put"})
 
     text = "${{ env.A }} ${{ secrets.KEY }}${{ secrets.NONE }} ${{ needs.build.outputs.v }} ${{ steps.one.outcome }}"
-    assert here.text(text) == "a s3cret 1 failure"
-    assert here.text("${{ steps.one.outputs.out }} ${{ job.status }} ${{ runner.name }}") == "put success r1"
-    assert here.text("${{ github.workspace }}") == str(tmp_path / "work" / "shop")
-    assert here.text("${{ github.sha == 'ABC' }}") == "true"
+    assert expressions.interpolate(text) == "a s3cret 1 failure"
+    assert (
+        expressions.interpolate("${{ steps.one.outputs.out }} ${{ job.status }} ${{ runner.name }}") == "put success r1"
+    )
+    assert expressions.interpolate("${{ github.workspace }}") == str(tmp_path / "work" / "shop")
+    assert expressions.interpolate("${{ github.sha == 'ABC' }}") == "true"
 
 
 def test_without_contexts_a_text_is_a_text(tmp_path: Path) -> None:
     """Somebody's template of another program must not be eaten."""
     spec = JobSpec(source=None, needs=["a"])
-    assert JobExpressions(spec, layout_for(spec, tmp_path)).text("${{ broken") == "${{ broken"
+    assert JobExpressions(spec, layout_for(spec, tmp_path)).interpolate("${{ broken") == "${{ broken"
 
 
 def test_a_variable_may_mention_those_before_it(tmp_path: Path) -> None:
-    here = scene(tmp_path)
+    expressions = job_expressions(tmp_path)
 
-    assert here.texts({"A": "1", "B": "${{ env.A }}2", "C": "${{ env.B }}3"}) == {"A": "1", "B": "12", "C": "123"}
+    assert expressions.interpolate_all({"A": "1", "B": "${{ env.A }}2", "C": "${{ env.B }}3"}) == {
+        "A": "1",
+        "B": "12",
+        "C": "123",
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,11 +70,11 @@ def test_a_variable_may_mention_those_before_it(tmp_path: Path) -> None:
     ],
 )
 def test_conditions_of_steps(condition: str, after_success: bool, after_failure: bool, tmp_path: Path) -> None:
-    here = scene(tmp_path)
-    before = here.holds(condition)
-    here.status = "failure"
+    expressions = job_expressions(tmp_path)
+    before = expressions.step_condition_holds(condition)
+    expressions.status = "failure"
 
-    assert (before, here.holds(condition)) == (after_success, after_failure)
+    assert (before, expressions.step_condition_holds(condition)) == (after_success, after_failure)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +97,17 @@ def test_conditions_of_jobs_are_about_their_needs(
 ) -> None:
     needs = {name: NeededJob(result=result) for name, result in results.items()}
 
-    assert scene(tmp_path, needs=needs).job_holds(condition) is wanted
+    assert job_expressions(tmp_path, needs=needs).job_condition_holds(condition) is wanted
 
 
 def test_a_need_that_the_run_does_not_have_is_skipped_and_hinders_nobody(tmp_path: Path) -> None:
     """It was left out because nothing that it is about was changed."""
-    here = scene(tmp_path, needs={"a": NeededJob(result="skipped", exists=False), "b": NeededJob(result="success")})
+    expressions = job_expressions(
+        tmp_path, needs={"a": NeededJob(result="skipped", exists=False), "b": NeededJob(result="success")}
+    )
 
-    assert here.job_holds("")
-    assert here.job_holds("needs.a.result == 'skipped'")
+    assert expressions.job_condition_holds("")
+    assert expressions.job_condition_holds("needs.a.result == 'skipped'")
 
 
 def test_the_jobs_of_a_matrix_are_one_need(tmp_path: Path) -> None:
@@ -110,17 +120,22 @@ def test_the_jobs_of_a_matrix_are_one_need(tmp_path: Path) -> None:
         "c, one": NeededJob(result="success", outputs={"v": "c"}),
         "gone": NeededJob(result="skipped", exists=False),
     }
-    here = scene(tmp_path, contexts, needs=needs)
+    expressions = job_expressions(tmp_path, contexts, needs=needs)
 
-    assert here.text("${{ needs.a.result }}${{ needs.a.outputs.one }}${{ needs.a.outputs.two }}") == "failure12"
-    assert here.text("${{ needs.b.outputs.v }}${{ needs.c.outputs.v }}${{ needs.gone.outputs.x }}") == "bcy"
+    assert (
+        expressions.interpolate("${{ needs.a.result }}${{ needs.a.outputs.one }}${{ needs.a.outputs.two }}")
+        == "failure12"
+    )
+    assert (
+        expressions.interpolate("${{ needs.b.outputs.v }}${{ needs.c.outputs.v }}${{ needs.gone.outputs.x }}") == "bcy"
+    )
 
 
 def test_a_mistake_in_an_expression_is_the_authors(tmp_path: Path) -> None:
-    here = scene(tmp_path)
+    expressions = job_expressions(tmp_path)
     for text in ("${{ ", "${{ nothing.x }}", "${{ fromJSON('{') }}", "${{ hashFiles('../x') }}"):
         with pytest.raises(Refused) as refused:
-            here.text(text)
+            expressions.interpolate(text)
         assert refused.value.code == "bad_spec"
 
 
@@ -139,25 +154,29 @@ def test_files_are_hashed_by_their_contents_in_order(tmp_path: Path) -> None:
 
 
 def test_a_step_of_a_pipeline_knows_where_it_is(tmp_path: Path) -> None:
-    told = scene(tmp_path, {"github": {"sha": "abc", "run_id": 7, "event": {"x": 1}, "ref": "a\0b"}}).variables()
+    variables = job_expressions(
+        tmp_path, {"github": {"sha": "abc", "run_id": 7, "event": {"x": 1}, "ref": "a\0b"}}
+    ).variables()
 
-    assert told["GITHUB_SHA"] == "abc"
-    assert told["GITHUB_RUN_ID"] == "7"
-    assert told["HOME"] == str(tmp_path / "home")
-    assert {"GITHUB_EVENT", "GITHUB_REF", "GITHUB_ACTIONS"}.isdisjoint(told)
-    assert scene(tmp_path, {"github": {"workflow_ref": "a/.github/workflows/ci.yml"}}).variables()["GITHUB_ACTIONS"]
+    assert variables["GITHUB_SHA"] == "abc"
+    assert variables["GITHUB_RUN_ID"] == "7"
+    assert variables["HOME"] == str(tmp_path / "home")
+    assert {"GITHUB_EVENT", "GITHUB_REF", "GITHUB_ACTIONS"}.isdisjoint(variables)
+    assert job_expressions(tmp_path, {"github": {"workflow_ref": "a/.github/workflows/ci.yml"}}).variables()[
+        "GITHUB_ACTIONS"
+    ]
 
 
 def test_what_nobody_mentions_is_known_from_the_sources(tmp_path: Path) -> None:
     """Tools look for these variables, and no expression says so."""
     source = Source(url="https://git.example/acme/shop.git", commit="a" * 40, ref="refs/tags/v1/x")
     spec = JobSpec(contexts={"github": {"ref": "refs/heads/other"}}, source=source)
-    told = JobExpressions(spec, layout_for(spec, tmp_path)).variables()
+    variables = JobExpressions(spec, layout_for(spec, tmp_path)).variables()
 
-    assert (told["GITHUB_SHA"], told["GITHUB_REF"]) == ("a" * 40, "refs/heads/other")
-    assert (told["GITHUB_REF_NAME"], told["GITHUB_REF_TYPE"]) == ("v1/x", "tag")
-    assert told["GITHUB_REPOSITORY"] == "acme/shop"
-    assert told["GITHUB_WORKSPACE"] == str(tmp_path / "work" / "shop")
+    assert (variables["GITHUB_SHA"], variables["GITHUB_REF"]) == ("a" * 40, "refs/heads/other")
+    assert (variables["GITHUB_REF_NAME"], variables["GITHUB_REF_TYPE"]) == ("v1/x", "tag")
+    assert variables["GITHUB_REPOSITORY"] == "acme/shop"
+    assert variables["GITHUB_WORKSPACE"] == str(tmp_path / "work" / "shop")
 
 
 @pytest.mark.parametrize("path", ["..", "/etc", "a/../../b", "~/../x", "a\0b"])
