@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.handmade import LATE, SECOND, START, TTL, Log, breaks
+from tests.simulation.log_builder import LATE, SECOND, START, TTL, Log, breaks
 
 # -- every event
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation.handmade import SECOND, Log, breaks
+from tests.simulation.log_builder import SECOND, Log, breaks
 
 # -- jobs and runs
 

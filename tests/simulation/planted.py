@@ -17,13 +17,13 @@ from typing import Any, Final
 from deltaci.simulation.history import Simulation
 from deltaci.simulation.scenario import draw_scenario
 from tests.simulation import (
-    planted_bonds,
     planted_core,
+    planted_engine,
+    planted_job_order,
     planted_leases,
     planted_rules,
     planted_runner,
-    planted_shell,
-    planted_trust,
+    planted_worker_failures,
 )
 from tests.simulation.planting import FAULTS, Fault
 
@@ -32,13 +32,13 @@ __all__ = [
     "TABLE",
     "caught",
     "known",
-    "planted_bonds",
     "planted_core",
+    "planted_engine",
+    "planted_job_order",
     "planted_leases",
     "planted_rules",
     "planted_runner",
-    "planted_shell",
-    "planted_trust",
+    "planted_worker_failures",
     "search",
 ]
 

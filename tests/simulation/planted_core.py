@@ -1,4 +1,4 @@
-"""Mistakes in the core: about cancels and approvals, jobs and runs, workers and requests."""
+"""Mistakes in the core: cancels and approvals, jobs and runs, workers and requests."""
 
 from __future__ import annotations
 
@@ -12,123 +12,123 @@ from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.server.runner_api.registration import Registry
-from tests.simulation.planted_leases import without
-from tests.simulation.planting import fault, instead, new_rule, reaction, rule, set_field
+from tests.simulation.planted_leases import without_timers
+from tests.simulation.planting import accepted_command, fault, patched, replaced_follow_up, replaced_handler, set_field
 
 # -- cancels and approvals
 
 
 @fault
-def complete_after_cancel_counts() -> Iterator[None]:
-    """A result that comes after the cancel makes the attempt succeed."""
+def complete_after_cancel_is_accepted() -> Iterator[None]:
+    """A result that arrives after the cancel makes the attempt succeed."""
 
     def complete(record: Attempt, command: attempt.Complete, at: int) -> Any:
         return attempt._finish(record, command, at)
 
     ends = {"SUCCEEDED": "succeeded", "FAILED": "failed"}
-    with rule(attempt.MACHINE, ("CANCEL_REQUESTED",), attempt.Complete, complete, **ends):
+    with replaced_handler(attempt.MACHINE, ("CANCEL_REQUESTED",), attempt.Complete, complete, **ends):
         yield
 
 
 @fault
 def cancel_is_ignored_while_starting() -> Iterator[None]:
     """A cancel does not reach an attempt that was just acknowledged."""
-    with rule(attempt.MACHINE, ("LEASED", "STARTING"), attempt.Cancel, machine.no_change):
+    with replaced_handler(attempt.MACHINE, ("LEASED", "STARTING"), attempt.Cancel, machine.no_change):
         yield
 
 
 @fault
-def cancel_forgets_what_is_stale() -> Iterator[None]:
-    """A cancel does not reach an attempt that rests without a lease."""
-    with rule(attempt.MACHINE, ("QUEUED", "STALE"), attempt.Cancel, machine.no_change):
+def cancel_ignores_attempts_without_a_lease() -> Iterator[None]:
+    """A cancel does not reach an attempt without a lease."""
+    with replaced_handler(attempt.MACHINE, ("QUEUED", "STALE"), attempt.Cancel, machine.no_change):
         yield
 
 
 @fault
-def early_cancel_is_forgotten() -> Iterator[None]:
-    """A cancel that comes while a run is planned is acknowledged and forgotten."""
+def cancel_during_planning_is_lost() -> Iterator[None]:
+    """A cancel that comes while a run is planned is acknowledged and lost."""
 
-    def start(world: UnitOfWork, event: Event) -> Iterable[Command]:
-        planned = world.run(event.run_id)
-        ready = [each for each in world.live_jobs(planned.id) if not each.unmet]
-        world.require(ids.attempt_id(each.id, 1) for each in ready)
-        return [cascade.open_job(each) for each in ready]
+    def start(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+        planned_run = unit.run(event.run_id)
+        ready = [open_job for open_job in unit.live_jobs(planned_run.id) if not open_job.unmet]
+        unit.require(ids.attempt_id(open_job.id, 1) for open_job in ready)
+        return [cascade.open_job(open_job) for open_job in ready]
 
-    with reaction(RUN, ("QUEUED",), cascade._start_jobs, start):
+    with replaced_follow_up(RUN, ("QUEUED",), cascade._start_jobs, start):
         yield
 
 
 @fault
 def jobs_outlive_their_run() -> Iterator[None]:
-    """What still runs when a run ends goes on."""
-    with reaction(RUN, ("CANCEL_REQUESTED", "FAILED", "TIMEOUT"), cascade._cancel_open_jobs):
+    """Jobs that still run when their run ends continue."""
+    with replaced_follow_up(RUN, ("CANCEL_REQUESTED", "FAILED", "TIMEOUT"), cascade._cancel_open_jobs):
         yield
 
 
 @fault
-def superseded_run_goes_on() -> Iterator[None]:
-    """Only people can cancel a run: a newer run asks in vain."""
+def superseded_run_continues() -> Iterator[None]:
+    """A run is cancelled only by users, not when a newer run supersedes it."""
     real = run._cancel
 
     def cancel(record: run.Run, command: run.Cancel, at: int) -> Any:
         return None if command.reason == "SUPERSEDED" else real(record, command, at)
 
-    with rule(run.MACHINE, ("QUEUED", "RUNNING", "WAITING_APPROVAL", "VALIDATING"), run.Cancel, cancel):
+    with replaced_handler(run.MACHINE, ("QUEUED", "RUNNING", "WAITING_APPROVAL", "VALIDATING"), run.Cancel, cancel):
         yield
 
 
 @fault
 def workers_may_approve() -> Iterator[None]:
-    """Nobody looks at who approves."""
-    with instead((job.Approve, "by", frozenset({"user", "worker"}))):
+    """The actor of an approval is not checked."""
+    with patched((job.Approve, "by", frozenset({"user", "worker"}))):
         yield
 
 
 @fault
-def anybody_may_report() -> Iterator[None]:
-    """Nobody looks at who reports."""
-    with instead((run.Report, "by", frozenset({"user", "reporter"}))):
+def users_may_report() -> Iterator[None]:
+    """The actor of a report is not checked."""
+    with patched((run.Report, "by", frozenset({"user", "reporter"}))):
         yield
 
 
 @fault
-def approve_what_is_canceled() -> Iterator[None]:
-    """An approval that comes after the cancel makes the job succeed."""
-    with new_rule(job.MACHINE, "CANCELED", job.Approve, like="WAITING_APPROVAL"):
+def approval_after_cancel_is_accepted() -> Iterator[None]:
+    """An approval that arrives after the cancel makes the job succeed."""
+    with accepted_command(job.MACHINE, "CANCELED", job.Approve, like="WAITING_APPROVAL"):
         yield
 
 
 @fault
 def one_approval_is_enough() -> Iterator[None]:
-    """Nobody counts how many people must approve."""
+    """The number of required approvals is ignored."""
 
     def approve(record: job.Job, command: job.Approve, at: int) -> Any:
         return job._approve(set_field(record, spec=set_field(record.spec, gate=approvals.PLAIN_GATE)), command, at)
 
-    with rule(job.MACHINE, ("WAITING_APPROVAL",), job.Approve, approve):
+    with replaced_handler(job.MACHINE, ("WAITING_APPROVAL",), job.Approve, approve):
         yield
 
 
 @fault
-def who_approves_twice_counts_twice() -> Iterator[None]:
-    """Nobody looks whether somebody has approved already."""
+def repeated_approval_counts_twice() -> Iterator[None]:
+    """An earlier approval by the same person is not noticed."""
 
     def approve(record: job.Job, command: job.Approve, at: int) -> Any:
-        nobody = tuple(set_field(each, person="") for each in record.approvals)
+        nobody = tuple(set_field(open_job, person="") for open_job in record.approvals)
         return job._approve(set_field(record, approvals=nobody), command, at)
 
-    with rule(job.MACHINE, ("WAITING_APPROVAL",), job.Approve, approve):
+    with replaced_handler(job.MACHINE, ("WAITING_APPROVAL",), job.Approve, approve):
         yield
 
 
 @fault
-def approvals_are_work() -> Iterator[None]:
-    """An approval is handed to workers like any other job."""
+def approval_gets_an_attempt() -> Iterator[None]:
+    """An approval is given to workers like any other job."""
 
     def next_attempt(record: job.Job, command: job.OpenApproval, at: int) -> Any:
         return job._next_attempt(record)
 
-    with rule(job.MACHINE, ("PENDING",), job.OpenApproval, next_attempt, QUEUED="scheduler_assigned"):
+    with replaced_handler(job.MACHINE, ("PENDING",), job.OpenApproval, next_attempt, QUEUED="scheduler_assigned"):
         yield
 
 
@@ -137,70 +137,70 @@ def approvals_are_work() -> Iterator[None]:
 
 @fault
 def jobs_do_not_wait_for_their_needs() -> Iterator[None]:
-    """All jobs of a plan begin at once."""
+    """All jobs of a plan start at once."""
 
-    def start(world: UnitOfWork, event: Event) -> Iterable[Command]:
-        planned = world.run(event.run_id)
-        if planned.cancel_reason:
-            return [run.Cancel(id=planned.id, reason=planned.cancel_reason)]
-        live = world.live_jobs(planned.id)
-        world.require(ids.attempt_id(each.id, 1) for each in live)
-        return [cascade.open_job(each) for each in live]
+    def start(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+        planned_run = unit.run(event.run_id)
+        if planned_run.cancel_reason:
+            return [run.Cancel(id=planned_run.id, reason=planned_run.cancel_reason)]
+        live = unit.live_jobs(planned_run.id)
+        unit.require(ids.attempt_id(open_job.id, 1) for open_job in live)
+        return [cascade.open_job(open_job) for open_job in live]
 
     with (
-        instead((job, "_check_ready", lambda record, kind: None)),
-        reaction(RUN, ("QUEUED",), cascade._start_jobs, start),
+        patched((job, "_check_ready", lambda record, kind: None)),
+        replaced_follow_up(RUN, ("QUEUED",), cascade._start_jobs, start),
     ):
         yield
 
 
 @fault
-def a_canceled_need_is_met() -> Iterator[None]:
-    """Whoever waits for a job that was cancelled goes on."""
-    with instead((job, "satisfies", lambda record: True)):
+def canceled_need_counts_as_met() -> Iterator[None]:
+    """A job starts although a job that it needs was cancelled."""
+    with patched((job, "satisfies", lambda record: True)):
         yield
 
 
 @fault
-def dependents_are_not_told() -> Iterator[None]:
-    """Whoever waits for a job never hears of its end."""
-    with reaction(JOB, ("SUCCEEDED", "FAILED", "CANCELED"), cascade._release_dependents):
+def dependents_are_not_released() -> Iterator[None]:
+    """The end of a job does not release its dependents."""
+    with replaced_follow_up(JOB, ("SUCCEEDED", "FAILED", "CANCELED"), cascade._release_dependents):
         yield
 
 
 @fault
 def optional_failure_fails_the_run() -> Iterator[None]:
-    """A job that may fail fails its run."""
-    with instead((job, "dooms_run", lambda record: record.state in ("FAILED", "CANCELED"))):
+    """A failed job that is not required fails its run."""
+    with patched((job, "dooms_run", lambda record: record.state in ("FAILED", "CANCELED"))):
         yield
 
 
 @fault
 def required_failure_is_ignored() -> Iterator[None]:
     """A run succeeds although a required job failed."""
-    with instead((job, "dooms_run", lambda record: False)):
+    with patched((job, "dooms_run", lambda record: False)):
         yield
 
 
 @fault
-def fail_fast_is_forgotten() -> Iterator[None]:
-    """A run that should fail fast waits for the rest."""
+def fail_fast_is_ignored() -> Iterator[None]:
+    """A fail-fast run waits for its other jobs."""
     real = run.next_command
-    with instead((run, "next_command", lambda record: real(set_field(record, is_fail_fast=False)))):
+    with patched((run, "next_command", lambda record: real(set_field(record, is_fail_fast=False)))):
         yield
 
 
 @fault
 def every_run_fails_fast() -> Iterator[None]:
-    """A run does not wait for the rest of its jobs."""
+    """A run does not wait for its other jobs after a failure."""
     real = run.next_command
-    with instead((run, "next_command", lambda record: real(set_field(record, is_fail_fast=True)))):
+    with patched((run, "next_command", lambda record: real(set_field(record, is_fail_fast=True)))):
         yield
 
 
 @fault
 def run_ends_with_a_job_open() -> Iterator[None]:
-    """A run is counted as done while one of its jobs still runs."""
+    """A run ends while one of its jobs is still open."""
     real = run.next_command
 
     def next_command(record: run.Run) -> Command | None:
@@ -211,67 +211,67 @@ def run_ends_with_a_job_open() -> Iterator[None]:
 
     done = ("VALIDATING", dict[str, Any](), dict[str, Any]())
     with (
-        instead((run, "next_command", next_command)),
-        rule(run.MACHINE, ("RUNNING",), run.AllDone, lambda record, command, at: done),
+        patched((run, "next_command", next_command)),
+        replaced_handler(run.MACHINE, ("RUNNING",), run.AllDone, lambda record, command, at: done),
     ):
         yield
 
 
 @fault
-def waiting_run_looks_busy() -> Iterator[None]:
-    """A run that can only wait for people is not shown as waiting."""
+def waiting_run_stays_running() -> Iterator[None]:
+    """A run that only waits for approvals stays RUNNING."""
     real = run.next_command
 
     def next_command(record: run.Run) -> Command | None:
-        found = real(record)
-        return None if isinstance(found, run.AwaitApproval) else found
+        command = real(record)
+        return None if isinstance(command, run.AwaitApproval) else command
 
-    with instead((run, "next_command", next_command)):
+    with patched((run, "next_command", next_command)):
         yield
 
 
 @fault
-def rules_are_not_run() -> Iterator[None]:
-    """A job with rules is valid without them."""
+def validation_is_skipped() -> Iterator[None]:
+    """A job with validation is valid at once."""
 
-    def passed(world: UnitOfWork, event: Event) -> Iterable[Command]:
+    def passed(unit: UnitOfWork, event: Event) -> Iterable[Command]:
         yield job.Validate(id=event.entity_id, is_passed=True)
 
-    with reaction(JOB, ("VALIDATING",), cascade._validate_job, passed):
+    with replaced_follow_up(JOB, ("VALIDATING",), cascade._validate_job, passed):
         yield
 
 
 @fault
-def failure_counts_as_success() -> Iterator[None]:
-    """Nobody looks at the exit code."""
+def exit_code_is_ignored() -> Iterator[None]:
+    """The exit code is ignored."""
 
     def finish(record: Attempt, command: attempt.Outcome, at: int) -> Any:
         return attempt._finish(record, set_field(command, is_success=True, exit_code=0), at)
 
     with (
-        rule(attempt.MACHINE, ("UPLOADING",), attempt.Complete, finish),
-        rule(attempt.MACHINE, ("UPLOADING",), attempt.Finish, finish),
+        replaced_handler(attempt.MACHINE, ("UPLOADING",), attempt.Complete, finish),
+        replaced_handler(attempt.MACHINE, ("UPLOADING",), attempt.Finish, finish),
     ):
         yield
 
 
 @fault
-def wrong_conclusion() -> Iterator[None]:
+def every_conclusion_is_success() -> Iterator[None]:
     """Every run is reported as a success."""
-    told = ("REPORTED", dict[str, Any](), {"conclusion": "SUCCESS"})
-    with rule(run.MACHINE, run.OVER, run.Report, lambda record, command, at: told):
+    transition = ("REPORTED", dict[str, Any](), {"conclusion": "SUCCESS"})
+    with replaced_handler(run.MACHINE, run.OVER, run.Report, lambda record, command, at: transition):
         yield
 
 
 @fault
-def late_plans_count() -> Iterator[None]:
-    """A plan counts although the time for it is over."""
+def late_plan_is_accepted() -> Iterator[None]:
+    """A plan is accepted after its deadline."""
     real = run._plan_ready
 
     def ready(record: run.Run, command: run.PlanReady, at: int) -> Any:
         return real(set_field(record, plan_by=at + 1), command, at)
 
-    with without(run.TimeOutPlanning), rule(run.MACHINE, ("PLANNING",), run.PlanReady, ready):
+    with without_timers(run.TimeOutPlanning), replaced_handler(run.MACHINE, ("PLANNING",), run.PlanReady, ready):
         yield
 
 
@@ -279,64 +279,64 @@ def late_plans_count() -> Iterator[None]:
 
 
 @fault
-def lease_takes_no_place() -> Iterator[None]:
-    """A worker does not know of what it was granted."""
-    with reaction(ATTEMPT, ("LEASED",), cascade._assign_worker):
+def lease_takes_no_slot() -> Iterator[None]:
+    """A worker's record does not contain its leases."""
+    with replaced_follow_up(ATTEMPT, ("LEASED",), cascade._assign_worker):
         yield
 
 
 @fault
-def place_is_not_freed() -> Iterator[None]:
-    """A worker stays busy with what is over."""
-    with reaction(ATTEMPT, cascade._LEASE_ENDS, cascade._release_worker):
+def slot_is_not_freed() -> Iterator[None]:
+    """A worker stays busy with attempts that have ended."""
+    with replaced_follow_up(ATTEMPT, cascade._LEASE_ENDS, cascade._release_worker):
         yield
 
 
 @fault
-def place_leaks_with_a_lost_lease() -> Iterator[None]:
-    """Only what ends well frees its place."""
-    with reaction(ATTEMPT, ("STALE",), cascade._release_worker):
+def lost_lease_keeps_its_slot() -> Iterator[None]:
+    """A lost lease does not free its slot."""
+    with replaced_follow_up(ATTEMPT, ("STALE",), cascade._release_worker):
         yield
 
 
 @fault
-def no_limit_of_places() -> Iterator[None]:
-    """A worker gets as much as it asks for."""
+def slot_limit_is_ignored() -> Iterator[None]:
+    """A worker gets more leases than it has slots."""
 
     def assign(record: worker.Worker, command: worker.Assign, at: int) -> Any:
         return worker._assign(set_field(record, max_concurrent_tasks=1000), command, at)
 
-    with rule(worker.MACHINE, ("IDLE", "BUSY"), worker.Assign, assign):
+    with replaced_handler(worker.MACHINE, ("IDLE", "BUSY"), worker.Assign, assign):
         yield
 
 
 @fault
-def coming_in_again_frees_all_places() -> Iterator[None]:
-    """Who registers again is taken for empty."""
+def registering_again_frees_all_slots() -> Iterator[None]:
+    """A worker that registers again counts as idle."""
 
     def offer(record: worker.Worker, command: worker.UpdateCapabilities, at: int) -> Any:
         move = worker._update_capabilities(record, command, at)
         return move if move is None else (move[0], {**move[1], "tasks": ()}, move[2])
 
-    with rule(worker.MACHINE, ("IDLE", "BUSY"), worker.UpdateCapabilities, offer):
+    with replaced_handler(worker.MACHINE, ("IDLE", "BUSY"), worker.UpdateCapabilities, offer):
         yield
 
 
 @fault
-def who_leaves_gets_more() -> Iterator[None]:
-    """A worker that was asked to go gets new work."""
+def leaving_worker_gets_work() -> Iterator[None]:
+    """A worker that was asked to shut down gets new work."""
 
     def assign(record: worker.Worker, command: worker.Assign, at: int) -> Any:
         return worker._assign(set_field(record, shutdown_reason=""), command, at)
 
-    with rule(worker.MACHINE, ("IDLE", "BUSY"), worker.Assign, assign):
+    with replaced_handler(worker.MACHINE, ("IDLE", "BUSY"), worker.Assign, assign):
         yield
 
 
 @fault
-def silent_worker_keeps_its_leases() -> Iterator[None]:
-    """What a worker has that does not answer is left with it."""
-    with reaction("worker", ("UNRESPONSIVE",), cascade._stall_tasks):
+def unresponsive_worker_keeps_its_leases() -> Iterator[None]:
+    """An unresponsive worker keeps its attempts."""
+    with replaced_follow_up("worker", ("UNRESPONSIVE",), cascade._stall_tasks):
         yield
 
 
@@ -344,63 +344,63 @@ def silent_worker_keeps_its_leases() -> Iterator[None]:
 
 
 @fault
-def requests_are_not_remembered() -> Iterator[None]:
-    """No record knows what was asked of it."""
+def request_ids_are_not_remembered() -> Iterator[None]:
+    """Records do not remember request ids."""
     with (
-        instead((machine, "remember_request", lambda record, command: record)),
-        instead((decide, "remember_request", lambda record, command: record)),
+        patched((machine, "remember_request", lambda record, command: record)),
+        patched((decide, "remember_request", lambda record, command: record)),
     ):
         yield
 
 
 @fault
-def a_start_is_forgotten() -> Iterator[None]:
-    """A run does not know the request that it was started by."""
+def start_request_is_not_remembered() -> Iterator[None]:
+    """A run does not remember the request that started it."""
     real = machine.remember_request
 
     def remember(record: Any, command: Command) -> Any:
         return record if isinstance(command, decide.StartRun) else real(record, command)
 
-    with instead((decide, "remember_request", remember)):
+    with patched((decide, "remember_request", remember)):
         yield
 
 
 @fault
-def request_id_fits_everything() -> Iterator[None]:
-    """What comes under a known request id is taken for a repetition, whatever it says."""
+def request_content_is_not_compared() -> Iterator[None]:
+    """A different command under a known request id counts as a repetition."""
 
     def request(command: Command) -> str:
         return f"{command.request_id} same"
 
-    with instead((machine, "_request_fingerprint", request)):
+    with patched((machine, "_request_fingerprint", request)):
         yield
 
 
 @fault
 def expected_rev_is_ignored() -> Iterator[None]:
-    """Who decided by an old state is not told."""
+    """A command that expects an old rev is accepted."""
     real = machine.Machine.decide
 
     def decide(self: Any, record: Any, command: Command, at: int, events: list[Event]) -> Any:
         return real(self, record, set_field(command, expected_rev=None), at, events)
 
-    with instead((machine.Machine, "decide", decide)):
+    with patched((machine.Machine, "decide", decide)):
         yield
 
 
 @fault
-def old_tokens_are_good() -> Iterator[None]:
-    """A registration token lets somebody in as often as it is shown."""
+def registration_token_is_reusable() -> Iterator[None]:
+    """A registration token can be used any number of times."""
     real = Registry._admit
 
-    async def admit(self: Any, who: Any, asked: Any, claims: Any) -> str:
+    async def admit(self: Any, worker: Any, request: Any, claims: Any) -> str:
         try:
-            return await real(self, who, asked, claims)
+            return await real(self, worker, request, claims)
         except Refused as refused:
             if refused.code != "bad_credential":
                 raise
-            life = await self._life(who)
-            return str(life.id)
+            incarnation = await self._life(worker)
+            return str(incarnation.id)
 
-    with instead((Registry, "_admit", admit)):
+    with patched((Registry, "_admit", admit)):
         yield

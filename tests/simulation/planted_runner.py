@@ -1,9 +1,9 @@
-"""Mistakes in the runner and its keeper.
+"""Mistakes in the runner and its lease keeper.
 
-Three that one might expect are missing: they break no promise. A lease that is taken to run from when the answer was
-heard is too long by no more than a heartbeat may take, which is less than the margin. A runner that does not hear a
-cancel is stopped by the server's deadline, which takes its lease away.
-A keeper that never beats loses its leases in time, and others get them: nothing is lost or doubled, only slow.
+Three mistakes that one might expect are missing, because they break no invariant. A lease that is counted from the
+arrival of the answer is too long by at most the time of a heartbeat, which is less than the safety margin. A runner
+that ignores a cancel is stopped by the server's deadline, which revokes its lease. A keeper that sends no heartbeats
+loses its leases in time, and other runners get them: nothing is lost or executed twice, only late.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ from deltaci.protocol.messages import Complete, HeartbeatAck
 from deltaci.runner.agent import Agent
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.job import JobRunner
-from deltaci.runner.lease import keeper as keeping
+from deltaci.runner.lease import keeper as keeper_module
 from deltaci.runner.lease.keeper import Cancel, LeaseKeeper
 from deltaci.runner.log.stream import LogStream
 from deltaci.runner.registration import CredentialProvider
 from deltaci.runner.result import JobResult
 from deltaci.runner.sandbox import Exit
 from deltaci.simulation.machine import SimCell, SimMachine
-from tests.simulation.planting import fault, instead
+from tests.simulation.planting import fault, patched
 
 # -- leases
 
 
 @fault
-def a_runner_never_gives_up() -> Iterator[None]:
-    """What can no longer be proved goes on."""
+def unconfirmed_lease_is_kept() -> Iterator[None]:
+    """A job continues after its lease can no longer be confirmed."""
     real = LeaseKeeper.wait_seconds
-    patient = (LeaseKeeper, "wait_seconds", lambda self: max(1.0, real(self)))
-    with instead((LeaseKeeper, "_stop_unconfirmed", lambda self: None), patient):
+    patched_wait = (LeaseKeeper, "wait_seconds", lambda self: max(1.0, real(self)))
+    with patched((LeaseKeeper, "_stop_unconfirmed", lambda self: None), patched_wait):
         yield
 
 
 @fault
-def a_lease_has_no_margin() -> Iterator[None]:
-    """A job is stopped when its lease has ended for sure, and not before."""
-    real = keeping._KeptLease.__init__
+def lease_has_no_safety_margin() -> Iterator[None]:
+    """A job is stopped only after its lease has surely ended."""
+    real = keeper_module._KeptLease.__init__
 
-    def late(self: Any, order: Any, now: float) -> None:
+    def init(self: Any, order: Any, now: float) -> None:
         real(self, order, now)
         self.margin = -30.0
         self.confirmed_until = order.confirmed_at + order.ttl_seconds + 30.0
 
-    with instead((keeping._KeptLease, "__init__", late)):
+    with patched((keeper_module._KeptLease, "__init__", init)):
         yield
 
 
 @fault
-def a_lost_lease_is_kept() -> Iterator[None]:
-    """That the lease is another's by now is heard, and changes nothing."""
+def revoked_lease_is_kept() -> Iterator[None]:
+    """The runner ignores that its lease was given to another worker."""
     real = LeaseKeeper.wait_seconds
-    patient = (LeaseKeeper, "wait_seconds", lambda self: max(1.0, real(self)))
-    with instead((LeaseKeeper, "_drop", lambda self, lease, reason: None), patient):
+    patched_wait = (LeaseKeeper, "wait_seconds", lambda self: max(1.0, real(self)))
+    with patched((LeaseKeeper, "_drop", lambda self, lease, reason: None), patched_wait):
         yield
 
 
 @fault
 def jobs_outlive_their_runner() -> Iterator[None]:
-    """A keeper whose runner is gone leaves, and leaves the jobs alone."""
-    with instead((LeaseKeeper, "stop_all", lambda self: self._leases.clear())):
+    """A keeper whose runner is dead does not stop the jobs."""
+    with patched((LeaseKeeper, "stop_all", lambda self: self._leases.clear())):
         yield
 
 
 @fault
 def jobs_outlive_their_keeper() -> Iterator[None]:
-    """A runner that lost its keeper goes away without stopping anything."""
+    """A runner that lost its keeper ends without stopping its jobs."""
 
     async def nothing(_self: Agent) -> None:
         return
@@ -80,73 +80,73 @@ def jobs_outlive_their_keeper() -> Iterator[None]:
     async def empty(_self: SimCell) -> bool:
         return True
 
-    with instead((Agent, "_stop_jobs", nothing), (SimCell, "close", empty)):
+    with patched((Agent, "_stop_jobs", nothing), (SimCell, "close", empty)):
         yield
 
 
 @fault
-def the_wall_clock_is_trusted() -> Iterator[None]:
-    """Leases are measured by the time for people, which somebody may set."""
+def leases_use_the_wall_clock() -> Iterator[None]:
+    """The runner measures leases with the wall clock, which may be changed."""
 
     def clock(self: SimMachine) -> float:
         return self.loop.now * self.clock_rate + self.clock_offset_seconds
 
-    with instead((SimMachine, "clock", clock)):
+    with patched((SimMachine, "clock", clock)):
         yield
 
 
 @fault
-def a_job_begins_before_its_lease_is_taken() -> Iterator[None]:
-    """Nobody waits for the answer to the acknowledgement, so a stale lease is worked on too."""
+def job_starts_before_its_lease_is_acknowledged() -> Iterator[None]:
+    """The runner does not wait for the answer to its acknowledgement, so it works under a stale lease too."""
     real = JobRunner._send_until_acknowledged
 
-    async def insist(self: JobRunner, message: Any) -> Any:
+    async def send(self: JobRunner, message: Any) -> Any:
         answer = await real(self, message)
         if type(message).__name__ == "AckLease" and not isinstance(answer, HeartbeatAck):
             ttl = self._granted.lease_ttl_seconds
             return HeartbeatAck(lease_id=message.lease_id, extend_lease=True, new_lease_ttl_seconds=ttl)
         return answer
 
-    with instead((JobRunner, "_send_until_acknowledged", insist)):
+    with patched((JobRunner, "_send_until_acknowledged", send)):
         yield
 
 
-# -- what is said
+# -- messages
 
 
 @fault
-def a_failure_is_called_success() -> Iterator[None]:
-    """The exit code of the last step is not looked at."""
+def failure_is_reported_as_success() -> Iterator[None]:
+    """The runner ignores the exit code of the last step."""
     real = JobRunner._report_result
 
-    async def tell(self: JobRunner, ended: JobResult, log: LogStream) -> str:
-        well = structs.replace(ended.exit, exit_code=0, signal=None) if ended.exit.exit_code else ended.exit
-        return await real(self, structs.replace(ended, exit=well), log)
+    async def report(self: JobRunner, ended: JobResult, log: LogStream) -> str:
+        successful_exit = structs.replace(ended.exit, exit_code=0, signal=None) if ended.exit.exit_code else ended.exit
+        return await real(self, structs.replace(ended, exit=successful_exit), log)
 
-    with instead((JobRunner, "_report_result", tell)):
+    with patched((JobRunner, "_report_result", report)):
         yield
 
 
 @fault
-def a_cancel_is_acknowledged_too_early() -> Iterator[None]:
-    """The server is told that nothing runs any more while something does."""
+def cancel_is_acknowledged_early() -> Iterator[None]:
+    """The runner acknowledges a cancel while the job still runs."""
     real = JobRunner.on_keeper_message
 
-    def hear(self: JobRunner, news: Any) -> None:
-        if isinstance(news, Cancel) and self._cell is not None and self._log is not None:
-            self._cancel = news
+    def on_message(self: JobRunner, message: Any) -> None:
+        if isinstance(message, Cancel) and self._cell is not None and self._log is not None:
+            self._cancel = message
             ended = JobResult(exit=Exit(None, 9, 0.0), steps=[])
             asyncio.get_running_loop().create_task(self._report_result(ended, self._log))
             return
-        real(self, news)
+        real(self, message)
 
-    with instead((JobRunner, "on_keeper_message", hear)):
+    with patched((JobRunner, "on_keeper_message", on_message)):
         yield
 
 
 @fault
-def a_result_is_said_once() -> Iterator[None]:
-    """A result whose answer is lost is not said again, and its lease is kept for ever."""
+def result_is_sent_once() -> Iterator[None]:
+    """A result whose answer is lost is not sent again, and its lease is kept for ever."""
     real = JobRunner._send_until_acknowledged
 
     async def once(self: JobRunner, message: Any) -> Any:
@@ -157,25 +157,25 @@ def a_result_is_said_once() -> Iterator[None]:
                 await asyncio.get_running_loop().create_future()
         return await real(self, message)
 
-    with instead((JobRunner, "_send_until_acknowledged", once)):
+    with patched((JobRunner, "_send_until_acknowledged", once)):
         yield
 
 
 @fault
-def a_log_goes_on_at_the_wrong_place() -> Iterator[None]:
-    """After an answer that was lost, the same bytes are sent as if they were the next ones."""
+def log_is_appended_at_the_wrong_offset() -> Iterator[None]:
+    """After a lost answer, the same bytes are appended once more."""
     real = RunnerClient.append_log
 
-    def append(self: RunnerClient, lease_id: str, offset: int, data: bytes, *words: Any) -> int:
-        return real(self, lease_id, self.log_size(lease_id), data, *words)
+    def append(self: RunnerClient, lease_id: str, offset: int, data: bytes, *arguments: Any) -> int:
+        return real(self, lease_id, self.log_size(lease_id), data, *arguments)
 
-    with instead((RunnerClient, "append_log", append)):
+    with patched((RunnerClient, "append_log", append)):
         yield
 
 
 @fault
-def a_log_skips_what_was_not_heard() -> Iterator[None]:
-    """A part of a log that was not answered counts as sent."""
+def unanswered_log_part_counts_as_sent() -> Iterator[None]:
+    """A part of a log that was not acknowledged counts as sent."""
     real = LogStream._send_part
 
     def send(self: LogStream) -> int:
@@ -188,7 +188,7 @@ def a_log_skips_what_was_not_heard() -> Iterator[None]:
             self._client.append_log(self._lease_id, self._client.log_size(self._lease_id), data[1:])
             return self.bytes_sent + len(data)
 
-    with instead((LogStream, "_send_part", send)):
+    with patched((LogStream, "_send_part", send)):
         yield
 
 
@@ -196,37 +196,37 @@ def a_log_skips_what_was_not_heard() -> Iterator[None]:
 
 
 @fault
-def a_place_is_never_free_again() -> Iterator[None]:
-    """A runner that is full does not notice that a job has ended."""
-    with instead((Agent, "_on_job_done", lambda self, task: None)):
+def runner_slot_is_never_freed() -> Iterator[None]:
+    """A runner without a free slot does not notice that a job has ended."""
+    with patched((Agent, "_on_job_done", lambda self, task: None)):
         yield
 
 
 @fault
-def a_runner_works_beside_its_keeper() -> Iterator[None]:
-    """Jobs are begun that no keeper was told of."""
-    with instead((JobRunner, "_update_keeper", lambda self, progress, log: None)):
+def jobs_start_without_the_keeper() -> Iterator[None]:
+    """Jobs start without their keeper."""
+    with patched((JobRunner, "_update_keeper", lambda self, progress, log: None)):
         yield
 
 
 @fault
-def a_runner_does_not_come_back() -> Iterator[None]:
-    """Whoever finds its server away for once never asks again."""
+def runner_does_not_reconnect() -> Iterator[None]:
+    """A runner that cannot reach its server once never asks again."""
     real = Agent._read_response
 
-    async def heard(self: Agent, asking: Any) -> Any:
+    async def read_response(self: Agent, pending: Any) -> Any:
         try:
-            return await real(self, asking)
+            return await real(self, pending)
         except Exception:
             await asyncio.get_running_loop().create_future()
 
-    with instead((Agent, "_read_response", heard)):
+    with patched((Agent, "_read_response", read_response)):
         yield
 
 
 @fault
-def a_credential_is_not_renewed() -> Iterator[None]:
-    """A runner works until its credential is over, and then asks for ever."""
+def credential_is_not_renewed() -> Iterator[None]:
+    """A runner works until its credential expires, and then asks for ever."""
 
     async def never(_self: Agent) -> None:
         await asyncio.get_running_loop().create_future()
@@ -234,11 +234,13 @@ def a_credential_is_not_renewed() -> Iterator[None]:
     def refuse(_self: CredentialProvider) -> Any:
         raise Refused("bad_credential", "not again")
 
-    async def heard(_self: Agent, asking: Any) -> Any:
+    async def read_response(_self: Agent, pending: Any) -> Any:
         try:
-            return asking.result()
+            return pending.result()
         except Refused:
             await asyncio.get_running_loop().create_future()
 
-    with instead((Agent, "_renew", never), (CredentialProvider, "renew", refuse), (Agent, "_read_response", heard)):
+    with patched(
+        (Agent, "_renew", never), (CredentialProvider, "renew", refuse), (Agent, "_read_response", read_response)
+    ):
         yield

@@ -1,4 +1,4 @@
-"""How a fault is planted into the real code, for the time of some histories."""
+"""Plants a mistake into the real code for some histories."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from deltaci.core import decide as deciding
+from deltaci.core import decide
 from deltaci.core.machine import Command, Machine
 
 
@@ -26,15 +26,17 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-    """A fault is a function that changes the code, yields, and changes it back. Its docstring says what is wrong."""
+    """Register a mistake: a function that patches the code, yields, and restores it. Its docstring describes the
+    mistake.
+    """
     name = function.__name__.replace("_", " ")
     FAULTS[name] = Fault(name, " ".join((function.__doc__ or "").split()), contextmanager(function))
     return function
 
 
 @contextmanager
-def instead(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Let these names of modules and classes mean something else."""
+def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Replace these attributes of modules and classes."""
     with ExitStack() as stack:
         for owner, name, value in changes:
             real = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
@@ -44,10 +46,10 @@ def instead(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def rule(
+def replaced_handler(
     machine: Machine[Any], states: tuple[str, ...], command: type[Command], handler: Any, **targets: str
 ) -> Iterator[None]:
-    """Carry out another function for this command in these states; `targets` are states that it may lead to besides."""
+    """Use another handler for this command in these states; `targets` are additional target states."""
     with ExitStack() as stack:
         for state in states:
             entry = machine._entries[state, command]
@@ -59,8 +61,8 @@ def rule(
 
 
 @contextmanager
-def new_rule(machine: Machine[Any], state: str, command: type[Command], like: str) -> Iterator[None]:
-    """Take the command in a state that does not know it, as in another one that does."""
+def accepted_command(machine: Machine[Any], state: str, command: type[Command], like: str) -> Iterator[None]:
+    """Accept the command in a state that refuses it, like in another state."""
     machine._entries[state, command] = machine._entries[like, command]
     try:
         yield
@@ -69,19 +71,19 @@ def new_rule(machine: Machine[Any], state: str, command: type[Command], like: st
 
 
 @contextmanager
-def reaction(entity: str, states: tuple[str, ...], real: Any, other: Any = None) -> Iterator[None]:
-    """Let something else follow, or nothing."""
+def replaced_follow_up(entity: str, states: tuple[str, ...], real: Any, other: Any = None) -> Iterator[None]:
+    """Replace the follow-up of these states, or remove it."""
     with ExitStack() as stack:
         for state in states:
-            rows = deciding._FOLLOW_UPS[entity, state]
-            stack.callback(deciding._FOLLOW_UPS.__setitem__, (entity, state), rows)
-            deciding._FOLLOW_UPS[entity, state] = [
+            rows = decide._FOLLOW_UPS[entity, state]
+            stack.callback(decide._FOLLOW_UPS.__setitem__, (entity, state), rows)
+            decide._FOLLOW_UPS[entity, state] = [
                 (other if follow is real else follow, may) for follow, may in rows if follow is not real or other
             ]
         yield
 
 
 def set_field(record: T, /, **fields: Any) -> T:
-    """A copy of a record with other contents."""
+    """Return a copy of a record with changed fields."""
     changed: T = msgspec.structs.replace(record, **fields)  # type: ignore[type-var]
     return changed

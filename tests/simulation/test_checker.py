@@ -13,8 +13,8 @@ from deltaci.simulation.checker import history_checker
 from deltaci.simulation.checker.history_checker import INVARIANTS, Violation
 from deltaci.simulation.history import LOGGER, Simulation
 from deltaci.simulation.scenario import draw_scenario
-from tests.simulation import illegal_bonds, illegal_leases, illegal_runs, illegal_trust
-from tests.simulation.handmade import CASES, Case, Log
+from tests.simulation import illegal_job_order, illegal_leases, illegal_runs, illegal_worker_failures
+from tests.simulation.log_builder import CASES, Case, Log
 from tests.simulation.planted import TABLE
 
 # The modules that know only the documents and the log.
@@ -67,7 +67,7 @@ def test_what_breaks_a_promise_is_reported_under_its_name(invariant: str, case: 
 def test_every_promise_can_be_broken() -> None:
     """Either by a log that is written by hand, or by a mistake that is planted in the real code, or right here."""
     planted = {json.loads(line)["invariant"] for line in TABLE.read_text().splitlines()}
-    ours = {module.__name__ for module in (illegal_bonds, illegal_leases, illegal_runs, illegal_trust)}
+    ours = {module.__name__ for module in (illegal_job_order, illegal_leases, illegal_runs, illegal_worker_failures)}
     assert ours == {case.__module__ for _, case in CASES}
     shown = {name for name, _ in CASES} | planted | {"overlap", "stopped", "unowned", "told", "error", "log", "record"}
 

@@ -77,7 +77,7 @@ def test_the_checker_and_the_core_know_the_same_steps() -> None:
 
 def test_a_broken_history_is_made_short() -> None:
     """Whoever looks for the mistake should not have to read what has nothing to do with it."""
-    with FAULTS["place is not freed"].planted():
+    with FAULTS["slot is not freed"].planted():
         mix = draw_scenario(3, hours=3.0)
         history = Simulation(mix).run()
         shrinker = Shrinker(mix, history, tries=60)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.handmade import Log, breaks
+from tests.simulation.log_builder import Log, breaks
 
 KIN = {"family": "os", "is_family_fail_fast": True, "max_attempts": 1}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.handmade import SECOND, TTL, Log, breaks
+from tests.simulation.log_builder import SECOND, TTL, Log, breaks
 
 
 def troubled(log: Log, times: int) -> None:
