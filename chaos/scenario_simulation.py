@@ -14,7 +14,7 @@ from chaos.rows import Row, measured
 from chaos.stage import Stage
 from deltaci.simulation.checker.history_checker import INVARIANTS
 from deltaci.simulation.scenario import draw_scenario
-from tests.simulation.planted import FAULTS, MOST_SEEDS, TABLE
+from tests.simulation.planted import FAULTS, MAX_SEEDS, TABLE
 
 FAULT: Final = "everything in the simulator"
 HOURS: Final = 2.0
@@ -42,13 +42,13 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     speed = summary["hours"] / summary["cpu_seconds"]
     yield measured(FAULT, said, "how fast time goes by", speed, "simulated hours a CPU second")
     rows = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
-    known = {row["fault"] for row in rows if row["seed"] < MOST_SEEDS}
+    known = {row["fault"] for row in rows if row["seed"] < MAX_SEEDS}
     missing = [name for name in FAULTS if name not in known]
     found = Counter(row["invariant"] for row in rows)
     note = "found by " + ", ".join(f"{name} ({count})" for name, count in found.most_common())
     planted = f"{len(FAULTS)} mistakes planted in the real code, one at a time"
     note = "; ".join((*missing, note))
-    yield measured(FAULT, planted, f"each is found within {MOST_SEEDS} seeds", len(missing), "not found", 0, note)
+    yield measured(FAULT, planted, f"each is found within {MAX_SEEDS} seeds", len(missing), "not found", 0, note)
 
 
 async def _told(stage: Stage, seeds: int) -> AsyncIterator[dict[str, Any]]:

@@ -1,82 +1,82 @@
-"""For each promise about what ties jobs together a log that breaks it: legal up to its last step."""
+"""Logs that break the invariants about relations between jobs: each is legal up to its last step."""
 
 from __future__ import annotations
 
-from tests.simulation.log_builder import Log, breaks
+from tests.simulation.log_builder import LogBuilder, breaks
 
 KIN = {"family": "os", "is_family_fail_fast": True, "max_attempts": 1}
 
 
 @breaks("after")
-def begun_before_what_comes_before_it(log: Log) -> None:
+def a_start_before_an_earlier_job_ended(log: LogBuilder) -> None:
     log.plan({"name": "a"}, {"name": "b", "after": ["r/a"]})
     log.queue("b")
 
 
 @breaks("after")
-def not_begun_although_all_before_it_is_over(log: Log) -> None:
+def a_job_that_does_not_start_after_all_earlier_ones(log: LogBuilder) -> None:
     log.plan({"name": "a"}, {"name": "b", "after": ["r/a"]}, {"name": "c"})
     log.checker.entities["r/a.1"].state = "CANCELED"
-    log.say("job", "r/a", "CANCELED", "user_cancelled", "user:u", reason="JOB_CANCELED")
-    log.settle()
+    log.add_event("job", "r/a", "CANCELED", "user_cancelled", "user:u", reason="JOB_CANCELED")
+    log.commit()
 
 
 @breaks("blocked")
-def blocked_by_what_it_only_comes_after(log: Log) -> None:
+def a_job_blocked_by_an_earlier_job(log: LogBuilder) -> None:
     log.plan({"name": "a"}, {"name": "b", "after": ["r/a"]})
     log.checker.entities["r/a.1"].state = "CANCELED"
-    log.say("job", "r/a", "CANCELED", "user_cancelled", "user:u", reason="JOB_CANCELED")
-    log.say("job", "r/b", "CANCELED", "user_cancelled", reason="BLOCKED")
+    log.add_event("job", "r/a", "CANCELED", "user_cancelled", "user:u", reason="JOB_CANCELED")
+    log.add_event("job", "r/b", "CANCELED", "user_cancelled", reason="BLOCKED")
 
 
 @breaks("family")
-def a_family_that_goes_on(log: Log) -> None:
+def a_family_that_continues_after_a_failure(log: LogBuilder) -> None:
     log.worker()
     log.plan({"name": "a", **KIN}, {"name": "b", **KIN})
     log.claim()
     log.start()
     log.fail()
-    log.say("job", "r/a", "FAILED", "execution_failed")
-    log.settle()
+    log.add_event("job", "r/a", "FAILED", "execution_failed")
+    log.commit()
 
 
 @breaks("blocked")
-def not_needed_in_another_family(log: Log) -> None:
+def a_job_not_needed_because_of_another_family(log: LogBuilder) -> None:
     log.worker()
     log.plan({"name": "a", **KIN}, {"name": "b", "family": "other"}, {"name": "c"})
     log.claim()
     log.start()
     log.fail()
-    log.say("job", "r/a", "FAILED", "execution_failed")
+    log.add_event("job", "r/a", "FAILED", "execution_failed")
     log.checker.entities["r/b.1"].state = "CANCELED"
-    log.say("job", "r/b", "CANCELED", "user_cancelled", reason="NOT_NEEDED")
+    log.add_event("job", "r/b", "CANCELED", "user_cancelled", reason="NOT_NEEDED")
 
 
 @breaks("group")
-def two_of_a_group_at_once(log: Log) -> None:
-    log.worker(places=2)
+def two_leases_of_one_group(log: LogBuilder) -> None:
+    log.worker(slots=2)
     log.plan({"name": "a", "group": "g"}, {"name": "b", "group": "g"})
     log.claim()
     log.grant("b")
 
 
 @breaks("group")
-def another_one_while_the_first_may_still_run(log: Log) -> None:
+def a_lease_of_a_group_before_the_fence(log: LogBuilder) -> None:
     log.worker()
     log.plan({"name": "a", "group": "g"}, {"name": "b", "group": "g"})
     log.claim()
     log.start()
-    log.lose("a", "STALLED")
-    log.say("attempt", "r/a.1", "QUEUED", "requeued", run_at=log.attempt().fence_until)
-    log.settle()
+    log.lose_lease("a", "STALLED")
+    log.add_event("attempt", "r/a.1", "QUEUED", "requeued", run_at=log.attempt().fence_until)
+    log.commit()
     log.grant("b")
 
 
 @breaks("retry")
-def retried_on_a_class_that_it_does_not_name(log: Log) -> None:
+def a_retry_on_an_unlisted_class(log: LogBuilder) -> None:
     log.worker()
     log.plan({"name": "a", "retry_on": ["FLAKY"]})
     log.claim()
     log.start()
     log.fail("INFRA")
-    log.say("job", "r/a", "RETRYING", "execution_failed", next_run_at=log.now + 20_000_000)
+    log.add_event("job", "r/a", "RETRYING", "execution_failed", next_run_at=log.now + 20_000_000)

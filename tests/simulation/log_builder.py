@@ -1,4 +1,4 @@
-"""Logs written by hand, for showing what the checker says about them: legal as far as it goes, until somebody errs."""
+"""Builds event logs by hand for tests of the checker: legal ones, and ones with a mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECOND = 1_000_000
 START = 1_000_000 * SECOND
 TTL = 120
 POLL = 20
-LATE = 2.5 * POLL + 21  # What is due must happen before that.
+LATE = 2.5 * POLL + 21  # More seconds than anything may be late.
 
 
 class SimRequest(NamedTuple):
@@ -34,8 +34,8 @@ class SimRequest(NamedTuple):
     metadata: dict[str, Any]
 
 
-class Log:
-    """A run `r` with jobs, and workers. Every method is one commit, unless it says otherwise."""
+class LogBuilder:
+    """A log with a run `r`, its jobs, and workers. Every method adds one commit, unless it says otherwise."""
 
     def __init__(self, poll_seconds: float = POLL) -> None:
         self.checker = HistoryChecker(CheckerConfig(TTL, poll_seconds))
@@ -44,13 +44,17 @@ class Log:
         self.checker.set_fault_free_since(START)
 
     def wait(self, seconds: float) -> None:
-        """Time goes by."""
         self.now += int(seconds * SECOND)
 
-    def say(self, entity: str, id: str, to: str, trigger: str, actor: str = "orchestrator", **told: Any) -> None:
-        """One event, as it would come next. Names that begin with an underscore change the event itself."""
-        it = self.checker.entities.get(id)
-        before = it.state if it is not None else ("CREATED" if entity == "attempt" else None)
+    def add_event(
+        self, entity: str, id: str, to: str, trigger: str, actor: str = "orchestrator", **metadata: Any
+    ) -> None:
+        """Add the entity's next event.
+
+        Arguments with a leading underscore change fields of the event; others are metadata.
+        """
+        tracked = self.checker.entities.get(id)
+        before = tracked.state if tracked is not None else ("CREATED" if entity == "attempt" else None)
         fields = {
             "seq": self.checker.seq + 1,
             "at": self.now,
@@ -63,177 +67,181 @@ class Log:
             "trigger": trigger,
             "actor": actor,
             "request_id": "",
-            "rev": (it.rev if it is not None else 0) + 1,
+            "rev": (tracked.rev if tracked is not None else 0) + 1,
         }
-        fields.update({name[1:]: told.pop(name) for name in list(told) if name.startswith("_")})
-        self.checker.check_event(SimRequest(**fields, metadata=told), self.now)  # type: ignore[arg-type]
+        fields.update({name[1:]: metadata.pop(name) for name in list(metadata) if name.startswith("_")})
+        self.checker.check_event(SimRequest(**fields, metadata=metadata), self.now)  # type: ignore[arg-type]
 
-    def settle(self) -> None:
-        """The commit is whole."""
+    def commit(self) -> None:
+        """End the commit."""
         self.checker.check_commit(self.now)
 
-    # -- births
+    # -- new records
 
-    def worker(self, id: str = "w", places: int = 1, labels: tuple[str, ...] = ()) -> None:
-        """A worker comes in."""
-        self.say("worker", id, "INITIALIZING", "registered")
-        self.say("worker", id, "IDLE", "registration_complete", labels=list(labels), max_concurrent_tasks=places)
-        self.settle()
+    def worker(self, id: str = "w", slots: int = 1, labels: tuple[str, ...] = ()) -> None:
+        """Register a worker."""
+        self.add_event("worker", id, "INITIALIZING", "registered")
+        self.add_event("worker", id, "IDLE", "registration_complete", labels=list(labels), max_concurrent_tasks=slots)
+        self.commit()
 
     def create(self, *, is_fail_fast: bool = False, has_validation: bool = False) -> None:
-        """A run that is being planned, in two commits."""
-        told = {"is_fail_fast": is_fail_fast, "has_validation": has_validation, "timeout_seconds": 3600}
-        self.say("run", "r", "CREATED", "created", "user:u", **told)
-        self.settle()
-        self.say("run", "r", "PLANNING", "run_created", plan_by=self.now + 60 * SECOND)
-        self.settle()
+        """Create a run and begin its planning, in two commits."""
+        metadata = {"is_fail_fast": is_fail_fast, "has_validation": has_validation, "timeout_seconds": 3600}
+        self.add_event("run", "r", "CREATED", "created", "user:u", **metadata)
+        self.commit()
+        self.add_event("run", "r", "PLANNING", "run_created", plan_by=self.now + 60 * SECOND)
+        self.commit()
 
-    def job(self, name: str = "a", kind: str = "task", needs: tuple[str, ...] = (), **told: Any) -> None:
-        """A job of the plan; part of a commit."""
-        told = {"is_required": True, "has_validation": False, "max_attempts": 2, **told}
-        told |= {"base_delay_seconds": 10, "max_delay_seconds": 600, "jitter": 0.0}
-        self.say("job", f"r/{name}", "PENDING", "created", kind=kind, needs=[f"r/{each}" for each in needs], **told)
+    def job(self, name: str = "a", kind: str = "task", needs: tuple[str, ...] = (), **metadata: Any) -> None:
+        """Create a job of the plan; part of a commit."""
+        metadata = {"is_required": True, "has_validation": False, "max_attempts": 2, **metadata}
+        metadata |= {"base_delay_seconds": 10, "max_delay_seconds": 600, "jitter": 0.0}
+        self.add_event(
+            "job", f"r/{name}", "PENDING", "created", kind=kind, needs=[f"r/{need}" for need in needs], **metadata
+        )
 
     def plan(self, *jobs: dict[str, Any], **run: Any) -> None:
-        """A run with these jobs; those without needs begin."""
+        """Create a run with these jobs; those without needs start."""
         self.create(**run)
-        for each in jobs or ({},):
-            self.job(**each)
-        self.say("run", "r", "QUEUED", "plan_returned", jobs=len(jobs) or 1)
-        waiting = 0
-        for each in jobs or ({},):
-            if each.get("kind") == "approval":
-                waiting += 1
-                self.open(each.get("name", "a"), each.get("seconds", 0))
-            elif not each.get("needs") and not each.get("after"):
-                self.queue(each.get("name", "a"))
-        if waiting == len(jobs) and jobs:
-            self.say("run", "r", "RUNNING", "first_attempt_active")
-            self.say("run", "r", "WAITING_APPROVAL", "approval_gate_reached")
-        self.settle()
+        for job in jobs or ({},):
+            self.job(**job)
+        self.add_event("run", "r", "QUEUED", "plan_returned", jobs=len(jobs) or 1)
+        approvals = 0
+        for job in jobs or ({},):
+            if job.get("kind") == "approval":
+                approvals += 1
+                self.open_approval(job.get("name", "a"), job.get("seconds", 0))
+            elif not job.get("needs") and not job.get("after"):
+                self.queue(job.get("name", "a"))
+        if approvals == len(jobs) and jobs:
+            self.add_event("run", "r", "RUNNING", "first_attempt_active")
+            self.add_event("run", "r", "WAITING_APPROVAL", "approval_gate_reached")
+        self.commit()
 
-    def open(self, name: str, seconds: int = 0) -> None:
-        """An approval waits; part of a commit."""
-        by = self.now + seconds * SECOND if seconds else 0
-        self.say("job", f"r/{name}", "WAITING_APPROVAL", "approval_opened", approve_by=by)
+    def open_approval(self, name: str, seconds: int = 0) -> None:
+        """Open an approval; part of a commit."""
+        approve_by = self.now + seconds * SECOND if seconds else 0
+        self.add_event("job", f"r/{name}", "WAITING_APPROVAL", "approval_opened", approve_by=approve_by)
 
-    def queue(self, name: str = "a", index: int = 1, **told: Any) -> None:
-        """A job begins, and its attempt waits; part of a commit."""
-        retried = "retry_delay_elapsed" if index > 1 else "scheduler_assigned"
-        self.say("job", f"r/{name}", "QUEUED", retried, attempt_index=index)
-        told = {"index": index, "job_id": f"r/{name}", "queue_key": "", "run_at": 0, **told}
-        self.say(
+    def queue(self, name: str = "a", index: int = 1, **metadata: Any) -> None:
+        """Start a job and queue its attempt; part of a commit."""
+        trigger = "retry_delay_elapsed" if index > 1 else "scheduler_assigned"
+        self.add_event("job", f"r/{name}", "QUEUED", trigger, attempt_index=index)
+        metadata = {"index": index, "job_id": f"r/{name}", "queue_key": "", "run_at": 0, **metadata}
+        self.add_event(
             "attempt",
             f"r/{name}.{index}",
             "QUEUED",
             "enqueued",
-            **{"timeout_seconds": 600, "max_lost_leases": 1} | told,
+            **{"timeout_seconds": 600, "max_lost_leases": 1} | metadata,
         )
 
     # -- leases
 
     def attempt(self, name: str = "a", index: int = 1) -> TrackedAttempt:
-        """What is known of it."""
-        it = self.checker.entities[f"r/{name}.{index}"]
-        assert isinstance(it, TrackedAttempt)
-        return it
+        """Return the tracked attempt."""
+        tracked = self.checker.entities[f"r/{name}.{index}"]
+        assert isinstance(tracked, TrackedAttempt)
+        return tracked
 
     def grant(self, name: str = "a", worker: str = "w", index: int = 1, **lease: Any) -> None:
-        """A claim, without what follows from it; part of a commit."""
+        """Claim an attempt, without the follow-ups; part of a commit."""
         number = lease.pop("claims", self.attempt(name, index).claims + 1)
-        told = {"number": number, "worker_id": worker, "from": None, "to": "GRANTED"}
-        told |= {"accept_by": self.now + 30 * SECOND, "expires_at": self.now + TTL * SECOND, **lease}
-        self.say("attempt", f"r/{name}.{index}", "LEASED", "claimed", f"worker:{worker}", claims=number, lease=told)
+        change = {"number": number, "worker_id": worker, "from": None, "to": "GRANTED"}
+        change |= {"accept_by": self.now + 30 * SECOND, "expires_at": self.now + TTL * SECOND, **lease}
+        self.add_event(
+            "attempt", f"r/{name}.{index}", "LEASED", "claimed", f"worker:{worker}", claims=number, lease=change
+        )
 
     def claim(self, name: str = "a", worker: str = "w", **lease: Any) -> None:
-        """A claim, with all that follows."""
+        """Claim an attempt, with all follow-ups."""
         self.grant(name, worker, **lease)
-        self.say("job", f"r/{name}", "RUNNING", "worker_started", worker_id=worker)
+        self.add_event("job", f"r/{name}", "RUNNING", "worker_started", worker_id=worker)
         if self.checker.runs["r"].state == "QUEUED":
-            self.say("run", "r", "RUNNING", "first_attempt_active")
-        held = self.checker.entities.get(worker)
-        if isinstance(held, TrackedWorker):
-            self.say("worker", worker, "BUSY", "task_assigned", tasks=len(held.leased_attempts))
-        self.settle()
+            self.add_event("run", "r", "RUNNING", "first_attempt_active")
+        holder = self.checker.entities.get(worker)
+        if isinstance(holder, TrackedWorker):
+            self.add_event("worker", worker, "BUSY", "task_assigned", tasks=len(holder.leased_attempts))
+        self.commit()
 
     def renew(
         self, name: str = "a", to: str = "RUNNING", trigger: str = "heartbeat", worker: str = "w", **lease: Any
     ) -> None:
-        """The runner speaks, and its lease runs anew."""
-        held = self.attempt(name).lease
-        assert held is not None
-        told = {"number": held.number, "worker_id": held.worker_id, "from": held.state, "to": "ACTIVE"}
-        told |= {"expires_at": self.now + TTL * SECOND, **lease}
-        self.say("attempt", f"r/{name}.1", to, trigger, f"worker:{worker}", lease=told)
-        self.settle()
+        """Renew the lease by a message of the runner."""
+        current = self.attempt(name).lease
+        assert current is not None
+        change = {"number": current.number, "worker_id": current.worker_id, "from": current.state, "to": "ACTIVE"}
+        change |= {"expires_at": self.now + TTL * SECOND, **lease}
+        self.add_event("attempt", f"r/{name}.1", to, trigger, f"worker:{worker}", lease=change)
+        self.commit()
 
     def start(self, name: str = "a", worker: str = "w") -> None:
-        """Acknowledged, and running."""
+        """Acknowledge the lease and start the attempt."""
         self.renew(name, "STARTING", "heartbeat", worker)
         self.renew(name, "RUNNING", "started", worker)
 
-    def end(self, name: str, to: str, trigger: str, lease: str, actor: str = "worker:w", **told: Any) -> None:
-        """The lease ends with this step; part of a commit."""
-        held = self.attempt(name).lease
-        assert held is not None
-        changed = {"number": held.number, "worker_id": held.worker_id, "from": held.state, "to": lease}
-        self.say("attempt", f"r/{name}.1", to, trigger, actor, lease=changed, **told)
+    def end(self, name: str, to: str, trigger: str, lease: str, actor: str = "worker:w", **metadata: Any) -> None:
+        """End the lease with this transition; part of a commit."""
+        current = self.attempt(name).lease
+        assert current is not None
+        change = {"number": current.number, "worker_id": current.worker_id, "from": current.state, "to": lease}
+        self.add_event("attempt", f"r/{name}.1", to, trigger, actor, lease=change, **metadata)
 
-    def free(self, worker: str = "w", **told: Any) -> None:
-        """The worker has room again, and says what else changed; part of a commit."""
-        it = self.checker.entities[worker]
-        if isinstance(it, TrackedWorker) and it.infra_failures != it.reported_infra_failures:
-            told = {"troubles": it.infra_failures, **told}
-        self.say("worker", worker, "IDLE", "task_completed", **{"tasks": 0, **told})
+    def release_worker(self, worker: str = "w", **metadata: Any) -> None:
+        """Free the worker's slot; part of a commit."""
+        tracked = self.checker.entities[worker]
+        if isinstance(tracked, TrackedWorker) and tracked.infra_failures != tracked.reported_infra_failures:
+            metadata = {"troubles": tracked.infra_failures, **metadata}
+        self.add_event("worker", worker, "IDLE", "task_completed", **{"tasks": 0, **metadata})
 
-    def hold(self, trigger: str = "drained", hold: str = "DRAINED", worker: str = "w", **told: Any) -> None:
-        """The worker takes nothing new, or is let go; part of a commit."""
+    def add_hold(self, trigger: str = "drained", hold: str = "DRAINED", worker: str = "w", **metadata: Any) -> None:
+        """Put the worker on hold, or resume it; part of a commit."""
         state = self.checker.entities[worker].state
         assert state is not None
-        self.say("worker", worker, state, trigger, **{"hold": hold, **told})
+        self.add_event("worker", worker, state, trigger, **{"hold": hold, **metadata})
 
-    def lose(self, name: str = "a", reason: str = "LEASE_EXPIRED", lost: int = 1, **told: Any) -> None:
-        """The lease is lost, and the attempt stale; part of a commit."""
+    def lose_lease(self, name: str = "a", reason: str = "LEASE_EXPIRED", lost: int = 1, **metadata: Any) -> None:
+        """Lose the lease, so that the attempt is stale; part of a commit."""
         lease = "EXPIRED" if reason == "LEASE_EXPIRED" else "REVOKED"
         self.end(name, "STALE", "stalled", lease, "orchestrator", reason=reason, lost_leases=lost)
-        self.free(**told)
+        self.release_worker(**metadata)
 
-    def finish(self, name: str = "a", to: str = "SUCCEEDED", **told: Any) -> None:
-        """The attempt ends by its runner's word; part of a commit."""
+    def finish(self, name: str = "a", to: str = "SUCCEEDED", **metadata: Any) -> None:
+        """End the attempt as its runner reports; part of a commit."""
         self.renew(name, "UPLOADING")
         trigger = "succeeded" if to == "SUCCEEDED" else "failed"
         code = 0 if to == "SUCCEEDED" else 1
-        self.end(name, to, trigger, "COMPLETED", **{"exit_code": code, **told})
-        self.free()
+        self.end(name, to, trigger, "COMPLETED", **{"exit_code": code, **metadata})
+        self.release_worker()
 
     def fail(self, failure_class: str = "INFRA", *, is_retryable: bool = True) -> None:
-        """The attempt of `a` fails; part of a commit."""
+        """Fail the attempt of `a`; part of a commit."""
         self.finish("a", "FAILED", error={"code": "EXIT", "failure_class": failure_class, "is_retryable": is_retryable})
 
     def succeed(self, name: str = "a") -> None:
-        """The job is done; part of a commit."""
+        """Finish the job successfully; part of a commit."""
         self.finish(name)
-        self.say("job", f"r/{name}", "VALIDATING", "execution_completed", attempt_index=1)
-        self.say("job", f"r/{name}", "SUCCEEDED", "validation_passed")
+        self.add_event("job", f"r/{name}", "VALIDATING", "execution_completed", attempt_index=1)
+        self.add_event("job", f"r/{name}", "SUCCEEDED", "validation_passed")
 
-    def run(self, to: str, trigger: str, actor: str = "orchestrator", **told: Any) -> None:
-        """A step of the run; part of a commit."""
-        self.say("run", "r", to, trigger, actor, **told)
+    def run(self, to: str, trigger: str, actor: str = "orchestrator", **metadata: Any) -> None:
+        """Add an event of the run; part of a commit."""
+        self.add_event("run", "r", to, trigger, actor, **metadata)
 
-    def work(self) -> None:
-        """A run with one job, under way on a worker."""
+    def start_run(self) -> None:
+        """Create a run with one job that a worker runs."""
         self.worker()
         self.plan()
         self.claim()
         self.start()
 
 
-Case = Callable[[Log], None]
+Case = Callable[[LogBuilder], None]
 CASES: list[tuple[str, Case]] = []
 
 
 def breaks(invariant: str) -> Callable[[Case], Case]:
-    """This log breaks that promise."""
+    """Register a case: the log that it builds breaks this invariant."""
 
     def keep(case: Case) -> Case:
         CASES.append((invariant, case))

@@ -1,7 +1,7 @@
-"""The simulator must be able to fail: mistakes that somebody could have made, each found by some promise.
+"""Searches for planted mistakes: the simulator must find each of them.
 
-`python -m tests.simulation.planted [WORDS …]` searches from seed 0, prints which promise found which mistake with which
-seed, and writes that as lines of JSON to `planted.jsonl` beside this file, from where the test knows where to look.
+`python -m tests.simulation.planted [WORDS …]` searches from seed 0, prints which invariant found which mistake with
+which seed, and writes that as lines of JSON to `planted.jsonl` beside this file, where the test reads it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ __all__ = [
     "FAULTS",
     "TABLE",
     "caught",
-    "known",
     "planted_core",
     "planted_engine",
     "planted_job_order",
@@ -39,60 +38,61 @@ __all__ = [
     "planted_rules",
     "planted_runner",
     "planted_worker_failures",
+    "recorded_seeds",
     "search",
 ]
 
 MODULE: Final = "tests.simulation.planted"
 TABLE: Final = Path(__file__).with_name("planted.jsonl")
-MOST_SEEDS: Final = 400
-RUNS_AN_HOUR: Final = 5.0  # More than usual: mistakes show where something is done.
+MAX_SEEDS: Final = 400
+RUNS_AN_HOUR: Final = 5.0  # More than usual: mistakes show where something happens.
 HOURS: Final = (1.0, 1.0, 1.0, 3.0)  # Most mistakes show soon; some need a longer history.
 
 
 def caught(fault: Fault, seed: int) -> tuple[str, str]:
-    """The promise that is broken in this history with the mistake in it, and how; empty if none is."""
+    """Return the invariant and the message of a history with this mistake; empty if no invariant is broken."""
     with fault.planted():
         history = Simulation(draw_scenario(seed, HOURS[seed % len(HOURS)], RUNS_AN_HOUR)).run()
     return history.invariant, history.message
 
 
-def search(fault: Fault, seeds: int = MOST_SEEDS) -> dict[str, Any] | None:
-    """The first seed that finds it."""
-    began = time.process_time()
+def search(fault: Fault, seeds: int = MAX_SEEDS) -> dict[str, Any] | None:
+    """Return the first seed that finds the mistake."""
+    started_at = time.process_time()
     for seed in range(seeds):
         invariant, message = caught(fault, seed)
         if invariant:
-            spent = round(time.process_time() - began, 2)
-            found = {"invariant": invariant, "seed": seed, "cpu_seconds": spent, "message": message}
-            return {"fault": fault.name, "sentence": fault.sentence, **found}
+            cpu_seconds = round(time.process_time() - started_at, 2)
+            result = {"invariant": invariant, "seed": seed, "cpu_seconds": cpu_seconds, "message": message}
+            return {"fault": fault.name, "sentence": fault.sentence, **result}
     return None
 
 
-def known() -> dict[str, int]:
-    """Where each mistake was found the last time that somebody searched."""
+def recorded_seeds() -> dict[str, int]:
+    """Return the seed that found each mistake in the last search."""
     rows = map(json.loads, TABLE.read_text().splitlines())
     return {row["fault"]: row["seed"] for row in rows}
 
 
-def _searched(name: str) -> tuple[str, dict[str, Any] | None]:
+def _search_by_name(name: str) -> tuple[str, dict[str, Any] | None]:
     return name, search(FAULTS[name])
 
 
 def main(words: list[str]) -> int:
-    """Search for those whose names have one of these words in them, or for all."""
+    """Search for the mistakes whose names contain one of these words, or for all."""
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # The order in which Python walks through sets of texts is part of a history.
+        # The iteration order of sets of strings is part of a history.
         os.execve(sys.executable, [sys.executable, "-m", MODULE, *words], {**os.environ, "PYTHONHASHSEED": "0"})
-    old = {row["fault"]: row for row in map(json.loads, TABLE.read_text().splitlines())} if TABLE.exists() else {}
-    rows: dict[str, dict[str, Any]] = {name: row for name, row in old.items() if name in FAULTS}
-    wanted = [name for name in FAULTS if not words or any(word in name for word in words)]
+    old_rows = {row["fault"]: row for row in map(json.loads, TABLE.read_text().splitlines())} if TABLE.exists() else {}
+    rows: dict[str, dict[str, Any]] = {name: row for name, row in old_rows.items() if name in FAULTS}
+    chosen = [name for name in FAULTS if not words or any(word in name for word in words)]
     missed: list[str] = []
     with Pool() as pool:
-        for name, row in pool.imap(_searched, wanted):
+        for name, row in pool.imap(_search_by_name, chosen):
             if row is None:
                 missed.append(name)
                 rows.pop(name, None)
-                print(f"{name:45} NOT FOUND in {MOST_SEEDS} seeds", flush=True)
+                print(f"{name:45} NOT FOUND in {MAX_SEEDS} seeds", flush=True)
             else:
                 rows[name] = row
                 print(f"{name:45} {row['invariant']:16} seed {row['seed']:3}  {row['cpu_seconds']:6.1f} s", flush=True)

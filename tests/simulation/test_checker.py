@@ -1,4 +1,4 @@
-"""The checker has teeth: for each promise a log that breaks it is reported under its name, and a legal one is not."""
+"""The checker finds every kind of violation: each invariant has a log that breaks it, and a legal log breaks none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deltaci.simulation.checker.history_checker import INVARIANTS, Violation
 from deltaci.simulation.history import LOGGER, Simulation
 from deltaci.simulation.scenario import draw_scenario
 from tests.simulation import illegal_job_order, illegal_leases, illegal_runs, illegal_worker_failures
-from tests.simulation.log_builder import CASES, Case, Log
+from tests.simulation.log_builder import CASES, Case, LogBuilder
 from tests.simulation.planted import TABLE
 
 # The modules that know only the documents and the log.
@@ -31,8 +31,8 @@ INDEPENDENT_MODULES = {
 
 
 def test_a_legal_log_is_legal() -> None:
-    """All the pieces that the others are made of, put together rightly."""
-    log = Log()
+    """The steps that the illegal logs are made of, in a legal order."""
+    log = LogBuilder()
     log.worker()
     log.plan({"name": "a"}, {"name": "b", "needs": ("a",)})
     log.claim()
@@ -41,41 +41,44 @@ def test_a_legal_log_is_legal() -> None:
     log.renew()
     log.succeed()
     log.queue("b")
-    log.settle()
+    log.commit()
     log.claim("b")
     log.start("b")
     log.succeed("b")
     log.run("VALIDATING", "all_jobs_done")
     log.run("SUCCESS", "all_required_succeeded")
-    log.settle()
+    log.commit()
     log.run("REPORTED", "statuses_published", "reporter", conclusion="SUCCESS")
-    log.settle()
+    log.commit()
 
     log.checker.check_end()
     assert log.checker.is_over("r")
 
 
 @pytest.mark.parametrize(("invariant", "case"), CASES, ids=[f"{name}: {case.__name__}" for name, case in CASES])
-def test_what_breaks_a_promise_is_reported_under_its_name(invariant: str, case: Case) -> None:
-    """One step too far, and the right reason for it."""
+def test_a_violation_is_reported_under_its_invariant(invariant: str, case: Case) -> None:
     with pytest.raises(Violation) as raised:
-        case(Log())
+        case(LogBuilder())
 
     assert raised.value.invariant == invariant, raised.value
 
 
-def test_every_promise_can_be_broken() -> None:
-    """Either by a log that is written by hand, or by a mistake that is planted in the real code, or right here."""
+def test_every_invariant_can_be_broken() -> None:
+    """By a log that is built by hand, by a mistake that is planted in the real code, or by a test in this file."""
     planted = {json.loads(line)["invariant"] for line in TABLE.read_text().splitlines()}
-    ours = {module.__name__ for module in (illegal_job_order, illegal_leases, illegal_runs, illegal_worker_failures)}
-    assert ours == {case.__module__ for _, case in CASES}
-    shown = {name for name, _ in CASES} | planted | {"overlap", "stopped", "unowned", "told", "error", "log", "record"}
+    own_modules = {
+        module.__name__ for module in (illegal_job_order, illegal_leases, illegal_runs, illegal_worker_failures)
+    }
+    assert own_modules == {case.__module__ for _, case in CASES}
+    covered = (
+        {name for name, _ in CASES} | planted | {"overlap", "stopped", "unowned", "told", "error", "log", "record"}
+    )
 
-    assert set(INVARIANTS) == shown
+    assert set(INVARIANTS) == covered
 
 
-def test_an_attempt_that_runs_twice_is_found() -> None:
-    """Two runners that execute one attempt at the same time, whatever the log says."""
+def test_two_executions_of_one_attempt_are_found() -> None:
+    """Two runners execute one attempt at the same time, whatever the log says."""
     simulation = Simulation(structs.replace(draw_scenario(5, hours=0.1), has_clock_jumps=False))
     simulation.executions.executing["r/a.1"] = {(1, "r0")}
     simulation.executions.record_start("r/a.1", 2, "r1")
@@ -83,33 +86,33 @@ def test_an_attempt_that_runs_twice_is_found() -> None:
     assert simulation.run().invariant == "overlap"
 
 
-def test_what_begins_without_a_lease_is_found() -> None:
-    """Nobody was given it, and somebody works on it."""
+def test_a_start_without_a_lease_is_found() -> None:
+    """A process starts for an attempt that was never leased."""
     simulation = Simulation(structs.replace(draw_scenario(5, hours=0.1), has_clock_jumps=False))
     simulation.executions.record_start("r/a.1", 1, "r0")
 
     assert simulation.run().invariant == "unowned"
 
 
-def test_an_end_that_nobody_hears_of_is_found() -> None:
-    """A job ended long ago, and its lease is still thought to be live."""
+def test_an_unreported_end_is_found() -> None:
+    """A job ended long ago, but its lease is still live."""
     simulation = Simulation(draw_scenario(5, hours=0.1))
     simulation.executions.unreported_ends["r/a.1", 1] = "r0"
-    simulation.executions.executing["r/b.1"] = {(1, "r1")}  # So that it goes on for a while.
+    simulation.executions.executing["r/b.1"] = {(1, "r1")}  # So that the simulation continues for a while.
 
     assert simulation.run().invariant == "told"
 
 
-def test_an_error_that_was_only_written_down_is_found() -> None:
-    """Whoever catches an error of ours and goes on hides it from everybody who does not read the log."""
+def test_a_logged_error_is_found() -> None:
+    """An internal error that is caught and logged would otherwise stay unnoticed."""
     simulation = Simulation(draw_scenario(5, hours=0.1))
-    simulation._loop.call_outside(10.0, lambda: LOGGER.error("an error of ours"))
+    simulation._loop.call_outside(10.0, lambda: LOGGER.error("internal error"))
 
     assert simulation.run().invariant == "error"
 
 
-def test_a_runner_that_did_not_stop_is_found() -> None:
-    """It says that it stopped, and what it should have stopped still runs."""
+def test_a_job_that_did_not_stop_is_found() -> None:
+    """The runner reports that it stopped, but its process still runs."""
     simulation = Simulation(draw_scenario(5, hours=1.0))
 
     def record_end(
@@ -123,28 +126,28 @@ def test_a_runner_that_did_not_stop_is_found() -> None:
     assert simulation.run().invariant == "stopped"
 
 
-def test_a_log_that_is_changed_afterwards_is_found() -> None:
-    """What was committed is never written again."""
+def test_a_changed_log_is_found() -> None:
+    """Committed events are never written again."""
     simulation = Simulation(draw_scenario(5, hours=1.0))
     simulation._database.log = lambda: simulation.log[1:]  # type: ignore[method-assign]
 
     assert simulation.run().invariant == "log"
 
 
-def test_a_record_that_the_log_does_not_tell_is_found() -> None:
-    """Both are written together, or neither is."""
+def test_a_record_that_disagrees_with_the_log_is_found() -> None:
+    """Records and events are written together, or neither is."""
     simulation = Simulation(draw_scenario(5, hours=1.0))
     simulation._database.record = lambda id: None  # type: ignore[method-assign]
 
     assert simulation.run().invariant == "record"
 
 
-def test_the_checker_knows_only_the_documents() -> None:
-    """It would believe the same mistakes if it shared code with what it checks."""
+def test_the_checker_imports_nothing_outside_itself() -> None:
+    """If it shared code with what it checks, it would share its mistakes."""
     for name in INDEPENDENT_MODULES:
         tree = ast.parse(Path(history_checker.__file__).with_name(f"{name}.py").read_text())
         modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        ours = {module for module in modules if module.startswith("deltaci")}
+        own_modules = {module for module in modules if module.startswith("deltaci")}
 
-        assert ours <= {f"deltaci.simulation.checker.{module}" for module in INDEPENDENT_MODULES}, name
+        assert own_modules <= {f"deltaci.simulation.checker.{module}" for module in INDEPENDENT_MODULES}, name

@@ -1,7 +1,7 @@
-"""Every mistake that is planted in the real code is found by some promise, soon.
+"""Every mistake that is planted in the real code is found by some invariant.
 
-`python -m tests.simulation.planted` searches for all of them from seed 0 and writes down where they are found, in
-`planted.jsonl`. Here each is looked for where it was found last; when histories have changed since, anywhere.
+`python -m tests.simulation.planted` searches for all of them from seed 0 and records the seeds in `planted.jsonl`. The
+test tries the recorded seed first; if histories have changed since, it searches all seeds.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import pytest
 from deltaci.simulation.checker.history_checker import INVARIANTS
 from deltaci.simulation.history import Simulation
 from deltaci.simulation.scenario import draw_scenario
-from tests.simulation.planted import FAULTS, caught, known, search
+from tests.simulation.planted import FAULTS, caught, recorded_seeds, search
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_mistake_is_found(name: str, record_property: Callable[[str, object], None]) -> None:
-    """A simulator that finds nothing shows nothing, unless it finds what is there."""
+    """A simulator is only worth something if it finds mistakes that are there."""
     fault = FAULTS[name]
-    seed = known().get(name)
+    seed = recorded_seeds().get(name)
     invariant, message = caught(fault, seed) if seed is not None else ("", "")
     if not invariant:
-        found = search(fault)
-        assert found is not None, f"nobody notices: {fault.sentence}"
-        invariant, message = found["invariant"], found["message"]
+        row = search(fault)
+        assert row is not None, f"not found: {fault.sentence}"
+        invariant, message = row["invariant"], row["message"]
         record_property("figure", f"planted: {name!r} is at another seed now; run python -m tests.simulation.planted")
 
     assert invariant in INVARIANTS
     assert not re.search(r"\b(Attribute|Key|Name|Type)Error\(", message), f"what is planted does not work: {message}"
 
 
-def test_a_mistake_is_gone_afterwards() -> None:
-    """What was planted does not stay: the same seeds are legal again."""
+def test_patches_are_removed() -> None:
+    """The same seeds are legal again after every patch was removed."""
     for fault in FAULTS.values():
         with fault.planted():
             pass
@@ -42,7 +42,6 @@ def test_a_mistake_is_gone_afterwards() -> None:
     assert {Simulation(draw_scenario(seed, hours=1.0)).run().invariant for seed in range(3)} == {""}
 
 
-def test_there_are_many_kinds_of_mistakes() -> None:
-    """They say what is wrong, and are found by many promises."""
+def test_there_are_many_mistakes() -> None:
     assert len(FAULTS) >= 80
     assert all(fault.sentence.endswith(".") for fault in FAULTS.values())

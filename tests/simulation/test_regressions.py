@@ -1,4 +1,4 @@
-"""Histories in which something went wrong once: each is told again, as short as it can be."""
+"""Scenarios in which something went wrong once, as short as possible."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from deltaci.simulation.scenario import Fault, Scenario, UserAction, draw_scenar
 
 RUNNERS = 5
 OUTAGE_SECONDS = 1200.0
-PAUSE_SECONDS = 8.0  # On average, between two things that a runner says to a server that is away.
+PAUSE_SECONDS = 8.0  # On average, between two requests of a runner to an unreachable server.
 
 
-def plain(*faults: Fault, actions: tuple[UserAction, ...] = (), hours: float = 1.0) -> Scenario:
-    """One server, some runners, and only what is named here."""
+def minimal_scenario(*faults: Fault, actions: tuple[UserAction, ...] = (), hours: float = 1.0) -> Scenario:
+    """Return a scenario with one server, some runners, and only these faults and actions."""
     return structs.replace(
         draw_scenario(0, hours),
         servers=1,
@@ -30,42 +30,44 @@ def plain(*faults: Fault, actions: tuple[UserAction, ...] = (), hours: float = 1
     )
 
 
-def legal(mix: Scenario) -> History:
-    """It breaks no promise."""
-    history = Simulation(mix).run()
+def check_legal(scenario: Scenario) -> History:
+    """Play the scenario and check that it breaks no invariant."""
+    history = Simulation(scenario).run()
     assert history.invariant == "", history.message
     return history
 
 
-def test_an_outage_is_no_reason_for_a_storm() -> None:
-    """Runners asked a server that was away once a second, each of them; now they ask less and less."""
-    quiet = legal(plain())
+def test_runners_back_off_during_an_outage() -> None:
+    """Every runner asked an unreachable server once a second; now they back off."""
+    without_outage = check_legal(minimal_scenario())
 
-    cut = legal(plain(Fault(at=600.0, kind="kill server", target=0, seconds=OUTAGE_SECONDS)))
+    with_outage = check_legal(minimal_scenario(Fault(at=600.0, kind="kill server", target=0, seconds=OUTAGE_SECONDS)))
 
-    assert cut.messages - quiet.messages < RUNNERS * OUTAGE_SECONDS / PAUSE_SECONDS
+    assert with_outage.messages - without_outage.messages < RUNNERS * OUTAGE_SECONDS / PAUSE_SECONDS
 
 
-def test_a_runner_whose_keeper_dies_while_it_waits_for_work_meets_no_other_error() -> None:
-    """The request that waited for work was left alone, and complained about it when it broke off."""
-    legal(plain(*(Fault(at=100.0 * n, kind="kill keeper", target=2 * n, seconds=30.0) for n in range(1, 20))))
+def test_a_dying_keeper_causes_no_other_error_while_waiting_for_work() -> None:
+    """The pending claim request was abandoned, and its error was logged when it failed."""
+    check_legal(
+        minimal_scenario(*(Fault(at=100.0 * n, kind="kill keeper", target=2 * n, seconds=30.0) for n in range(1, 20)))
+    )
 
 
 def test_a_runner_returns_to_a_store_whose_clock_is_ahead() -> None:
-    """Its token seemed older than the last time that it came in, because that was written by another clock."""
+    """Its token seemed older than its last registration, whose time came from another clock."""
     faults = (
         Fault(at=300.0, kind="store clock forward", target=0, seconds=600.0),
         *(Fault(at=600.0, kind="crash machine", target=2 * n, seconds=10.0) for n in range(RUNNERS)),
     )
 
-    history = legal(plain(*faults, actions=(UserAction(900.0, "run", 0),)))
+    history = check_legal(minimal_scenario(*faults, actions=(UserAction(900.0, "run", 0),)))
 
     assert history.acknowledged > 0
 
 
-def test_a_machine_that_wakes_up_late_runs_nothing_of_what_is_anothers() -> None:
-    """A runner that woke together with its keeper began the next step under a lease that was another's by then."""
+def test_a_machine_that_wakes_late_starts_no_step_under_a_lost_lease() -> None:
+    """A runner that woke with its keeper started the next step under a lease that another runner had by then."""
     actions = tuple(UserAction(60.0 * n, "run", n) for n in range(10))
     faults = tuple(Fault(at=90.0 * n, kind="freeze machine", target=2 * n + 1, seconds=300.0) for n in range(1, 12))
 
-    legal(plain(*faults, actions=actions))
+    check_legal(minimal_scenario(*faults, actions=actions))

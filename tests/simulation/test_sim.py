@@ -1,4 +1,4 @@
-"""Histories of whole deployments in virtual time: the same seed gives the same one, and none breaks a promise."""
+"""Histories of whole deployments in virtual time: a seed gives one history, and none breaks an invariant."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from tests.simulation.planted import FAULTS
 
 SEEDS = range(24)
 HOURS = 3.0
-MOST_SEEDS = 300
-COVER = (30, 34, 54, 93, 94, 107, 118, 141, 156, 254)  # These take every step; if not, others will.
+MAX_SEEDS = 300
+# Together they make every transition; otherwise other seeds are tried.
+COVER = (30, 34, 54, 93, 94, 107, 118, 141, 156, 254)
 
 
-def told(*words: str, hash_seed: str = "0") -> list[dict[str, object]]:
-    """The histories that the command tells."""
-    command = [sys.executable, "-m", "deltaci", "sim", "--json", *words]
+def simulated(*arguments: str, hash_seed: str = "0") -> list[dict[str, object]]:
+    """Return the histories that `deltaci sim` prints."""
+    command = [sys.executable, "-m", "deltaci", "sim", "--json", *arguments]
     done = subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONHASHSEED": hash_seed})
     assert done.returncode in (0, 1), done.stderr.decode()
     *histories, summary = [json.loads(line) for line in done.stdout.splitlines()]
@@ -35,31 +36,31 @@ def told(*words: str, hash_seed: str = "0") -> list[dict[str, object]]:
 
 
 def check(seed: int) -> None:
-    """It breaks no promise."""
-    again = f"again: deltaci sim --seed {seed} --seeds 1 --hours {HOURS:g}"
+    """Check that the history breaks no invariant."""
+    repeat = f"again: deltaci sim --seed {seed} --seeds 1 --hours {HOURS:g}"
     history = Simulation(draw_scenario(seed, HOURS)).run()
-    assert history.invariant == "", f"{history.message}; {again}"
+    assert history.invariant == "", f"{history.message}; {repeat}"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_history_breaks_no_promise(seed: int) -> None:
-    """Servers die between any two commits, runners die, hang and lie, the network and the clocks go wrong."""
+def test_a_history_breaks_no_invariant(seed: int) -> None:
+    """Servers are killed between any two commits, runners die, hang and forge messages, network and clocks fail."""
     check(seed)
 
 
-def test_one_seed_is_one_history() -> None:
-    """Byte for byte, in another process too, whatever order Python has for its sets."""
-    one = told("--seed", "3", "--seeds", "2", "--hours", "2")
-    other = told("--seed", "3", "--seeds", "2", "--hours", "2", hash_seed="7")
+def test_a_seed_always_gives_the_same_history() -> None:
+    """Byte for byte, also in another process with another hash seed."""
+    one = simulated("--seed", "3", "--seeds", "2", "--hours", "2")
+    other = simulated("--seed", "3", "--seeds", "2", "--hours", "2", hash_seed="7")
 
-    assert [each["digest"] for each in one] == [each["digest"] for each in other]
+    assert [history["digest"] for history in one] == [history["digest"] for history in other]
     assert one[0]["digest"] != one[1]["digest"]
 
 
-def test_every_step_of_the_machines_is_taken() -> None:
-    """What no history does, no history shows. The command lists what is missing."""
+def test_every_transition_is_made() -> None:
+    """A transition that no history makes is not tested. `deltaci sim` lists the missing ones."""
     edges: set[Edge] = set()
-    for seed in (*COVER, *range(MOST_SEEDS)):
+    for seed in (*COVER, *range(MAX_SEEDS)):
         edges |= Simulation(draw_scenario(seed, hours=2.0)).run().edges
         if not unvisited(edges):
             break
@@ -68,37 +69,37 @@ def test_every_step_of_the_machines_is_taken() -> None:
     assert edges <= ALL_EDGES
 
 
-def test_the_checker_and_the_core_know_the_same_steps() -> None:
-    """Written down twice, from the same documents."""
+def test_the_checker_and_the_core_have_the_same_transitions() -> None:
+    """They are written down independently, from the same documents."""
     leases = {("lease", source, to, "") for source, targets in LEASE_TRANSITIONS.items() for to in targets}
 
     assert set(TRANSITIONS) | leases == ALL_EDGES
 
 
-def test_a_broken_history_is_made_short() -> None:
-    """Whoever looks for the mistake should not have to read what has nothing to do with it."""
+def test_a_broken_scenario_is_shrunk() -> None:
+    """Only what is needed for the violation is left."""
     with FAULTS["slot is not freed"].planted():
-        mix = draw_scenario(3, hours=3.0)
-        history = Simulation(mix).run()
-        shrinker = Shrinker(mix, history, tries=60)
-        short = shrinker.run()
-        again = Simulation(msgspec.json.decode(msgspec.json.encode(short), type=Scenario))
-        repeated = again.run()
+        scenario = draw_scenario(3, hours=3.0)
+        history = Simulation(scenario).run()
+        shrinker = Shrinker(scenario, history, tries=60)
+        shrunk = shrinker.run()
+        simulation = Simulation(msgspec.json.decode(msgspec.json.encode(shrunk), type=Scenario))
+        repeated = simulation.run()
 
     assert history.invariant == shrinker.history.invariant == repeated.invariant == "worker"
     assert repeated.digest == shrinker.history.digest
-    assert len(short.actions) == 1
-    assert short.faults == ()
-    assert short.hours < 3
-    assert any("worker r" in line for line in describe(short, again.log))
+    assert len(shrunk.actions) == 1
+    assert shrunk.faults == ()
+    assert shrunk.hours < 3
+    assert any("worker r" in line for line in describe(shrunk, simulation.log))
 
 
-def test_a_history_is_repeated_from_its_file(tmp_path: Path) -> None:
-    """What is drawn from a seed can be changed by hand, and told again."""
+def test_a_scenario_is_played_from_a_file(tmp_path: Path) -> None:
+    """A scenario in a file can be edited and played."""
     file = tmp_path / "mix.json"
     file.write_bytes(msgspec.json.encode(draw_scenario(3, hours=2.0)))
 
-    [again] = told("--mix", str(file))
-    [drawn_again] = told("--seed", "3", "--seeds", "1", "--hours", "2")
+    [from_file] = simulated("--mix", str(file))
+    [drawn_again] = simulated("--seed", "3", "--seeds", "1", "--hours", "2")
 
-    assert again["digest"] == drawn_again["digest"]
+    assert from_file["digest"] == drawn_again["digest"]
