@@ -1,4 +1,4 @@
-"""A bench for cells: both executors behind one name, output that can be waited for, and a count of who is left."""
+"""Run cells in tests: all executors by name, output that can be awaited, and checks for remaining processes."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ PATIENCE_SECONDS = 60.0
 
 KINDS: dict[str, Callable[[Zygote], Executor]] = {
     "process": ProcessExecutor,
-    "process-without-cgroup": lambda nursery: ProcessExecutor(nursery, use_cgroups=False),
+    "process-without-cgroup": lambda zygote: ProcessExecutor(zygote, use_cgroups=False),
     "sandbox": lambda _: SandboxExecutor(),
 }
 
 
 def needs(kind: str) -> None:
-    """Skip, and say why, where a runner that is a process of its own cannot have this executor."""
+    """Skip the test if a runner in its own process cannot use this executor."""
     if kind == "sandbox" and (reason := SandboxExecutor().unavailable_reason()):
         pytest.skip(reason)
 
 
-def executor_of(kind: str, nursery: Zygote) -> Executor:
-    """This executor, or a skip that says why it cannot be had here."""
-    executor = KINDS[kind](nursery)
+def executor_of(kind: str, zygote: Zygote) -> Executor:
+    """Return the executor, or skip the test if it is unavailable."""
+    executor = KINDS[kind](zygote)
     if reason := executor.unavailable_reason():
         pytest.skip(reason)
     return executor
 
 
 class Bench:
-    """One cell, and what its steps wrote."""
+    """One cell and the output of its steps."""
 
     def __init__(self, cell: Cell, workspace: Path) -> None:
         self.cell = cell
         self.workspace = workspace
         self.output = bytearray()
-        self._heard = asyncio.Event()
+        self._has_output = asyncio.Event()
 
     def hear(self, data: bytes) -> None:
-        """Keep the output, and wake who waits for it."""
+        """Record output and wake `until`."""
         self.output += data
-        self._heard.set()
+        self._has_output.set()
 
     async def until(self, word: bytes) -> None:
-        """Wait until a step wrote this."""
+        """Wait until a step has written this."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while word not in self.output:
-                self._heard.clear()
-                await self._heard.wait()
+                self._has_output.clear()
+                await self._has_output.wait()
 
     async def run(self, script: str, timeout_seconds: float = 30.0, env: dict[str, str] | None = None) -> Exit:
         """Run a step to its end."""
@@ -70,30 +70,30 @@ class Bench:
             )
 
     def start(self, script: str) -> asyncio.Task[Exit]:
-        """Run a step meanwhile."""
+        """Run a step in a task."""
         return asyncio.create_task(self.run(script))
 
 
 def in_cell(
-    kind: str, workspace: Path, story: Callable[[Bench], Coroutine[Any, Any, None]], limits: Limits | None = None
+    kind: str, workspace: Path, check: Callable[[Bench], Coroutine[Any, Any, None]], limits: Limits | None = None
 ) -> None:
-    """Tell a story about one cell, which is closed whatever happens."""
-    nursery = Zygote()
-    executor = executor_of(kind, nursery)
+    """Run a test with one cell, and close it."""
+    zygote = Zygote()
+    executor = executor_of(kind, zygote)
 
-    async def told() -> None:
+    async def run() -> None:
         cell = executor.cell(workspace=workspace, limits=limits or Limits(), network=False, image="")
         try:
-            await story(Bench(cell, workspace))
+            await check(Bench(cell, workspace))
         finally:
             assert await cell.close()
-            await nursery.close()
+            await zygote.close()
 
-    asyncio.run(told())
+    asyncio.run(run())
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Return whether the process exists and is not a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -102,7 +102,7 @@ def is_alive(pid: int) -> bool:
 
 
 def await_deaths(files: dict[int, int]) -> list[int]:
-    """Wait for the end of every process, by its descriptor; returns who lives on."""
+    """Wait for the end of every process, by its descriptor; return those still alive."""
     deadline = time.monotonic() + 20
     for file in files.values():
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""A step that does all that makes processes hard to find and to end."""
+"""A step that leaves every kind of process that is hard to find and to end."""
 
 from __future__ import annotations
 

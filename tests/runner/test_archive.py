@@ -1,4 +1,4 @@
-"""Archives of caches: what goes in comes out, and nothing that is forged gets anywhere."""
+"""Archives of caches: unpacking restores what was packed, and forged archives do no harm."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from deltaci.runner.workspace.archive import ArchiveLimits, inner_path, move_if_
 SMALL = ArchiveLimits(entries=20, bytes=10_000, depth=5)
 
 
-def packed(root: Path, *paths: str, limits: ArchiveLimits = SMALL) -> bytes:
-    """The archive of some paths."""
+def pack_paths(root: Path, *paths: str, limits: ArchiveLimits = SMALL) -> bytes:
+    """Return an archive of some paths."""
     out = io.BytesIO()
     pack(root, list(paths), out, limits)
     return out.getvalue()
 
 
-def forged(*entries: tuple[tarfile.TarInfo, bytes], squeeze: Callable[[bytes], bytes] = gzip.compress) -> io.BytesIO:
-    """An archive that our own packer would never write."""
+def forge(*entries: tuple[tarfile.TarInfo, bytes], squeeze: Callable[[bytes], bytes] = gzip.compress) -> io.BytesIO:
+    """Return an archive that `pack` would never write."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for info, data in entries:
@@ -38,14 +38,14 @@ def forged(*entries: tuple[tarfile.TarInfo, bytes], squeeze: Callable[[bytes], b
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
-    """One entry of it."""
+    """Return one entry of a forged archive."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, 0o777
     return info, data
 
 
 def tree(root: Path) -> dict[str, str]:
-    """Everything below a folder, by path."""
+    """Return everything below a folder, by path."""
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -55,7 +55,7 @@ def tree(root: Path) -> dict[str, str]:
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Path:
-    """A root to unpack into, with a neighbour that must stay as it is."""
+    """Return a root to unpack into, beside a folder that must not change."""
     (tmp_path / "outside").write_text("untouched")
     made = tmp_path / "root"
     made.mkdir()
@@ -91,10 +91,10 @@ ESCAPES = {
 
 @pytest.mark.proves("PRO-X4")
 @pytest.mark.parametrize("case", ESCAPES)
-def test_what_leads_out_or_is_no_file_ends_the_unpacking(inside: Path, case: str) -> None:
-    """Zip slip in all its forms; nothing outside is ever made, changed or read."""
+def test_entries_that_lead_outside_or_are_no_files_are_refused(inside: Path, case: str) -> None:
+    """Zip slip in all forms: nothing outside is created, changed or read."""
     with pytest.raises(Refused) as refused:
-        unpack(inside, forged(*ESCAPES[case]), SMALL)
+        unpack(inside, forge(*ESCAPES[case]), SMALL)
 
     assert refused.value.code in ("unreadable", "too_large")
     assert tree(inside.parent)["outside"] == "untouched"
@@ -102,8 +102,8 @@ def test_what_leads_out_or_is_no_file_ends_the_unpacking(inside: Path, case: str
 
 
 @pytest.mark.proves("PRO-X4")
-def test_a_bomb_is_defused(inside: Path) -> None:
-    """A thousand times larger than it looks: it is read only as far as it may be large."""
+def test_a_compression_bomb_is_refused(inside: Path) -> None:
+    """It is read only up to the maximum size."""
     zeros = gzip.compress(bytes(50_000_000), 9)
     info, _ = entry("a")
     info.size = 50_000_000
@@ -122,9 +122,9 @@ def test_a_bomb_is_defused(inside: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
 @given(data=st.data())
 def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Never anything else than a refusal, whatever the bytes are."""
+    """Any bytes are either refused or unpacked safely."""
     inside = tmp_path_factory.mktemp("root")
-    good = bytearray(gzip.decompress(forged(entry("d", tarfile.DIRTYPE), entry("d/a", data=b"x" * 600)).getvalue()))
+    good = bytearray(gzip.decompress(forge(entry("d", tarfile.DIRTYPE), entry("d/a", data=b"x" * 600)).getvalue()))
     for _ in range(data.draw(st.integers(1, 5))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(good)))
@@ -136,28 +136,28 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
 
 
 @pytest.mark.parametrize("path", ["", "/", "/etc", "..", "a/../..", "~", "~/", "~/..", ".", "a\0b"])
-def test_a_path_that_is_none_inside_is_refused(path: str) -> None:
-    """A cache of the whole workspace, or of more, is none."""
+def test_a_path_outside_the_workspace_is_refused(path: str) -> None:
+    """Nor can the whole workspace be a cache."""
     with pytest.raises(Refused, match="not inside the workspace"):
         inner_path(path)
 
 
 def test_too_much_is_not_packed(tmp_path: Path) -> None:
-    """Better no cache than one that nobody can unpack."""
+    """An archive that exceeds the limits could not be unpacked."""
     (tmp_path / "a").write_bytes(b"x" * 10_001)
     deep = tmp_path / "b" / "c" / "d" / "e" / "f" / "g" / "h"
     deep.mkdir(parents=True)
 
     for path in ("a", "b"):
         with pytest.raises(Refused, match="cache"):
-            packed(tmp_path, path)
+            pack_paths(tmp_path, path)
 
 
 # -- what is kept
 
 
-def test_what_goes_in_comes_out(tmp_path: Path, inside: Path) -> None:
-    """Files, empty folders, modes, times and links inside; without owners, and without what cannot be kept."""
+def test_unpacking_restores_what_was_packed(tmp_path: Path, inside: Path) -> None:
+    """Files, empty folders, modes, times and inner links; no owners, and no special files."""
     source = tmp_path / "source"
     (source / "d" / "empty").mkdir(parents=True)
     (source / "d" / "tool").write_text("run")
@@ -172,7 +172,7 @@ def test_what_goes_in_comes_out(tmp_path: Path, inside: Path) -> None:
     (source / "other").write_text("not asked for")
     (source / "file").write_text("alone")
 
-    archive = packed(source, "d", "file", "missing")
+    archive = pack_paths(source, "d", "file", "missing")
     found = unpack(inside, io.BytesIO(archive), SMALL)
 
     expected = {"d": "/", "d/empty": "/", "d/tool": "run", "d/ü\n": "odd", "d/inner": "-> tool", "d/up": "-> ../other"}
@@ -180,11 +180,11 @@ def test_what_goes_in_comes_out(tmp_path: Path, inside: Path) -> None:
     assert found.entries == 7
     status = (inside / "d" / "tool").stat()
     assert (status.st_mode & 0o7777, int(status.st_mtime)) == (0o755, 1000)
-    assert archive == packed(source, "file", "d")
+    assert archive == pack_paths(source, "file", "d")
 
 
 def test_a_folder_that_is_a_link_is_not_packed(tmp_path: Path) -> None:
-    """What a job may have swapped is not followed."""
+    """A job may have replaced a folder by a link, which is not followed."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_text("hush")
@@ -193,11 +193,11 @@ def test_a_folder_that_is_a_link_is_not_packed(tmp_path: Path) -> None:
     (source / "d").symlink_to("../secret")
 
     for path in ("d/key", "d"):
-        assert b"hush" not in gzip.decompress(packed(source, path))
+        assert b"hush" not in gzip.decompress(pack_paths(source, path))
 
 
-def test_only_what_was_asked_for_is_moved_and_only_where_nothing_is(tmp_path: Path) -> None:
-    """A cache must not bring along files that its rule does not name, nor overwrite any."""
+def test_only_requested_paths_are_moved_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    """A cache must not add files that its rule does not name."""
     staged, root = tmp_path / "staged", tmp_path / "root"
     for path in ("a/b/x", "c/x", "evil"):
         (staged / path).parent.mkdir(parents=True, exist_ok=True)
@@ -217,11 +217,11 @@ def test_only_what_was_asked_for_is_moved_and_only_where_nothing_is(tmp_path: Pa
     assert inner_path("~/a/./b/") == "a/b"
 
 
-def test_a_folder_deep_inside_comes_out_without_those_above_it(tmp_path: Path, inside: Path) -> None:
-    """`~/.cache/pip` is what people cache; nobody packs `.cache` for that."""
+def test_missing_parent_folders_are_created(tmp_path: Path, inside: Path) -> None:
+    """`~/.cache/pip` is packed without an entry for `.cache`."""
     (tmp_path / "home" / ".cache" / "pip").mkdir(parents=True)
     (tmp_path / "home" / ".cache" / "pip" / "wheel").write_text("w")
 
-    unpack(inside, io.BytesIO(packed(tmp_path, "home/.cache/pip")), SMALL)
+    unpack(inside, io.BytesIO(pack_paths(tmp_path, "home/.cache/pip")), SMALL)
 
     assert tree(inside)["home/.cache/pip/wheel"] == "w"

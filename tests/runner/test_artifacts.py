@@ -1,4 +1,4 @@
-"""Artifacts are the job's own files: found by pattern, never reached through a trick."""
+"""Artifacts are the job's own files: found by pattern, never reached through a link."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def workspace(tmp_path: Path, outside: Path) -> Path:
 
 
 def paths(workspace: Path, *globs: str) -> list[str]:
-    return [found.path for found in find_files(workspace, [ArtifactRule(path_glob=glob) for glob in globs])]
+    return [file.path for file in find_files(workspace, [ArtifactRule(path_glob=glob) for glob in globs])]
 
 
-def read(workspace: Path, found: ArtifactFile) -> str:
-    with open_file(workspace, found) as file:
-        return file.read().decode()
+def read(workspace: Path, file: ArtifactFile) -> str:
+    with open_file(workspace, file) as stream:
+        return stream.read().decode()
 
 
 @pytest.mark.parametrize("glob", ["/etc/passwd", "../outside/shadow", "dist/../../outside/*", "", ".", "./", "a\0b"])
 def test_a_pattern_that_leaves_the_workspace_is_refused(workspace: Path, glob: str) -> None:
-    """Also one that names nothing: it is a mistake, and better told than kept silent."""
+    """So is a pattern that names nothing, which is probably a mistake."""
     with pytest.raises(Refused) as refused:
         paths(workspace, glob)
 
     assert refused.value.code == "bad_request"
 
 
-def test_links_that_lead_outside_are_left_out(workspace: Path, outside: Path) -> None:
+def test_links_that_lead_outside_are_skipped(workspace: Path, outside: Path) -> None:
     """To a file, to a folder, by a relative path, over another link."""
     (workspace / "dist/absolute").symlink_to(outside / "shadow")
     (workspace / "dist/relative").symlink_to("../../outside/shadow")
@@ -68,16 +68,16 @@ def test_links_that_lead_outside_are_left_out(workspace: Path, outside: Path) ->
 
 
 def test_a_link_to_a_file_inside_is_kept_as_its_content(workspace: Path) -> None:
-    """`latest -> run-3.log` is what people write."""
+    """`latest -> run-3.log` is common."""
     (workspace / "latest").symlink_to("dist/sub/y.whl")
 
-    [found] = find_files(workspace, [ArtifactRule(path_glob="latest")])
+    [file] = find_files(workspace, [ArtifactRule(path_glob="latest")])
 
-    assert (found.path, found.real_path, read(workspace, found)) == ("latest", "dist/sub/y.whl", "dist/sub/y.whl")
+    assert (file.path, file.real_path, read(workspace, file)) == ("latest", "dist/sub/y.whl", "dist/sub/y.whl")
 
 
-def test_special_files_are_left_out(tmp_path: Path) -> None:
-    """Reading a fifo would wait for ever."""
+def test_special_files_are_skipped(tmp_path: Path) -> None:
+    """Reading a FIFO would block."""
     os.mkfifo(tmp_path / "fifo")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
@@ -86,9 +86,9 @@ def test_special_files_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("swap", ["link", "fifo", "folder", "other", "gone"])
-def test_a_file_that_is_swapped_after_it_was_found_is_refused(workspace: Path, outside: Path, swap: str) -> None:
-    """A process of the job may outlive its steps and wait for this moment."""
-    [found] = find_files(workspace, [ArtifactRule(path_glob="dist/x.whl")])
+def test_a_file_replaced_after_the_search_is_refused(workspace: Path, outside: Path, swap: str) -> None:
+    """A process of the job may still run and wait for this moment."""
+    [file] = find_files(workspace, [ArtifactRule(path_glob="dist/x.whl")])
     path = workspace / "dist/x.whl"
     path.rename(workspace / "moved")
     if swap == "link":
@@ -101,21 +101,21 @@ def test_a_file_that_is_swapped_after_it_was_found_is_refused(workspace: Path, o
         path.write_text("other")
 
     with pytest.raises(Refused) as refused:
-        open_file(workspace, found)
+        open_file(workspace, file)
 
     assert refused.value.code == "not_found"
     assert "dist/x.whl" in refused.value.message
 
 
-def test_a_folder_that_is_swapped_for_a_link_is_refused(workspace: Path, outside: Path) -> None:
-    """Every part of the path is walked anew, not only the last."""
-    [found] = find_files(workspace, [ArtifactRule(path_glob="dist/x.whl")])
+def test_a_folder_replaced_by_a_link_is_refused(workspace: Path, outside: Path) -> None:
+    """Every part of the path is opened again, not only the last."""
+    [file] = find_files(workspace, [ArtifactRule(path_glob="dist/x.whl")])
     (outside / "x.whl").hardlink_to(workspace / "dist/x.whl")
     (workspace / "dist").rename(workspace / "old")
     (workspace / "dist").symlink_to(outside)
 
     with pytest.raises(Refused):
-        open_file(workspace, found)
+        open_file(workspace, file)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_a_folder_that_is_swapped_for_a_link_is_refused(workspace: Path, outside
         (SearchLimits(entries=4), "more than 4 entries"),
     ],
 )
-def test_too_much_is_refused_with_the_bound(workspace: Path, bounds: SearchLimits, word: str) -> None:
-    """A pattern that takes everything is usually a mistake, and storage is shared."""
+def test_exceeding_a_limit_is_refused_and_names_it(workspace: Path, bounds: SearchLimits, word: str) -> None:
+    """A pattern that matches everything is usually a mistake, and storage is shared."""
     with pytest.raises(Refused, match=word) as refused:
         find_files(workspace, [ArtifactRule(path_glob="**")], bounds)
 
@@ -136,7 +136,7 @@ def test_too_much_is_refused_with_the_bound(workspace: Path, bounds: SearchLimit
 
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    """It could not be named in any message."""
+    """No message could contain it."""
     (tmp_path / os.fsdecode(b"\xff.txt")).write_text("x")
 
     with pytest.raises(Refused, match="not UTF-8"):
@@ -164,27 +164,27 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_patterns_find_files_sorted_and_once(workspace: Path, globs: list[str], expected: list[str]) -> None:
-    """A folder stands for all that is in it."""
+    """A folder stands for everything in it."""
     assert paths(workspace, *globs) == expected
 
 
-def test_the_first_rule_that_matches_gives_the_type(workspace: Path) -> None:
+def test_the_first_matching_rule_gives_the_type(workspace: Path) -> None:
     """Rules are read from the top."""
     rules = [ArtifactRule(path_glob="dist/*.whl", type="wheel"), ArtifactRule(path_glob="dist/**", type="rest")]
 
-    found = find_files(workspace, rules)
+    file = find_files(workspace, rules)
 
-    assert {f.path: (f.type, f.bytes) for f in found} == {
+    assert {f.path: (f.type, f.bytes) for f in file} == {
         "dist/x.whl": ("wheel", 10),
         "dist/sub/y.whl": ("rest", 14),
         "dist/sub/deep/z.txt": ("rest", 19),
     }
-    assert [read(workspace, f) for f in found] == [f.path for f in found]
+    assert [read(workspace, f) for f in file] == [f.path for f in file]
 
 
 @given(st.text("ab*?/.[]!-", max_size=12))
 def test_any_pattern_is_searched_or_refused(pattern: str) -> None:
-    """Patterns are written by people."""
+    """Patterns come from users."""
     with suppress(Refused):
         find_files(Path(__file__).parent, [ArtifactRule(path_glob=pattern)], SearchLimits(depth=2))
 
@@ -194,7 +194,7 @@ def test_no_descriptor_is_left_open(workspace: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
 
     for _ in range(20):
-        for found in find_files(workspace, [ArtifactRule(path_glob="**")]):
-            read(workspace, found)
+        for file in find_files(workspace, [ArtifactRule(path_glob="**")]):
+            read(workspace, file)
 
     assert len(os.listdir("/proc/self/fd")) <= before

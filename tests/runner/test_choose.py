@@ -1,4 +1,4 @@
-"""Which executor a job gets. What it asked for is never replaced by something weaker."""
+"""Choosing the executor of a job: a requested one is never replaced by a weaker one."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from deltaci.runner.sandbox.container import ContainerCell, ContainerExecutor
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine without bubblewrap, podman and docker."""
+    """Simulate a machine without bubblewrap, podman and docker."""
     monkeypatch.setattr(bubblewrap, "probe", lambda: "bubblewrap is not installed")
     monkeypatch.setattr(container, "working_tool", lambda: ("", "podman is not installed; docker is not installed"))
 
 
 @pytest.mark.usefixtures("nothing_installed")
-@pytest.mark.parametrize(("wanted", "image"), [("sandbox", ""), ("container", "debian"), (None, "debian")])
-def test_one_that_is_not_there_is_refused(wanted: str | None, image: str) -> None:
-    """A job that asked for walls must not run without them."""
+@pytest.mark.parametrize(("requested", "image"), [("sandbox", ""), ("container", "debian"), (None, "debian")])
+def test_an_unavailable_executor_is_refused(requested: str | None, image: str) -> None:
+    """A job that requests isolation must not run without it."""
     with pytest.raises(Refused, match=r"not installed.*can provide: process") as refusal:
-        Executors().choose(wanted, image)
+        Executors().choose(requested, image)
 
     assert refusal.value.code == "no_executor"
 
 
-@pytest.mark.parametrize(("wanted", "image"), [("rocket", ""), ("container", ""), ("process", "debian")])
-def test_a_wish_that_makes_no_sense_is_refused(wanted: str, image: str) -> None:
-    """Better than to guess which half of it was meant."""
+@pytest.mark.parametrize(("requested", "image"), [("rocket", ""), ("container", ""), ("process", "debian")])
+def test_contradictory_requests_are_refused(requested: str, image: str) -> None:
+    """The runner must not guess which part was meant."""
     with pytest.raises(Refused) as refusal:
-        Executors().choose(wanted, image)
+        Executors().choose(requested, image)
 
     assert refusal.value.code == "no_executor"
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_without_a_wish_the_best_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sandbox where there is one, else plain processes."""
+def test_without_a_request_the_first_usable_executor_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox if it works, else plain processes."""
     assert Executors().choose(None).name == "process"
 
     monkeypatch.setattr(bubblewrap, "probe", lambda: "")
@@ -48,8 +48,8 @@ def test_without_a_wish_the_best_one_is_taken(monkeypatch: pytest.MonkeyPatch) -
     assert Executors().choose("process").name == "process"
 
 
-def test_a_tool_that_does_not_answer_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Installed is not the same as working."""
+def test_the_error_of_a_broken_tool_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An installed tool does not always work."""
     (tmp_path / "docker").write_text("#!/bin/sh\necho the daemon sleeps >&2\nexit 1\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -61,7 +61,7 @@ def test_a_tool_that_does_not_answer_is_quoted(monkeypatch: pytest.MonkeyPatch, 
     container.working_tool.cache_clear()
 
 
-def test_a_secret_is_not_in_the_containers_commands(tmp_path: Path) -> None:
+def test_a_secret_is_not_in_the_arguments_of_the_container_tool(tmp_path: Path) -> None:
     """Every user of the machine can read the arguments of a command."""
     limits = Limits(memory_bytes=1 << 28, processes=9, cpus=0.5)
     cell = ContainerCell("/bin/podman", workspace=tmp_path, limits=limits, has_network=False, image="debian")

@@ -1,4 +1,4 @@
-"""The fence of the lease keeper, with a clock that tests move, and what becomes of a log when its runner is gone."""
+"""The deadlines of the lease keeper, with a clock that tests move, and the log upload after a runner's death."""
 
 from __future__ import annotations
 
@@ -21,185 +21,186 @@ from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.storage.blobs.logs import LogStore
 
 TTL_SECONDS = 10
-FENCE = 7.5  # A quarter of it before its end.
+DEADLINE = 7.5  # A quarter of it before its end.
 SECONDS = 20.0
 
 
-class Line(RunnerClient):
-    """A server that answers when it is told to, and counts who asked."""
+class HangingClient(RunnerClient):
+    """A client whose calls return when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1")
-        self.asked = threading.Event()
+        self.was_called = threading.Event()
         self.answer = threading.Event()
 
     def send_batch(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
-        """Hang, as a name server that is out of reach does, whatever the timeout is."""
-        self.asked.set()
+        """Hang, whatever the timeout is, as with an unreachable name server."""
+        self.was_called.set()
         assert self.answer.wait(SECONDS)
         return [
-            HeartbeatAck(lease_id=each.lease_id, extend_lease=True, new_lease_ttl_seconds=TTL_SECONDS) for each in said
+            HeartbeatAck(lease_id=heartbeat.lease_id, extend_lease=True, new_lease_ttl_seconds=TTL_SECONDS)
+            for heartbeat in said
         ]
 
 
-class Bench:
-    """A keeper, its lines, what it says, and its clock."""
+class KeeperBench:
+    """A keeper with its clients, its events and its clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.lines: list[Line] = []
-        self.news: list[KeeperEvent] = []
-        self.keeper = LeaseKeeper(self.connect, self.news.append, lambda: self.now)
+        self.clients: list[HangingClient] = []
+        self.events: list[KeeperEvent] = []
+        self.keeper = LeaseKeeper(self.connect, self.events.append, lambda: self.now)
 
     def connect(self) -> RunnerClient:
-        """One more line."""
-        self.lines.append(Line())
-        return self.lines[-1]
+        """Return a new client."""
+        self.clients.append(HangingClient())
+        return self.clients[-1]
 
     def hold(
         self, lease_id: str = "l1", confirmed_at: float = 0.0, interval: float = 1, progress: Progress | None = None
     ) -> None:
-        """Keep a lease of a job that has no processes."""
-        nobody = JobHandle(marker="nobody-carries-this")
+        """Keep a lease of a job without processes."""
+        handle = JobHandle(marker="nobody-carries-this")
         self.keeper.execute(
             Hold(
                 lease_id=lease_id,
                 runner_id="r1",
                 ttl_seconds=TTL_SECONDS,
                 interval_seconds=interval,
-                handle=nobody,
+                handle=handle,
                 confirmed_at=confirmed_at,
                 progress=progress,
             )
         )
 
-    def at(self, now: float) -> None:
-        """It is so late; the keeper takes its turn."""
+    def advance_to(self, now: float) -> None:
+        """Set the clock and let the keeper do what is due."""
         self.now = now
         self.keeper.advance()
 
-    def answered(self) -> None:
-        """Let the last line answer, and the keeper hear it."""
-        self.lines[-1].answer.set()
+    def answer(self) -> None:
+        """Let the last call return, and the keeper process it."""
+        self.clients[-1].answer.set()
         assert select.select([self.keeper], [], [], SECONDS)[0]
         self.keeper.advance()
 
     def lost(self) -> list[str]:
-        """The leases that it gave up."""
-        return [each.lease_id for each in self.news if isinstance(each, Lost)]
+        """Return the leases that the keeper reported as lost."""
+        return [heartbeat.lease_id for heartbeat in self.events if isinstance(heartbeat, Lost)]
 
     def close(self) -> None:
-        """Let everybody go."""
-        for line in self.lines:
-            line.answer.set()
+        """Let all calls return and stop the keeper."""
+        for client in self.clients:
+            client.answer.set()
         self.keeper.stop_all()
 
 
 @pytest.fixture
-def bench() -> Bench:
-    """A keeper at time 0."""
-    return Bench()
+def bench() -> KeeperBench:
+    """Return a keeper at time 0."""
+    return KeeperBench()
 
 
-def test_an_answer_moves_the_fence(bench: Bench) -> None:
-    """From when the heartbeat was said, not from when its answer was heard."""
+def test_an_answer_extends_the_lease_from_the_time_of_sending(bench: KeeperBench) -> None:
+    """The time of receiving would make the lease longer than the server's."""
     bench.hold()
-    bench.at(1.0)
+    bench.advance_to(1.0)
     bench.now = 3.0
-    bench.answered()
+    bench.answer()
 
     bench.hold()  # Whoever asks is told.
 
-    assert bench.news[-1] == Confirmed(lease_id="l1", until=1.0 + FENCE)
+    assert bench.events[-1] == Confirmed(lease_id="l1", until=1.0 + DEADLINE)
     bench.close()
 
 
-def test_that_the_steps_began_is_said_soon(bench: Bench) -> None:
-    """People see that a job runs, not only at the next beat. What is over at once costs no message more."""
+def test_the_start_of_the_steps_is_reported_early(bench: KeeperBench) -> None:
+    """Users see soon that a job runs. A job that ends at once costs no extra message."""
     bench.hold("long", interval=5)
     bench.hold("short", interval=5)
     for lease_id in ("long", "short"):
         bench.hold(lease_id, interval=5, progress=Progress(step_index=0))
-    bench.at(0.9)
-    assert not bench.lines[0].asked.is_set()
+    bench.advance_to(0.9)
+    assert not bench.clients[0].was_called.is_set()
     bench.keeper.execute(Release(lease_id="short"))
 
-    bench.at(1.1)
-    bench.answered()
+    bench.advance_to(1.1)
+    bench.answer()
     bench.hold("long", interval=5, progress=Progress(step_index=1))
-    bench.lines[0].asked.clear()
-    bench.at(3.0)
+    bench.clients[0].was_called.clear()
+    bench.advance_to(3.0)
 
-    assert not bench.lines[0].asked.is_set()
+    assert not bench.clients[0].was_called.is_set()
     assert bench.lost() == []
     bench.close()
 
 
-def test_a_call_that_hangs_keeps_nobody_waiting(bench: Bench) -> None:
-    """Neither the fence nor the next beat, on a new line."""
+def test_a_hanging_call_delays_neither_deadlines_nor_heartbeats(bench: KeeperBench) -> None:
+    """The next heartbeat uses a new connection."""
     bench.hold("early")
-    bench.at(1.0)
-    assert bench.lines[0].asked.wait(SECONDS)
-    bench.at(1.9)
-    assert len(bench.lines) == 1
+    bench.advance_to(1.0)
+    assert bench.clients[0].was_called.wait(SECONDS)
+    bench.advance_to(1.9)
+    assert len(bench.clients) == 1
 
-    bench.at(2.1)  # A second is enough for an answer, unless the line is slow.
-    bench.at(3.2)
-    assert bench.lines[1].asked.wait(SECONDS)
-    bench.at(5.1)
-    assert len(bench.lines) == 2
-    bench.at(5.3)  # And two are, when one was not.
-    assert len(bench.lines) == 3
-    bench.at(FENCE)
+    bench.advance_to(2.1)  # A second is enough for an answer, unless the line is slow.
+    bench.advance_to(3.2)
+    assert bench.clients[1].was_called.wait(SECONDS)
+    bench.advance_to(5.1)
+    assert len(bench.clients) == 2
+    bench.advance_to(5.3)  # And two are, when one was not.
+    assert len(bench.clients) == 3
+    bench.advance_to(DEADLINE)
 
     assert bench.lost() == ["early"]
     bench.close()
 
 
-def test_a_slow_line_is_given_the_time_that_it_needs(bench: Bench) -> None:
-    """Whoever hangs up on every answer that is late never hears one."""
+def test_the_timeout_adapts_to_a_slow_server(bench: KeeperBench) -> None:
+    """Otherwise every answer of a slow server would come after its timeout."""
     bench.hold()
-    bench.at(1.0)
+    bench.advance_to(1.0)
     bench.now = 1.9
-    bench.answered()
-    bench.lines[0].answer.clear()
+    bench.answer()
+    bench.clients[0].answer.clear()
 
-    bench.at(2.1)
-    bench.at(5.6)  # Four times as long as the last one took.
-    assert len(bench.lines) == 1
-    bench.at(5.8)
+    bench.advance_to(2.1)
+    bench.advance_to(5.6)  # Four times as long as the last one took.
+    assert len(bench.clients) == 1
+    bench.advance_to(5.8)
 
-    assert len(bench.lines) == 2
+    assert len(bench.clients) == 2
     bench.close()
 
 
-def test_an_order_that_waited_makes_no_lease_longer(bench: Bench) -> None:
-    """It says when the lease was proved: nobody knows how long it lay in the pipe."""
+def test_a_delayed_command_does_not_extend_the_lease(bench: KeeperBench) -> None:
+    """It contains the time of confirmation, not an age, as it may wait in the pipe."""
     bench.now = 60.0
 
     bench.hold(confirmed_at=0.0)
-    bench.at(60.0)
+    bench.advance_to(60.0)
 
-    assert bench.news[0] == Confirmed(lease_id="l1", until=FENCE)
+    assert bench.events[0] == Confirmed(lease_id="l1", until=DEADLINE)
     assert bench.lost() == ["l1"]
     bench.close()
 
 
-def test_an_answer_for_a_lease_that_was_released_is_nobodys(bench: Bench) -> None:
+def test_an_answer_for_a_released_lease_is_ignored(bench: KeeperBench) -> None:
     """The job ended while its heartbeat was on the way."""
     bench.hold()
-    bench.at(1.0)
+    bench.advance_to(1.0)
     bench.keeper.execute(Release(lease_id="l1"))
 
-    bench.answered()
-    bench.at(100.0)
+    bench.answer()
+    bench.advance_to(100.0)
 
     assert bench.lost() == []
     bench.close()
 
 
-class Shelf(RunnerClient):
-    """Keeps logs as the server does, and can be out of reach."""
+class LogServer(RunnerClient):
+    """Stores logs as the server does, and can be unreachable."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("http://127.0.0.1:1")
@@ -225,44 +226,44 @@ class Shelf(RunnerClient):
             raise Unreachable("not now")
 
 
-def test_the_rest_of_a_log_is_sent_from_where_the_server_has_it(tmp_path: Path) -> None:
-    """Whatever was sent before, and however often it has to be said."""
-    shelf = Shelf(tmp_path / "logs")
+def test_an_unsent_log_is_continued_at_the_servers_size(tmp_path: Path) -> None:
+    """However much was sent before, and however often a call fails."""
+    server = LogServer(tmp_path / "logs")
     said = bytes(range(256)) * 8192
     (tmp_path / "log").write_bytes(said)
-    shelf.append_log("l1", 0, said[:1000])
-    shelf.failures = 2
+    server.append_log("l1", 0, said[:1000])
+    server.failures = 2
 
-    send_unsent_logs(shelf, [UnsentLog("l1", open_log(str(tmp_path / "log")), time.monotonic() + SECONDS)])
+    send_unsent_logs(server, [UnsentLog("l1", open_log(str(tmp_path / "log")), time.monotonic() + SECONDS)])
 
-    assert shelf.logs.read("l1", 1, limit=len(said) + 1) == said
+    assert server.logs.read("l1", 1, limit=len(said) + 1) == said
     assert open_log(str(tmp_path / "none")) == open_log("") == NO_FILE
 
 
-def test_the_rest_of_a_log_is_not_sent_for_ever(tmp_path: Path) -> None:
-    """Nobody answers, or nobody wants it any more: the keeper leaves."""
-    shelf = Shelf(tmp_path / "logs")
+def test_sending_a_log_ends_with_its_lease(tmp_path: Path) -> None:
+    """The keeper exits if the server is unreachable or refuses the log."""
+    server = LogServer(tmp_path / "logs")
     (tmp_path / "log").write_bytes(b"words")
-    shelf.failures = 1_000_000
+    server.failures = 1_000_000
     began = time.monotonic()
-    send_unsent_logs(shelf, [UnsentLog("l1", open_log(str(tmp_path / "log")), began + 0.2)])
-    shelf.failures, shelf.is_stale = 0, True
-    send_unsent_logs(shelf, [UnsentLog("l1", open_log(str(tmp_path / "log")), began + SECONDS)])
+    send_unsent_logs(server, [UnsentLog("l1", open_log(str(tmp_path / "log")), began + 0.2)])
+    server.failures, server.is_stale = 0, True
+    send_unsent_logs(server, [UnsentLog("l1", open_log(str(tmp_path / "log")), began + SECONDS)])
 
     assert time.monotonic() - began < SECONDS / 2
-    assert shelf.logs.size("l1", 1) == 0
+    assert server.logs.size("l1", 1) == 0
 
 
-def test_a_log_that_is_written_while_it_is_sent_stays_whole(tmp_path: Path) -> None:
-    """The one who writes and the one who reads are two threads on one file."""
-    shelf = Shelf(tmp_path / "logs")
-    lines = [f"{number} {'x' * (number % 90)}\n".encode() for number in range(20_000)]
+def test_a_log_can_be_written_and_sent_at_the_same_time(tmp_path: Path) -> None:
+    """Two threads use the same file."""
+    server = LogServer(tmp_path / "logs")
+    clients = [f"{number} {'x' * (number % 90)}\n".encode() for number in range(20_000)]
 
     async def story() -> None:
-        log = LogStream(shelf, "l1", tmp_path / "log")
+        log = LogStream(server, "l1", tmp_path / "log")
         sending = asyncio.create_task(log.send())
-        for number, line in enumerate(lines):
-            log.write(line)
+        for number, client in enumerate(clients):
+            log.write(client)
             if number % 20 == 0:
                 await asyncio.wait({sending}, timeout=0)
         assert await log.finish(SECONDS)
@@ -271,6 +272,6 @@ def test_a_log_that_is_written_while_it_is_sent_stays_whole(tmp_path: Path) -> N
 
     asyncio.run(story())
 
-    whole = b"".join(lines)
+    whole = b"".join(clients)
     assert (tmp_path / "log").read_bytes() == whole
-    assert shelf.logs.read("l1", 1, limit=len(whole) + 1) == whole
+    assert server.logs.read("l1", 1, limit=len(whole) + 1) == whole

@@ -1,4 +1,4 @@
-"""Limits hold where the kernel lets us, and the description says where it does not."""
+"""Limits are enforced where the kernel allows it, and the description says where they are not."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ EVERYTHING = Limits(memory_bytes=1 << 28, processes=10, cpus=1.5)
 
 
 def files(folder: Path, **texts: str) -> Path:
-    """A make-believe cgroup; `__` stands for the dot."""
+    """Return a fake cgroup; `__` stands for a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name.replace("__", ".")).write_text(text)
     return folder
 
 
-def test_a_limit_that_cannot_be_enforced_is_told(tmp_path: Path) -> None:
-    """A limit that is silently ignored is worse than none."""
+def test_a_limit_that_cannot_be_enforced_is_described(tmp_path: Path) -> None:
+    """A silently ignored limit would be worse than none."""
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         assert "10 processes NOT in force" in bench.cell.description
         assert "1.5 CPUs NOT in force" in bench.cell.description
         assert "memory 268435456 bytes (rlimit, each process)" in bench.cell.description
 
-    in_cell("process-without-cgroup", tmp_path, story, EVERYTHING)
+    in_cell("process-without-cgroup", tmp_path, check, EVERYTHING)
 
 
-def test_without_a_cgroup_memory_is_bounded_for_each_process(tmp_path: Path) -> None:
-    """Less than what was asked for, but no single process takes all."""
+def test_without_a_cgroup_memory_is_limited_per_process(tmp_path: Path) -> None:
+    """Weaker than requested, but no single process can use all memory."""
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         allocate = f"{interpreter()} -I -S -c 'len(bytes(MEGABYTES << 20))'"
         small = await bench.run(allocate.replace("MEGABYTES", "64"))
         large = await bench.run(allocate.replace("MEGABYTES", "512"))
@@ -47,18 +47,18 @@ def test_without_a_cgroup_memory_is_bounded_for_each_process(tmp_path: Path) -> 
         assert (small.exit_code, large.exit_code) == (0, 1)
         assert b"MemoryError" in bench.output
 
-    in_cell("process-without-cgroup", tmp_path, story, EVERYTHING)
+    in_cell("process-without-cgroup", tmp_path, check, EVERYTHING)
 
 
-def test_a_group_that_may_not_be_made_is_no_error(tmp_path: Path) -> None:
-    """Most runners may make none; their jobs run all the same."""
+def test_a_cgroup_that_cannot_be_created_is_no_error(tmp_path: Path) -> None:
+    """Many runners may not create cgroups; their jobs run all the same."""
     nowhere = Hierarchies(tmp_path / "absent", {"pids": tmp_path / "absent", "memory": tmp_path / "absent"})
 
     assert cgroups.create("deltaci-1-x", EVERYTHING, hierarchies=nowhere) == cgroups.Groups()
 
 
 def test_the_runners_own_groups_are_found(tmp_path: Path) -> None:
-    """Version 1 and 2 side by side, and a mount that shows only a part of its hierarchy, as in a container."""
+    """Versions 1 and 2 side by side, and a mount that shows only a part of its hierarchy, as in a container."""
     own = "5:cpu,cpuacct:/\n4:memory:/docker/abc/inner\n1:name=systemd:/init\n0::/user.slice/runner\n"
     seen = (
         "30 25 0:26 / /cg/unified rw - cgroup2 cgroup2 rw\n"
@@ -74,7 +74,7 @@ def test_the_runners_own_groups_are_found(tmp_path: Path) -> None:
 
 
 def test_version_2_sets_every_limit_it_has(tmp_path: Path) -> None:
-    """Controllers are switched on for the children first; our own processes are not the job's."""
+    """Controllers are enabled for child groups first; the executor's own processes do not count."""
     home = files(
         tmp_path / "runner", cgroup__controllers="cpu memory pids", cgroup__subtree_control="", cgroup__procs=""
     )
@@ -91,7 +91,7 @@ def test_version_2_sets_every_limit_it_has(tmp_path: Path) -> None:
 
 
 def test_version_1_sets_every_limit_in_its_own_hierarchy(tmp_path: Path) -> None:
-    """Where version 2 has no controllers, as on machines that mount both."""
+    """For machines that mount both versions, where version 2 has no controllers."""
     v2 = files(tmp_path / "v2" / "deltaci-1-x", cgroup__kill="").parent
     memory = files(tmp_path / "memory" / "deltaci-1-x", memory__limit_in_bytes="", memory__memsw__limit_in_bytes="")
     pids = files(tmp_path / "pids" / "deltaci-1-x", pids__max="")
@@ -107,8 +107,8 @@ def test_version_1_sets_every_limit_in_its_own_hierarchy(tmp_path: Path) -> None
     assert (cpu / "cpu.cfs_quota_us").read_text() == "150000"
 
 
-def test_only_empty_groups_of_dead_runners_are_swept(tmp_path: Path) -> None:
-    """A group that was just made is empty too, but its runner lives."""
+def test_only_empty_groups_of_dead_runners_are_removed(tmp_path: Path) -> None:
+    """A new group is empty, too, but its runner is alive."""
     living = cgroups.name_for("living")
     gone, busy = (living.replace(f".{os.getpid()}-living", f".{NO_PID}-{marker}") for marker in ("gone", "busy"))
     for name in (gone, living, "deltaci-runner", "others"):
@@ -119,8 +119,8 @@ def test_only_empty_groups_of_dead_runners_are_swept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([busy, living, "deltaci-runner", "others"])
 
 
-def test_groups_of_another_pid_namespace_are_not_swept(tmp_path: Path) -> None:
-    """Namespaces may share a hierarchy: a runner that has no process here may be alive in another one."""
+def test_groups_of_another_pid_namespace_are_not_removed(tmp_path: Path) -> None:
+    """Namespaces may share a hierarchy, and a runner of another one cannot be seen here."""
     own = os.stat("/proc/self/ns/pid").st_ino
     here, elsewhere = (f"deltaci-{namespace}.{NO_PID}-job" for namespace in (own, own + 1))
     for name in (here, elsewhere):
@@ -131,10 +131,10 @@ def test_groups_of_another_pid_namespace_are_not_swept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["process", "sandbox"])
-def test_a_cpu_limit_is_in_force_where_a_cgroup_can_be_had(kind: str, tmp_path: Path) -> None:
-    """The kernel's own file says so."""
+def test_a_cpu_limit_is_set_in_the_cgroup(kind: str, tmp_path: Path) -> None:
+    """The kernel's own file shows it."""
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         if "CPUs (cgroup)" not in bench.cell.description:
             pytest.skip(f"no cpu cgroup can be had here: {bench.cell.description}")
         name = cgroups.name_for(bench.cell.handle.marker)
@@ -150,4 +150,4 @@ def test_a_cpu_limit_is_in_force_where_a_cgroup_can_be_had(kind: str, tmp_path: 
 
         assert [text.split()[0] for text in texts] == ["50000"]
 
-    in_cell(kind, tmp_path, story, Limits(cpus=0.5))
+    in_cell(kind, tmp_path, check, Limits(cpus=0.5))

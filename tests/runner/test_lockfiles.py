@@ -1,4 +1,4 @@
-"""A cache key changes when a lock file does, and not otherwise."""
+"""A cache key changes when a lock file changes, and only then."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rule(key: str = "deps-{lock_hash}", *lock_files: str) -> CacheRule:
 
 @pytest.mark.parametrize("name", ["../uv.lock", "/etc/passwd", ""])
 def test_a_lock_file_outside_is_refused(tmp_path: Path, name: str) -> None:
-    """A key is no way to learn about other files."""
+    """A key must not reveal anything about other files."""
     with pytest.raises(Refused):
         cache_key(tmp_path, rule("{lock_hash}", name))
 
@@ -43,15 +43,15 @@ def test_a_link_that_leads_outside_is_no_lock_file(tmp_path: Path) -> None:
     assert cache_key(workspace, rule()).lock_files == ()
 
 
-def test_a_key_without_lock_files_is_told(tmp_path: Path) -> None:
-    """Such a cache would never be renewed, and nobody would know why."""
+def test_a_key_without_lock_files_gives_a_note(tmp_path: Path) -> None:
+    """Such a cache would never be renewed."""
     made = cache_key(tmp_path, rule())
 
     assert made.key.startswith("deps-")
     assert "no lock file" in made.note
 
 
-def test_a_named_lock_file_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_lock_file_gives_a_note(tmp_path: Path) -> None:
     """The others still count."""
     write(tmp_path, uv_lock="1")
 
@@ -61,13 +61,13 @@ def test_a_named_lock_file_that_is_missing_is_told(tmp_path: Path) -> None:
     assert "no file matches other.lock" in made.note
 
 
-def test_a_key_without_the_placeholder_is_left_alone(tmp_path: Path) -> None:
-    """Nothing is read for it."""
+def test_a_key_without_the_placeholder_is_unchanged(tmp_path: Path) -> None:
+    """No file is read for it."""
     assert cache_key(tmp_path / "nowhere", rule("tools-v1")).key == "tools-v1"
 
 
-def test_well_known_lock_files_are_found_but_not_installed_ones(tmp_path: Path) -> None:
-    """What is installed changes with the cache itself."""
+def test_common_lock_files_are_found_except_installed_ones(tmp_path: Path) -> None:
+    """Installed dependencies change with the cache itself."""
     write(tmp_path, uv_lock="1", web__yarn_lock="2", web__node_modules__x__yarn_lock="3", README="4")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "go.sum").write_text("5")
@@ -75,16 +75,16 @@ def test_well_known_lock_files_are_found_but_not_installed_ones(tmp_path: Path) 
     assert cache_key(tmp_path, rule()).lock_files == ("uv.lock", "web/yarn.lock")
 
 
-def test_odd_folder_names_are_taken_literally(tmp_path: Path) -> None:
-    """`[a]*` is a folder, too."""
+def test_folder_names_are_not_patterns(tmp_path: Path) -> None:
+    """`[a]*` is a valid folder name."""
     (tmp_path / "[a]*?").mkdir()
     (tmp_path / "[a]*?" / "go.sum").write_text("x")
 
     assert cache_key(tmp_path, rule()).lock_files == ("[a]*?/go.sum",)
 
 
-def test_the_hash_does_not_depend_on_place_order_or_time(tmp_path: Path) -> None:
-    """Two machines share a cache only if they agree on its key."""
+def test_the_hash_does_not_depend_on_path_order_or_time(tmp_path: Path) -> None:
+    """Two machines share a cache only if they compute the same key."""
     one = write(tmp_path / "one", a_lock="1", b_lock="2")
     two = write(tmp_path / "two", b_lock="2", a_lock="1")
     os.utime(two / "a.lock", (0, 0))
@@ -99,7 +99,7 @@ def test_the_hash_does_not_depend_on_place_order_or_time(tmp_path: Path) -> None
 
 
 def test_every_change_changes_the_key(tmp_path: Path) -> None:
-    """Content, name, and where one file ends and the next begins."""
+    """Content, name, and the boundary between files."""
     folders = [
         write(tmp_path / "1", a_lock="12", b_lock="3"),
         write(tmp_path / "2", a_lock="1", b_lock="23"),
@@ -112,8 +112,8 @@ def test_every_change_changes_the_key(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_key_is_kept_around_its_hash(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    """Only the placeholder is special; other braces are not."""
+def test_only_the_placeholder_is_replaced(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    """Other braces in a key have no meaning."""
     empty = tmp_path_factory.getbasetemp()
 
     made = cache_key(empty, rule(text + "{lock_hash}{x}", "nothing-here"))

@@ -1,4 +1,4 @@
-"""Whatever a job starts is found and ended, and nobody is told so before it is true."""
+"""All processes of a job are found and ended, and the cell does not claim so before it is proved."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def child_of(parent: int, word: bytes) -> int:
-    """The child with this word in its command."""
+    """Return the child whose command contains this word."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return next(int(pid) for pid in children if word in command_line(int(pid)))
 
 
 @pytest.fixture
-def doomed(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], JobHandle]]:
-    """A runner of its own, with a job that left everything behind that it could."""
+def doomed_runner(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], JobHandle]]:
+    """Start a runner of its own with a job that leaves every kind of leftover."""
     executor_of(kind, Zygote())
     command = [sys.executable, "-m", "tests.runner.doomed", kind, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
@@ -54,10 +54,10 @@ def doomed(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes],
 
 
 @both
-def test_a_stop_leaves_nobody_and_says_so(kind: str, tmp_path: Path) -> None:
-    """Daemons, the deaf, and those without the mark: a cancel that misses one of them was no cancel."""
+def test_stop_ends_all_processes_and_reports_it(kind: str, tmp_path: Path) -> None:
+    """Daemons, processes that ignore signals, and those without the marker."""
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         step = bench.start(LEFTOVERS)
         await bench.until(READY)
         found = process_tree.members(bench.cell.handle)
@@ -70,14 +70,14 @@ def test_a_stop_leaves_nobody_and_says_so(kind: str, tmp_path: Path) -> None:
         ended = await step
         assert (ended.exit_code, ended.signal) == (None, signal.SIGKILL)
 
-    in_cell(kind, tmp_path, story)
+    in_cell(kind, tmp_path, check)
 
 
 @both
-def test_who_listens_may_clear_up_before_the_end(kind: str, tmp_path: Path) -> None:
-    """The grace is for the job's own last words, and is not spent when all are gone."""
+def test_processes_may_clean_up_during_the_grace_period(kind: str, tmp_path: Path) -> None:
+    """The grace period ends early when no process is left."""
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         step = bench.start("trap 'echo cleared >&2; exit 5' TERM; echo up; while :; do sleep 1000 & wait $! || :; done")
         await bench.until(b"up")
         began = time.monotonic()
@@ -88,15 +88,15 @@ def test_who_listens_may_clear_up_before_the_end(kind: str, tmp_path: Path) -> N
         ended = await step
         assert (ended.exit_code, bytes(bench.output)) == (5, b"up\ncleared\n")
 
-    in_cell(kind, tmp_path, story)
+    in_cell(kind, tmp_path, check)
 
 
 @both
-def test_what_clears_up_is_not_asked_to_end_too(kind: str, tmp_path: Path) -> None:
-    """A trap runs commands of its own; whoever asked these to end as well would never let anybody clear up."""
+def test_commands_of_a_clean_up_are_not_signaled(kind: str, tmp_path: Path) -> None:
+    """A trap starts commands of its own, which must be able to finish."""
     trap = "trap 'bash -c \"sleep 0.3; echo cleared\"; exit 6' TERM"
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         step = bench.start(f"{trap}; echo up; while :; do sleep 1000 & wait $! || :; done")
         await bench.until(b"up")
 
@@ -105,14 +105,14 @@ def test_what_clears_up_is_not_asked_to_end_too(kind: str, tmp_path: Path) -> No
         ended = await step
         assert (ended.exit_code, bytes(bench.output)) == (6, b"up\ncleared\n")
 
-    in_cell(kind, tmp_path, story)
+    in_cell(kind, tmp_path, check)
 
 
 @both
 def test_the_end_of_a_job_ends_its_leftovers(kind: str, tmp_path: Path) -> None:
-    """A step may leave a server to the next one, but no job may leave one to the next job."""
+    """A step may leave a server for the next step, but not for the next job."""
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         assert (await bench.run(DAEMONS)).exit_code == 0
         found = process_tree.members(bench.cell.handle)
         assert len(found) >= COUNT
@@ -122,14 +122,14 @@ def test_the_end_of_a_job_ends_its_leftovers(kind: str, tmp_path: Path) -> None:
         assert not [pid for pid in found if is_alive(pid)]
         assert not bench.cell.handle.cgroup or not Path(bench.cell.handle.cgroup).exists()
 
-    in_cell(kind, tmp_path, story)
+    in_cell(kind, tmp_path, check)
 
 
 @both
 def test_a_stopped_cell_starts_nothing(kind: str, tmp_path: Path) -> None:
     """The cancel may come between two steps."""
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         await bench.run("true")
         assert await bench.cell.stop(0.0)
 
@@ -138,14 +138,14 @@ def test_a_stopped_cell_starts_nothing(kind: str, tmp_path: Path) -> None:
         assert (ended.signal, bytes(bench.output)) == (signal.SIGKILL, b"")
         assert await bench.cell.stop(0.0)
 
-    in_cell(kind, tmp_path, story)
+    in_cell(kind, tmp_path, check)
 
 
 @both
-def test_a_job_that_kills_its_supervisor_is_over(kind: str, tmp_path: Path) -> None:
-    """A careless `kill -9 $PPID` ends the job; it sets nobody free."""
+def test_killing_the_supervisor_ends_the_job(kind: str, tmp_path: Path) -> None:
+    """A careless `kill -9 $PPID` must not set processes free."""
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         await bench.run(DAEMONS)
         found = process_tree.members(bench.cell.handle)
         ended = await bench.run("kill -9 $PPID; sleep 1000")
@@ -154,15 +154,15 @@ def test_a_job_that_kills_its_supervisor_is_over(kind: str, tmp_path: Path) -> N
         assert await bench.cell.close()
         assert not [pid for pid in found if is_alive(pid)]
 
-    in_cell(kind, tmp_path, story)
+    in_cell(kind, tmp_path, check)
 
 
-def test_what_cannot_be_proved_is_not_claimed(tmp_path: Path) -> None:
-    """A job that kills its guard and its supervisor at once, and is held by nothing else, may have left unseen."""
+def test_close_returns_false_without_proof(tmp_path: Path) -> None:
+    """A job that kills its guard and supervisor at once, without cgroup and isolation, may have left processes."""
 
-    async def story() -> bool:
-        nursery = Zygote()
-        executor = ProcessExecutor(nursery, use_cgroups=False)
+    async def check() -> bool:
+        zygote = Zygote()
+        executor = ProcessExecutor(zygote, use_cgroups=False)
         cell = executor.cell(workspace=tmp_path, limits=Limits(), network=True, image="")
         bench = Bench(cell, tmp_path)
         await bench.run(DAEMONS)
@@ -170,22 +170,22 @@ def test_what_cannot_be_proved_is_not_claimed(tmp_path: Path) -> None:
         guard = cell.handle.root_pids[0]
         await bench.run(f"kill -STOP {guard} $PPID; kill -9 {guard} $PPID; sleep 1000")
         is_proved = await cell.close()
-        await nursery.close()
+        await zygote.close()
         for file in files.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(file, signal.SIGKILL)
         assert await_deaths(files) == []
         return is_proved
 
-    assert not asyncio.run(story())
+    assert not asyncio.run(check())
 
 
 @both
-def test_a_stranger_can_end_the_job_by_its_handle(
-    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], JobHandle]
+def test_another_process_can_end_the_job_by_its_handle(
+    kind: str, tmp_path: Path, doomed_runner: tuple[subprocess.Popen[bytes], JobHandle]
 ) -> None:
     """The lease keeper must be able to do it when the runner hangs."""
-    runner, handle = doomed
+    runner, handle = doomed_runner
     os.kill(runner.pid, signal.SIGSTOP)
     found = process_tree.members(handle)
 
@@ -196,11 +196,11 @@ def test_a_stranger_can_end_the_job_by_its_handle(
 
 
 @both
-def test_a_killed_runner_leaves_nobody(
-    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], JobHandle]
+def test_a_killed_runner_leaves_no_process(
+    kind: str, tmp_path: Path, doomed_runner: tuple[subprocess.Popen[bytes], JobHandle]
 ) -> None:
-    """Nobody is there to clear up after it, so the job must notice by itself."""
-    runner, handle = doomed
+    """No process cleans up after it, so the supervisor must notice."""
+    runner, handle = doomed_runner
     files = {pid: os.pidfd_open(pid) for pid in process_tree.members(handle)}
 
     runner.kill()
@@ -211,11 +211,11 @@ def test_a_killed_runner_leaves_nobody(
 
 
 @pytest.mark.parametrize("kind", ["process"])
-def test_the_step_dies_with_a_supervisor_that_is_killed_too(
-    kind: str, tmp_path: Path, doomed: tuple[subprocess.Popen[bytes], JobHandle]
+def test_the_step_dies_if_the_supervisor_is_killed_too(
+    kind: str, tmp_path: Path, doomed_runner: tuple[subprocess.Popen[bytes], JobHandle]
 ) -> None:
-    """The kernel's word for the direct child; the others are in the cgroup, and the keeper finds them there."""
-    runner, handle = doomed
+    """The kernel kills the direct child; the keeper finds the others in the cgroup."""
+    runner, handle = doomed_runner
     (guard,) = handle.root_pids
     supervisor = child_of(guard, b"zygote")
     step = child_of(supervisor, b"read -r word")
@@ -234,12 +234,12 @@ def test_the_step_dies_with_a_supervisor_that_is_killed_too(
 
 @pytest.mark.parametrize("kind", ["process", "sandbox"])
 def test_a_fork_bomb_is_bounded_and_ended(kind: str, tmp_path: Path) -> None:
-    """One job must not take the machine from the others."""
+    """One job must not use up the machine."""
     limits = Limits(processes=40)
     fork = "import os, signal\nwhile True:\n try: os.fork()\n except OSError: break"
     bomb = fork + "\nos.write(1, b'full\\n')\nsignal.pause()"
 
-    async def story(bench: Bench) -> None:
+    async def check(bench: Bench) -> None:
         if "40 processes (cgroup)" not in bench.cell.description:
             pytest.skip(f"no pids cgroup can be had here: {bench.cell.description}")
         bench.start(f'{interpreter()} -I -S -c "{bomb}"')
@@ -248,11 +248,11 @@ def test_a_fork_bomb_is_bounded_and_ended(kind: str, tmp_path: Path) -> None:
         assert len(process_tree.members(bench.cell.handle)) <= 40 + 3
         assert await bench.cell.stop(0.0)
 
-    in_cell(kind, tmp_path, story, limits)
+    in_cell(kind, tmp_path, check, limits)
 
 
-def test_a_pid_that_was_used_again_is_nobody_of_ours() -> None:
-    """A handle may outlive its job by hours; its numbers may belong to anybody by then."""
+def test_a_reused_pid_is_not_a_process_of_the_job() -> None:
+    """A handle may outlive its job by hours, and its pids may belong to other processes."""
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as innocent:
         handle = JobHandle(marker="of-a-job-long-gone", root_pids=(innocent.pid,))
 
@@ -262,8 +262,8 @@ def test_a_pid_that_was_used_again_is_nobody_of_ours() -> None:
         innocent.kill()
 
 
-def test_a_version_1_freezer_ends_a_job_too() -> None:
-    """Where version 2 has no kill, nobody forks while the freezer holds."""
+def test_a_version_1_freezer_ends_a_job() -> None:
+    """Where version 2 cannot kill a group, the freezer prevents forks meanwhile."""
     without_v2 = cgroups.Hierarchies(None, cgroups.find_hierarchies().v1)
     groups = cgroups.create(cgroups.name_for("freezer-test"), Limits(), hierarchies=without_v2)
     if "freezer" not in groups.tracker:
