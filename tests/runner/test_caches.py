@@ -1,4 +1,4 @@
-"""Caches come and go with their keys, and no trouble with one is ever the job's; against a real server."""
+"""Caches are restored and saved by their keys and never fail a job; against a real server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deltaci.runner.client import Unreachable
-from deltaci.runner.workspace import caches as module
+from deltaci.runner.workspace import caches as caches_module
 from deltaci.runner.workspace.caches import Caches
 from deltaci.runner.workspace.layout import layout_for
 from deltaci.storage.blobs import keys
@@ -21,24 +21,24 @@ from tests.runner.desk import TENANT, Desk, opened
 RULE = {"key": "deps", "paths": ["~/deps", "tool"]}
 
 
-def of(desk: Desk) -> Caches:
-    """The job's caches."""
+def caches_of(desk: Desk) -> Caches:
+    """Return the caches of a job."""
     return Caches(desk.transfers, layout_for(desk.spec, desk.workspace), desk.folder, desk.log)
 
 
-async def made(desk: Desk, content: str = "x") -> None:
-    """A job that finds nothing, makes it, and keeps it."""
-    mine = of(desk)
-    await mine.restore(desk.spec.caches)
+async def fill_cache(desk: Desk, content: str = "x") -> None:
+    """Run a job that does not find its cache, and saves it."""
+    caches = caches_of(desk)
+    await caches.restore(desk.spec.caches)
     (desk.workspace / "deps" / "inner").mkdir(parents=True)
     (desk.workspace / "deps" / "inner" / "lib").write_text(content)
     (desk.workspace / "tool").write_text(content)
     (desk.workspace / "tool").chmod(0o755)
-    await mine.save()
+    await caches.save()
 
 
-def hostile() -> bytes:
-    """An archive with a way out, after something harmless."""
+def hostile_archive() -> bytes:
+    """Return an archive with a harmless entry, then one that leads outside."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name in ("deps", "../escaped"):
@@ -48,19 +48,19 @@ def hostile() -> bytes:
 
 @pytest.mark.parametrize(
     "content",
-    [hostile(), b"", b"no archive", gzip.compress(b"no tar")],
+    [hostile_archive(), b"", b"no archive", gzip.compress(b"no tar")],
     ids=["hostile", "empty", "no archive", "no tar"],
 )
 @on_loop
-async def test_what_is_no_cache_is_a_line_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
-    """Not even the harmless half of it."""
+async def test_an_invalid_cache_is_logged_and_leaves_no_files(tmp_path: Path, content: bytes) -> None:
+    """Not even its harmless entries."""
     async with opened(tmp_path) as office:
         desk = await office.desk(caches=[RULE])
         desk.service.blobs.put(keys.cache_key(TENANT, "", "deps"), content)
 
-        mine = of(desk)
-        await mine.restore(desk.spec.caches)
-        await mine.save()
+        caches = caches_of(desk)
+        await caches.restore(desk.spec.caches)
+        await caches.save()
 
         assert list(desk.workspace.iterdir()) == []
         assert sorted(path.name for path in desk.folder.iterdir()) == ["log", "workspace"]
@@ -69,10 +69,10 @@ async def test_what_is_no_cache_is_a_line_and_leaves_nothing(tmp_path: Path, con
 
 
 @on_loop
-async def test_every_trouble_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path outside, a server that is away, nothing to keep, too much to keep: the job goes on."""
+async def test_every_error_is_logged_and_the_job_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path outside, an unreachable server, no files to save, and too large a cache."""
 
-    def away(*_: Any) -> Any:
+    def unreachable(*_: Any) -> Any:
         raise Unreachable("away")
 
     async with opened(tmp_path) as office:
@@ -83,36 +83,36 @@ async def test_every_trouble_is_a_line(tmp_path: Path, monkeypatch: pytest.Monke
                 {"key": "c:{lock_hash}", "paths": ["deps"], "lock_files": ["no.lock"]},
             ]
         )
-        mine = of(desk)
-        await mine.restore(desk.spec.caches)
+        caches = caches_of(desk)
+        await caches.restore(desk.spec.caches)
         (desk.workspace / "deps").mkdir()
-        monkeypatch.setattr(module, "TIMEOUT_SECONDS", -1.0)
-        monkeypatch.setattr(office.client, "upload", away)
-        await mine.save()
-        monkeypatch.setattr(office.client, "download", away)
-        await of(desk).restore(desk.spec.caches[1:2])
+        monkeypatch.setattr(caches_module, "TIMEOUT_SECONDS", -1.0)
+        monkeypatch.setattr(office.client, "upload", unreachable)
+        await caches.save()
+        monkeypatch.setattr(office.client, "download", unreachable)
+        await caches_of(desk).restore(desk.spec.caches[1:2])
 
-        told = [line.partition(": ")[2] for line in desk.said if line.startswith("cache")]
-        assert "not inside the workspace" in told[0]
-        assert "not found" in told[1]
+        messages = [line.partition(": ")[2] for line in desk.said if line.startswith("cache")]
+        assert "not inside the workspace" in messages[0]
+        assert "not found" in messages[1]
         assert "no file matches no.lock" in desk.said[2]
-        assert "nothing to keep" in told[4]
-        assert told[5] == "away; not kept"
-        assert told[6] == "away; continuing without it"
+        assert "nothing to keep" in messages[4]
+        assert messages[5] == "away; not kept"
+        assert messages[6] == "away; continuing without it"
         assert desk.service.blobs.list() == []
 
 
 @on_loop
-async def test_what_one_job_made_the_next_one_finds(tmp_path: Path) -> None:
-    """With its modes; only the paths that its own rule names; and nothing that is there is overwritten."""
+async def test_a_saved_cache_is_restored_by_the_next_job(tmp_path: Path) -> None:
+    """With its modes, only the paths that its own rule names, and without overwriting files."""
     async with opened(tmp_path) as office:
-        await made(await office.desk(caches=[RULE]))
+        await fill_cache(await office.desk(caches=[RULE]))
         same = await office.desk(caches=[RULE])
         fewer = await office.desk(caches=[{"key": "deps", "paths": ["tool", "deps/inner"]}])
         (fewer.workspace / "tool").write_text("mine")
 
         for desk in (same, fewer):
-            await of(desk).restore(desk.spec.caches)
+            await caches_of(desk).restore(desk.spec.caches)
 
         assert (same.workspace / "deps" / "inner" / "lib").read_text() == "x"
         assert (same.workspace / "tool").stat().st_mode & 0o777 == 0o755
@@ -122,35 +122,35 @@ async def test_what_one_job_made_the_next_one_finds(tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_the_first_cache_of_a_key_stays(tmp_path: Path) -> None:
-    """Whoever is later is told so, and has lost nothing."""
+async def test_the_first_cache_of_a_key_is_kept(tmp_path: Path) -> None:
+    """A later job's log says so."""
     async with opened(tmp_path) as office:
         first, second = await office.desk(caches=[RULE]), await office.desk(caches=[RULE])
-        late = of(second)
+        late = caches_of(second)
         await late.restore(second.spec.caches)
-        await made(first, "first")
+        await fill_cache(first, "first")
         (second.workspace / "deps").mkdir()
         await late.save()
         third = await office.desk(caches=[RULE])
-        await of(third).restore(third.spec.caches)
+        await caches_of(third).restore(third.spec.caches)
 
         assert "another job saved this key first" in second.said[-1]
         assert (third.workspace / "deps" / "inner" / "lib").read_text() == "first"
 
 
 @on_loop
-async def test_a_key_follows_the_lock_files(tmp_path: Path) -> None:
+async def test_a_key_changes_with_the_lock_files(tmp_path: Path) -> None:
     """Another lock file, another cache."""
     async with opened(tmp_path) as office:
         found = []
         for content in ("one", "two", "one"):
             desk = await office.desk(caches=[{"key": "d:{lock_hash}", "paths": ["deps"]}])
             (desk.workspace / "uv.lock").write_text(content)
-            mine = of(desk)
-            await mine.restore(desk.spec.caches)
+            caches = caches_of(desk)
+            await caches.restore(desk.spec.caches)
             found.append((desk.workspace / "deps").exists())
             (desk.workspace / "deps").mkdir(exist_ok=True)
-            await mine.save()
+            await caches.save()
 
         assert found == [False, False, True]
         assert len(desk.service.blobs.list("caches/")) == 2

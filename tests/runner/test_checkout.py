@@ -1,4 +1,4 @@
-"""Sources come from real repositories, at exactly one commit; a repository and a job can plant what they like."""
+"""Check out real repositories at exactly one commit, whatever a repository or a job has planted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAIN = "refs/heads/main"
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    """Three commits on main."""
+    """Return a repository with three commits on main."""
     made = Repository(tmp_path / "origin")
     for number in range(3):
         made.commit(a_txt=f"{number}\n")
@@ -48,7 +48,7 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def checked_out(repository: Repository, tmp_path: Path, ref: str = "", **wanted: Any) -> Path:
-    """A work tree of the repository's last commit."""
+    """Return a work tree of the repository's last commit."""
     root = tmp_path / "job" / "workspace"
     root.mkdir(parents=True, exist_ok=True)
     remote = make_remote(str(repository.path), KNOWN_PROTOCOLS)
@@ -58,8 +58,8 @@ def checked_out(repository: Repository, tmp_path: Path, ref: str = "", **wanted:
     return root / what.path
 
 
-def asked(tree: Path, *words: str) -> str:
-    """What git says in a work tree."""
+def git_output(tree: Path, *words: str) -> str:
+    """Return the output of git in a work tree."""
     done = subprocess.run(("git", *words), cwd=tree, env=ENV, capture_output=True, check=False, timeout=60)
     return (done.stdout + done.stderr).decode().strip()
 
@@ -85,7 +85,7 @@ def asked(tree: Path, *words: str) -> str:
         "ssh://-x@host/y",
     ],
 )
-def test_an_address_that_git_would_misunderstand_is_refused(url: str) -> None:
+def test_a_url_that_git_would_misread_is_refused(url: str) -> None:
     with pytest.raises(Refused, match="repository") as refused:
         check_url(url, KNOWN_PROTOCOLS)
 
@@ -93,8 +93,8 @@ def test_an_address_that_git_would_misunderstand_is_refused(url: str) -> None:
     assert "pw" not in refused.value.message
 
 
-def test_folders_are_only_for_those_who_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may start jobs must not read every repository of the machine."""
+def test_local_folders_must_be_allowed_explicitly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users who start jobs must not read every repository of the machine."""
     assert allowed_protocols() == PROTOCOLS
     for url in ("/srv/x.git", "file:///srv/x.git"):
         with pytest.raises(Refused, match="DELTACI_GIT_PROTOCOLS=file"):
@@ -107,31 +107,31 @@ def test_folders_are_only_for_those_who_are_told_so(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("ref", ["-x", "main", "refs/heads/-x", "refs/heads/a..b", "refs/heads/a b", "refs/heads/a\0b"])
-def test_a_name_that_is_none_of_a_branch_is_refused(ref: str) -> None:
+def test_an_invalid_ref_name_is_refused(ref: str) -> None:
     with pytest.raises(Refused, match="not the full name of a branch"):
         check_ref(ref)
 
 
 @pytest.mark.parametrize("commit", ["HEAD", "-x", "abc", "A" * 40, "0" * 41, "0" * 39 + "\n"])
-def test_a_commit_has_its_full_name(commit: str) -> None:
+def test_an_abbreviated_commit_is_refused(commit: str) -> None:
     with pytest.raises(Refused, match="not the full name"):
         check_commit(commit)
 
 
-def test_a_commit_that_is_not_there_says_so(repository: Repository, tmp_path: Path) -> None:
+def test_a_missing_commit_is_named(repository: Repository, tmp_path: Path) -> None:
     for ref in ("", MAIN):
         with pytest.raises(GitFailed, match=r"not our ref|does not have the commit"):
             checked_out(repository, tmp_path, commit="0" * 39 + "1", ref="", depth=1 if ref else 0)
 
 
-def test_a_branch_that_is_not_there_says_so(repository: Repository, tmp_path: Path) -> None:
+def test_a_missing_branch_is_named(repository: Repository, tmp_path: Path) -> None:
     with pytest.raises(GitFailed, match="has no refs/heads/other and no refs/tags/other"):
         checked_out(repository, tmp_path, ref="other")
 
 
 @on_loop
-async def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    """A server that never answers must not keep a job for ever, nor a process behind it."""
+async def test_a_timeout_ends_git_and_its_child_processes(tmp_path: Path) -> None:
+    """A server that never answers must not occupy a job or leave processes."""
     repository = Repository(tmp_path / "r")
     config = repository.path / ".git" / "config"
     config.write_text(config.read_text() + '[alias]\n\twait = "!echo $$ > ../new; mv ../new ../pid; sleep 1000"\n')
@@ -146,37 +146,37 @@ async def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: P
 # -- what is brought
 
 
-def test_exactly_the_commit_is_there_with_a_repository_of_its_own(repository: Repository, tmp_path: Path) -> None:
+def test_the_work_tree_is_exactly_the_commit_with_its_own_repository(repository: Repository, tmp_path: Path) -> None:
     commit = repository.git("rev-parse", "HEAD~1")
     tree = checked_out(repository, tmp_path, commit=commit)
 
     assert (tree / "a.txt").read_text() == "1\n"
-    assert asked(tree, "rev-parse", "HEAD") == commit
-    assert asked(tree, "status", "--porcelain", "--branch") == "## main"
-    assert asked(tree, "remote", "get-url", "origin") == str(repository.path)
-    assert asked(tree, "rev-list", "--count", "HEAD") == "1"
+    assert git_output(tree, "rev-parse", "HEAD") == commit
+    assert git_output(tree, "status", "--porcelain", "--branch") == "## main"
+    assert git_output(tree, "remote", "get-url", "origin") == str(repository.path)
+    assert git_output(tree, "rev-list", "--count", "HEAD") == "1"
     assert not (tree / ".git" / "hooks").exists()
     assert not (tree / ".git" / "objects" / "info" / "alternates").exists()
 
 
-def test_as_much_history_as_is_wanted(repository: Repository, tmp_path: Path) -> None:
-    """Also when another job wanted less before, or the same commit again later."""
+def test_the_history_has_the_requested_depth(repository: Repository, tmp_path: Path) -> None:
+    """Also if another job wanted less before, or the same commit again later."""
     repository.git("tag", "v1")
     repository.git("branch", "side", "HEAD~1")
     first = repository.git("rev-parse", "HEAD~1")
 
     counts = [
-        asked(checked_out(repository, tmp_path, depth=depth, **more), "rev-list", "--count", "HEAD")
+        git_output(checked_out(repository, tmp_path, depth=depth, **more), "rev-list", "--count", "HEAD")
         for depth, more in [(1, {}), (2, {}), (1, {}), (2, {"commit": first}), (0, {}), (2, {}), (0, {"commit": first})]
     ]
 
     assert counts == ["1", "2", "1", "2", "3", "2", "2"]
     tree = checked_out(repository, tmp_path, depth=0)
-    assert asked(tree, "tag") == "v1"
-    assert asked(tree, "branch", "--remotes") == "origin/main\n  origin/side"
+    assert git_output(tree, "tag") == "v1"
+    assert git_output(tree, "branch", "--remotes") == "origin/main\n  origin/side"
 
 
-def test_another_branch_or_tag_by_its_name(repository: Repository, tmp_path: Path) -> None:
+def test_a_branch_or_tag_can_be_checked_out_by_name(repository: Repository, tmp_path: Path) -> None:
     repository.git("tag", "--annotate", "--message", "x", "v1", "HEAD~1")
     repository.git("branch", "side", "HEAD~2")
 
@@ -185,8 +185,8 @@ def test_another_branch_or_tag_by_its_name(repository: Repository, tmp_path: Pat
     assert (checked_out(repository, tmp_path, ref="refs/tags/v1", depth=0) / "a.txt").read_text() == "1\n"
 
 
-def test_a_new_commit_needs_only_what_is_new(repository: Repository, tmp_path: Path) -> None:
-    """And nothing at all is asked for a commit that is there: the repository may be away."""
+def test_only_new_objects_are_fetched(repository: Repository, tmp_path: Path) -> None:
+    """A commit in the mirror needs no request: the repository may be unreachable."""
     checked_out(repository, tmp_path)
     repository.commit(b_txt="new")
     checked_out(repository, tmp_path)
@@ -203,7 +203,7 @@ def test_a_new_commit_needs_only_what_is_new(repository: Repository, tmp_path: P
     assert (root / "b.txt").read_text() == "new"
 
 
-def test_what_was_there_is_replaced_or_left(repository: Repository, tmp_path: Path) -> None:
+def test_existing_files_are_replaced_or_kept(repository: Repository, tmp_path: Path) -> None:
     tree = checked_out(repository, tmp_path)
     (tree / "left").write_text("x")
     (tree / "a.txt").write_text("changed")
@@ -213,7 +213,7 @@ def test_what_was_there_is_replaced_or_left(repository: Repository, tmp_path: Pa
     assert not (checked_out(repository, tmp_path) / "left").exists()
 
 
-def test_submodules_of_the_same_place(repository: Repository, tmp_path: Path) -> None:
+def test_submodules_of_the_same_server_are_checked_out(repository: Repository, tmp_path: Path) -> None:
     inner = Repository(tmp_path / "inner")
     inner.commit(deep_txt="deep")
     repository.git("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", "../inner", "sub")
@@ -223,8 +223,8 @@ def test_submodules_of_the_same_place(repository: Repository, tmp_path: Path) ->
     assert (checked_out(repository, tmp_path, submodules="recursive") / "sub" / "deep.txt").read_text() == "deep"
 
 
-def test_a_mirror_that_is_broken_is_made_again(repository: Repository, tmp_path: Path) -> None:
-    """A disk that was full, or a machine that lost its power, must not fail every job from then on."""
+def test_a_corrupt_mirror_is_replaced(repository: Repository, tmp_path: Path) -> None:
+    """A full disk or a power loss must not fail all later jobs."""
     checked_out(repository, tmp_path)
     for part in (tmp_path / "mirrors").glob("*.git/objects/??/*"):
         part.chmod(0o644)
@@ -233,7 +233,7 @@ def test_a_mirror_that_is_broken_is_made_again(repository: Repository, tmp_path:
     assert (checked_out(repository, tmp_path) / "a.txt").read_text() == "2\n"
 
 
-def test_mirrors_that_nobody_used_for_long_are_removed(repository: Repository, tmp_path: Path) -> None:
+def test_unused_mirrors_are_removed(repository: Repository, tmp_path: Path) -> None:
     checked_out(repository, tmp_path)
     folder = tmp_path / "mirrors"
     [kept] = folder.glob("*.git")
@@ -251,8 +251,8 @@ def test_mirrors_that_nobody_used_for_long_are_removed(repository: Repository, t
 # -- hostile
 
 
-def test_what_a_repository_plants_is_never_run(repository: Repository, tmp_path: Path) -> None:
-    """Filters, hooks and modules are only ever run by who configures them."""
+def test_programs_in_a_repository_are_never_run(repository: Repository, tmp_path: Path) -> None:
+    """Filters, hooks and submodule commands run only if the user configures them."""
     mark = tmp_path / "ran"
     repository.commit(
         _gitattributes="* filter=evil diff=evil\n",
@@ -272,7 +272,7 @@ def test_what_a_repository_plants_is_never_run(repository: Repository, tmp_path:
 
 
 @pytest.mark.parametrize("url", ["ext::sh -c touch% MARK", "--upload-pack=touch MARK", "fd::17"])
-def test_a_submodule_that_is_a_command_is_refused(url: str, repository: Repository, tmp_path: Path) -> None:
+def test_a_submodule_url_that_is_a_command_is_refused(url: str, repository: Repository, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     (repository.path / ".gitmodules").write_text(
         f'[submodule "x"]\n\tpath = x\n\turl = "{url.replace("MARK", str(mark))}"\n'
@@ -298,7 +298,7 @@ def test_a_submodule_that_is_a_command_is_refused(url: str, repository: Reposito
         ("/x", True, (("http", "https", "git", "file"), "token", "")),
     ],
 )
-def test_submodules_are_not_a_way_to_what_only_the_runner_may_read(url: str, is_trusted: bool, wanted: Any) -> None:
+def test_submodules_cannot_use_the_runners_credentials(url: str, is_trusted: bool, wanted: Any) -> None:
     """A stranger's change may name any repository as a submodule."""
     remote = Remote(url=url, protocols=KNOWN_PROTOCOLS, credential="token", key_file="key")
     used = _submodule_remote(remote, is_trusted)
@@ -306,10 +306,10 @@ def test_submodules_are_not_a_way_to_what_only_the_runner_may_read(url: str, is_
     assert (used.protocols, used.credential, used.key_file) == wanted
 
 
-def test_what_the_job_planted_in_its_workspace_is_replaced_and_never_followed(
+def test_links_and_hooks_in_the_workspace_are_replaced_and_never_followed(
     repository: Repository, tmp_path: Path
 ) -> None:
-    """A link, a hook, a configuration: git outside of the cell must see none of them."""
+    """Git outside of the cell must not read links, hooks or configuration of the job."""
     root, precious, mark = tmp_path / "job" / "workspace", tmp_path / "precious", tmp_path / "ran"
     precious.mkdir()
     (precious / "a.txt").write_text("precious")
@@ -336,7 +336,7 @@ def test_what_the_job_planted_in_its_workspace_is_replaced_and_never_followed(
 # -- credentials
 
 
-def test_a_credential_is_for_its_host_alone_and_in_no_command_line(tmp_path: Path) -> None:
+def test_a_credential_is_sent_only_to_its_host_and_is_in_no_argument(tmp_path: Path) -> None:
     remote = Remote(url="https://host.example:8443/a/b.git", protocols=("https",), credential="tok-123456")
     env = environment(remote, tmp_path)
 
@@ -352,7 +352,7 @@ def test_a_credential_is_for_its_host_alone_and_in_no_command_line(tmp_path: Pat
 
 
 def source(repository: Repository, **more: Any) -> dict[str, Any]:
-    """What a job is told of its sources."""
+    """Return the source in a job's specification."""
     return {"url": str(repository.path), "commit": repository.git("rev-parse", "HEAD"), "ref": MAIN, **more}
 
 
@@ -370,7 +370,7 @@ def source(repository: Repository, **more: Any) -> dict[str, Any]:
     ],
 )
 @on_loop
-async def test_an_input_that_cannot_be_is_the_authors_mistake(
+async def test_an_invalid_input_is_the_authors_mistake(
     inputs: dict[str, str], why: str, repository: Repository, tmp_path: Path
 ) -> None:
     async def story(stage: JobContext, _desk: Desk) -> None:
@@ -382,8 +382,8 @@ async def test_an_input_that_cannot_be_is_the_authors_mistake(
 
 
 @on_loop
-async def test_a_repository_that_is_away_is_nobodys_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another runner, or the same one later, may have more luck."""
+async def test_an_unreachable_repository_is_not_the_jobs_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another runner, or the same one later, may reach it."""
     monkeypatch.setattr("deltaci.runner.workspace.mirrors.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("deltaci.runner.workspace.mirrors.MAX_PAUSE_SECONDS", 0.001)
 

@@ -1,4 +1,4 @@
-"""What a job leaves behind is brought in, or the log says why not; against a real server."""
+"""Outputs of a job are collected, or the log says why not; against a real server."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from tests.contract.places import on_loop
 from tests.runner.desk import TENANT, Desk, opened
 
 
-async def brought(desk: Desk) -> CollectedOutputs:
-    """All that is found on the desk."""
-    harvester = OutputCollector(desk.transfers, desk.workspace, desk.log)
-    await harvester.collect(desk.spec)
-    return harvester.collected
+async def collect(desk: Desk) -> CollectedOutputs:
+    """Collect the outputs of the job."""
+    collector = OutputCollector(desk.transfers, desk.workspace, desk.log)
+    await collector.collect(desk.spec)
+    return collector.collected
 
 
-def kept(desk: Desk) -> dict[str, bytes]:
-    """What the server has of it."""
-    at = (TENANT, desk.lease_id.split(".")[0], 1)
+def stored_artifacts(desk: Desk) -> dict[str, bytes]:
+    """Return the artifacts that the server has."""
+    attempt = (TENANT, desk.lease_id.split(".")[0], 1)
     blobs = desk.service.blobs
-    return {each.path: b"".join(keys.read_artifact(blobs, *at, each.path)) for each in keys.artifacts(blobs, *at)}
+    return {
+        artifact.path: b"".join(keys.read_artifact(blobs, *attempt, artifact.path))
+        for artifact in keys.artifacts(blobs, *attempt)
+    }
 
 
 # -- output
@@ -43,7 +46,7 @@ def kept(desk: Desk) -> dict[str, bytes]:
 
 @pytest.mark.proves("PRO-X4")
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"{", "not JSON"),
         (b"", "not JSON"),
@@ -56,23 +59,23 @@ def kept(desk: Desk) -> dict[str, bytes]:
     ],
 )
 @on_loop
-async def test_an_output_that_is_none_is_told(tmp_path: Path, content: bytes, told: str) -> None:
-    """Whatever a job writes there: one line that says what to change."""
+async def test_an_invalid_output_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
+    """One line says what to change."""
     async with opened(tmp_path) as office:
         desk = await office.desk(output_path="out.json")
         (desk.workspace / "out.json").write_bytes(content)
 
-        found = await brought(desk)
+        found = await collect(desk)
 
         assert (found.error_code, found.output) == ("OUTPUT", None)
-        assert told in found.summary
+        assert message in found.summary
         assert desk.said == [found.summary]
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "../secret.json", "link.json", "folder", "*.json", "pipe", "a\0b"])
 @on_loop
 async def test_an_output_is_only_read_inside_the_workspace(tmp_path: Path, path: str) -> None:
-    """Not through `..`, not through a link, not from a pipe that nobody writes to."""
+    """Not through `..`, a link, or a FIFO without a writer."""
     async with opened(tmp_path) as office:
         desk = await office.desk(output_path=path)
         (desk.folder / "secret.json").write_text('"hush"')
@@ -82,14 +85,14 @@ async def test_an_output_is_only_read_inside_the_workspace(tmp_path: Path, path:
         (desk.workspace / "b.json").write_text("1")
         os.mkfifo(desk.workspace / "pipe")
 
-        found = await brought(desk)
+        found = await collect(desk)
 
         assert (found.error_code, found.output) == ("OUTPUT", None)
 
 
 @on_loop
-async def test_an_output_is_json_and_has_no_secret_in_it(tmp_path: Path) -> None:
-    """In texts it is masked; where it cannot be, there is no output."""
+async def test_an_output_is_json_without_secrets(tmp_path: Path) -> None:
+    """Secrets are masked in texts; where that is impossible, there is no output."""
     async with opened(tmp_path) as office:
         values: list[Any] = [{"a": ["x hunter2secret", {"hunter2secret": 1}]}, None, {"n": 12345678}]
         found = []
@@ -98,20 +101,20 @@ async def test_an_output_is_json_and_has_no_secret_in_it(tmp_path: Path) -> None
             (desk.workspace / "sub").mkdir()
             (desk.workspace / "sub" / "out.json").write_text(json.dumps(value))
             desk.log.add_secrets(["hunter2secret", "12345678"])
-            found.append(await brought(desk))
+            found.append(await collect(desk))
 
-        assert [each.output for each in found] == [{"a": ["x ***", {"***": 1}]}, None, None]
-        assert [each.error_code for each in found] == ["", "", "OUTPUT"]
+        assert [artifact.output for artifact in found] == [{"a": ["x ***", {"***": 1}]}, None, None]
+        assert [artifact.error_code for artifact in found] == ["", "", "OUTPUT"]
 
 
 # -- artifacts
 
 
 @on_loop
-async def test_too_much_is_one_line_and_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By number, by pattern, by what a result can name, and by name."""
+async def test_exceeding_a_limit_fails_the_job_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, by size, by the size of the result, and a secret in a name."""
     async with opened(tmp_path) as office:
-        for rules, files, told in (
+        for rules, files, message in (
             (["**"], [f"f{n}" for n in range(wire.MAX_ARTIFACTS + 1)], "more than 999 artifacts"),
             (["/etc/*"], ["a"], "is absolute"),
             (["a*"], ["a", "a\nb"], "cannot be printed"),
@@ -123,73 +126,74 @@ async def test_too_much_is_one_line_and_a_failure(tmp_path: Path, monkeypatch: p
             for name in files:
                 (desk.workspace / name).write_text("x")
 
-            found = await brought(desk)
+            found = await collect(desk)
 
             assert found.error_code == "ARTIFACTS"
-            assert told in found.summary
+            assert message in found.summary
             assert found.summary in desk.said
             assert "\n" not in found.summary
             assert "hunter2secret" not in "".join(desk.said)
         desk = await office.desk(artifacts=[{"path_glob": "*"}])
         with (desk.workspace / "a").open("wb") as file:
             file.truncate(wire.MAX_ARTIFACT_BYTES + 1)
-        assert "split it" in (await brought(desk)).summary
+        assert "split it" in (await collect(desk)).summary
         with monkeypatch.context() as patch:
             patch.setattr(collect_outputs, "MAX_LISTED_BYTES", 100)
             desk = await office.desk(artifacts=[{"path_glob": "*"}])
             for name in ("a", "b", "c"):
                 (desk.workspace / name).write_text("x")
-            found = await brought(desk)
+            found = await collect(desk)
         assert (found.error_code, len(found.artifacts)) == ("ARTIFACTS", 1)
 
 
 @on_loop
-async def test_files_are_kept_with_their_bytes_and_the_server_refuses_what_is_stale(tmp_path: Path) -> None:
-    """Nothing is sent any more once the lease is gone or the job is to stop."""
+async def test_artifacts_are_uploaded_only_under_a_live_lease(tmp_path: Path) -> None:
+    """No upload after the lease is lost or the job is to stop."""
     async with opened(tmp_path) as office:
         desk = await office.desk(artifacts=[{"path_glob": "**"}])
         large = os.urandom(3 * 1024 * 1024 + 1)
         (desk.workspace / "large").write_bytes(large)
         (desk.workspace / "empty %2e").write_bytes(b"")
 
-        found = await brought(desk)
+        found = await collect(desk)
 
-        assert kept(desk) == {"empty %2e": b"", "large": large}
-        assert [(each.name, each.bytes) for each in found.artifacts] == [("empty %2e", 0), ("large", len(large))]
+        assert stored_artifacts(desk) == {"empty %2e": b"", "large": large}
+        assert [(artifact.name, artifact.bytes) for artifact in found.artifacts] == [
+            ("empty %2e", 0),
+            ("large", len(large)),
+        ]
         desk.is_over = True
         with pytest.raises(JobStopped):
-            await brought(desk)
+            await collect(desk)
         desk.is_over = False
         desk.transfers._lease_id = desk.lease_id[:-1] + ("1" if desk.lease_id[-1] == "0" else "0")
         with pytest.raises(JobStopped):
-            await brought(desk)
+            await collect(desk)
 
 
 @on_loop
-async def test_a_server_that_keeps_nothing_is_asked_again_and_then_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once away is no trouble; away for too long is no fault of the job's."""
+async def test_an_upload_is_retried_and_then_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short outage does no harm; a long one is not the job's fault."""
     async with opened(tmp_path) as office:
         desk = await office.desk(artifacts=[{"path_glob": "a"}])
         (desk.workspace / "a").write_text("x")
         send, tries = office.client.upload, []
 
-        def away(*words: Any) -> Any:
+        def unreachable(*words: Any) -> Any:
             tries.append(1)
             if len(tries) == 1:
                 raise Unreachable("away")
             return send(*words)
 
-        monkeypatch.setattr(office.client, "upload", away)
+        monkeypatch.setattr(office.client, "upload", unreachable)
         monkeypatch.setattr(transfers, "FIRST_PAUSE_SECONDS", 0.0)
 
-        assert [each.name for each in (await brought(desk)).artifacts] == ["a"]
+        assert [artifact.name for artifact in (await collect(desk)).artifacts] == ["a"]
         assert len(tries) == 2
 
         tries.clear()
         monkeypatch.setattr(collect_outputs, "PATIENCE_SECONDS", -1.0)
-        found = await brought(desk)
+        found = await collect(desk)
         assert (found.error_code, found.artifacts) == ("UPLOAD", [])
 
 
@@ -198,8 +202,10 @@ async def test_a_server_that_keeps_nothing_is_asked_again_and_then_given_up(
 
 @pytest.mark.proves("PRO-X4")
 @on_loop
-async def test_reports_are_summed_up_and_bad_ones_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of it is believed: not its size, not its entities, and no character that a terminal would obey."""
+async def test_reports_are_summed_up_and_invalid_ones_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes, entities and control characters in reports are not trusted."""
     async with opened(tmp_path) as office:
         desk = await office.desk(artifacts=[{"path_glob": "*.xml", "type": "junit"}])
         said = f'<failure message="hunter2secret&#10;{"m" * 900}"/>'
@@ -211,7 +217,7 @@ async def test_reports_are_summed_up_and_bad_ones_are_told(tmp_path: Path, monke
         monkeypatch.setattr(collect_outputs, "MAX_REPORTS_BYTES", 100_000)
         desk.log.add_secrets(["hunter2secret"])
 
-        tests = (await brought(desk)).tests
+        tests = (await collect(desk)).tests
 
         assert tests is not None
         assert (tests.total, tests.passed, tests.failed, tests.seconds) == (61, 1, 60, 2.0)
@@ -219,20 +225,20 @@ async def test_reports_are_summed_up_and_bad_ones_are_told(tmp_path: Path, monke
         assert tests.failures[0].name == "c.t000\N{REPLACEMENT CHARACTER}"
         assert tests.failures[0].message.startswith("*** mmm")
         assert len(tests.failures[0].message) == collect_outputs.MAX_MESSAGE_CHARS
-        told = "\n".join(desk.said)
-        assert "b.xml, line 1, has a document type" in told
-        assert "c.xml is too large" in told
-        assert sorted(kept(desk)) == ["a.xml", "b.xml", "c.xml"]
+        message = "\n".join(desk.said)
+        assert "b.xml, line 1, has a document type" in message
+        assert "c.xml is too large" in message
+        assert sorted(stored_artifacts(desk)) == ["a.xml", "b.xml", "c.xml"]
 
 
 @on_loop
-async def test_reports_that_all_are_unreadable_say_nothing(tmp_path: Path) -> None:
-    """Which is not the same as that there were no tests."""
+async def test_unreadable_reports_give_no_totals(tmp_path: Path) -> None:
+    """That differs from zero tests."""
     async with opened(tmp_path) as office:
         desk = await office.desk(artifacts=[{"path_glob": "*", "type": "junit"}])
         (desk.workspace / "a.trx").write_text("<TestRun/>")
 
-        found = await brought(desk)
+        found = await collect(desk)
 
         assert (found.tests, found.error_code) == (None, "")
 
@@ -240,8 +246,8 @@ async def test_reports_that_all_are_unreadable_say_nothing(tmp_path: Path) -> No
 # -- the message
 
 
-def test_a_result_fits_whatever_the_job_did() -> None:
-    """A result that is refused as too large would never be heard."""
+def test_a_result_always_fits_into_a_message() -> None:
+    """A result that is refused as too large would be lost."""
     step = wire.StepResult(index=0, exit_code=0, seconds=1.0, name="\N{GRINNING FACE}" * 2000)
     case = wire.FailedTest(name="n" * 500, message="\N{GRINNING FACE}" * 500)
     said = wire.Complete(
@@ -260,8 +266,8 @@ def test_a_result_fits_whatever_the_job_did() -> None:
     assert shrink_to_limit(small) is small
 
 
-def test_what_nobody_counted_is_not_in_the_cost() -> None:
-    """A zero would be a lie."""
+def test_unmeasured_values_are_not_in_the_cost() -> None:
+    """A zero would be wrong."""
     used = Exit(0, None, 1.0, cpu_seconds=0.25, peak_memory_bytes=10)
 
     assert resource_usage(2.0, used, 5, 6) == {
