@@ -1,4 +1,4 @@
-"""The fixtures of trees: those of repositories."""
+"""Fixtures of the worktree tests: those of repositories."""
 
 from __future__ import annotations
 

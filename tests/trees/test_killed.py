@@ -1,4 +1,4 @@
-"""Real processes: a runner that is killed in the middle of its task, and trees that go by themselves."""
+"""Real processes: a runner that is killed during its task, and worktrees that are removed automatically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.repositories.site import LOCAL, PROJECT
 from tests.repositories.upstream import Upstream
 from tests.runner.cells import needs
-from tests.trees.stand import BRANCH, tree
+from tests.trees.workstream_fixture import BRANCH, worktree_spec
 
 TENANT = "default"
 # What is built tells the second time from the first; nothing else does.
@@ -50,7 +50,7 @@ async def _start(place: Deployment, upstream: Upstream) -> Project:
     )
     assert await Workstreams(place.store).kept.add(TENANT, "ws1", document)
     origin = Origin(project=PROJECT, workstream="login", branch="main")
-    spec = JobSpec(name="one", work={"steps": [STEP], "executor": "sandbox", "tree": tree("ws1", upstream)})
+    spec = JobSpec(name="one", work={"steps": [STEP], "executor": "sandbox", "tree": worktree_spec("ws1", upstream)})
     do = place.engine.do
     await do(NewRecord(id="ws1", record=Run(id="ws1", run_id="ws1", tenant=TENANT, origin=origin)))
     await do(run.BeginPlanning(id="ws1"))
@@ -59,8 +59,8 @@ async def _start(place: Deployment, upstream: Upstream) -> Project:
 
 
 @on_loop
-async def test_a_runner_killed_half_way_leaves_nothing_of_its_task(tmp_path: Path) -> None:
-    """It comes back to its tree and begins at the tip; what is sent is the second try's. Then its trees go."""
+async def test_the_changes_of_a_killed_runner_are_discarded(tmp_path: Path) -> None:
+    """Its second attempt starts at the tip, and only that one is uploaded. Then the worktrees are removed."""
     needs("sandbox")
     upstream = Upstream(tmp_path / "upstream", {"a": "1\n", "src/b": "1\n", ".gitignore": "build/\n"})
     async with deployed(tmp_path, "--allow-repositories", "file") as place:

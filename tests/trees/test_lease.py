@@ -1,4 +1,4 @@
-"""What a runner is told under its lease about the tree of its job; nothing follows from what it asks."""
+"""The answers to a runner about its job's worktree, under its lease; asking changes nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.api.site import TENANT, Player, Reply
 from tests.contract.places import on_loop
 from tests.repositories.site import PROJECT, RepositorySite
 from tests.repositories.upstream import Upstream, git
-from tests.trees.stand import Stand, tree
-from tests.trees.test_home import bundle
+from tests.trees.test_commit_bundles import bundle
+from tests.trees.workstream_fixture import WorkstreamFixture, worktree_spec
 
 Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 
 
 async def ask(site: RepositorySite, player: Player, lease: Any, name: str) -> Reply:
-    """Under the lease, with the player's credential."""
+    """Ask under the lease, with the runner's credential."""
     headers = {"Authorization": f"Bearer {player._credential}", "Delta-Lease": lease["lease_id"]}
     answer = await site.http.get(f"/runner/v1/{name}", headers=headers)
     is_json = "json" in answer.headers["content-type"]
@@ -38,7 +38,7 @@ async def ask(site: RepositorySite, player: Player, lease: Any, name: str) -> Re
 
 
 async def over(site: RepositorySite, player: Player, *ids: str) -> Any:
-    """Which streams are over."""
+    """Return which streams are finished."""
     headers = {"Authorization": f"Bearer {player._credential}"}
     answer = await site.http.post("/runner/v1/streams", json={"ids": list(ids)}, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -46,17 +46,17 @@ async def over(site: RepositorySite, player: Player, *ids: str) -> Any:
 
 
 @on_loop
-async def test_a_task_begins_where_its_workstream_is(site: Open, upstream: Upstream, tmp_path: Path) -> None:
-    """At the base; then at what was joined, also on a server whose mirror is gone. Others are told nothing."""
+async def test_a_task_begins_at_the_tip_of_its_workstream(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """The base, or the last integrated commit, also on a server without the mirror. Other runners get no answer."""
     async with site() as here:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         await stand.start(stand.task("one"), stand.task("two", needs=("one",)))
         player, other = await here.player(), await here.player()
         lease = await player.take()
 
-        told = await ask(here, player, lease, "tree")
-        assert told.body == {"base": upstream.first, "tip": upstream.first, "bundle_bytes": 0}
+        report_of = await ask(here, player, lease, "tree")
+        assert report_of.body == {"base": upstream.first, "tip": upstream.first, "bundle_bytes": 0}
         empty = await ask(here, player, lease, "tree-bundle")
         assert (empty.status, empty.body, empty.headers["delta-sha256"]) == (200, b"", hashlib.sha256().hexdigest())
         assert (await ask(here, other, lease, "tree")).status == 409
@@ -73,10 +73,10 @@ async def test_a_task_begins_where_its_workstream_is(site: Open, upstream: Upstr
         lease = await player.take()
         shutil.rmtree((await stand.builder()).mirror.folder)
         shutil.rmtree(here.folder / worktrees.FOLDER, ignore_errors=True)
-        told = await ask(here, player, lease, "tree")
-        assert (told.body["base"], told.body["tip"]) == (upstream.first, head)
+        report_of = await ask(here, player, lease, "tree")
+        assert (report_of.body["base"], report_of.body["tip"]) == (upstream.first, head)
         sent = await ask(here, player, lease, "tree-bundle")
-        assert len(sent.body) == told.body["bundle_bytes"] == int(sent.headers["content-length"])
+        assert len(sent.body) == report_of.body["bundle_bytes"] == int(sent.headers["content-length"])
         assert sent.headers["delta-sha256"] == hashlib.sha256(sent.body).hexdigest()
         (tmp_path / "got").write_bytes(sent.body)
         git(tmp_path, "clone", "-q", "--bare", str(upstream.bare), "clone.git")
@@ -86,14 +86,18 @@ async def test_a_task_begins_where_its_workstream_is(site: Open, upstream: Upstr
 
 
 @on_loop
-async def test_a_job_has_no_other_tree_than_its_own(site: Open, upstream: Upstream) -> None:
-    """Whatever its specification says: another run's workstream, one that is not planned, none at all."""
+async def test_a_job_can_only_use_the_worktree_of_its_run(site: Open, upstream: Upstream) -> None:
+    """Even if its specification names another run's workstream, an unplanned one, or none."""
     async with site() as here:
         await here.project(upstream.url)
-        stand, other, unplanned = Stand(here, upstream), Stand(here, upstream, "ws2"), Stand(here, upstream, "ws3")
+        stand, other, unplanned = (
+            WorkstreamFixture(here, upstream),
+            WorkstreamFixture(here, upstream, "ws2"),
+            WorkstreamFixture(here, upstream, "ws3"),
+        )
         await other.start()
         await stand.start(
-            JobSpec(name="foreign", work={"tree": tree("ws2", upstream)}),
+            JobSpec(name="foreign", work={"tree": worktree_spec("ws2", upstream)}),
             JobSpec(name="none", work={"steps": ["true"]}),
         )
         await unplanned.start(unplanned.task("early"), is_known=False)
@@ -101,21 +105,21 @@ async def test_a_job_has_no_other_tree_than_its_own(site: Open, upstream: Upstre
 
         for _ in range(3):
             lease = await player.take()
-            told = await ask(here, player, lease, "tree")
-            assert (told.status, told.body["code"]) == (404, "not_found"), lease
+            report_of = await ask(here, player, lease, "tree")
+            assert (report_of.status, report_of.body["code"]) == (404, "not_found"), lease
         refused = await here.operator().post(
-            "/runs", {"plan": {"jobs": [{"name": "mine", "work": {"tree": tree("ws2", upstream)}}]}}
+            "/runs", {"plan": {"jobs": [{"name": "mine", "work": {"tree": worktree_spec("ws2", upstream)}}]}}
         )
         assert (refused.status, refused.code) == (400, "bad_request")
         assert "only the tasks of workstreams" in refused.body["detail"]
 
 
 @on_loop
-async def test_a_candidate_is_exactly_the_commit_that_is_named(site: Open, upstream: Upstream) -> None:
-    """Of the project that the run is about. One that nobody has, or tests, is told."""
+async def test_a_candidate_is_exactly_the_named_commit(site: Open, upstream: Upstream) -> None:
+    """In the run's own project. A missing commit is an error."""
     async with site() as here:
         await here.project(upstream.url)
-        stand = Stand(here, upstream, "merges")
+        stand = WorkstreamFixture(here, upstream, "merges")
         builder = await stand.builder()
         await builder.mirror.ensure_commit(upstream.first)
         head = upstream.commit({"a": "2\n"})
@@ -124,49 +128,52 @@ async def test_a_candidate_is_exactly_the_commit_that_is_named(site: Open, upstr
         await do(NewRecord(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
         jobs = [
-            JobSpec(name=name, work={"tree": tree("line", upstream, commit=commit, keeps=False)})
+            JobSpec(name=name, work={"tree": worktree_spec("line", upstream, commit=commit, keeps=False)})
             for name, commit in (("good", head), ("bad", "a" * 40))
         ]
         await do(Plan(id="m", jobs=tuple(jobs), plan_hash="hash"))
         player = await here.player()
         leases = {lease["job_id"]: lease for lease in [await player.take(), await player.take()]}
 
-        told = await ask(here, player, leases["m/good"], "tree")
-        assert (told.body["base"], told.body["tip"]) == (upstream.first, head)
-        told = await ask(here, player, leases["m/bad"], "tree")
-        assert (told.status, told.body["code"]) == (409, "wrong_state")
+        report_of = await ask(here, player, leases["m/good"], "tree")
+        assert (report_of.body["base"], report_of.body["tip"]) == (upstream.first, head)
+        report_of = await ask(here, player, leases["m/bad"], "tree")
+        assert (report_of.status, report_of.body["code"]) == (409, "wrong_state")
 
 
 @pytest.mark.parametrize("bundle", ["", "artifacts/x"])
 @on_loop
-async def test_commits_that_cannot_be_made_again_are_told(site: Open, upstream: Upstream, bundle: str) -> None:
-    """The job has no beginning then; the server says why."""
+async def test_commits_that_cannot_be_rebuilt_are_an_error(site: Open, upstream: Upstream, bundle: str) -> None:
+    """The job cannot begin then, and the server says why."""
     async with site() as here:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         await stand.start(stand.task("one"))
         lost = Joined(task="lost", attempt_id="x", bundle=bundle, start=upstream.first, head="b" * 40, tip="b" * 40)
         await stand.edit(lambda _: {"joined": (lost,)})
         player = await here.player()
 
-        told = await ask(here, player, await player.take(), "tree")
+        report_of = await ask(here, player, await player.take(), "tree")
 
-        assert (told.status, told.body["code"]) == (409, "wrong_state"), told
-        assert "the tree has no beginning" in told.body["message"]
+        assert (report_of.status, report_of.body["code"]) == (409, "wrong_state"), report_of
+        assert "the tree has no beginning" in report_of.body["message"]
 
 
 @on_loop
-async def test_the_trees_of_what_failed_are_kept(site: Open, upstream: Upstream) -> None:
-    """Those of what succeeded or was canceled may go; of what is not known, or is another tenant's, nothing is said."""
+async def test_worktrees_of_failed_workstreams_are_kept(site: Open, upstream: Upstream) -> None:
+    """Those of succeeded and canceled ones may be removed.
+
+    The answer does not mention unknown workstreams and those of other tenants.
+    """
     async with site() as here:
         await here.project(upstream.url)
         player = await here.player()
         for id, end in (("good", "finish"), ("bad", "fail")):
-            stand = Stand(here, upstream, id)
+            stand = WorkstreamFixture(here, upstream, id)
             await stand.start(stand.task("one"))
             await getattr(player, end)(await player.take())
         for id in ("canceled", "open"):
-            await Stand(here, upstream, id).start(Stand(here, upstream, id).task("one"))
+            await WorkstreamFixture(here, upstream, id).start(WorkstreamFixture(here, upstream, id).task("one"))
         await here.service.engine.do(run.Cancel(id="canceled", reason="USER"))
         stranger = await here.player(tenant="other")
 
@@ -177,7 +184,7 @@ async def test_the_trees_of_what_failed_are_kept(site: Open, upstream: Upstream)
 
 
 def test_old_bundles_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the newest, and what a killed server had begun."""
+    """All but the newest, and what a killed server left incomplete."""
     monkeypatch.setattr(worktrees, "MAX_KEPT", 2)
     for number, name in enumerate(("a.bundle", "b.bundle", "c.bundle", ".d.bundle", ".e.bundle")):
         (tmp_path / name).write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Real jobs in real trees: what they begin with, what they leave, and what the next one finds."""
+"""Real jobs in real worktrees: how a job finds its tree, what it hands over, and what the next one finds."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite
 from tests.repositories.upstream import Upstream, git
-from tests.trees.crew import attempt, log_of, told, worker
-from tests.trees.stand import BRANCH, Stand, tree
-from tests.trees.test_home import bundle
+from tests.trees.runners import find_attempt, log_of, report_of, worker
+from tests.trees.test_commit_bundles import bundle
+from tests.trees.workstream_fixture import BRANCH, WorkstreamFixture, worktree_spec
 
 Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Upstream:
-    """A repository that ignores what is built."""
+    """Return a repository that ignores build outputs."""
     return Upstream(tmp_path / "upstream", {"a": "1\n", "src/b": "1\n", ".gitignore": "build/\n*.o\n"})
 
 
 @pytest.mark.parametrize("executor", ["sandbox", "process"])
 @on_loop
-async def test_tasks_go_on_where_the_one_before_stopped(
+async def test_a_task_continues_where_the_previous_one_stopped(
     site: Open, upstream: Upstream, tmp_path: Path, executor: str
 ) -> None:
-    """What is not committed is, by the author that was named; what is ignored stays; no change sends nothing."""
+    """Changes are committed by the named author, ignored files stay, and no change uploads nothing."""
     async with site() as here, worker(here, tmp_path, executor=executor) as one:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         await stand.start(
             stand.task("first", "git status -sb; echo 2 > a; mkdir build; echo x > build/out; echo n > new; rm src/b"),
             stand.task(
@@ -63,7 +63,7 @@ async def test_tasks_go_on_where_the_one_before_stopped(
         )
 
         assert await one.work() == "succeeded", log_of(here, "ws1/first.1")
-        first = await told(here, "ws1/first.1")
+        first = await report_of(here, "ws1/first.1")
         stream = await stand.join("first")
         assert stream.tip == first["head"] != upstream.first
         assert first["place"] == str(one.streams / "ws1" / "tree")
@@ -80,7 +80,7 @@ async def test_tasks_go_on_where_the_one_before_stopped(
         assert await mirror.read_file(stream.tip, "a") == b"3\n"
 
         assert await one.work() == "succeeded", log_of(here, "ws1/third.1")
-        third = await told(here, "ws1/third.1")
+        third = await report_of(here, "ws1/third.1")
         assert third["head"] == stream.tip
         assert [each["type"] for each in third["artifacts"]] == ["log"]
         assert (await stand.join("third")).tip == stream.tip
@@ -92,11 +92,11 @@ async def test_tasks_go_on_where_the_one_before_stopped(
 
 
 @on_loop
-async def test_nothing_of_a_failure_remains(site: Open, upstream: Upstream, tmp_path: Path) -> None:
-    """Nothing is committed or sent; the tree stays as it is for people, and the next task begins at the tip again."""
+async def test_the_changes_of_a_failed_task_are_discarded(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """Nothing is committed; the tree stays for inspection, and the next task begins at the tip again."""
     async with site() as here, worker(here, tmp_path) as one:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         bad = (
             "echo bad > a; echo bad > new; mkdir -p build d/e; echo warm > build/out; echo x > d/e/f; ln -s /etc link",
             "git add -A; git commit -qm bad; echo hide > d/.gitignore; echo more > d/hide; rm -r src; exit 3",
@@ -104,31 +104,31 @@ async def test_nothing_of_a_failure_remains(site: Open, upstream: Upstream, tmp_
         await stand.start(stand.task("one", *bad), stand.task("two", "true", after=("one",)))
 
         assert await one.work() == "failed"
-        report = await told(here, "ws1/one.1")
+        report = await report_of(here, "ws1/one.1")
         assert "head" not in report
         assert report["place"] == str(one.streams / "ws1" / "tree")
         assert (one.streams / "ws1" / "tree" / "new").read_text() == "bad\n"
         git(one.streams / "ws1" / "tree", "log", "-1", "--format=%s")  # For people.
 
-        tree = one.streams / "ws1" / "tree"
+        worktree_spec = one.streams / "ws1" / "tree"
         assert await one.work() == "succeeded", log_of(here, "ws1/two.1")
-        assert sorted(each.name for each in tree.iterdir()) == [
+        assert sorted(each.name for each in worktree_spec.iterdir()) == [
             *(".deltaci.yml", ".git", ".gitignore", "README", "a", "build", "src"),
         ]
-        assert (tree / "a").read_text() == "1\n"
-        assert (tree / "src" / "b").read_text() == "1\n"
-        assert (tree / "build" / "out").read_text() == "warm\n"
+        assert (worktree_spec / "a").read_text() == "1\n"
+        assert (worktree_spec / "src" / "b").read_text() == "1\n"
+        assert (worktree_spec / "build" / "out").read_text() == "warm\n"
 
 
 @on_loop
-async def test_a_sandboxed_job_sees_its_own_stream_alone(site: Open, upstream: Upstream, tmp_path: Path) -> None:
-    """Not other streams, nor mirrors; and what the runner trusts it cannot write to."""
+async def test_a_sandboxed_job_sees_only_its_own_stream(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """No other streams or mirrors, and the runner's repository is read-only."""
     async with site() as here, worker(here, tmp_path) as one:
         await here.project(upstream.url)
-        other = Stand(here, upstream, "ws2")
+        other = WorkstreamFixture(here, upstream, "ws2")
         await other.start(other.task("one", "echo secret > a"))
         assert await one.work() == "succeeded"
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         look = [
             f'cd {one.streams}; test "$(echo *)" = ws1',
             "test \"$(echo ws1/*)\" = 'ws1/repository.git ws1/tree ws1/tree.git'",
@@ -156,14 +156,14 @@ echo 2 > a
 
 @pytest.mark.parametrize("executor", ["sandbox", "process"])
 @on_loop
-async def test_hooks_and_configuration_hinder_no_handover(
+async def test_hooks_and_configuration_do_not_affect_the_commit(
     site: Open, upstream: Upstream, tmp_path: Path, executor: str
 ) -> None:
-    """They are the job's, and off when what it left is committed; the next job has none of them."""
+    """They are disabled when the changes are committed, and the next job does not have them."""
     proof = tmp_path / "proof"
     async with site() as here, worker(here, tmp_path, executor=executor) as one:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         clean = 'test -z "$(git config core.hooksPath)$(git config core.fsmonitor)" && test ! -d .git/hooks'
         await stand.start(stand.task("one", HOSTILE.format(proof=proof)), stand.task("two", clean, needs=("one",)))
 
@@ -185,19 +185,19 @@ async def test_hooks_and_configuration_hinder_no_handover(
     ],
 )  # fmt: skip
 @on_loop
-async def test_what_cannot_be_handed_over_fails_the_job(
+async def test_changes_that_cannot_be_committed_fail_the_job(
     site: Open, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, why: str
 ) -> None:
-    """By its own doing, which is told; nothing is sent."""
+    """The job's own fault is explained, and nothing is uploaded."""
     monkeypatch.setattr(bundle_commits, "MAX_TREE_BYTES", 9000)
     async with site() as here, worker(here, tmp_path) as one:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         await stand.start(stand.task("one", steps))
 
         outcome = await one.work()
 
-        report = await told(here, "ws1/one.1")
+        report = await report_of(here, "ws1/one.1")
         assert outcome == "failed", log_of(here, "ws1/one.1")
         assert why in report["summary"], report
         assert "head" not in report
@@ -205,27 +205,27 @@ async def test_what_cannot_be_handed_over_fails_the_job(
 
 
 @on_loop
-async def test_a_runner_that_lost_its_lease_cannot_send_its_tree(
+async def test_a_runner_without_a_lease_cannot_upload_its_commits(
     site: Open, place: Place, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """Somebody else has the task by then; what the first one brings is not kept."""
+    """Another runner has the task by then."""
     async with site() as here, worker(here, tmp_path, executor="process") as one:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         await stand.start(stand.task("one", "touch ../here; until test -e ../go; do sleep 0.05; done; echo 2 > a"))
         working = asyncio.create_task(one.work())
-        await _there(one.streams / "ws1" / "here")
+        await _wait_for_file(one.streams / "ws1" / "here")
 
         place.shift += 3600 * SECOND
         (one.streams / "ws1" / "go").touch()
 
         assert await working in ("lost", "stale")
         assert not keys.artifacts(stand.blobs, TENANT, "ws1/one.1", 1)
-        assert not (await attempt(here, "ws1/one.1")).report
+        assert not (await find_attempt(here, "ws1/one.1")).report
 
 
-async def _there(path: Path) -> None:
-    """As soon as the job made it."""
+async def _wait_for_file(path: Path) -> None:
+    """Wait until the job has created the file."""
     async with asyncio.timeout(30):
         await asyncio.to_thread(_wait, path)
 
@@ -235,12 +235,12 @@ def _wait(path: Path) -> None:
 
 
 @on_loop
-async def test_two_trees_of_their_own_side_by_side(site: Open, upstream: Upstream, tmp_path: Path) -> None:
-    """Each has its files and its branch; what both did is joined."""
+async def test_two_private_worktrees_side_by_side(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """Each has its files and its branch; the commits of both are integrated."""
     meet = "touch ../{0}.here; until test -e ../{1}.here; do sleep 0.05; done; echo {0} > {0}; test ! -e {1}"
     async with site() as here, worker(here, tmp_path, executor="process") as one:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         await stand.start(
             stand.task("left", meet.format("left", "right"), own=True),
             stand.task("right", meet.format("right", "left"), own=True),
@@ -258,13 +258,11 @@ async def test_two_trees_of_their_own_side_by_side(site: Open, upstream: Upstrea
 
 
 @on_loop
-async def test_another_runner_goes_on_with_the_stream_and_the_first_one_again(
-    site: Open, upstream: Upstream, tmp_path: Path
-) -> None:
-    """Everything that counts is with the server; what was built stays where it was built."""
+async def test_a_stream_can_move_between_runners(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """All commits are on the server; build outputs stay on each runner."""
     async with site() as here, worker(here, tmp_path) as one, worker(here, tmp_path, "r2") as two:
         await here.project(upstream.url)
-        stand, other = Stand(here, upstream), Stand(here, upstream, "ws2")
+        stand, other = WorkstreamFixture(here, upstream), WorkstreamFixture(here, upstream, "ws2")
         await stand.start(
             stand.task("a", "mkdir build; echo 1 > build/out; echo a > a"),
             stand.task("b", "test ! -e build; echo b >> a; rm src/b", needs=("a",)),
@@ -274,10 +272,10 @@ async def test_another_runner_goes_on_with_the_stream_and_the_first_one_again(
         await stand.join("a")
         assert await two.work() == "succeeded", log_of(here, "ws1/b.1")
         await stand.join("b")
-        held = await one.lease()
+        reserved = await one.lease()
         await other.start(other.task("x", "echo x > a"))
         assert await one.work() == "succeeded"
-        assert await one.job(held).run(lambda _: None) == "succeeded", log_of(here, "ws1/c.1")
+        assert await one.job(reserved).run(lambda _: None) == "succeeded", log_of(here, "ws1/c.1")
         stream = await stand.join("c")
 
         assert await (await stand.builder()).mirror.read_file(stream.tip, "a") == b"a\nb\nc\n"
@@ -285,13 +283,15 @@ async def test_another_runner_goes_on_with_the_stream_and_the_first_one_again(
 
 @pytest.mark.parametrize("damage", ["stream", "link", "packs", "repository", "index", "about", "git"])
 @on_loop
-async def test_what_is_broken_is_made_anew(site: Open, upstream: Upstream, tmp_path: Path, damage: str) -> None:
-    """A tree that is a link, a repository without its objects, an index of garbage: all of it are only copies."""
+async def test_damaged_trees_and_repositories_are_replaced(
+    site: Open, upstream: Upstream, tmp_path: Path, damage: str
+) -> None:
+    """A tree that is a link, a repository without objects, an invalid index: all are only copies."""
     outside = tmp_path / "outside"
     outside.mkdir()
     async with site() as here, worker(here, tmp_path) as one:
         await here.project(upstream.url)
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         await stand.start(stand.task("one", "echo 2 > a"), stand.task("two", "test $(cat a) = 2", needs=("one",)))
         assert await one.work() == "succeeded"
         await stand.join("one")
@@ -326,11 +326,11 @@ async def test_what_is_broken_is_made_anew(site: Open, upstream: Upstream, tmp_p
 
 
 @on_loop
-async def test_tests_of_merges_use_trees_again(site: Open, upstream: Upstream, tmp_path: Path) -> None:
-    """Exactly the commit that is named, and nothing of it is sent back; two at once have a tree each."""
+async def test_merge_tests_reuse_worktrees(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """Exactly the named commit, and nothing is uploaded; two jobs at once have a tree each."""
     async with site() as here, worker(here, tmp_path, executor="process") as one:
         await here.project(upstream.url)
-        builder = await Stand(here, upstream).builder()
+        builder = await WorkstreamFixture(here, upstream).builder()
         await builder.mirror.ensure_commit(upstream.first)
         heads = [upstream.commit({"a": f"{number}\n"}) for number in (2, 3)]
         await builder.import_bundle(bundle(upstream, heads[1], upstream.first), heads[1], upstream.first)
@@ -343,7 +343,7 @@ async def test_tests_of_merges_use_trees_again(site: Open, upstream: Upstream, t
             JobSpec(
                 name=f"j{number}",
                 after=("j0", "j1") if number == 2 else (),
-                work={"steps": [script], "tree": tree("main line", upstream, commit=commit, keeps=False)},
+                work={"steps": [script], "tree": worktree_spec("main line", upstream, commit=commit, keeps=False)},
             )
             for number, (script, commit) in enumerate(zip(steps, (*heads, heads[1]), strict=True))
         ]
@@ -352,24 +352,22 @@ async def test_tests_of_merges_use_trees_again(site: Open, upstream: Upstream, t
         assert list(await asyncio.gather(one.work(), one.work())) == ["succeeded", "succeeded"]
         assert await one.work() == "succeeded", log_of(here, "m/j2.1")
 
-        report = await told(here, "m/j2.1")
+        report = await report_of(here, "m/j2.1")
         assert ("head" in report, "place" in report, len(report["artifacts"])) == (False, False, 1)
         [stream] = (each for each in one.streams.iterdir() if not each.name.startswith("."))
         names = {each.name for each in stream.iterdir() if each.name.startswith("test-")}
         assert names == {"test-1", "test-1.git", "test-2", "test-2.git"}
-        assert await one.places.worktrees.remove_unneeded(one.over) == []
+        assert await one.cell_pool.worktrees.remove_unneeded(one.finished_streams) == []
         os.utime(stream, (0, 0))
-        assert await one.places.worktrees.remove_unneeded(one.over) == [stream.name]
+        assert await one.cell_pool.worktrees.remove_unneeded(one.finished_streams) == [stream.name]
 
 
 @on_loop
-async def test_a_candidate_may_join_what_began_at_another_commit(
-    site: Open, upstream: Upstream, tmp_path: Path
-) -> None:
-    """The base moved on since: then more of its history is needed here than was asked for."""
+async def test_a_candidate_may_merge_branches_of_older_bases(site: Open, upstream: Upstream, tmp_path: Path) -> None:
+    """The base has moved on, so more of its history is needed than requested."""
     async with site() as here, worker(here, tmp_path) as one:
         await here.project(upstream.url)
-        builder = await Stand(here, upstream).builder()
+        builder = await WorkstreamFixture(here, upstream).builder()
         base = upstream.push({"moved": "1\n"})
         upstream.switch("topic", upstream.first)
         head = upstream.commit({"a": "2\n"})
@@ -378,7 +376,7 @@ async def test_a_candidate_may_join_what_began_at_another_commit(
         candidate = await builder.merge(base, [head], "both", Signature("Ada", "ada@example.org", 0))
         source = {"url": upstream.url, "commit": base}
         work: dict[str, Any] = {"steps": ["test -e moved && test $(cat a) = 2"]}
-        work["tree"] = {**tree("line", upstream, commit=candidate, keeps=False), "source": source}
+        work["tree"] = {**worktree_spec("line", upstream, commit=candidate, keeps=False), "source": source}
         do = here.service.engine.do
         await do(NewRecord(id="m", record=Run(id="m", run_id="m", tenant=TENANT, origin=Origin(project=PROJECT))))
         await do(run.BeginPlanning(id="m"))
@@ -388,13 +386,13 @@ async def test_a_candidate_may_join_what_began_at_another_commit(
 
 
 @on_loop
-async def test_trees_of_what_is_over_go_and_those_of_what_failed_stay(
+async def test_finished_streams_are_removed_and_failed_ones_stay(
     site: Open, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """Never one that a job is in. What is odd between them hinders nobody and is not touched."""
+    """Never while a job uses one. Other files in the folder are left alone."""
     async with site() as here, worker(here, tmp_path, executor="process") as one:
         await here.project(upstream.url)
-        stands = {id: Stand(here, upstream, id) for id in ("good", "bad", "busy")}
+        stands = {id: WorkstreamFixture(here, upstream, id) for id in ("good", "bad", "busy")}
         deep = "mkdir build; cd build; mkdir -p $(printf 'd/%.0s' $(seq 1500)); chmod 0 d"
         for id, steps in (("good", deep), ("bad", "exit 1")):
             await stands[id].start(stands[id].task("one", steps))
@@ -405,51 +403,51 @@ async def test_trees_of_what_is_over_go_and_those_of_what_failed_stay(
         (one.streams / "link").symlink_to(tmp_path)
         (one.streams / "unknown").mkdir()
         (one.streams / f"{worktree_pool.TRASH_PREFIX}left").mkdir()
-        held = one.places.worktrees.reserve(_tree_of(stands["busy"]))
+        reserved = one.cell_pool.worktrees.reserve(_worktree_of(stands["busy"]))
 
         try:
-            assert await one.places.worktrees.remove_unneeded(one.over) == ["good"]
+            assert await one.cell_pool.worktrees.remove_unneeded(one.finished_streams) == ["good"]
         finally:
             worktree_pool.remove_tree(one.streams, "good")  # Not for whoever clears up after tests.
         assert {each.name for each in one.streams.iterdir()} == {"a file", "link", "unknown", "bad", "busy"}
-        one.places.worktrees.unreserve(held)
-        assert await one.places.worktrees.remove_unneeded(one.over) == ["busy"]
+        one.cell_pool.worktrees.unreserve(reserved)
+        assert await one.cell_pool.worktrees.remove_unneeded(one.finished_streams) == ["busy"]
         assert (one.streams / "bad" / "tree" / "a").exists()
 
 
-def _tree_of(stand: Stand) -> Worktree:
+def _worktree_of(stand: WorkstreamFixture) -> Worktree:
     return msgspec.convert(stand.task("x").work["tree"], Worktree)
 
 
 @on_loop
-async def test_a_runner_starts_whatever_is_where_its_trees_are_to_be(
+async def test_a_runner_starts_even_if_it_cannot_create_worktrees(
     site: Open, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """A file in place of the folder: jobs with trees fail on this runner, and say why; others do not."""
+    """With a file in place of the folder, only jobs with worktrees fail, and they say why."""
     async with site() as here, worker(here, tmp_path) as one:
         await here.project(upstream.url)
         one.streams.write_text("x")
-        stand = Stand(here, upstream)
+        stand = WorkstreamFixture(here, upstream)
         await stand.start(stand.task("one", "true"))
 
-        assert await one.places.worktrees.remove_unneeded(one.over) == []
+        assert await one.cell_pool.worktrees.remove_unneeded(one.finished_streams) == []
         assert await one.work() == "failed"
 
-        assert "is not a folder" in (await told(here, "ws1/one.1"))["summary"]
+        assert "is not a folder" in (await report_of(here, "ws1/one.1"))["summary"]
         assert one.streams.read_text() == "x"
 
 
-def test_a_container_shows_the_tree_too(tmp_path: Path) -> None:
-    """At the same paths; what the runner trusts is read-only."""
-    spot = worktree_pool.WorktreeSlot(tmp_path / "s", "tree", worktree_pool.StreamRecord("s", False))
+def test_a_container_mounts_the_worktree(tmp_path: Path) -> None:
+    """At the same paths; the runner's repository is read-only."""
+    slot = worktree_pool.WorktreeSlot(tmp_path / "s", "tree", worktree_pool.StreamRecord("s", False))
     cell = ContainerCell(
-        "docker", workspace=tmp_path, limits=Limits(), has_network=False, image="x", bind_mounts=spot.bind_mounts()
+        "docker", workspace=tmp_path, limits=Limits(), has_network=False, image="x", bind_mounts=slot.bind_mounts()
     )
 
-    volumes = [word for word in cell.start_command() if str(spot.stream) in word]
+    volumes = [word for word in cell.start_command() if str(slot.stream) in word]
 
     assert volumes == [
-        f"{spot.path}:{spot.path}",
-        f"{spot.git_dir}:{spot.git_dir}",
-        f"{spot.repository}:{spot.repository}:ro",
+        f"{slot.path}:{slot.path}",
+        f"{slot.git_dir}:{slot.git_dir}",
+        f"{slot.repository}:{slot.repository}:ro",
     ]

@@ -1,4 +1,4 @@
-"""Runners in this process that do real jobs, one lease at a time, for a server beside them."""
+"""Run real jobs on runners in this process, one lease at a time, against a server in this process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from tests.repositories.site import RepositorySite
 from tests.runner.cells import needs
 
 
-class LocalMachine(Runtime):
-    """This machine, where repositories in folders may be read."""
+class LocalRuntime(Runtime):
+    """This machine, with local repositories allowed."""
 
     def git_protocols(self) -> tuple[str, ...]:
-        """All of them."""
         return KNOWN_PROTOCOLS
 
 
 class Worker:
-    """One runner with a folder of its own."""
+    """One runner with its own folder."""
 
     def __init__(self, site: RepositorySite, name: str, client: RunnerClient, folder: Path, executor: str) -> None:
         self.site = site
@@ -39,30 +38,30 @@ class Worker:
         self.client = client
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.machine = LocalMachine(site.url)
-        self.places = CellPool(folder, Executors((executor,)))
+        self.machine = LocalRuntime(site.url)
+        self.cell_pool = CellPool(folder, Executors((executor,)))
 
     @property
     def streams(self) -> Path:
-        """Where its trees are."""
+        """Return the folder of its worktrees."""
         return self.folder.resolve() / "workstreams"
 
     async def lease(self) -> wire.LeaseGranted:
-        """One job, which must be there."""
-        asked = wire.LeaseRequest(runner_id=self.name, wait_seconds=20)
-        [granted] = await asyncio.to_thread(self.client.lease, asked)
+        """Claim one job, which must be available."""
+        request = wire.LeaseRequest(runner_id=self.name, wait_seconds=20)
+        [granted] = await asyncio.to_thread(self.client.lease, request)
         return granted
 
     def job(self, granted: wire.LeaseGranted) -> JobRunner:
-        """What does it."""
-        return JobRunner(self.client, self.name, granted, self.places, self.machine)
+        """Return the job runner of a granted job."""
+        return JobRunner(self.client, self.name, granted, self.cell_pool, self.machine)
 
     async def work(self) -> str:
-        """Do one job to its end; how that went, in one word."""
+        """Run the next job to its end, and return its outcome in one word."""
         return await self.job(await self.lease()).run(lambda _: None)
 
-    async def over(self, ids: list[str]) -> list[str]:
-        """What the server says of these streams."""
+    async def finished_streams(self, ids: list[str]) -> list[str]:
+        """Ask the server which of these streams are finished."""
         return await asyncio.to_thread(self.client.ended_streams, ids)
 
 
@@ -70,32 +69,32 @@ class Worker:
 async def worker(
     site: RepositorySite, folder: Path, name: str = "r1", executor: str = "sandbox"
 ) -> AsyncIterator[Worker]:
-    """A runner that has come in, until it leaves."""
+    """Register a runner, and close it in the end."""
     needs(executor)
     client = RunnerClient(site.url)
     token = registration_token(site.folder, name, TENANT)
     client.token = (await asyncio.to_thread(client.register, token, [], 9)).credential
-    one = Worker(site, name, client, folder / name, executor)
+    runner = Worker(site, name, client, folder / name, executor)
     try:
-        yield one
+        yield runner
     finally:
-        await one.places.close()
+        await runner.cell_pool.close()
         client.close_all()
 
 
-async def attempt(site: RepositorySite, id: str) -> Attempt:
-    """Its record."""
-    found = await site.store.find(id)
-    assert isinstance(found, Attempt), id
-    return found
+async def find_attempt(site: RepositorySite, id: str) -> Attempt:
+    """Return the record of an attempt."""
+    record = await site.store.find(id)
+    assert isinstance(record, Attempt), id
+    return record
 
 
-async def told(site: RepositorySite, id: str) -> dict[str, Any]:
-    """What its runner reported."""
-    report: dict[str, Any] = (await attempt(site, id)).report
+async def report_of(site: RepositorySite, id: str) -> dict[str, Any]:
+    """Return what the runner reported about an attempt."""
+    report: dict[str, Any] = (await find_attempt(site, id)).report
     return report
 
 
 def log_of(site: RepositorySite, id: str, number: int = 1) -> str:
-    """What its log says."""
+    """Return the log of an attempt."""
     return site.service.logs.read(id, number).decode()

@@ -1,4 +1,4 @@
-"""Commits that only servers have: taken from bundles that jobs send, and made again wherever they are missing."""
+"""Commits that only servers have: imported from jobs' bundles, and rebuilt where they are missing."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from tests.repositories.upstream import Upstream, git
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Upstream:
-    """A repository."""
+    """Return a repository."""
     return Upstream(tmp_path / "upstream", {"a": "1\n", "b": "1\n"})
 
 
 def shop(folder: Path, upstream: Upstream) -> CommitBuilder:
-    """One server's builder."""
+    """Return the commit builder of one server."""
     mirrors = Mirrors(folder, LOCAL, lambda *_: "")
     return CommitBuilder(mirrors.for_project(Project(name="shop", tenant="t", url=upstream.url)))
 
 
 def bundle(upstream: Upstream, head: str, start: str, name: str = "some.bundle") -> Path:
-    """What a runner would send."""
+    """Return a bundle as a runner would send it."""
     file = upstream.tree.parent / name
     git(upstream.tree, "update-ref", "refs/heads/sent", head)
     git(upstream.tree, "bundle", "create", "--quiet", str(file), "refs/heads/sent", f"^{start}")
@@ -49,26 +49,26 @@ def bundle(upstream: Upstream, head: str, start: str, name: str = "some.bundle")
 
 
 def raw(upstream: Upstream, kind: str, data: bytes) -> str:
-    """An object as nobody should make one."""
+    """Write an object that git itself would not create."""
     words = ["git", "hash-object", "-w", "--literally", "-t", kind, "--stdin"]
     done = subprocess.run(words, cwd=upstream.tree, input=data, capture_output=True, timeout=60, check=True)
     return done.stdout.decode().strip()
 
 
 def odd_commit(upstream: Upstream, tree: str, parent: str) -> str:
-    """On the parent, with this tree."""
+    """Create a commit with this tree on the parent."""
     return git(upstream.tree, "commit-tree", tree, "-p", parent, "-m", "odd")
 
 
 def packs(builder: CommitBuilder) -> list[str]:
-    """All that the mirror has of packs, and of what was left beside it."""
+    """Return the mirror's packs and temporary files beside them."""
     found = [each.name for each in (builder.mirror.folder / "objects" / "pack").iterdir()]
     return sorted([*found, *(each.name for each in builder.mirror.folder.parent.glob(".*"))])
 
 
 @on_loop
-async def test_what_a_job_sent_is_taken_and_its_branches_mean_nothing(tmp_path: Path, upstream: Upstream) -> None:
-    """The commit is there with all that belongs to it; no ref of the bundle is."""
+async def test_a_bundle_is_imported_without_its_refs(tmp_path: Path, upstream: Upstream) -> None:
+    """The commit is present with all of its objects; no ref of the bundle is."""
     here = shop(tmp_path, upstream)
     await here.mirror.ensure_commit(upstream.first)
     head = upstream.commit({"a": "2\n"})
@@ -84,8 +84,8 @@ async def test_what_a_job_sent_is_taken_and_its_branches_mean_nothing(tmp_path: 
 
 
 @on_loop
-async def test_a_commit_that_stands_elsewhere_is_not_taken(tmp_path: Path, upstream: Upstream) -> None:
-    """Nor one that is not in the bundle, nor a name that is none; nothing of them stays."""
+async def test_a_commit_that_does_not_descend_from_the_start_is_refused(tmp_path: Path, upstream: Upstream) -> None:
+    """So is one that is missing in the bundle, or an invalid name; no objects stay."""
     second = upstream.push({"a": "2\n"})
     upstream.switch("other", upstream.first)
     head = upstream.commit({"b": "2\n"})
@@ -105,8 +105,8 @@ async def test_a_commit_that_stands_elsewhere_is_not_taken(tmp_path: Path, upstr
 
 
 @on_loop
-async def test_objects_that_git_would_not_make_are_refused(tmp_path: Path, upstream: Upstream) -> None:
-    """A path that leads into a repository, a link where submodules are named, a commit with a hole."""
+async def test_malformed_objects_are_refused(tmp_path: Path, upstream: Upstream) -> None:
+    """A path into a repository, a link instead of the submodule file, a commit with a missing object."""
     here = shop(tmp_path, upstream)
     await here.mirror.ensure_commit(upstream.first)
     before = packs(here)
@@ -128,8 +128,8 @@ async def test_objects_that_git_would_not_make_are_refused(tmp_path: Path, upstr
 
 
 @on_loop
-async def test_a_commit_whose_files_were_left_out_is_refused(tmp_path: Path, upstream: Upstream) -> None:
-    """Everything that it names must be there."""
+async def test_a_commit_with_missing_objects_is_refused(tmp_path: Path, upstream: Upstream) -> None:
+    """All objects that it refers to must be present."""
     here = shop(tmp_path, upstream)
     await here.mirror.ensure_commit(upstream.first)
     head = upstream.commit({"c": "3\n"})
@@ -149,8 +149,8 @@ async def test_a_commit_whose_files_were_left_out_is_refused(tmp_path: Path, ups
 
 
 @on_loop
-async def test_a_bundle_is_bounded(tmp_path: Path, upstream: Upstream) -> None:
-    """In what it has, and in what it would become: a few bytes may stand for as many as they like."""
+async def test_the_size_of_a_bundle_is_limited(tmp_path: Path, upstream: Upstream) -> None:
+    """Packed and unpacked: a few bytes may expand to any size."""
     here = shop(tmp_path, upstream)
     await here.mirror.ensure_commit(upstream.first)
     head = upstream.commit({"c": "3\n"})
@@ -167,7 +167,7 @@ async def test_a_bundle_is_bounded(tmp_path: Path, upstream: Upstream) -> None:
 
 
 def _bomb() -> bytes:
-    """A pack with a file of 16 MiB, and another that is the first one 400 times: 6 GiB."""
+    """Return a pack with a file of 16 MiB, and one that repeats it 400 times: 6 GiB."""
     size, times = 16 * 1024**2 - 1, 400
     first = _entry(3, size) + zlib.compress(bytes(size), 9)
     delta = _varint(size) + _varint(size * times) + b"\xf0\xff\xff\xff" * times
@@ -199,8 +199,8 @@ def _offset(value: int) -> bytes:
 
 
 @on_loop
-async def test_a_bundle_of_ours_leaves_no_name_behind(tmp_path: Path, upstream: Upstream) -> None:
-    """What is written can be read by whoever has the start; an empty one is not written."""
+async def test_writing_a_bundle_leaves_no_refs(tmp_path: Path, upstream: Upstream) -> None:
+    """A repository with the start can read it; an empty bundle is not written."""
     second = upstream.push({"a": "2\n"})
     here, there = shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
     await here.mirror.ensure_commit(second, "refs/heads/main")
@@ -220,7 +220,7 @@ async def test_a_bundle_of_ours_leaves_no_name_behind(tmp_path: Path, upstream: 
 
 
 def sent(blobs: MemoryBlobStore, upstream: Upstream, name: str, head: str, start: str) -> str:
-    """A bundle among the blobs; its key."""
+    """Store a bundle among the blobs, and return its key."""
     blobs.put(f"artifacts/t/{name}/1/tree", bundle(upstream, head, start).read_bytes())
     return f"artifacts/t/{name}/1/tree"
 
@@ -228,7 +228,7 @@ def sent(blobs: MemoryBlobStore, upstream: Upstream, name: str, head: str, start
 async def joined(
     here: CommitBuilder, blobs: MemoryBlobStore, stream: Workstream, task: str, bundle: str, head: str
 ) -> Workstream:
-    """As whoever keeps workstreams does it."""
+    """Integrate commits as the workstream controller does."""
     start = await commits.taken(here, stream, blobs, bundle, head)
     tip = await commits.join(here, stream.tip, task, head)
     one = Joined(task=task, attempt_id=task, bundle=bundle, start=start, head=head, tip=tip)
@@ -237,15 +237,15 @@ async def joined(
 
 
 def begun(upstream: Upstream) -> Workstream:
-    """A workstream without tasks."""
+    """Return a workstream without tasks."""
     return Workstream(
         id="run", tenant="t", name="w", project="shop", base="main", spec={}, base_commit=upstream.first, branch="ws/w"
     )
 
 
 @on_loop
-async def test_what_tasks_sent_is_the_same_wherever_it_is_made_again(tmp_path: Path, upstream: Upstream) -> None:
-    """One task after the other, two side by side, one that changed nothing; then on a server that has none of it."""
+async def test_rebuilding_commits_gives_the_same_ids(tmp_path: Path, upstream: Upstream) -> None:
+    """In order, side by side, and without a change; then on a server that has no commits."""
     blobs, here, there = MemoryBlobStore(), shop(tmp_path / "here", upstream), shop(tmp_path / "there", upstream)
     one = upstream.commit({"a": "2\n"})
     upstream.switch("own", one)
@@ -271,8 +271,8 @@ async def test_what_tasks_sent_is_the_same_wherever_it_is_made_again(tmp_path: P
 
 
 @on_loop
-async def test_what_stands_nowhere_in_the_workstream_is_not_taken(tmp_path: Path, upstream: Upstream) -> None:
-    """Another history, a conflict, a bundle that is not kept, and one that makes other commits than it did."""
+async def test_commits_outside_of_the_workstream_are_refused(tmp_path: Path, upstream: Upstream) -> None:
+    """Another history, a conflict, a missing bundle, and one that gives other commits than before."""
     blobs, here = MemoryBlobStore(), shop(tmp_path / "here", upstream)
     git(upstream.tree, "checkout", "-q", "--orphan", "alone")
     alone = upstream.commit({"z": "1\n"})
@@ -297,8 +297,8 @@ async def test_what_stands_nowhere_in_the_workstream_is_not_taken(tmp_path: Path
         await joined(here, blobs, stream, "two", sent(blobs, upstream, "two", two, upstream.first), two)
 
 
-def test_what_an_attempt_sent_is_only_its_own() -> None:
-    """A runner refers to artifacts by their names; another attempt's is not this one's."""
+def test_an_attempt_can_only_refer_to_its_own_bundle() -> None:
+    """A runner names its artifacts, and must not name another attempt's."""
     own = {"type": "tree", "uri": "artifact:a.1/1/tree"}
     other = {"type": "tree", "uri": "artifact:b.1/1/tree"}
 
@@ -311,8 +311,8 @@ def test_what_an_attempt_sent_is_only_its_own() -> None:
 
 
 @given(st.binary(max_size=300).map(lambda data: b"# v2 git bundle\n" + data) | st.binary(max_size=100))
-def test_whatever_is_sent_is_a_bundle_or_refused(data: bytes) -> None:
-    """The head of a bundle is read by us; nothing else can come of it."""
+def test_any_bytes_are_a_valid_bundle_or_refused(data: bytes) -> None:
+    """The server parses the head of a bundle, and never fails on it."""
     try:
         at = bundles.pack_offset(io.BytesIO(data))
     except GitFailed:

@@ -1,4 +1,4 @@
-"""Trees that are made exactly a commit, whatever was left in them, and without anything of it being executed."""
+"""Trees are made exactly equal to a commit, whatever a job left, and without executing any of it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from deltaci.runner.workspace.worktrees.repository import StreamRepository
 from deltaci.runner.workspace.worktrees.worktree_pool import StreamRecord, WorktreeSlot, folder_name
 from tests.contract.places import on_loop
 from tests.repositories.upstream import Upstream, git
-from tests.trees.test_home import bundle
+from tests.trees.test_commit_bundles import bundle
 
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Upstream:
-    """A repository that ignores what is built."""
+    """Return a repository that ignores build outputs."""
     return Upstream(tmp_path / "upstream", {"a": "1\n", "src/b": "1\n", "src/c/d": "1\n", ".gitignore": "build/\n"})
 
 
-class Ground:
-    """One stream's folder, and its tree."""
+class TreeFixture:
+    """The folder of one stream with its tree."""
 
     def __init__(self, folder: Path, upstream: Upstream, name: str = "tree") -> None:
         self.folder = folder / "workstreams" / "s"
@@ -38,28 +38,28 @@ class Ground:
         self.upstream = upstream
         self.source = Source(url=upstream.url, commit=upstream.first, ref="refs/heads/main", depth=1)
         self.remote = make_remote(upstream.url, ("file",))
-        self.spot = WorktreeSlot(self.folder, name, StreamRecord("s", False))
-        self.repository = StreamRepository(self.spot.repository)
+        self.slot = WorktreeSlot(self.folder, name, StreamRecord("s", False))
+        self.repository = StreamRepository(self.slot.repository)
 
     async def base(self, commit: str = "", depth: int = 1) -> None:
-        """Have a commit of the repository."""
+        """Fetch a commit of the repository."""
         await self.repository.create()
         source = Source(url=self.source.url, commit=commit or self.source.commit, ref="refs/heads/main", depth=depth)
         await self.repository.fetch_base(self.mirrors, self.remote, source, lambda _: None)
 
     async def at(self, commit: str) -> Path:
-        """Make the tree this commit, as a job finds it."""
-        await check_out_exactly(self.repository, self.spot, commit)
-        shutil.rmtree(self.spot.git_dir, ignore_errors=True)
+        """Prepare the tree for a job at this commit."""
+        await check_out_exactly(self.repository, self.slot, commit)
+        shutil.rmtree(self.slot.git_dir, ignore_errors=True)
         tree = Worktree(stream="s", source=self.source, branch="ws/x", author="Ada <ada@example.org>")
-        await asyncio.to_thread(create_git_dir, self.repository, self.spot, tree, self.source.commit, commit)
-        return self.spot.path
+        await asyncio.to_thread(create_git_dir, self.repository, self.slot, tree, self.source.commit, commit)
+        return self.slot.path
 
     def files(self) -> dict[str, str]:
-        """Everything in the tree but its `.git`, links as what they say."""
+        """Return all files of the tree except `.git`; links by their targets."""
         found: dict[str, str] = {}
-        for path in sorted(self.spot.path.rglob("*")):
-            name = path.relative_to(self.spot.path).as_posix()
+        for path in sorted(self.slot.path.rglob("*")):
+            name = path.relative_to(self.slot.path).as_posix()
             if path.is_symlink():
                 found[name] = f"-> {os.readlink(path)}"
             elif path.is_file() and name != ".git":
@@ -72,12 +72,12 @@ CLEAN = {".deltaci.yml", ".gitignore", "README", "a", "src/b", "src/c/d"}
 
 @on_loop
 async def test_a_fresh_tree_is_a_work_tree_of_its_branch(tmp_path: Path, upstream: Upstream) -> None:
-    """Whoever works in it finds a branch, its upstream's, an author, and nothing to commit."""
-    ground = Ground(tmp_path, upstream)
-    await ground.base()
-    tree = await ground.at(upstream.first)
+    """A job finds a branch, its upstream, an author, and nothing to commit."""
+    fixture = TreeFixture(tmp_path, upstream)
+    await fixture.base()
+    tree = await fixture.at(upstream.first)
 
-    assert set(ground.files()) == CLEAN
+    assert set(fixture.files()) == CLEAN
     assert git(tree, "status", "--porcelain", "--branch") == "## ws/x"
     assert git(tree, "rev-parse", "HEAD", "origin/main").split() == [upstream.first, upstream.first]
     assert git(tree, "config", "user.email") == "ada@example.org"
@@ -85,24 +85,24 @@ async def test_a_fresh_tree_is_a_work_tree_of_its_branch(tmp_path: Path, upstrea
     (tree / "a").write_text("2\n")
     git(tree, "commit", "-qam", "two")
     assert git(tree, "log", "--format=%s", "-1") == "two"
-    objects = [each for each in (ground.spot.git_dir / "objects").rglob("*") if each.is_file()]
+    objects = [each for each in (fixture.slot.git_dir / "objects").rglob("*") if each.is_file()]
     assert len(objects) == 4, objects  # Three of its own, and where the others are.
 
 
 @on_loop
-async def test_build_outputs_and_what_is_as_it_should_be_are_not_touched(tmp_path: Path, upstream: Upstream) -> None:
-    """A file that the job before changed to what it is to be keeps its time, and so does every other."""
-    ground = Ground(tmp_path, upstream)
-    await ground.base()
-    tree = await ground.at(upstream.first)
+async def test_build_outputs_and_equal_files_are_not_rewritten(tmp_path: Path, upstream: Upstream) -> None:
+    """A file that the previous job already changed to the new content keeps its time, too."""
+    fixture = TreeFixture(tmp_path, upstream)
+    await fixture.base()
+    tree = await fixture.at(upstream.first)
     (tree / "a").write_text("2\n")
     (tree / "build").mkdir()
     (tree / "build" / "out").write_text("warm")
     times = {name: (tree / name).stat().st_mtime_ns for name in (*CLEAN, "build/out")}
     head = upstream.commit({"a": "2\n"})
-    await ground.repository.import_bundle(bundle(upstream, head, upstream.first), head)
+    await fixture.repository.import_bundle(bundle(upstream, head, upstream.first), head)
 
-    await ground.at(head)
+    await fixture.at(head)
 
     assert {name: (tree / name).stat().st_mtime_ns for name in times} == times
     assert git(tree, "status", "--porcelain") == ""
@@ -183,19 +183,19 @@ def _nothing_left(tree: Path, _: Path) -> None:
 async def test_nothing_that_a_job_left_is_in_the_next_tree(
     tmp_path: Path, upstream: Upstream, left: Callable[[Path, Path], None]
 ) -> None:
-    """Not in what is tracked, nor beside it; and nothing outside is changed."""
+    """Neither in tracked files nor beside them; and nothing outside of the tree is changed."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("mine")
-    ground = Ground(tmp_path, upstream)
-    await ground.base()
-    tree = await ground.at(upstream.first)
-    before = ground.files()
+    fixture = TreeFixture(tmp_path, upstream)
+    await fixture.base()
+    tree = await fixture.at(upstream.first)
+    before = fixture.files()
     left(tree, outside)
 
-    await ground.at(upstream.first)
+    await fixture.at(upstream.first)
 
-    assert ground.files() == before
+    assert fixture.files() == before
     assert git(tree, "status", "--porcelain", "--branch") == "## ws/x"
     assert [each for each in tree.rglob(".git") if each.parent != tree] == []
     assert not os.access(tree / "src" / "b", os.X_OK) or os.stat(tree / "src" / "b").st_mode & 0o111 == 0
@@ -203,51 +203,51 @@ async def test_nothing_that_a_job_left_is_in_the_next_tree(
 
 
 @on_loop
-async def test_a_tree_that_cannot_be_told_is_not_used(tmp_path: Path, upstream: Upstream) -> None:
-    """A folder that became a link to itself elsewhere looks the same to git: then the whole tree is made anew."""
-    ground = Ground(tmp_path, upstream)
-    await ground.base()
-    tree = await ground.at(upstream.first)
+async def test_a_tree_that_cannot_be_verified_is_not_used(tmp_path: Path, upstream: Upstream) -> None:
+    """A folder replaced by a link to its copy looks the same to git; then a new tree is created."""
+    fixture = TreeFixture(tmp_path, upstream)
+    await fixture.base()
+    tree = await fixture.at(upstream.first)
     _link_elsewhere(tree, tmp_path)
 
     with pytest.raises(GitFailed, match="differs from the commit"):
-        await ground.at(upstream.first)
+        await fixture.at(upstream.first)
 
 
 @on_loop
-async def test_places_of_submodules_are_empty(tmp_path: Path, upstream: Upstream) -> None:
-    """Git looks into none of them, so a job could leave anything there."""
+async def test_folders_of_submodules_are_empty(tmp_path: Path, upstream: Upstream) -> None:
+    """Git inspects none of them, so a job could leave anything there."""
     git(upstream.tree, "update-index", "--add", "--cacheinfo", f"160000,{upstream.first},libs/sub")
     git(upstream.tree, "commit", "-qm", "a submodule")
     git(upstream.tree, "push", "-q", "origin", "HEAD:main")
     head = git(upstream.tree, "rev-parse", "HEAD")
-    ground = Ground(tmp_path, upstream)
-    await ground.base(head)
-    tree = await ground.at(head)
+    fixture = TreeFixture(tmp_path, upstream)
+    await fixture.base(head)
+    tree = await fixture.at(head)
     (tree / "libs" / "sub" / "planted").write_text("x")
     git(tree / "libs" / "sub", "init", "-q")
 
-    await ground.at(head)
+    await fixture.at(head)
 
     assert list((tree / "libs" / "sub").iterdir()) == []
     (tree / "libs" / "sub").rmdir()
     (tree / "libs" / "sub").symlink_to(tmp_path)
-    await ground.at(head)
+    await fixture.at(head)
     assert (tree / "libs" / "sub").is_dir()
     assert not (tree / "libs" / "sub").is_symlink()
 
 
 @on_loop
 async def test_nothing_of_a_job_s_repository_is_executed(tmp_path: Path, upstream: Upstream) -> None:
-    """Hooks, filters, file monitors, aliases, what is included: none of it is read when the tree is made anew."""
-    ground = Ground(tmp_path, upstream)
-    await ground.base()
-    tree = await ground.at(upstream.first)
+    """Hooks, filters, file monitors, aliases and included configuration are not read."""
+    fixture = TreeFixture(tmp_path, upstream)
+    await fixture.base()
+    tree = await fixture.at(upstream.first)
     proof = tmp_path / "executed"
     evil = tmp_path / "evil.sh"
     evil.write_text(f'#!/bin/sh\necho "$0 $*" >> {proof}\ncat\n')
     evil.chmod(0o755)
-    made = ground.spot.git_dir
+    made = fixture.slot.git_dir
     (made / "hooks").mkdir()
     for name in ("post-checkout", "post-index-change", "reference-transaction", "pre-commit"):
         shutil.copy(evil, made / "hooks" / name)
@@ -267,9 +267,9 @@ async def test_nothing_of_a_job_s_repository_is_executed(tmp_path: Path, upstrea
     (tree / "a").write_text("2\n")
     (tree / "new").write_text("x")
     head = upstream.commit({"a": "3\n", ".gitattributes": "* filter=evil diff=evil\n"})
-    await ground.repository.import_bundle(bundle(upstream, head, upstream.first), head)
+    await fixture.repository.import_bundle(bundle(upstream, head, upstream.first), head)
 
-    await ground.at(head)
+    await fixture.at(head)
 
     assert not proof.exists(), proof.read_text()
     assert (tree / "a").read_text() == "3\n"
@@ -278,73 +278,73 @@ async def test_nothing_of_a_job_s_repository_is_executed(tmp_path: Path, upstrea
 
 
 @on_loop
-async def test_a_mirror_that_is_thrown_away_takes_nothing_along(tmp_path: Path, upstream: Upstream) -> None:
-    """Its objects have a second name; one on another file system would be copied."""
-    ground = Ground(tmp_path, upstream)
-    await ground.base(depth=0)
-    mirror = mirror_path(ground.mirrors, ground.remote)
+async def test_removing_the_mirror_removes_no_objects(tmp_path: Path, upstream: Upstream) -> None:
+    """Its objects are hard-linked, or copied from another file system."""
+    fixture = TreeFixture(tmp_path, upstream)
+    await fixture.base(depth=0)
+    mirror = mirror_path(fixture.mirrors, fixture.remote)
     packs = [each for each in mirror.rglob("*") if each.is_file() and "objects" in each.parts]
     assert packs
     assert all(each.stat().st_nlink == 2 for each in packs)
     shutil.rmtree(mirror)
 
-    tree = await ground.at(upstream.first)
+    tree = await fixture.at(upstream.first)
 
-    git(ground.repository.path, "fsck", "--strict")
-    assert set(ground.files()) == CLEAN
+    git(fixture.repository.path, "fsck", "--strict")
+    assert set(fixture.files()) == CLEAN
     assert git(tree, "log", "--format=%H") == upstream.first
 
 
 @on_loop
-async def test_what_was_cut_off_is_done_again(
+async def test_an_interrupted_fetch_is_repeated(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit is had when all of it is; a lock of a git that was killed hinders nobody; no second names are copied."""
-    ground = Ground(tmp_path, upstream)
-    await ground.repository.create()
-    await ground.base()
-    shutil.rmtree(ground.repository.path / "refs" / "deltaci")
-    for each in (ground.repository.path / "objects").rglob("*"):
+    """A commit counts only when complete; stale locks are removed, and temporary files are not linked."""
+    fixture = TreeFixture(tmp_path, upstream)
+    await fixture.repository.create()
+    await fixture.base()
+    shutil.rmtree(fixture.repository.path / "refs" / "deltaci")
+    for each in (fixture.repository.path / "objects").rglob("*"):
         if each.is_file():
             each.unlink()
-    assert not ground.repository.has_commit(upstream.first)
-    (ground.repository.path / "trees" / "tree.index.lock").write_text("")
-    (ground.repository.path / "shallow.lock").write_text("")
+    assert not fixture.repository.has_commit(upstream.first)
+    (fixture.repository.path / "trees" / "tree.index.lock").write_text("")
+    (fixture.repository.path / "shallow.lock").write_text("")
 
     def refused(*_: object, **__: object) -> None:
         raise OSError("no second names here")
 
     monkeypatch.setattr(os, "link", refused)
-    await ground.base()
+    await fixture.base()
 
-    await ground.at(upstream.first)
-    assert set(ground.files()) == CLEAN
-    assert not (ground.repository.path / "shallow.lock").exists()
+    await fixture.at(upstream.first)
+    assert set(fixture.files()) == CLEAN
+    assert not (fixture.repository.path / "shallow.lock").exists()
 
 
 @on_loop
-async def test_another_commit_only_touches_what_differs(tmp_path: Path, upstream: Upstream) -> None:
-    """Of many files, those that are the same keep their times: tests of merges go from commit to commit."""
+async def test_another_commit_rewrites_only_different_files(tmp_path: Path, upstream: Upstream) -> None:
+    """Equal files keep their times: merge tests go from commit to commit."""
     many = {f"lib/{number % 20}/{number}": f"{number}\n" for number in range(500)}
     one = upstream.push({**many, "x": "1\n"})
     two = upstream.push({"x": "2\n", "lib/3/3": "other\n", "lib/4/4": None})
-    ground = Ground(tmp_path, upstream, "test-1")
-    await ground.base(one, depth=0)
-    await ground.base(two, depth=0)
-    tree = await ground.at(one)
+    fixture = TreeFixture(tmp_path, upstream, "test-1")
+    await fixture.base(one, depth=0)
+    await fixture.base(two, depth=0)
+    tree = await fixture.at(one)
     times = {name: (tree / name).stat().st_ctime_ns for name in many}
 
-    await ground.at(two)
+    await fixture.at(two)
 
     now = {name: (tree / name).stat().st_ctime_ns for name in many if (tree / name).exists()}
     assert {name for name in many if now.get(name) != times[name]} == {"lib/3/3", "lib/4/4"}
-    await ground.at(one)
+    await fixture.at(one)
     assert (tree / "lib/4/4").read_text() == "4\n"
     assert git(tree, "status", "--porcelain") == ""
 
 
 @pytest.mark.parametrize("author", ["", "Ada", "<a@b>", "Ada <>", "\n<\n>"])
-def test_whoever_is_nobody_is_us(author: str) -> None:
+def test_an_incomplete_author_becomes_the_default_identity(author: str) -> None:
     """A commit needs a name and an address."""
     assert parse_author(author) == ("Delta CI", "deltaci@localhost")
     assert parse_author("Ada L. <ada@example.org>") == ("Ada L.", "ada@example.org")
@@ -352,8 +352,8 @@ def test_whoever_is_nobody_is_us(author: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["..", ".", "", "a/b", ".hidden", "_x", "a b", "x.git", "é", "a" * 101, "-x", "a\n"])
-def test_no_name_of_a_stream_leads_elsewhere(text: str) -> None:
-    """One that could is replaced by another, each by its own."""
+def test_stream_names_never_lead_outside(text: str) -> None:
+    """An unsafe name is replaced by a unique safe one."""
     found = folder_name(text)
 
     assert found.startswith("_")

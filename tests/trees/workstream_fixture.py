@@ -1,4 +1,4 @@
-"""A server with a repository and a workstream in it, as whoever keeps workstreams would make one."""
+"""A server with a repository and a workstream, created as the workstream controller would create it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.repositories.upstream import Upstream
 BRANCH = "ws/login-3f9a2c"
 
 
-def tree(stream: str, upstream: Upstream, **fields: Any) -> dict[str, Any]:
-    """As a task's specification has it."""
+def worktree_spec(stream: str, upstream: Upstream, **fields: Any) -> dict[str, Any]:
+    """Return the worktree in a task's specification."""
     source = {"url": upstream.url, "commit": upstream.first, "ref": "refs/heads/main"}
     return {"stream": stream, "source": source, "branch": BRANCH, **fields}
 
 
-class Stand:
-    """One workstream `ws1`, and its tasks."""
+class WorkstreamFixture:
+    """One workstream and its tasks."""
 
     def __init__(self, site: RepositorySite, upstream: Upstream, id: str = "ws1") -> None:
         self.site = site
@@ -39,11 +39,11 @@ class Stand:
 
     @property
     def blobs(self) -> BlobStore:
-        """Where bundles are."""
+        """Return the store of bundles."""
         return self.site.service.blobs
 
     async def builder(self) -> CommitBuilder:
-        """The server's own."""
+        """Return the server's commit builder."""
         repositories = self.site.service.control_plane.repositories
         project = await repositories.projects.find(TENANT, PROJECT)
         assert project is not None
@@ -58,14 +58,22 @@ class Stand:
         own: bool = False,
         **fields: Any,
     ) -> JobSpec:
-        """One of its tasks."""
-        told = {"message": f"{name}: what it left", "author": "Ada <ada@example.org>", **fields.pop("tree", {})}
-        work = {"steps": list(steps), "tree": tree(self.id, self.upstream, own=name if own else "", **told), **fields}
+        """Return the specification of a task."""
+        commit_fields = {
+            "message": f"{name}: what it left",
+            "author": "Ada <ada@example.org>",
+            **fields.pop("tree", {}),
+        }
+        work = {
+            "steps": list(steps),
+            "tree": worktree_spec(self.id, self.upstream, own=name if own else "", **commit_fields),
+            **fields,
+        }
         group = "" if own else f"workstream:{self.id}"
         return JobSpec(name=name, needs=needs, after=after, work=work, group=group)
 
     async def start(self, *jobs: JobSpec, project: str = PROJECT, is_known: bool = True) -> None:
-        """The run and its document."""
+        """Create the run and the workstream's document."""
         do = self.site.service.engine.do
         origin = Origin(project=project, workstream="login", branch="main")
         await do(NewRecord(id=self.id, record=Run(id=self.id, run_id=self.id, tenant=TENANT, origin=origin)))
@@ -85,7 +93,7 @@ class Stand:
         await do(Plan(id=self.id, jobs=jobs, plan_hash="hash"))
 
     async def join(self, task: str, attempt_id: str = "") -> Workstream:
-        """Take what a task sent, and move the branch."""
+        """Integrate the commits of a task, and move the branch."""
         attempt_id = attempt_id or f"{self.id}/{task}.1"
         attempt = await self.site.store.find(attempt_id)
         stream = await self.streams.find(TENANT, self.id)
@@ -101,10 +109,10 @@ class Stand:
     async def edit(self, change: Callable[[Workstream], dict[str, Any]]) -> Workstream:
         """Change the document."""
 
-        def changed(found: Workstream | None) -> Workstream:
-            assert found is not None
-            fields = {name: getattr(found, name) for name in Workstream.__struct_fields__}
-            return Workstream(**{**fields, **change(found)})
+        def changed(document: Workstream | None) -> Workstream:
+            assert document is not None
+            fields = {name: getattr(document, name) for name in Workstream.__struct_fields__}
+            return Workstream(**{**fields, **change(document)})
 
         after = await self.streams.kept.update(TENANT, self.id, changed)
         assert after is not None
