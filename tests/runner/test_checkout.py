@@ -120,7 +120,7 @@ def test_an_abbreviated_commit_is_refused(commit: str) -> None:
 
 def test_a_missing_commit_is_named(repository: Repository, tmp_path: Path) -> None:
     for ref in ("", MAIN):
-        with pytest.raises(GitFailed, match=r"not our ref|does not have the commit"):
+        with pytest.raises(GitFailed, match=r"not our ref|does not contain the commit"):
             checked_out(repository, tmp_path, commit="0" * 39 + "1", ref="", depth=1 if ref else 0)
 
 

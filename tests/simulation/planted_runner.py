@@ -43,14 +43,14 @@ def unconfirmed_lease_is_kept() -> Iterator[None]:
 @fault
 def lease_has_no_safety_margin() -> Iterator[None]:
     """A job is stopped only after its lease has surely ended."""
-    real = keeper_module._KeptLease.__init__
+    real = keeper_module._LeaseState.__init__
 
     def init(self: Any, order: Any, now: float) -> None:
         real(self, order, now)
         self.margin = -30.0
         self.confirmed_until = order.confirmed_at + order.ttl_seconds + 30.0
 
-    with patched((keeper_module._KeptLease, "__init__", init)):
+    with patched((keeper_module._LeaseState, "__init__", init)):
         yield
 
 

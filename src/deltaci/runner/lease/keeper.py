@@ -105,7 +105,7 @@ def stop_margin_seconds(ttl_seconds: float) -> float:
     return min(10.0, ttl_seconds / 4)
 
 
-class _KeptLease:
+class _LeaseState:
     def __init__(self, command: Hold, now: float) -> None:
         self.command = command
         self.margin = stop_margin_seconds(command.ttl_seconds)
@@ -131,13 +131,13 @@ class LeaseKeeper:
         self._emit = emit
         self._clock = clock
         self._token = ""
-        self._leases: dict[str, _KeptLease] = {}
+        self._leases: dict[str, _LeaseState] = {}
         self._start_sender = start_sender
         self._kill_job = kill
         self._send_unsent_logs = send
         self._now = now
         self._sender = start_sender(connect())
-        self._awaiting_answer: list[_KeptLease] = []  # The leases in the batch that is being sent.
+        self._awaiting_answer: list[_LeaseState] = []  # The leases in the batch that is being sent.
         self._sent_at = self._answer_deadline = 0.0
         self._timeout_seconds = MIN_CALL_SECONDS
 
@@ -152,7 +152,7 @@ class LeaseKeeper:
         elif isinstance(command, Release):
             self._leases.pop(command.lease_id, None)
         else:
-            lease = self._leases.setdefault(command.lease_id, _KeptLease(command, self._clock()))
+            lease = self._leases.setdefault(command.lease_id, _LeaseState(command, self._clock()))
             if lease.command.progress is None and command.progress is not None:
                 # Report the start of the steps early, unless the job ends at once.
                 lease.heartbeat_at = min(lease.heartbeat_at, self._clock() + FIRST_PROGRESS_SECONDS)
@@ -199,13 +199,13 @@ class LeaseKeeper:
             if now >= lease.confirmed_until:
                 self._drop(lease, "NOT_PROVED")
 
-    def _drop(self, lease: _KeptLease, reason: str) -> None:
+    def _drop(self, lease: _LeaseState, reason: str) -> None:
         self._leases.pop(lease.command.lease_id, None)
         # Report first, then kill: otherwise the runner could report the killed job as a result.
         self._emit(Lost(lease_id=lease.command.lease_id, reason=reason))
         self._kill_job(lease.command.handle, KILL_SECONDS)
 
-    def _send_heartbeats(self, due: list[_KeptLease]) -> None:
+    def _send_heartbeats(self, due: list[_LeaseState]) -> None:
         self._awaiting_answer, self._sent_at = due, self._clock()
         # Long intervals allow long timeouts: a slow server must not get more requests because it is slow.
         timeout_seconds = max(self._timeout_seconds, min(lease.command.interval_seconds for lease in due) / 2)
@@ -247,7 +247,7 @@ class LeaseKeeper:
             if self._leases.get(lease.command.lease_id) is lease:  # It may have been released or lost meanwhile.
                 self._on_answer(lease, answer)
 
-    def _on_answer(self, lease: _KeptLease, answer: ServerMessage | Problem) -> None:
+    def _on_answer(self, lease: _LeaseState, answer: ServerMessage | Problem) -> None:
         if not isinstance(answer, HeartbeatAck) or not answer.extend_lease:
             reason = getattr(answer, "reason", None) or getattr(answer, "code", "STALE")
             self._drop(lease, str(reason))

@@ -1,7 +1,7 @@
 """The job directories of a runner, each with a workspace and a cell. One is prepared in advance.
 
-Starting a cell takes most of a small job's time, so after each job a spare one with the same `CellSpec` is prepared. A
-job with another spec gets a new one, and the spare is discarded.
+Starting a cell takes most of a small job's time, so `acquire` also starts to prepare a spare one with the same
+`CellSpec`. If the next job has another spec, it gets a new one, and the spare is discarded.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CellPool:
         return JobDir(self._folder)
 
     def acquire(self, spec: JobSpec) -> JobDir:
-        """Return a job directory for this job. Raises `Refused` if no executor here can run it."""
+        """Return a job directory for this job, and prepare a spare one. Raises `Refused` if no executor can run it."""
         # Service containers are reached over the machine's network.
         cell_spec = CellSpec(spec.executor, spec.image, spec.network or bool(spec.services), spec.limits)
         if spec.tree is not None:

@@ -2,5 +2,5 @@
 
 A job may change its workspace at any moment, also by placing symbolic links. `folders.py` and `safe_fs.py` therefore
 open each folder on a path without following links; all other modules write and read workspaces through them. May import
-`core`, `git`, `protocol` and other parts of `runner`. Start with `layout.py`.
+`core`, `git`, `protocol`, `engine.validation` and other parts of `runner`. Start with `layout.py`.
 """

@@ -116,7 +116,9 @@ class Mirror:
             ref_digest = hashlib.sha256(ref.encode()).hexdigest()
             await self._fetch(*options, "--no-tags", "origin", f"+{ref}:{REF_PREFIX}at/{ref_digest}")
             if not await self._has(commit):
-                raise GitFailed(f"{ref} does not have the commit {commit}, and by its name: {error}") from None
+                raise GitFailed(
+                    f"{ref} does not contain the commit {commit}, and fetching it by its id failed: {error}"
+                ) from None
 
     async def _fetch(self, *words: str) -> None:
         await self._retry("fetch", "--quiet", "--force", "--no-write-fetch-head", "--update-head-ok", *words)

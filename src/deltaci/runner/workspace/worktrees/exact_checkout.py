@@ -121,9 +121,8 @@ def _remove_untracked(tree: Path, tracked: Collection[str], name: str) -> None:
                     suppress(NotADirectoryError, FileNotFoundError),
                     open_parent(top, inner) as (folder_fd, entry_name),
                 ):
-                    remove_entry(
-                        folder_fd, entry_name
-                    )  # A link in the path is no problem: git replaces it by a folder.
+                    # Suppressed: a link in the path, which git replaces by a folder.
+                    remove_entry(folder_fd, entry_name)
 
 
 def _empty_submodules(tree: Path, paths: Iterable[str]) -> None:
