@@ -31,7 +31,7 @@ from deltaci.core.worker import Worker
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Engine
 from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.server.rest.http.cursors import cursor
+from deltaci.server.rest.http.cursors import encode_position
 from deltaci.storage import port
 from tests.servers import PostgresServer, ServerFailed
 
@@ -273,7 +273,7 @@ def pages(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
                 middle = event_loop.run(_past(place, count))
                 server = stack.enter_context(served(yard, place))
                 token = server.token()
-                for query in (*QUERIES.values(), f"?cursor={cursor(middle)}"):
+                for query in (*QUERIES.values(), f"?cursor={encode_position(middle)}"):
                     wanted.append(Wanted(server.port, request("GET", f"/runs{query}", token)))
             crowd.tell(Compare(wanted, PAGES))
             medians = crowd.heard(LONG)

@@ -224,7 +224,7 @@ async def _merged(service: Server, landing: Timed, size: int, entries: Sequence[
 
 async def _hear(service: Server, queue: MergeQueue, after: int) -> None:
     async for event in feed.follow(service.store, after):
-        queue.hear([event])
+        queue.on_events([event])
 
 
 async def _nothing(_entry: Entry) -> None:

@@ -28,7 +28,7 @@ from deltaci.core.attempt import MACHINE as ATTEMPTS
 from deltaci.core.attempt import Attempt, Publish
 from deltaci.core.events import Event, with_seq
 from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.server.rest.event_streams import PIECE_BYTES, Frame
+from deltaci.server.rest.event_streams import CHUNK_BYTES, Frame
 
 STREAMS = 1000
 SINGLES = 200
@@ -146,7 +146,7 @@ def _parts(count: int) -> list[str]:
     parts, part = [], b""
     for seq, event in enumerate(events, 10_000):
         part += Frame(with_seq(event, seq)).text
-        if len(part) >= PIECE_BYTES:
+        if len(part) >= CHUNK_BYTES:
             parts.append(part.decode())
             part = b""
     return [*parts, part.decode()] if part else parts

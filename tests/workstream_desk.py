@@ -40,7 +40,9 @@ class StandIn:
         self.records = Workstreams(service.store)
         self.waiting: list[QueueView] = []
         self._service = service
-        service.control_plane.api._parts = msgspec.structs.replace(service.control_plane.api._parts, workstreams=self)
+        service.control_plane.api._app_state = msgspec.structs.replace(
+            service.control_plane.api._app_state, workstreams=self
+        )
 
     async def create(
         self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str, asked: str = ""

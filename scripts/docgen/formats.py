@@ -45,10 +45,10 @@ PARAMETERS: Final = {
     ("deltaci.protocol.decoding", "kind"),
     ("deltaci.runner.client", "kind"),
     ("deltaci.runner.steps.report_values", "_level(part)"),
-    ("deltaci.server.rest.http.app", "given"),
-    ("deltaci.server.rest.http.app", "kind"),
+    ("deltaci.server.rest.http.app", "fields"),
+    ("deltaci.server.rest.http.app", "schema"),
     ("deltaci.server.rest.http.app", "route.body"),
-    ("deltaci.server.rest.http.query_parameters", "kind"),
+    ("deltaci.server.rest.http.query_parameters", "query_type"),
     ("deltaci.storage.codec", "kind"),
 }
 

@@ -54,9 +54,9 @@ from deltaci.server.connection import connection_class
 from deltaci.server.disk import Disk
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.follower import Follower
-from deltaci.server.rest.event_streams import Streams as EventStreams
+from deltaci.server.rest.event_streams import EventStreams
 from deltaci.server.rest.http.app import ApiApp
-from deltaci.server.rest.http.request import Parts
+from deltaci.server.rest.http.request import AppState
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.lease_ids import LeaseIds
@@ -175,7 +175,7 @@ class Server:
         self._uploads = Uploads(self.protocol, self.blobs, self.secrets, folder / "incoming", storage=self.tenants)
         self._runner_app = self._create_runner_app(issuer)
         self._follower = Follower(store)
-        for on_events in (self.control.hear, self.fleet.on_events, self.reporter.hear, self.flaky.hear):
+        for on_events in (self.control.on_events, self.fleet.on_events, self.reporter.on_events, self.flaky.on_events):
             self._follower.tell(on_events)
         if plane is not None:
             plane.subscribe(self._follower)
@@ -303,8 +303,8 @@ class ControlPlane:
         )
         return Streams(context, self.repositories.owner, landing)
 
-    def _create_parts(self, server: Server) -> Parts:
-        return Parts(
+    def _create_parts(self, server: Server) -> AppState:
+        return AppState(
             store=server.store,
             engine=server.engine,
             logs=server.logs,
@@ -315,16 +315,16 @@ class ControlPlane:
             tenants=server.tenants,
             streams=self.streams,
             secrets=server.secrets,
-            rules=server.failure_rules,
+            failure_rules=server.failure_rules,
             flaky=server.flaky,
-            reports=TestReports(),
+            test_reports=TestReports(),
             repositories=self.repositories,
             fleet=server.fleet,
-            lives=server.lives,
+            incarnations=server.lives,
             workstreams=self.workstreams,
         )
 
-    def _create_web(self, server: Server, parts: Parts, public_url: str, sign_in: OidcSignIn | None) -> WebApp:
+    def _create_web(self, server: Server, parts: AppState, public_url: str, sign_in: OidcSignIn | None) -> WebApp:
         revoked = Endings(server.store, server.signer.now, time.monotonic)
         grants = sign_in.grants if sign_in is not None else None
         sessions = Sessions(server.key, parts.keys, server.signer.now, revoked, grants)
@@ -334,7 +334,7 @@ class ControlPlane:
         """Subscribe all parts to the events of the log."""
         for listener in (self._dispatcher, self.streams, self.repositories, self.transitions, self.workstreams):
             if listener is not None:
-                follower.tell(listener.hear)
+                follower.tell(listener.on_events)
 
     def start(self) -> None:
         """Start after the engine and the follower."""

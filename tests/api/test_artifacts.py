@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from deltaci.server.rest import files
-from deltaci.server.rest.http.streaming import disposition
+from deltaci.server.rest.http.streaming import content_disposition
 from deltaci.storage.blobs import keys
 from tests.api.following import asked
 from tests.api.site import ApiSite, task
@@ -124,7 +124,7 @@ async def test_a_file_is_read_whole_and_in_parts(site: Opened, monkeypatch: pyte
         whole = await ada.get(path)
         assert (whole.status, whole.body) == (200, DATA)
         assert whole.headers["delta-sha256"] == sha256(DATA).hexdigest()
-        assert whole.headers["content-disposition"] == disposition(name)
+        assert whole.headers["content-disposition"] == content_disposition(name)
         assert whole.headers["content-type"] == "application/octet-stream"
         assert whole.headers["content-security-policy"] == "sandbox"
         assert whole.headers["x-content-type-options"] == "nosniff"
@@ -171,5 +171,5 @@ async def test_a_file_for_somebody_who_hung_up_is_not_read_to_its_end(
 
 def test_a_name_is_safe_to_save_under() -> None:
     """Whatever a job calls its files: no quote, no line break and no folder gets through."""
-    assert disposition("a.txt") == "attachment; filename=\"a.txt\"; filename*=UTF-8''a.txt"
-    assert disposition('a"\\é\n') == "attachment; filename=\"a____\"; filename*=UTF-8''a%22%5C%C3%A9%0A"
+    assert content_disposition("a.txt") == "attachment; filename=\"a.txt\"; filename*=UTF-8''a.txt"
+    assert content_disposition('a"\\é\n') == "attachment; filename=\"a____\"; filename*=UTF-8''a%22%5C%C3%A9%0A"

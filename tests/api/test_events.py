@@ -14,7 +14,7 @@ from deltaci.client import AsyncClient
 from deltaci.core.events import Event, to_json_line
 from deltaci.server.auth import revalidate
 from deltaci.server.rest import event_streams, live
-from deltaci.server.rest.live import wants_stream
+from deltaci.server.rest.live import prefers_stream
 from tests.api.following import Answer, Told, stream
 from tests.api.site import TIME, ApiSite, Caller, Player, opened, task
 from tests.contract.places import Place, on_both_stores, on_loop, within
@@ -317,7 +317,7 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(place: Place, tmp_pa
 async def test_there_are_only_so_many_streams(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one tenant cannot have all of them."""
     monkeypatch.setattr(event_streams, "MAX_STREAMS", 3)
-    monkeypatch.setattr(event_streams, "MAX_OF_TENANT", 2)
+    monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_TENANT", 2)
     async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
         ada, eve = await here.key(), await here.key("eve", tenant="other")
         for _ in range(2):
@@ -351,7 +351,7 @@ async def test_there_are_only_so_many_streams(place: Place, tmp_path: Path, monk
 )
 def test_the_accept_header_decides(accept: str, is_stream: bool) -> None:
     """A stream is given only to whoever asks for one by its name."""
-    assert wants_stream(accept) is is_stream
+    assert prefers_stream(accept) is is_stream
 
 
 @on_loop

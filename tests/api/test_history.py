@@ -76,7 +76,7 @@ async def test_only_what_is_asked_for_is_told_and_never_too_much_is_read(
         assert {each["kind"] for each in steps["transitions"]} == {"step"}
         assert (await asked(ada, run, "transitions", view="steps", kind="lease"))["transitions"] == []
         assert (await ada.get(f"/runs/{run}/transitions?view=french")).code == "bad_message"
-        monkeypatch.setattr(history, "MAX_LOOKED_AT", 2)
+        monkeypatch.setattr(history, "MAX_EVENTS_READ", 2)
         refused = await ada.get(f"/runs/{run}/transitions?view=steps")
         assert refused.code == "too_large"
         assert "deltaci events export" in refused.body["message"]
@@ -95,8 +95,8 @@ async def test_the_newest_events_of_a_long_run_are_found_without_reading_all_of_
         await ada.post(f"/runs/{run}/cancel")
         await here.until(ada, run, "REPORTED")
         whole = (await asked(ada, run, "transitions", limit=1000))["transitions"]
-        monkeypatch.setattr(history, "AT_A_TIME", 10)
-        monkeypatch.setattr(history, "MAX_LOOKED_AT", 20)
+        monkeypatch.setattr(history, "PAGE_SIZE", 10)
+        monkeypatch.setattr(history, "MAX_EVENTS_READ", 20)
 
         found = await all_pages(ada, run, order="newest")
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.runner.log.sections import SectionWriter, new_nonce
-from deltaci.server.rest.http.ranges import BadRange, chosen, first_byte
+from deltaci.server.rest.http.ranges import BadRange, requested_range, requested_start
 from deltaci.storage.blobs.logs import LogStore
 from tests.api.following import asked
 from tests.api.site import ApiSite, gate, opened, task
@@ -44,15 +44,15 @@ def test_a_range_is_a_slice(size: int, first: int, last: int | None) -> None:
     data = bytes(range(size))
     header = f"bytes={first}-{'' if last is None else last}"
     if last is not None and last < first:
-        assert not chosen(header, size).is_part  # No range at all: so all of it.
+        assert not requested_range(header, size).is_part  # No range at all: so all of it.
         return
     wanted = data[first : None if last is None else last + 1]
     if not wanted:
         with pytest.raises(BadRange) as caught:
-            chosen(header, size)
+            requested_range(header, size)
         assert caught.value.size == size
         return
-    span = chosen(header, size)
+    span = requested_range(header, size)
     assert data[span.start : span.stop] == wanted
     assert span.status == 206
     assert span.headers["Content-Range"] == f"bytes {first}-{first + len(wanted) - 1}/{size}"
@@ -65,9 +65,9 @@ def test_a_suffix_is_the_end(size: int, length: int) -> None:
     data = bytes(range(size))
     if not length:
         with pytest.raises(BadRange):
-            chosen("bytes=-0", size)
+            requested_range("bytes=-0", size)
         return
-    span = chosen(f"bytes=-{length}", size)
+    span = requested_range(f"bytes=-{length}", size)
     assert data[span.start : span.stop] == data[-length:]
     assert span.status == (206 if size else 200)
 
@@ -76,7 +76,7 @@ def test_a_suffix_is_the_end(size: int, length: int) -> None:
 def test_whatever_is_asked_the_answer_is_some_bytes_or_a_refusal(size: int, header: str) -> None:
     """Nothing that somebody sends is an error of ours."""
     try:
-        span = chosen(header, size)
+        span = requested_range(header, size)
     except BadRange:
         return
     assert 0 <= span.start <= span.stop <= size
@@ -86,23 +86,29 @@ def test_whatever_is_asked_the_answer_is_some_bytes_or_a_refusal(size: int, head
 @pytest.mark.parametrize("header", ["", "bytes", "bytes=", "bytes=-", "lines=0-1", "bytes=0-1,3-4", "bytes=a-b", "0-1"])
 def test_what_is_no_single_range_is_answered_with_everything(header: str) -> None:
     """As RFC 9110 allows."""
-    assert chosen(header, 10) == chosen("", 10)
+    assert requested_range(header, 10) == requested_range("", 10)
 
 
 def test_numbers_of_any_length_are_read() -> None:
     """Python itself would refuse to read the longest ones."""
-    assert chosen("bytes=0-" + "9" * 5000, 10).stop == 10
-    assert chosen("bytes=-" + "9" * 5000, 10).start == 0
-    assert chosen("bytes=" + "0" * 5000 + "3-", 10).start == 3
+    assert requested_range("bytes=0-" + "9" * 5000, 10).stop == 10
+    assert requested_range("bytes=-" + "9" * 5000, 10).start == 0
+    assert requested_range("bytes=" + "0" * 5000 + "3-", 10).start == 3
     with pytest.raises(BadRange):
-        chosen("bytes=" + "9" * 5000 + "-", 10)
+        requested_range("bytes=" + "9" * 5000 + "-", 10)
 
 
 def test_who_waits_for_more_may_begin_at_the_end() -> None:
     """There is no such byte yet, but there will be."""
-    assert [first_byte(header, 5) for header in ("", "bytes=0-", "bytes=3-", "bytes=5-", "bytes=-2")] == [0, 0, 3, 5, 3]
+    assert [requested_start(header, 5) for header in ("", "bytes=0-", "bytes=3-", "bytes=5-", "bytes=-2")] == [
+        0,
+        0,
+        3,
+        5,
+        3,
+    ]
     with pytest.raises(BadRange):
-        first_byte("bytes=6-", 5)
+        requested_start("bytes=6-", 5)
 
 
 # -- refusals

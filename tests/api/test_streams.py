@@ -14,7 +14,7 @@ import pytest
 from deltaci.app import HttpListener, Server
 from deltaci.core.events import Event, with_seq
 from deltaci.server.rest import event_streams
-from deltaci.server.rest.event_streams import Frame, Streams, Subscription
+from deltaci.server.rest.event_streams import EventStreams, Frame, Subscription
 from deltaci.storage.sqlite import SqliteStore
 from tests.api.following import stream
 from tests.api.site import ApiSite
@@ -82,7 +82,7 @@ class Reader:
 
     async def take(self, subscription: Subscription) -> bool:
         """Once; whether there was something."""
-        frames = await subscription.take()
+        frames = await subscription.next_frames()
         self.got += [frame.seq for frame in frames]
         return bool(frames)
 
@@ -92,11 +92,11 @@ class Reader:
 async def test_whatever_happens_in_between_each_reader_gets_its_own(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers come and wait, the log grows, the hub hears late, misses pages and forgets: in any order."""
     chance = random.Random(seed)
-    monkeypatch.setattr(event_streams, "PAGE", chance.choice((1, 3, 500)))
-    monkeypatch.setattr(event_streams, "MAX_REMEMBERED_BYTES", chance.choice((0, 2000, 10_000, 10**7)))
+    monkeypatch.setattr(event_streams, "PAGE_SIZE", chance.choice((1, 3, 500)))
+    monkeypatch.setattr(event_streams, "MAX_BUFFERED_BYTES", chance.choice((0, 2000, 10_000, 10**7)))
     log = Log()
     log.grow(chance.randrange(30), chance)
-    hub = Streams(log)  # type: ignore[arg-type]
+    hub = EventStreams(log)  # type: ignore[arg-type]
     heard = len(log.events_)
     readers: list[tuple[Reader, Subscription]] = []
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ async def test_whatever_happens_in_between_each_reader_gets_its_own(seed: int, m
             if step < 0.15:
                 tenant, run_id, after = chance.choice(TENANTS), chance.choice(("", "r1", "r2")), chance.randrange(40)
                 reader = Reader(tenant, run_id, after)
-                of: AbstractContextManager[Subscription] = hub.subscribed(tenant, after, run_id)
+                of: AbstractContextManager[Subscription] = hub.subscribe(tenant, after, run_id)
                 readers.append((reader, stack.enter_context(of)))
             elif step < 0.4:
                 log.grow(chance.randrange(1, 8), chance)
@@ -113,14 +113,14 @@ async def test_whatever_happens_in_between_each_reader_gets_its_own(seed: int, m
                 heard += 0 if step > 0.41 else 1  # Seldom an event is lost on the way.
                 until = chance.randrange(heard, len(log.events_)) + 1 if heard < len(log.events_) else heard
                 if until > heard:
-                    hub.hear(log.events_[heard:until])
+                    hub.on_events(log.events_[heard:until])
                     heard = until
             elif readers:
                 await asyncio.gather(*(reader.take(each) for reader, each in chance.sample(readers, 1)))
         if heard < len(log.events_):
-            hub.hear(log.events_[heard:])
+            hub.on_events(log.events_[heard:])
         log.grow(1, chance)
-        hub.hear(log.events_[-1:])
+        hub.on_events(log.events_[-1:])
         for reader, each in readers:
             while await reader.take(each):
                 pass
@@ -132,13 +132,13 @@ async def test_whatever_happens_in_between_each_reader_gets_its_own(seed: int, m
 @on_loop
 async def test_who_is_up_to_date_does_not_ask_the_store() -> None:
     """A thousand readers that wait must not read the log a thousand times."""
-    log, hub_of = Log(), Streams
+    log, hub_of = Log(), EventStreams
     hub = hub_of(log)  # type: ignore[arg-type]
     chance = random.Random(0)
-    hub.hear(log.grow(5, chance))
-    with hub.subscribed("a", 5, "r1") as one, hub.subscribed("a", 5) as other:
-        hub.hear(log.grow(50, chance))
-        own, all_of_them = await one.take(), await other.take()
+    hub.on_events(log.grow(5, chance))
+    with hub.subscribe("a", 5, "r1") as one, hub.subscribe("a", 5) as other:
+        hub.on_events(log.grow(50, chance))
+        own, all_of_them = await one.next_frames(), await other.next_frames()
 
     assert log.reads == 0
     shared = {frame.seq: frame for frame in all_of_them}
@@ -149,16 +149,16 @@ async def test_who_is_up_to_date_does_not_ask_the_store() -> None:
 @on_loop
 async def test_no_more_is_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads slowly keeps nothing here: the store has it all."""
-    monkeypatch.setattr(event_streams, "MAX_REMEMBERED_BYTES", 5000)
+    monkeypatch.setattr(event_streams, "MAX_BUFFERED_BYTES", 5000)
     log = Log()
-    hub = Streams(log)  # type: ignore[arg-type]
+    hub = EventStreams(log)  # type: ignore[arg-type]
     chance = random.Random(0)
-    with hub.subscribed("a", 0) as slow:
+    with hub.subscribe("a", 0) as slow:
         for _ in range(100):
-            hub.hear(log.grow(5, chance))
+            hub.on_events(log.grow(5, chance))
         kept = sum(len(frame.text) for channel in hub.channels.values() for frame in channel.after(0))
         frames: list[Frame] = []
-        while found := await slow.take():
+        while found := await slow.next_frames():
             frames += found
 
     assert kept <= 5000
@@ -170,7 +170,7 @@ async def test_a_slow_reader_gets_everything_and_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes nothing while far more is sent than any buffer holds; another one reads all of it meanwhile."""
-    monkeypatch.setattr(event_streams, "MAX_REMEMBERED_BYTES", 100_000)
+    monkeypatch.setattr(event_streams, "MAX_BUFFERED_BYTES", 100_000)
     place = Place("sqlite", lambda _: SqliteStore(str(tmp_path / "slow.db")))
     async with Server(place.store(), tmp_path) as service:
         listener = HttpListener(service, "127.0.0.1", 0)

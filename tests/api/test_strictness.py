@@ -10,7 +10,7 @@ import pytest
 from deltaci.api.schemas.inputs import MAX_BODY_BYTES, RunQuery, WorkerQuery
 from deltaci.core.errors import Refused
 from deltaci.server.rest.http import query_parameters
-from deltaci.server.rest.http.app import MAX_MESSAGE
+from deltaci.server.rest.http.app import MAX_MESSAGE_CHARS
 from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
 
@@ -38,10 +38,10 @@ def test_a_query_that_cannot_be_read_is_refused() -> None:
     """Bytes that are no UTF-8, names given twice, and more fields than anybody needs."""
     for query in (b"branch=%ff", b"branch=\xff", b"limit=1&limit=1", b"&".join([b"label=x"] * 101)):
         with pytest.raises(Refused, match="bad_request"):
-            query_parameters.read(query, RunQuery)
+            query_parameters.parse_query(query, RunQuery)
 
-    assert query_parameters.read(b"label=x&label=y&limit=7", RunQuery) == RunQuery(label=["x", "y"], limit=7)
-    assert query_parameters.read(b"gone=true", WorkerQuery) == WorkerQuery(gone=True)
+    assert query_parameters.parse_query(b"label=x&label=y&limit=7", RunQuery) == RunQuery(label=["x", "y"], limit=7)
+    assert query_parameters.parse_query(b"gone=true", WorkerQuery) == WorkerQuery(gone=True)
 
 
 @on_loop
@@ -112,7 +112,7 @@ async def test_a_refusal_is_short_however_much_was_wrong(site: Opened) -> None:
             reply = await ada.post("/runs", body)
 
             assert reply.status in (400, 422)
-            assert len(reply.body["message"]) <= MAX_MESSAGE + 1
+            assert len(reply.body["message"]) <= MAX_MESSAGE_CHARS + 1
         assert (await ada.post("/runs", {"title": "x" * MAX_BODY_BYTES})).code == "too_large"
 
 

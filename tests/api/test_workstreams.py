@@ -95,8 +95,8 @@ async def test_a_server_without_repositories_takes_none(site: Opened) -> None:
     """And still answers what it knows."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        here.service.control_plane.api._parts = msgspec.structs.replace(
-            here.service.control_plane.api._parts, workstreams=None
+        here.service.control_plane.api._app_state = msgspec.structs.replace(
+            here.service.control_plane.api._app_state, workstreams=None
         )
 
         assert (await ada.post("/workstreams", {"file": FILE})).code == "wrong_state"

@@ -148,7 +148,7 @@ def test_a_run_of_a_branch_is_started_by_hand(ada: Person, place: Place) -> None
     refused(ada, "Branch or tag", "has no branch or tag 'nowhere'").fill("main")
     page.get_by_label("Commit").fill("abc")
     page.get_by_role("button", name="Start the run").click()
-    refused(ada, "Commit", "not the full name of a commit").fill("")
+    refused(ada, "Commit", "not a full commit id").fill("")
     page.get_by_label("Inputs").fill("no name=x")
     page.get_by_role("button", name="Start the run").click()
     refused(ada, "Inputs", "lines like name=value").fill("")

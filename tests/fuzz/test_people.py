@@ -22,8 +22,8 @@ from deltaci.app import Server
 from deltaci.core.errors import Refused
 from deltaci.engine import feed
 from deltaci.server.rest.http import query_parameters, ranges
-from deltaci.server.rest.http.cursors import written
-from deltaci.server.rest.live import wants_stream
+from deltaci.server.rest.http.cursors import encode_cursor
+from deltaci.server.rest.live import prefers_stream
 from tests.contract.places import Place, legal
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
 from tests.fuzz.profile import fuzzed
@@ -304,7 +304,7 @@ def test_a_token_that_was_changed_lets_nobody_in(desk: Desk, data: st.DataObject
 def test_a_query_is_read_or_refused(kind: Any, query: bytes) -> None:
     """And what was read would be read again."""
     try:
-        found = query_parameters.read(query, kind)
+        found = query_parameters.parse_query(query, kind)
     except (Refused, msgspec.ValidationError):
         return
 
@@ -337,8 +337,8 @@ def test_a_search_finds_something_or_nothing(desk: Desk, asked: dict[str, str]) 
 
 CURSORS: Final = st.one_of(
     st.text(max_size=20),
-    st.text(max_size=20).map(written),
-    st.tuples(st.integers(-5, 10**20), TEXTS).map(lambda pair: written(f"{pair[0]} {pair[1]}")),
+    st.text(max_size=20).map(encode_cursor),
+    st.tuples(st.integers(-5, 10**20), TEXTS).map(lambda pair: encode_cursor(f"{pair[0]} {pair[1]}")),
 )
 
 
@@ -366,14 +366,14 @@ def test_a_stream_begins_where_it_is_told_or_not_at_all(desk: Desk, told: bytes,
 @fuzzed(150, accept=st.text(max_size=40) | st.text("textevn-sram/;q=0.19, *", max_size=60))
 def test_what_a_client_accepts_is_understood_or_ignored(accept: str) -> None:
     """A stream only for those who ask for one by its name."""
-    assert not wants_stream(accept) or "text/event-stream" in accept.lower()
+    assert not prefers_stream(accept) or "text/event-stream" in accept.lower()
 
 
 @fuzzed(300, header=st.text(max_size=20) | st.text("bytes= 0123456789-,", max_size=30), size=st.integers(0, 50))
 def test_a_range_is_a_part_of_the_file(header: str, size: int) -> None:
     """Never beyond its end, and never nothing, unless there is nothing."""
     try:
-        found = ranges.chosen(header, size)
+        found = ranges.requested_range(header, size)
     except ranges.BadRange:
         return
 

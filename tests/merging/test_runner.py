@@ -92,7 +92,7 @@ async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) ->
 
         async def follow(after: int) -> None:
             async for event in feed.follow(service.store, after):
-                queue.hear([event])
+                queue.on_events([event])
 
         following = asyncio.create_task(follow(await service.store.last_seq()))
         for each in entries:

@@ -40,7 +40,7 @@ EVERYTHING = 1_000_000
 async def writing(store: Store, folder: Path) -> AsyncIterator[LiveTransitions]:
     """A server's part that writes, until the block ends."""
     follower, live = Follower(store), LiveTransitions(store, folder)
-    follower.tell(live.hear)
+    follower.tell(live.on_events)
     await follower.start()
     live.start()
     try:
@@ -215,7 +215,7 @@ async def test_a_second_server_over_the_same_folder_takes_over_when_the_first_en
         await first.written(await commit(store, events[:50]))
         second = LiveTransitions(store, tmp_path)
         second.start()
-    second.hear(events[50:])
+    second.on_events(events[50:])
     await commit(store, events[50:])
     await second.written(len(events))
     await second.stop()

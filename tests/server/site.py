@@ -80,7 +80,7 @@ class Site:
         registry = Registry(server.engine, self.signer, lives=self.lives)
         self.control = ControlHub(server.store, LEASE_IDS)
         self.follower = Follower(server.store)
-        self.follower.tell(self.control.hear)
+        self.follower.tell(self.control.on_events)
         self.blobs = MemoryBlobStore()
         self.sealed = Secrets(self.blobs, KEY)
         self.protocol = protocol = Protocol(server.store, server.engine, fleet=fleet)

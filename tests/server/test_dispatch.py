@@ -63,7 +63,7 @@ class Bench:
     async def dispatching(self) -> AsyncIterator[Dispatcher]:
         """One server that tells."""
         follower, made = Follower(self.server.store), Dispatcher(self.server.store, NatsAddress(self.url))
-        follower.tell(made.hear)
+        follower.tell(made.on_events)
         await follower.start()
         made.start()
         try:

@@ -84,7 +84,7 @@ class FlakyTests:
 
     # -- what is learned
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
         for event in events:
             if is_telling(event):

@@ -119,7 +119,7 @@ class Planner:
         self._tries: dict[str, int] = {}
         self._in_line: set[str] = set()  # Runs whose group is taken.
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
         # Of each run only how it is by now: one that is started with its plan is none of our business.
         states = {event.entity_id: event.to for event in events if event.entity == RUN}

@@ -47,7 +47,7 @@ class Reporter:
         self._task: asyncio.Task[None] | None = None
         self._forgets_at = 0.0
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
         for event in events:
             if event.entity == RUN and self._concerns(event) and len(self._hints) < MAX_HINTS:
@@ -127,7 +127,7 @@ class Reporter:
         last = await self._store.last_seq()
         seen = max(0, last - BACK)
         while page := await self._store.events(seen, PAGE):
-            self.hear(page)
+            self.on_events(page)
             seen = page[-1].seq
             if seen >= last:
                 return

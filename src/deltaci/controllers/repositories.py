@@ -50,9 +50,9 @@ class Repositories:
         self._hands = Hands("watch", self._look, sweep=self._watch, sweep_seconds=WATCH_SECONDS)
         self._due: dict[str, float] = {}
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
-        self.planner.hear(events)
+        self.planner.on_events(events)
 
     def start(self) -> None:
         """Begin with what was left over."""

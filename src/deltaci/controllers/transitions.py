@@ -50,7 +50,7 @@ class LiveTransitions:
         self._saved_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What the server's follower tells. Takes no time: it is kept, or read again later."""
         if self._heard_count + len(events) > MAX_HEARD:
             self._heard.clear()

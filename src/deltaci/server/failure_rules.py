@@ -14,7 +14,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.core.failures import FailureRule
 from deltaci.pipeline.parse import failure_rules
-from deltaci.server.rest.http.cache import Remembered
+from deltaci.server.rest.http.cache import TtlCache
 from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "failure-rules"  # The kind of document, and its name.
@@ -49,7 +49,7 @@ class FailureRules:
     def __init__(self, store: Store, clock: Callable[[], float], server: Sequence[FailureRule] = ()) -> None:
         self._store = store
         self.server = tuple(server)
-        self._known: Remembered[str, tuple[FailureRule, ...]] = Remembered(REMEMBERED_SECONDS, MAX_TENANTS, clock)
+        self._known: TtlCache[str, tuple[FailureRule, ...]] = TtlCache(REMEMBERED_SECONDS, MAX_TENANTS, clock)
 
     async def of(self, tenant: str) -> tuple[FailureRule, ...]:
         """What is asked before the built-in rules, in this order."""
@@ -85,4 +85,4 @@ class FailureRules:
             )
         except Conflict:
             raise Refused("stale_version", "somebody else set these rules at the same moment") from None
-        self._known.forget(tenant)
+        self._known.discard(tenant)

@@ -20,7 +20,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.listing import runs_with_status
 from deltaci.core.status.steps import PENDING
 from deltaci.engine.requests import Overloaded
-from deltaci.server.rest.http.cache import Remembered
+from deltaci.server.rest.http.cache import TtlCache
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStore
 from deltaci.storage.port import Conflict, CountLiveLeases, Document, Store, Transaction
@@ -118,9 +118,9 @@ class Tenants:
         self._store = store
         self._blobs = blobs
         self._clock = clock
-        self._known: Remembered[str, Quotas] = Remembered(REMEMBERED_SECONDS, MAX_TENANTS, clock)
+        self._known: TtlCache[str, Quotas] = TtlCache(REMEMBERED_SECONDS, MAX_TENANTS, clock)
         self._buckets: dict[str, Bucket] = {}
-        self._stored: Remembered[str, int] = Remembered(MEASURED_SECONDS, MAX_TENANTS, clock)
+        self._stored: TtlCache[str, int] = TtlCache(MEASURED_SECONDS, MAX_TENANTS, clock)
         self.turns = Turns()
 
     async def quotas(self, tenant: str) -> Quotas:
@@ -140,7 +140,7 @@ class Tenants:
             )
         except Conflict:
             raise Refused("stale_version", "somebody else set these quotas at the same moment") from None
-        self._known.forget(tenant)
+        self._known.discard(tenant)
 
     async def admit(self, tenant: str) -> None:
         """One request of the tenant; `TooOften` if it sends too many."""
@@ -178,7 +178,7 @@ class Tenants:
 
     def kept(self, tenant: str, size: int) -> None:
         """So many bytes were added since it was measured."""
-        self._stored.change(tenant, lambda known: known + size)
+        self._stored.update(tenant, lambda known: known + size)
 
     async def running(self, tenant: str) -> int:
         """How many jobs its workers hold."""

@@ -123,7 +123,7 @@ class SimServer:
         protocol = Protocol(store, self.engine, self.ttl_seconds)
         control = ControlHub(store, lease_ids)
         follower = Follower(store)
-        follower.tell(control.hear)
+        follower.tell(control.on_events)
         await follower.start()
         control.start()
         uploads = Uploads(protocol, self._storage.blobs, Secrets(self._storage.blobs, KEY), self._storage.folder)

@@ -34,7 +34,7 @@ from deltaci.client.blocking import Client
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.server.auth.credentials import server_key
-from deltaci.server.rest.secrets import shown
+from deltaci.server.rest.secrets import serialize_secret
 from deltaci.server.secrets import MAX_BYTES, Secrets, SecretScope
 from deltaci.storage.blobs import open_blob_store
 from deltaci.storage.blobs.store import BlobStoreUnavailable
@@ -90,10 +90,10 @@ class _Here:
 
     def set(self, name: str, value: str, scope: SecretScope) -> api.Secret:
         at = int(time.time() * SECOND)
-        return shown(self._secrets.set(self._tenant, name, value, scope, by=person(), at=at))
+        return serialize_secret(self._secrets.set(self._tenant, name, value, scope, by=person(), at=at))
 
     def listed(self) -> list[api.Secret]:
-        return [shown(each) for each in self._secrets.listed(self._tenant)]
+        return [serialize_secret(each) for each in self._secrets.listed(self._tenant)]
 
     def remove(self, name: str, scope: SecretScope) -> None:
         if not self._secrets.remove(self._tenant, name, scope):

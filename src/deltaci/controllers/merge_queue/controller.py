@@ -121,7 +121,7 @@ class MergeQueue:
         self.hands.give(name)
         return line is None or id not in {*(each.entry.id for each in line.places), *(each.id for each in line.ended)}
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log: a test run that ended is looked at."""
         for event in events:
             if event.entity == RUN and event.entity_id.startswith(RUN_PREFIX) and run.is_over_state(event.to):

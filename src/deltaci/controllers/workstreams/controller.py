@@ -128,9 +128,9 @@ class Streams:
 
     # -- going on
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log."""
-        self.merging.hear(events)
+        self.merging.on_events(events)
         for event in events:
             if event.entity == RUN and event.from_ is None and event.metadata.get("has_validation"):
                 self._known.setdefault(event.run_id, event.tenant)

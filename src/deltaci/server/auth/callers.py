@@ -21,7 +21,7 @@ from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.server.auth.credentials import PREFIX, Signer
-from deltaci.server.rest.http.cache import Remembered
+from deltaci.server.rest.http.cache import TtlCache
 from deltaci.storage.port import Conflict, Document, Store
 
 KEY: Final = "key"  # The kind of document.
@@ -91,7 +91,7 @@ class Keys:
     def __init__(self, store: Store, signer: Signer, clock: Callable[[], float]) -> None:
         self._store = store
         self._signer = signer
-        self._known: Remembered[str, KeyRecord] = Remembered(REMEMBERED_SECONDS, MAX_REMEMBERED, clock)
+        self._known: TtlCache[str, KeyRecord] = TtlCache(REMEMBERED_SECONDS, MAX_REMEMBERED, clock)
 
     async def caller(self, token: str) -> Caller:
         """Who shows this token; refused if it is not good."""
@@ -177,7 +177,7 @@ class Keys:
                 await self._put(record, document.version)
             except Conflict:
                 continue  # Somebody else revoked it at the same moment: theirs is what is answered.
-            self._known.forget(id)
+            self._known.discard(id)
             return record
 
     async def _put(self, record: KeyRecord, version: int) -> None:

@@ -26,15 +26,15 @@ class Stay:
             return False
         call = self._call
         try:
-            who = await call.again()
+            who = await call.reauthenticate()
             who.check(call.route.required_scope)
         except Refused:
             return True
         self.look_at = self._clock() + self._seconds()
-        return who.tenant != call.who.tenant
+        return who.tenant != call.caller.tenant
 
     def _seconds(self) -> float:
-        who = self._call.who
+        who = self._call.caller
         if not who.expires_at:
             return LOOK_SECONDS
-        return max(0.0, min(LOOK_SECONDS, (who.expires_at - self._call.parts.keys.now()) / SECOND))
+        return max(0.0, min(LOOK_SECONDS, (who.expires_at - self._call.app.keys.now()) / SECOND))

@@ -1,4 +1,4 @@
-"""Changes: what happened in repositories, and what came of it; and runs that somebody starts from one by hand."""
+"""Changes (pushes, pull requests and other triggers), the runs that they started, and manual runs of a repository."""
 
 from __future__ import annotations
 
@@ -18,40 +18,38 @@ from deltaci.forges.credentials import repository_path
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import is_commit
 from deltaci.pipeline.change import Change
-from deltaci.server.rest.http.cursors import read, written
-from deltaci.server.rest.http.request import Call, Handler, missing
-from deltaci.server.rest.serializers import moment
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
+from deltaci.server.rest.http.request import Call, Handler, not_found
+from deltaci.server.rest.serializers import to_datetime
 from deltaci.storage.port import Unavailable
 
 
 async def list_changes(call: Call) -> wire.ChangePage:
-    """The newest first."""
+    """Return a page of changes, the newest first."""
     query: wire.ChangeQuery = call.query
-    after = read(query.cursor) if query.cursor else ""
-    found = await call.parts.repositories.changes.page(call.who.tenant, after, query.limit)
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    page = await call.app.repositories.changes.page(call.caller.tenant, after, query.limit)
     return wire.ChangePage(
-        changes=[shown(each) for _, each in found if query.project in (None, each.project)],
-        next=written(found[-1][0]) if len(found) == query.limit else None,
+        changes=[serialize_change(record) for _, record in page if query.project in (None, record.project)],
+        next=encode_cursor(page[-1][0]) if len(page) == query.limit else None,
     )
 
 
 async def read_change(call: Call) -> wire.Change:
-    """One of them."""
     id = str(call.params["change"])
-    found = await call.parts.repositories.changes.find(call.who.tenant, id)
-    if found is None:
-        raise missing("change", id)
-    return shown(found)
+    record = await call.app.repositories.changes.find(call.caller.tenant, id)
+    if record is None:
+        raise not_found("change", id)
+    return serialize_change(record)
 
 
-def shown(kept: Kept) -> wire.Change:
-    """A change as people see it."""
-    change = kept.change
+def serialize_change(record: Kept) -> wire.Change:
+    change = record.change
     return wire.Change(
-        id=kept.id,
-        project=kept.project,
-        status=kept.status,
-        reason=kept.reason,
+        id=record.id,
+        project=record.project,
+        status=record.status,
+        reason=record.reason,
         event=change.event,
         action=change.action,
         commit=change.commit,
@@ -62,27 +60,29 @@ def shown(kept: Kept) -> wire.Change:
         title=change.title,
         actor=change.actor,
         cron=change.cron,
-        delivery=kept.delivery,
-        tries=kept.tries,
-        files=[wire.HandledFile(file=each.file, run=each.run_id, reason=each.reason) for each in kept.files],
-        superseded=list(kept.superseded),
-        created_at=moment(kept.created_at),
-        updated_at=moment(kept.updated_at),
+        delivery=record.delivery,
+        tries=record.tries,
+        files=[
+            wire.HandledFile(file=outcome.file, run=outcome.run_id, reason=outcome.reason) for outcome in record.files
+        ],
+        superseded=list(record.superseded),
+        created_at=to_datetime(record.created_at),
+        updated_at=to_datetime(record.updated_at),
     )
 
 
-async def started(call: Call, asked: RunInput, record: Run) -> Run:
-    """The run that somebody starts from a repository by hand, as it is to be born; what it is for is kept before."""
-    project = await call.parts.repositories.projects.named(call.who.tenant, asked.repository)
+async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
+    """Return the record of a manual run of a repository, after storing the change that it belongs to."""
+    project = await call.app.repositories.projects.named(call.caller.tenant, params.repository)
     if project is None:
-        raise missing("project", asked.repository)
-    if asked.plan is not None or asked.version is not None:
+        raise not_found("project", params.repository)
+    if params.plan is not None or params.version is not None:
         raise Refused("bad_request", "'version' belongs to a template; leave it out with a repository")
-    change = await _by_hand(call, project, asked)
-    now = await call.parts.store.now()
-    kept = Kept(
+    change = await _manual_change(call, project, params)
+    now = await call.app.store.now()
+    handled = Kept(
         id=f"c{digest('manual', record.id)}",
-        tenant=call.who.tenant,
+        tenant=call.caller.tenant,
         project=project.name,
         delivery=f"manual {record.id}",
         change=change,
@@ -90,30 +90,30 @@ async def started(call: Call, asked: RunInput, record: Run) -> Run:
         updated_at=now,
         status="handled",
         reason="somebody started it",
-        files=(FileOutcome(asked.file, record.id, "somebody started it"),),
+        files=(FileOutcome(params.file, record.id, "somebody started it"),),
     )
-    kept = await call.parts.repositories.changes.keep_handled(kept)
-    made = run_of(record.id, kept, project, asked.file, asked=record.request_fingerprint, labels=asked.labels)
+    handled = await call.app.repositories.changes.keep_handled(handled)
+    run = run_of(record.id, handled, project, params.file, asked=record.request_fingerprint, labels=params.labels)
     origin = msgspec.structs.replace(
-        made.origin,
-        title=asked.title or made.origin.title,
-        inputs=dict(asked.inputs),
-        is_on_branch=bool(change.branch) and not asked.commit,  # Else only the caller says so.
+        run.origin,
+        title=params.title or run.origin.title,
+        inputs=dict(params.inputs),
+        is_on_branch=bool(change.branch) and not params.commit,  # A given commit need not be on the branch.
     )
-    return msgspec.structs.replace(made, origin=origin, started_by=record.started_by)
+    return msgspec.structs.replace(run, origin=origin, started_by=record.started_by)
 
 
-async def _by_hand(call: Call, project: Project, asked: RunInput) -> Change:
-    """What is to be planned: the commit, or what the branch or tag has now."""
-    branch = asked.branch.removeprefix(HEADS)
-    commit, tag, default = asked.commit, "", project.default_branch
+async def _manual_change(call: Call, project: Project, params: RunInput) -> Change:
+    """Return the change to plan: of the given commit, else of the present commit of the branch or tag."""
+    branch = params.branch.removeprefix(HEADS)
+    commit, tag, default = params.commit, "", project.default_branch
     if commit and not is_commit(commit):
-        raise Refused("bad_request", f"{commit[:80]!r} is not the full name of a commit; give that, or a branch")
+        raise Refused("bad_request", f"{commit[:80]!r} is not a full commit id; give one, or a branch")
     if not commit:
         try:
-            remote = await call.parts.repositories.mirrors.for_project(project).ls_remote()
+            remote = await call.app.repositories.mirrors.for_project(project).ls_remote()
         except GitFailed as error:
-            raise Unavailable(f"the repository of {project.name!r} cannot be asked: {error}") from None
+            raise Unavailable(f"the repository of {project.name!r} cannot be read: {error}") from None
         default = default or remote.head.removeprefix(HEADS)
         branch = branch or default
         commit = remote.refs.get(f"{HEADS}{branch}", "")
@@ -130,9 +130,9 @@ async def _by_hand(call: Call, project: Project, asked: RunInput) -> Change:
         branch=branch,
         tag=tag,
         default_branch=default,
-        title=asked.title,
-        actor=call.who.person,
-        inputs=dict(asked.inputs),
+        title=params.title,
+        actor=call.caller.person,
+        inputs=dict(params.inputs),
     )
 
 

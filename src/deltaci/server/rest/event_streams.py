@@ -1,9 +1,11 @@
-"""All live streams of events of one server: each event is written out once, whoever follows it.
+"""Live event streams of one server. Each event is encoded once, for any number of subscribers.
 
-The server's one reader of the log tells what happened. Every run and every tenant that somebody follows has a channel
-with its latest events; who follows has only a place in the log. From there a reader takes what the channel still
-knows, and what is older from the store, at its own pace. So one that is slow costs nobody anything, and no event is
-missed, doubled or out of order.
+1. The server reads the event log in one place and passes each page of it to `EventStreams.on_events`.
+2. Each run or tenant with subscribers has a channel, which buffers its latest events as encoded frames.
+3. A subscription is only a position in the log. It reads the next frames from the buffer of its channel, and older ones
+   from the store, at its own pace.
+
+So a slow subscriber costs no memory and does not delay others, and no event is missed, repeated or out of order.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from deltaci.core.events import RUN, Event, to_json_line
 from deltaci.engine.requests import Overloaded
 from deltaci.storage.port import Store
 
-PAGE: Final = 500  # Of the store, for one who is behind.
-READERS: Final = 8  # So many are behind and read at the same time; the others wait for their turn.
-PIECE_BYTES: Final = 64 * 1024  # So much is sent at once, and kept for one who does not take it.
-MAX_PIECES: Final = 8
+PAGE_SIZE: Final = 500  # Events per query of the store, for a subscription that is behind the buffer.
+MAX_READERS: Final = 8  # Concurrent queries of the store by all subscriptions.
+CHUNK_BYTES: Final = 64 * 1024  # Sent at once; also what is held in memory for a client that does not read.
+MAX_CHUNKS: Final = 8
 TICK_SECONDS: Final = 0.25
-MAX_REMEMBERED_BYTES: Final = 16 * 1024 * 1024
+MAX_BUFFERED_BYTES: Final = 16 * 1024 * 1024
 MAX_STREAMS: Final = 10_000
-MAX_OF_TENANT: Final = MAX_STREAMS // 2
-_OVERHEAD_BYTES: Final = 200  # Of a frame that is remembered, besides its text.
+MAX_STREAMS_PER_TENANT: Final = MAX_STREAMS // 2
+_OVERHEAD_BYTES: Final = 200  # Of a buffered frame, besides its text.
 
 
 class Frame:
-    """One event as it is sent. Two channels may have the same one."""
+    """An event, encoded for a stream. The channels of its run and of its tenant share it."""
 
     __slots__ = ("entity_id", "is_change", "is_last", "seq", "text")
 
@@ -42,74 +44,80 @@ class Frame:
         self.text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.entity.encode(), to_json_line(event))
         self.entity_id = event.entity_id
         self.is_change = event.from_ != event.to
-        # After it the run does not change any more.
+        # The run does not change after this event.
         self.is_last = event.entity == RUN and event.to in run.TERMINAL
 
 
 class Channel:
-    """The latest events of a run or of a tenant: every one that comes after `since`. Empty when nobody follows it."""
+    """The buffered events of a run or a tenant: all events after the seq `since`.
 
-    __slots__ = ("_frames", "_pieces", "key", "since", "subscriptions")
+    A channel exists only while it has subscriptions.
+    """
+
+    __slots__ = ("_chunks", "_frames", "key", "since", "subscriptions")
 
     def __init__(self, key: tuple[str, str], since: int | None) -> None:
         self.key = key
-        self.since = since  # None: as nothing was heard yet, nobody knows.
+        self.since = since  # None: unknown, because the server has not read any events yet.
         self.subscriptions: dict[Subscription, None] = {}
         self._frames: deque[Frame] = deque()
-        self._pieces: dict[int, Piece] = {}
+        self._chunks: dict[int, Chunk] = {}
 
     def add(self, frame: Frame) -> None:
-        """The next one."""
+        """Buffer the next event."""
         self._frames.append(frame)
-        self._pieces.clear()
+        self._chunks.clear()
 
     def drop_first(self) -> None:
-        """Forget the oldest one, if it is not forgotten yet."""
+        """Remove the oldest event from the buffer, if there is one."""
         if self._frames:
             self.since = self._frames.popleft().seq
 
-    def forget(self, until: int) -> None:
-        """Forget all, up to there."""
+    def clear(self, until: int) -> None:
+        """Empty the buffer. Events up to the seq `until` are read from the store from now on."""
         self._frames.clear()
-        self._pieces.clear()
+        self._chunks.clear()
         self.since = until
 
     def after(self, seq: int) -> list[Frame]:
-        """What comes after, at most a piece of it. Those who are up to date look only at what is new."""
-        found: list[Frame] = []
+        """Return the buffered events after `seq`, at most CHUNK_BYTES and one event.
+
+        The buffer is searched from its end, so that a subscription that is up to date visits only new events.
+        """
+        frames: list[Frame] = []
         for frame in reversed(self._frames):
             if frame.seq <= seq:
                 break
-            found.append(frame)
-        found.reverse()
+            frames.append(frame)
+        frames.reverse()
         size = 0
-        for count, frame in enumerate(found, 1):
+        for count, frame in enumerate(frames, 1):
             size += len(frame.text)
-            if size >= PIECE_BYTES:
-                return found[:count]
-        return found
+            if size >= CHUNK_BYTES:
+                return frames[:count]
+        return frames
 
-    def piece(self, seq: int) -> Piece:
-        """The same as one text. Those who are up to date are all at the same place: it is put together once."""
-        found = self._pieces.get(seq)
-        if found is None:
-            if len(self._pieces) >= MAX_PIECES:
-                self._pieces.clear()
-            found = self._pieces[seq] = Piece(self.after(seq), seq)
-        return found
+    def chunk_after(self, seq: int) -> Chunk:
+        """Return `after(seq)` joined. Chunks are cached: subscriptions that are up to date all ask for the same one."""
+        chunk = self._chunks.get(seq)
+        if chunk is None:
+            if len(self._chunks) >= MAX_CHUNKS:
+                self._chunks.clear()
+            chunk = self._chunks[seq] = Chunk(self.after(seq), seq)
+        return chunk
 
-    def forget_pieces(self) -> None:
-        """Whoever comes late puts its own together."""
-        self._pieces.clear()
+    def drop_chunks(self) -> None:
+        """Free the cached chunks."""
+        self._chunks.clear()
 
     @property
     def newest(self) -> int:
-        """The last of which it knows."""
+        """Return the seq of the last known event."""
         return self._frames[-1].seq if self._frames else self.since or 0
 
 
-class Piece:
-    """Some frames as one text, and where it ends."""
+class Chunk:
+    """Joined frames, and the seq of the last one."""
 
     __slots__ = ("has_last", "seq", "text")
 
@@ -120,178 +128,185 @@ class Piece:
 
 
 class Subscription:
-    """One reader: where it is, and how it is woken when there may be more."""
+    """The position of one client in a channel, and the event that wakes the client's task."""
 
-    def __init__(self, streams: Streams, channel: Channel, after: int) -> None:
+    def __init__(self, streams: EventStreams, channel: Channel, after: int) -> None:
         self.seq = after
-        self.has_last = False  # Whether the event was taken after which the run does not change any more.
-        self.due_at = inf  # By the loop's clock: woken then anyway, or a little later.
+        self.has_last = False  # True after the event that ends the run was returned.
+        self.due_at = inf  # Loop time at which `wait` returns even without new events, up to TICK_SECONDS later.
         self._streams = streams
         self._channel = channel
-        self._is_rung = False
+        self._is_woken = False
         self._waiting: asyncio.Future[None] | None = None
 
-    def ring(self) -> None:
-        """Wake it. Who does not wait now will not wait next time."""
-        self._is_rung = True
+    def wake(self) -> None:
+        """Let `wait` return; if nothing waits now, let the next `wait` return at once."""
+        self._is_woken = True
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     async def wait(self) -> None:
-        """Until there may be more, or it is due."""
-        if not self._is_rung:
+        """Wait until there may be new events, or until `due_at`."""
+        if not self._is_woken:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
                 await self._waiting
             finally:
                 self._waiting = None
-        self._is_rung = False
+        self._is_woken = False
 
-    def take_new(self) -> bytes | None:
-        """What is new, for one who is up to date; None for others, who have to `take`."""
+    def next_buffered(self) -> bytes | None:
+        """Return the next buffered events as text, empty if there are none.
+
+        Return None if older events must be read from the store first, with `next_frames`.
+        """
         since = self._channel.since
         if since is None or self.seq < since:
             return None
-        piece = self._channel.piece(self.seq)
-        self.seq = piece.seq
-        self.has_last = self.has_last or piece.has_last
-        return piece.text
+        chunk = self._channel.chunk_after(self.seq)
+        self.seq = chunk.seq
+        self.has_last = self.has_last or chunk.has_last
+        return chunk.text
 
     @property
     def is_closed(self) -> bool:
-        """Whether the server is about to end."""
+        """Return True if the server is shutting down."""
         return self._streams.is_closed
 
-    async def take(self) -> list[Frame]:
-        """What comes next, as much as there is at once; nothing when all was taken."""
+    async def next_frames(self) -> list[Frame]:
+        """Return the next events, from the store or from the buffer; empty if there are none."""
         while True:
-            since = await self._streams.known_since(self._channel)
+            since = await self._streams.buffered_since(self._channel)
             if self.seq >= since:
-                found = self._channel.after(self.seq)
+                frames = self._channel.after(self.seq)
             else:
-                found, is_all = await self._read()
-                # All that there was when it was read: so nothing is left of what the channel does not know.
-                if is_all and self.seq < since:
+                frames, is_complete = await self._read()
+                # The store has no more events up to `since`, so continue with the buffer.
+                if is_complete and self.seq < since:
                     self.seq = since
-                if not found and not is_all:
+                if not frames and not is_complete:
                     continue
-            if found:
-                self.seq = max(self.seq, found[-1].seq)
-                self.has_last = self.has_last or any(frame.is_last for frame in found)
+            if frames:
+                self.seq = max(self.seq, frames[-1].seq)
+                self.has_last = self.has_last or any(frame.is_last for frame in frames)
             elif self.seq < (self._channel.since or 0):
-                continue  # Meanwhile the channel forgot something that was not taken.
-            return found
+                continue  # Meanwhile the channel dropped events that this subscription has not read.
+            return frames
 
-    async def skip(self) -> None:
-        """Take nothing of what there was until now."""
-        self.seq = max(self.seq, await self._streams.known_since(self._channel))
+    async def skip_unbuffered(self) -> None:
+        """Skip the events that are only in the store."""
+        self.seq = max(self.seq, await self._streams.buffered_since(self._channel))
 
     async def skip_all(self) -> bool:
-        """Take nothing of all that happened until now; whether there was anything. It costs the same for any number."""
-        await self._streams.known_since(self._channel)
+        """Skip all known events. Return True if there were any. The cost does not depend on their number."""
+        await self._streams.buffered_since(self._channel)
         newest = self._channel.newest
-        is_news, self.seq = newest > self.seq, max(newest, self.seq)
-        return is_news
+        has_new, self.seq = newest > self.seq, max(newest, self.seq)
+        return has_new
 
-    async def read_rest(self) -> list[Frame]:
-        """A page of what is in the store and not in the channel yet; nothing when all was taken."""
-        found, _ = await self._read()
-        return found
+    async def read_from_store(self) -> list[Frame]:
+        """Return the next page of events from the store, which may have events that the channel does not have yet."""
+        frames, _ = await self._read()
+        return frames
 
     async def _read(self) -> tuple[list[Frame], bool]:
-        """A page of what comes next in the store, and whether that was all."""
+        """Return the next page of events from the store, and whether it is the last one."""
         tenant, run_id = self._channel.key
         page = await self._streams.read(self.seq, run_id)
         if page:
             self.seq = page[-1].seq
-        return [Frame(event) for event in page if event.tenant == tenant], len(page) < PAGE
+        return [Frame(event) for event in page if event.tenant == tenant], len(page) < PAGE_SIZE
 
 
-class Streams:
-    """Hears of everything that happens, and lets many follow what is theirs."""
+class EventStreams:
+    """Distributes the events of the log to the subscriptions of this server."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.channels: dict[tuple[str, str], Channel] = {}
-        self._seen: int | None = None
-        self._remembered: deque[tuple[Channel, int]] = deque()
-        self._bytes = 0
-        self._counts: dict[str, int] = {}
+        self._last_seq: int | None = None
+        self._buffered: deque[tuple[Channel, int]] = deque()
+        self._buffered_bytes = 0
+        self._count_by_tenant: dict[str, int] = {}
         self.count = 0
-        self._turns = asyncio.Semaphore(READERS)
-        self._ticking: asyncio.TimerHandle | None = None
+        self._read_permits = asyncio.Semaphore(MAX_READERS)
+        self._ticker: asyncio.TimerHandle | None = None
         self.is_closed = False
 
-    def hear(self, events: Sequence[Event]) -> None:
-        """What happened, as the log has it: a page that follows on the one before."""
-        if self._seen is not None and events[0].seq != self._seen + 1:
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Buffer a page of the log and wake the subscriptions of its runs and tenants.
+
+        If events are missing since the page before, the channels are emptied, and subscriptions read the missing
+        events from the store.
+        """
+        if self._last_seq is not None and events[0].seq != self._last_seq + 1:
             for channel in self.channels.values():
-                channel.forget(events[0].seq - 1)  # Who knows what came in between? The store does.
+                channel.clear(events[0].seq - 1)
         changed: dict[Channel, None] = {}
         for event in events:
-            of_run = self.channels.get((event.tenant, event.run_id)) if event.run_id else None
-            of_tenant = self.channels.get((event.tenant, ""))
-            if of_run is None and of_tenant is None:
+            run_channel = self.channels.get((event.tenant, event.run_id)) if event.run_id else None
+            tenant_channel = self.channels.get((event.tenant, ""))
+            if run_channel is None and tenant_channel is None:
                 continue
             frame = Frame(event)
-            for each in (of_run, of_tenant):
-                if each is not None:
-                    self._remember(each, frame)
-                    changed[each] = None
-        self._seen = events[-1].seq
+            for subscribed in (run_channel, tenant_channel):
+                if subscribed is not None:
+                    self._buffer(subscribed, frame)
+                    changed[subscribed] = None
+        self._last_seq = events[-1].seq
         for channel in changed:
             for subscription in channel.subscriptions:
-                subscription.ring()
+                subscription.wake()
 
     def close(self) -> None:
-        """The server is about to end: every stream ends now, and whoever follows goes on at another server."""
+        """End all streams before the server stops. Their clients connect again, to any server."""
         self.is_closed = True
         for channel in self.channels.values():
             for subscription in channel.subscriptions:
-                subscription.ring()
+                subscription.wake()
 
     @contextmanager
-    def subscribed(self, tenant: str, after: int, run_id: str = "") -> Iterator[Subscription]:
-        """Follow a run, or all that the tenant has, from behind this seq on."""
+    def subscribe(self, tenant: str, after: int, run_id: str = "") -> Iterator[Subscription]:
+        """Subscribe to the events after the seq `after`, of a run or, without `run_id`, of a tenant."""
         key = (tenant, run_id)
         channel = self.channels.get(key)
         if channel is None:
-            channel = self.channels[key] = Channel(key, self._seen)
+            channel = self.channels[key] = Channel(key, self._last_seq)
         subscription = Subscription(self, channel, after)
         channel.subscriptions[subscription] = None
         self.count += 1
-        self._counts[tenant] = self._counts.get(tenant, 0) + 1
-        if self._ticking is None:
+        self._count_by_tenant[tenant] = self._count_by_tenant.get(tenant, 0) + 1
+        if self._ticker is None:
             self._tick()
         try:
             yield subscription
         finally:
             self.count -= 1
-            self._counts[tenant] -= 1
-            if not self._counts[tenant]:
-                del self._counts[tenant]
+            self._count_by_tenant[tenant] -= 1
+            if not self._count_by_tenant[tenant]:
+                del self._count_by_tenant[tenant]
             del channel.subscriptions[subscription]
             if not channel.subscriptions:
                 del self.channels[key]
-                channel.forget(0)
+                channel.clear(0)
 
-    def check_room(self, tenant: str) -> None:
-        """Refuse one stream more than this server serves."""
+    def check_capacity(self, tenant: str) -> None:
+        """Raise Overloaded if this server cannot serve one more stream of the tenant."""
         if self.is_closed:
             raise Overloaded("the server is about to stop; connect again")
-        if self.count >= MAX_STREAMS or self._counts.get(tenant, 0) >= MAX_OF_TENANT:
+        if self.count >= MAX_STREAMS or self._count_by_tenant.get(tenant, 0) >= MAX_STREAMS_PER_TENANT:
             raise Overloaded(
-                f"{self.count} streams are open here, {self._counts.get(tenant, 0)} of them of this tenant; "
-                "close one, or try again later"
+                f"this server has {self.count} open streams, {self._count_by_tenant.get(tenant, 0)} of them of this "
+                "tenant; close one, or try again later"
             )
 
-    async def check_exists(self, seq: int) -> None:
-        """Refuse a place in the log to which the log never came: who waits there would wait for long."""
-        if seq > (self._seen or 0) and seq > (last := await self._store.last_seq()):
-            raise Refused("bad_request", f"there is no event {seq} yet, the newest is {last}; begin with one of these")
+    async def check_seq(self, seq: int) -> None:
+        """Raise Refused for a seq that no event has yet: a stream from there could wait for ever."""
+        if seq > (self._last_seq or 0) and seq > (last := await self._store.last_seq()):
+            raise Refused("bad_request", f"there is no event {seq} yet, the newest is {last}; start from a known event")
 
-    async def known_since(self, channel: Channel) -> int:
-        """From where on the channel has everything. What is committed from now on will be heard."""
+    async def buffered_since(self, channel: Channel) -> int:
+        """Return the seq after which the channel has all events."""
         if channel.since is None:
             last = await self._store.last_seq()
             if channel.since is None:
@@ -299,28 +314,28 @@ class Streams:
         return channel.since
 
     async def read(self, after: int, run_id: str) -> list[Event]:
-        """A page of the log."""
-        async with self._turns:
-            return await self._store.events(after, PAGE, run_id=run_id)
+        """Return a page of the log from the store."""
+        async with self._read_permits:
+            return await self._store.events(after, PAGE_SIZE, run_id=run_id)
 
     def _tick(self) -> None:
-        """Wake those who are due. One clock for all of them: most are woken by something else, again and again."""
+        """Wake the subscriptions that are due. One timer serves all: each event would restart a timer per client."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for channel in self.channels.values():
-            channel.forget_pieces()
+            channel.drop_chunks()
             for subscription in channel.subscriptions:
                 if subscription.due_at <= now:
-                    subscription.ring()
-        self._ticking = loop.call_later(TICK_SECONDS, self._tick) if self.count else None
+                    subscription.wake()
+        self._ticker = loop.call_later(TICK_SECONDS, self._tick) if self.count else None
 
-    def _remember(self, channel: Channel, frame: Frame) -> None:
-        """Of all that is remembered, the oldest is forgotten first."""
+    def _buffer(self, channel: Channel, frame: Frame) -> None:
+        """Buffer an event; above MAX_BUFFERED_BYTES, drop the oldest events of all channels."""
         channel.add(frame)
         size = len(frame.text) + _OVERHEAD_BYTES
-        self._remembered.append((channel, size))
-        self._bytes += size
-        while self._bytes > MAX_REMEMBERED_BYTES:
-            oldest, size = self._remembered.popleft()
-            self._bytes -= size
+        self._buffered.append((channel, size))
+        self._buffered_bytes += size
+        while self._buffered_bytes > MAX_BUFFERED_BYTES:
+            oldest, size = self._buffered.popleft()
+            self._buffered_bytes -= size
             oldest.drop_first()

@@ -1,4 +1,4 @@
-"""Why something is as it is: what the core says about it, from the records, the events and the fleet."""
+"""Explain the state of a run, a job or an attempt from its records, its events and the state of the tenant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deltaci.core.timers import ready_at
 from deltaci.core.worker import Worker
 from deltaci.engine import feed
 from deltaci.server.rest import serializers
-from deltaci.server.rest.http.lookup import attempt_of, attempts_of, job_of, jobs_of, run_of
+from deltaci.server.rest.http.lookup import get_attempt, get_attempts, get_job, get_jobs, get_run
 from deltaci.server.rest.http.request import Call, Handler
 from deltaci.storage.port import ListQuery
 
@@ -28,88 +28,88 @@ _PAGE: Final = 200
 
 
 async def explain_run(call: Call) -> api.Explanation:
-    """The whole run."""
-    run, jobs, tries, events, around = await _known(call)
-    return _shown(explain.explain_run(run, jobs, tries, events, around))
+    run, jobs, attempts, events, tenant_state = await _load(call)
+    return _serialize(explain.explain_run(run, jobs, attempts, events, tenant_state))
 
 
 async def explain_job(call: Call) -> api.Explanation:
-    """One job of it."""
-    job = await job_of(call)
-    run, jobs, tries, events, around = await _known(call)
-    return _shown(explain.explain_job(job, run, jobs, tries, events, around))
+    job = await get_job(call)
+    run, jobs, attempts, events, tenant_state = await _load(call)
+    return _serialize(explain.explain_job(job, run, jobs, attempts, events, tenant_state))
 
 
 async def explain_attempt(call: Call) -> api.Explanation:
-    """One attempt of a job."""
-    attempt = await attempt_of(call)
-    run, jobs, tries, events, around = await _known(call)
-    return _shown(explain.explain_attempt(attempt, run, jobs, tries, events, around))
+    attempt = await get_attempt(call)
+    run, jobs, attempts, events, tenant_state = await _load(call)
+    return _serialize(explain.explain_attempt(attempt, run, jobs, attempts, events, tenant_state))
 
 
-async def _known(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event], explain.TenantState]:
-    run = await run_of(call)
-    jobs = await jobs_of(call, run)
-    tries = [each for some in (await attempts_of(call, jobs)).values() for each in some]
-    events = await feed.read(call.parts.store, 0, MAX_EVENTS, run_id=run.id)
-    return run, jobs, tries, events, await _around(call, run, tries)
+async def _load(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event], explain.TenantState]:
+    run = await get_run(call)
+    jobs = await get_jobs(call, run)
+    attempts = [attempt for of_job in (await get_attempts(call, jobs)).values() for attempt in of_job]
+    events = await feed.read(call.app.store, 0, MAX_EVENTS, run_id=run.id)
+    return run, jobs, attempts, events, await _tenant_state(call, run, attempts)
 
 
-async def _around(call: Call, run: Run, tries: list[Attempt]) -> explain.TenantState:
-    """The fleet, the quota, who has the attempts' groups, and what is known to be flaky, as all of it is now."""
-    tenant, store, tenants = call.who.tenant, call.parts.store, call.parts.tenants
+async def _tenant_state(call: Call, run: Run, attempts: list[Attempt]) -> explain.TenantState:
+    """Return the workers, the quota, the holders of the attempts' groups and the flaky tests, as they are now."""
+    tenant, store, tenants = call.caller.tenant, call.app.store, call.app.tenants
     quota = await tenants.running_limit(tenant)
-    groups = {each.group for each in tries if each.group and ready_at(each)}
+    groups = {attempt.group for attempt in attempts if attempt.group and ready_at(attempt)}
     return explain.TenantState(
         now=await store.now(),
-        workers=tuple(await fleet_of(call)),
+        workers=tuple(await get_workers(call)),
         running_quota=quota,
         running=await tenants.running(tenant) if quota else 0,
         groups={group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
-        flaky=await _flaky(call, run, tries),
+        flaky=await _flaky_tests(call, run, attempts),
     )
 
 
-async def fleet_of(call: Call) -> list[Worker]:
-    """The tenant's workers that are there; of very many the newest."""
+async def get_workers(call: Call) -> list[Worker]:
+    """Return the registered workers of the tenant, the newest MAX_WORKERS of them."""
     workers: list[Worker] = []
     before = None
     while len(workers) < MAX_WORKERS:
-        search = ListQuery(tenant=call.who.tenant, lists=[WORKERS], before=before, limit=_PAGE)
-        page = await call.parts.store.page(search)
-        workers += [each for each in page.records if isinstance(each, Worker)]
+        search = ListQuery(tenant=call.caller.tenant, lists=[WORKERS], before=before, limit=_PAGE)
+        page = await call.app.store.page(search)
+        workers += [record for record in page.records if isinstance(record, Worker)]
         before = page.next
         if before is None:
             break
     return workers
 
 
-async def _flaky(call: Call, run: Run, tries: list[Attempt]) -> dict[str, frozenset[str]]:
-    """Of jobs with failed tests: those of their tests that are known to be flaky."""
-    names = dict.fromkeys(flaky.job_name(each) for each in tries if flaky.failed_tests(each.report)[0])
-    project, now = flaky.history_key(run)[0], await call.parts.store.now()
+async def _flaky_tests(call: Call, run: Run, attempts: list[Attempt]) -> dict[str, frozenset[str]]:
+    """Return the names of the flaky tests of each job with failed tests."""
+    names = dict.fromkeys(flaky.job_name(attempt) for attempt in attempts if flaky.failed_tests(attempt.report)[0])
+    project, now = flaky.history_key(run)[0], await call.app.store.now()
     return {
-        name: frozenset(flaky.flaky_tests(await call.parts.flaky.of_job(run.tenant, project, name), now))
+        name: frozenset(flaky.flaky_tests(await call.app.flaky.of_job(run.tenant, project, name), now))
         for name in list(names)[:MAX_FLAKY_JOBS]
     }
 
 
-def _shown(explanation: explain.Explanation) -> api.Explanation:
+def _serialize(explanation: explain.Explanation) -> api.Explanation:
     return api.Explanation(
         id=explanation.id,
         entity=explanation.entity,
         state=explanation.state,
         status=explanation.status,
         summary=explanation.summary,
-        waiting=[because(each) for each in explanation.waiting],
-        history=[because(each) for each in explanation.history],
+        waiting=[serialize_reason(reason) for reason in explanation.waiting],
+        history=[serialize_reason(reason) for reason in explanation.history],
     )
 
 
-def because(reason: explain.Reason) -> api.Reason:
-    """One sentence."""
+def serialize_reason(reason: explain.Reason) -> api.Reason:
     return api.Reason(
-        code=reason.code, text=reason.text, about=reason.about, at=serializers.maybe(reason.at), seq=reason.seq
+        code=reason.code,
+        text=reason.text,
+        about=reason.about,
+        at=serializers.to_optional_datetime(reason.at),
+        seq=reason.seq,
     )
 
 

@@ -1,4 +1,4 @@
-"""The rules by which failures are classed: show all that hold for the tenant, and set its own. And what is flaky."""
+"""The failure rules of a tenant, and the flaky jobs and tests."""
 
 from __future__ import annotations
 
@@ -10,79 +10,79 @@ from deltaci.api.schemas.inputs import FailureRulesInput, FlakyQuery
 from deltaci.core import flaky
 from deltaci.core.failures import RULES, FailureRule
 from deltaci.core.flaky import History
-from deltaci.server.rest.http.cursors import read, written
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.request import Call, Handler
-from deltaci.server.rest.serializers import maybe, moment
+from deltaci.server.rest.serializers import to_datetime, to_optional_datetime
 
 
 async def read_rules(call: Call) -> api_failures.FailureRules:
-    """In the order in which they are asked."""
-    held = call.parts.rules
-    own = await held.read(call.who.tenant)
+    """Return the rules in the order in which they are applied: the tenant's, the server's, the built-in ones."""
+    stored = call.app.failure_rules
+    own = await stored.read(call.caller.tenant)
     return api_failures.FailureRules(
         text=own.text,
         version=own.version,
-        set_at=maybe(own.at),
+        set_at=to_optional_datetime(own.at),
         set_by=own.by,
-        rules=[*_shown(own.rules, "tenant"), *_shown(held.server, "server"), *_shown(RULES, "built-in")],
+        rules=[*_serialize(own.rules, "tenant"), *_serialize(stored.server, "server"), *_serialize(RULES, "built-in")],
     )
 
 
 async def set_rules(call: Call) -> api_failures.FailureRules:
-    """What failed before stays as it was classed."""
-    asked: FailureRulesInput = call.body
-    await call.parts.rules.save(
-        call.who.tenant,
-        asked.text,
-        by=call.who.person,
-        at=call.parts.keys.now(),
-        expected_version=asked.expected_version,
+    """Replace the rules of the tenant. Earlier failures keep their class."""
+    params: FailureRulesInput = call.body
+    await call.app.failure_rules.save(
+        call.caller.tenant,
+        params.text,
+        by=call.caller.person,
+        at=call.app.keys.now(),
+        expected_version=params.expected_version,
     )
     return await read_rules(call)
 
 
-def _shown(rules: Iterable[FailureRule], of: api_failures.RuleSource) -> list[api_failures.FailureRule]:
+def _serialize(rules: Iterable[FailureRule], source: api_failures.RuleSource) -> list[api_failures.FailureRule]:
     return [
         api_failures.FailureRule(
-            source=of,
-            name=each.name,
-            failure_class=each.failure_class,
-            is_retryable=each.is_retryable,
-            error_codes=list(each.error_codes),
-            exit_codes=list(each.exit_codes),
-            signals=list(each.signals),
-            log_pattern=each.log_pattern,
-            all_failed_tests_flaky=each.all_failed_tests_flaky,
-            has_failed_tests=each.has_failed_tests,
+            source=source,
+            name=rule.name,
+            failure_class=rule.failure_class,
+            is_retryable=rule.is_retryable,
+            error_codes=list(rule.error_codes),
+            exit_codes=list(rule.exit_codes),
+            signals=list(rule.signals),
+            log_pattern=rule.log_pattern,
+            all_failed_tests_flaky=rule.all_failed_tests_flaky,
+            has_failed_tests=rule.has_failed_tests,
         )
-        for each in rules
+        for rule in rules
     ]
 
 
 async def list_flaky(call: Call) -> api_failures.FlakyPage:
-    """What was not seen for too long is left out."""
+    """Return a page of flaky jobs and tests. Those that were not flaky recently are left out."""
     query: FlakyQuery = call.query
-    after = read(query.cursor) if query.cursor else ""
-    found, next = await call.parts.flaky.page(call.who.tenant, query.project, after, query.limit)
-    now = await call.parts.store.now()
-    jobs = [_job(each, now) for each in found]
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    histories, next = await call.app.flaky.page(call.caller.tenant, query.project, after, query.limit)
+    now = await call.app.store.now()
+    jobs = [_flaky_job(history, now) for history in histories]
     return api_failures.FlakyPage(
-        jobs=[each for each in jobs if each.is_flaky or each.tests], next=written(next) if next else None
+        jobs=[job for job in jobs if job.is_flaky or job.tests], next=encode_cursor(next) if next else None
     )
 
 
-def _job(history: History, now: int) -> api_failures.FlakyJob:
-    known, flake = flaky.flaky_tests(history, now), history.flake
+def _flaky_job(history: History, now: int) -> api_failures.FlakyJob:
+    tests, flake = flaky.flaky_tests(history, now), history.flake
     is_flaky = flaky.is_current(flake, now)
     return api_failures.FlakyJob(
         project=history.project,
         job=history.job,
         is_flaky=is_flaky,
         times=flake.times if is_flaky else 0,
-        last_at=maybe(flake.last_at if is_flaky else 0),
+        last_at=to_optional_datetime(flake.last_at if is_flaky else 0),
         tests=[
-            api_failures.FlakyTest(name=name, times=each.times, last_at=moment(each.last_at), commit=each.commit)
-            for name, each in sorted(known.items(), key=lambda item: (-item[1].last_at, item[0]))
+            api_failures.FlakyTest(name=name, times=test.times, last_at=to_datetime(test.last_at), commit=test.commit)
+            for name, test in sorted(tests.items(), key=lambda item: (-item[1].last_at, item[0]))
         ],
     )
 

@@ -1,6 +1,7 @@
-"""What jobs left behind: listed, and read part by part.
+"""Artifacts of jobs: list and download them.
 
-A file of a job is a stranger's: it is sent as something to save, never as a page of ours.
+The content of an artifact is not trusted: it is sent as a download with a sandboxing policy, so that a browser never
+shows it as a page of this server.
 """
 
 from __future__ import annotations
@@ -12,100 +13,100 @@ from deltaci.api.schemas import records as api
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.protocol.routes import SHA256_HEADER
-from deltaci.server.rest.http.lookup import attempt_of, attempts_of, jobs_of, run_of
-from deltaci.server.rest.http.ranges import Bytes, chosen
-from deltaci.server.rest.http.request import Call, Handler, Send, missing
-from deltaci.server.rest.http.streaming import disposition, sending, write_span
+from deltaci.server.rest.http.lookup import get_attempt, get_attempts, get_jobs, get_run
+from deltaci.server.rest.http.ranges import ByteRange, requested_range
+from deltaci.server.rest.http.request import Call, Handler, Send, not_found
+from deltaci.server.rest.http.streaming import content_disposition, open_response, write_range
 from deltaci.server.rest.log_tails import last_lease
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
 
-MAX_LISTED: Final = 10_000  # Of one run, at once.
-AT_A_TIME: Final = 200
+MAX_LISTED: Final = 10_000  # Artifacts of a run in one response.
+JOBS_PER_BATCH: Final = 200
 
 
 async def list_artifacts(call: Call) -> api.Artifacts:
-    """Of the last lease of an attempt."""
-    attempt = await attempt_of(call)
-    blobs, name = call.parts.blobs, call.params["job"]
-    return api.Artifacts(artifacts=await call.parts.disk.do(lambda: _kept(blobs, attempt, name)))
+    """List the artifacts of the last lease of an attempt."""
+    attempt = await get_attempt(call)
+    blobs, job = call.app.blobs, call.params["job"]
+    return api.Artifacts(artifacts=await call.app.disk.do(lambda: _artifacts(blobs, attempt, job)))
 
 
 async def list_run_artifacts(call: Call) -> api.Artifacts:
-    """Of every attempt of every job of a run."""
-    jobs = await jobs_of(call, await run_of(call))
-    blobs = call.parts.blobs
-    found: list[api.RunArtifact] = []
-    for start in range(0, len(jobs), AT_A_TIME):
-        some = jobs[start : start + AT_A_TIME]
-        attempts = await attempts_of(call, some)
-        wanted = [(each, job.spec.name) for job in some for each in attempts.get(job.id, ())]
-        found += await call.parts.disk.do(lambda wanted=wanted: [one for each in wanted for one in _kept(blobs, *each)])  # type: ignore[misc]
-        if len(found) > MAX_LISTED:
+    """List the artifacts of all attempts of all jobs of a run."""
+    jobs = await get_jobs(call, await get_run(call))
+    blobs = call.app.blobs
+    listed: list[api.RunArtifact] = []
+    for start in range(0, len(jobs), JOBS_PER_BATCH):
+        batch = jobs[start : start + JOBS_PER_BATCH]
+        attempts = await get_attempts(call, batch)
+        named = [(attempt, job.spec.name) for job in batch for attempt in attempts.get(job.id, ())]
+        listed += await call.app.disk.do(lambda named=named: [a for pair in named for a in _artifacts(blobs, *pair)])  # type: ignore[misc]
+        if len(listed) > MAX_LISTED:
             raise Refused("too_large", f"the run has more than {MAX_LISTED} artifacts; list them by attempt")
-    return api.Artifacts(artifacts=found)
+    return api.Artifacts(artifacts=listed)
 
 
-def _kept(blobs: BlobStore, attempt: Attempt, job: str) -> list[api.RunArtifact]:
+def _artifacts(blobs: BlobStore, attempt: Attempt, job: str) -> list[api.RunArtifact]:
     lease = last_lease(attempt)
     if lease is None:
         return []
     return [
-        api.RunArtifact(job=job, attempt=attempt.index, path=each.path, bytes=each.bytes)
-        for each in keys.artifacts(blobs, attempt.tenant, attempt.id, lease.number)
+        api.RunArtifact(job=job, attempt=attempt.index, path=artifact.path, bytes=artifact.bytes)
+        for artifact in keys.artifacts(blobs, attempt.tenant, attempt.id, lease.number)
     ]
 
 
-async def read_artifact(call: Call) -> File:
-    """One file of the last lease of an attempt, or a part of it."""
-    attempt = await attempt_of(call)
-    path, lease, blobs = call.params["path"], last_lease(attempt), call.parts.blobs
+async def read_artifact(call: Call) -> FileResponse:
+    """Return an artifact of the last lease of an attempt, or a range of it."""
+    attempt = await get_attempt(call)
+    path, lease, blobs = call.params["path"], last_lease(attempt), call.app.blobs
     if lease is None:
-        raise missing("artifact", path)
+        raise not_found("artifact", path)
     try:
         key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, path)
     except Refused:
-        raise missing("artifact", path) from None  # No file can have such a name.
-    stored = await call.parts.disk.do(lambda: blobs.stat(key))
+        raise not_found("artifact", path) from None  # No artifact can have this path.
+    stored = await call.app.disk.do(lambda: blobs.stat(key))
     if stored is None:
-        raise missing("artifact", path)
-    wanted = call.request.header(b"range")
+        raise not_found("artifact", path)
+    range_header = call.request.header(b"range")
     if call.request.header(b"if-range") not in ("", _etag(stored)):
-        wanted = ""  # It is another file by now: a part of it would not fit to what was read before.
-    return File(call, key, stored, chosen(wanted, stored.bytes))
+        range_header = ""  # The file was replaced: a range of it does not continue what the client has.
+    return FileResponse(call, key, stored, requested_range(range_header, stored.bytes))
 
 
-class File:
-    """An answer that is a file, or a part of one."""
+class FileResponse:
+    """A file, or a range of it, as a download."""
 
-    def __init__(self, call: Call, key: str, stored: BlobStat, span: Bytes) -> None:
+    def __init__(self, call: Call, key: str, stored: BlobStat, byte_range: ByteRange) -> None:
         self._call = call
         self._key = key
         self._stored = stored
-        self._span = span
+        self._range = byte_range
 
     async def send(self, send: Send) -> None:
-        """All that was asked for."""
+        """Send the requested range."""
         headers = {
             "Content-Type": "application/octet-stream",
-            "Content-Disposition": disposition(self._key.rpartition("/")[2]),
+            "Content-Disposition": content_disposition(self._key.rpartition("/")[2]),
             "Content-Security-Policy": "sandbox",
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",
             "ETag": _etag(self._stored),
-            **self._span.headers,
+            **self._range.headers,
         }
-        if not self._span.is_part:
+        if not self._range.is_part:
             headers[SHA256_HEADER] = self._stored.sha256
-        async with sending(send, self._call.request) as out:
-            await out.begin(headers, self._span.status)
-            await write_span(out, self._span, self._call.parts.disk, self._part)
+        async with open_response(send, self._call.request) as out:
+            await out.start(headers, self._range.status)
+            await write_range(out, self._range, self._call.app.disk, self._read)
 
-    def _part(self, at: int) -> bytes:
-        part = self._call.parts.blobs.get(self._key, at, min(keys.PART_BYTES, self._span.stop - at))
-        if not part:
-            raise BlobStoreUnavailable(f"{self._key} ended at byte {at}: it was replaced while it was read")
-        return part
+    def _read(self, offset: int) -> bytes:
+        chunk = self._call.app.blobs.get(self._key, offset, min(keys.PART_BYTES, self._range.stop - offset))
+        if not chunk:
+            raise BlobStoreUnavailable(f"{self._key} ended at byte {offset}: it was replaced during the response")
+        return chunk
 
 
 def _etag(stored: BlobStat) -> str:

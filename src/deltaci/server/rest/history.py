@@ -1,8 +1,9 @@
-"""A run's events in the words of each document.
+"""The transitions of a run in the vocabulary of one of the source documents.
 
-What a record is shown as depends on all that happened to it, so a page is read from the run's beginning on; in our own
-words only from where it begins. The cost is bounded: a run with more events than are looked through here is exported.
-Its newest events, in our own words, are always found: by halving the log.
+The projection of an event depends on all earlier events of its record, so a page is computed from the first event of
+the run; only the canonical vocabulary can start at the page itself. The cost is bounded: a run with more than
+MAX_EVENTS_READ events must be exported instead. The newest events in the canonical vocabulary are found by binary
+search in the log.
 """
 
 from __future__ import annotations
@@ -16,95 +17,95 @@ from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, Proj
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.instants import rfc3339
-from deltaci.server.rest.http.lookup import run_of
+from deltaci.server.rest.http.lookup import get_run
 from deltaci.server.rest.http.request import Call, Handler
 
-MAX_LOOKED_AT: Final = 50_000  # Events, for one page.
-AT_A_TIME: Final = 1000
+MAX_EVENTS_READ: Final = 50_000  # For one page.
+PAGE_SIZE: Final = 1000
 
 
 async def read_transitions(call: Call) -> TransitionPage:
-    """A page of them, whole events only."""
+    """Return a page of transitions. All transitions of one event are on the same page."""
     query: TransitionQuery = call.query
-    run = await run_of(call)
-    found = _seen(call, run.id, query, await _start(call, run.id, query))
-    steps, next = await (_newest(found, query.limit) if query.order == "newest" else _oldest(found, query.limit))
-    return TransitionPage(view=query.view, transitions=[_shown(each) for each in steps], next=next)
+    run = await get_run(call)
+    matching = _matching_steps(call, run.id, query, await _start(call, run.id, query))
+    steps, next = await (_newest(matching, query.limit) if query.order == "newest" else _oldest(matching, query.limit))
+    return TransitionPage(view=query.view, transitions=[_to_transition(step) for step in steps], next=next)
 
 
 async def _start(call: Call, run_id: str, query: TransitionQuery) -> int:
-    """The seq behind which the run must be read."""
+    """Return the seq after which the events of the run must be read."""
     if query.view != CANONICAL.name:
         return 0
     if query.order == "oldest" or query.kind is not None or query.job is not None:
         return query.after
-    store, wanted = call.parts.store, query.limit + 1  # One more: whether there are others before them.
+    store, needed = call.app.store, query.limit + 1  # One more shows whether there are earlier events.
     low, high = query.after, query.before or await store.last_seq() + 1
-    if len(await store.events(low, AT_A_TIME, run_id=run_id)) < AT_A_TIME:
+    if len(await store.events(low, PAGE_SIZE, run_id=run_id)) < PAGE_SIZE:
         return low
     while high - low > 1:
         middle = (low + high) // 2
-        page = await store.events(middle, wanted, run_id=run_id)
-        is_enough = len(page) == wanted and (not query.before or page[-1].seq < query.before)
+        page = await store.events(middle, needed, run_id=run_id)
+        is_enough = len(page) == needed and (not query.before or page[-1].seq < query.before)
         low, high = (middle, high) if is_enough else (low, middle)
     return low
 
 
-async def _seen(call: Call, run_id: str, query: TransitionQuery, start: int) -> AsyncIterator[ProjectedStep]:
-    """All that fits, in the order of the log."""
+async def _matching_steps(call: Call, run_id: str, query: TransitionQuery, start: int) -> AsyncIterator[ProjectedStep]:
+    """Yield the projected steps that match the query, in the order of the log."""
     projector = VocabularyProjector(VOCABULARIES[query.view])
     async for page in _pages(call, run_id, start):
-        for each in projector.project(page):
-            if query.before and each.event.seq >= query.before:
+        for step in projector.project(page):
+            if query.before and step.event.seq >= query.before:
                 return
-            is_wanted = query.kind in (None, each.kind) and query.job in (None, job_of(each.event))
-            if each.event.seq > query.after and is_wanted:
-                yield each
+            is_match = query.kind in (None, step.kind) and query.job in (None, job_of(step.event))
+            if step.event.seq > query.after and is_match:
+                yield step
 
 
 async def _pages(call: Call, run_id: str, after: int) -> AsyncIterator[list[Event]]:
     count = 0
-    while page := await call.parts.store.events(after, AT_A_TIME, run_id=run_id):
+    while page := await call.app.store.events(after, PAGE_SIZE, run_id=run_id):
         after = page[-1].seq
         count += len(page)
-        if count > MAX_LOOKED_AT:
+        if count > MAX_EVENTS_READ:
             raise Refused(
                 "too_large",
-                f"more than {MAX_LOOKED_AT} events would have to be read; ask for the events that come after one of "
-                "them, in our own words and the oldest first, or export them: deltaci events export --run",
+                f"more than {MAX_EVENTS_READ} events would have to be read; read the canonical view, oldest first, "
+                "after a later event, or export the events: deltaci events export --run",
             )
-        yield [event for event in page if event.tenant == call.who.tenant]
+        yield [event for event in page if event.tenant == call.caller.tenant]
 
 
-async def _oldest(found: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
+async def _oldest(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
     steps: list[ProjectedStep] = []
-    async for each in found:
-        if len(steps) >= limit and each.event.seq != steps[-1].event.seq:
+    async for step in matching:
+        if len(steps) >= limit and step.event.seq != steps[-1].event.seq:
             return steps, steps[-1].event.seq
-        steps.append(each)
+        steps.append(step)
     return steps, None
 
 
-async def _newest(found: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
-    """The last ones. Of an event nothing is cut off, so there may be a few more."""
+async def _newest(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
+    """Return the last `limit` steps, and a few more if the first one belongs to an event with several steps."""
     steps: deque[ProjectedStep] = deque()
-    sizes: deque[int] = deque()  # How many steps each event has that is kept.
-    is_more = False
-    async for each in found:
-        if steps and steps[-1].event.seq == each.event.seq:
+    sizes: deque[int] = deque()  # The number of steps of each event in `steps`.
+    has_more = False
+    async for step in matching:
+        if steps and steps[-1].event.seq == step.event.seq:
             sizes[-1] += 1
         else:
             sizes.append(1)
-        steps.append(each)
+        steps.append(step)
         while len(steps) - sizes[0] >= limit:
             for _ in range(sizes.popleft()):
                 steps.popleft()
-            is_more = True
-    # Steps of one moment stay in the order in which they follow from each other, the last one first.
-    return list(reversed(steps)), steps[0].event.seq if is_more else None
+            has_more = True
+    # Steps of one event are reversed too: the last one first.
+    return list(reversed(steps)), steps[0].event.seq if has_more else None
 
 
-def _shown(step: ProjectedStep) -> Transition:
+def _to_transition(step: ProjectedStep) -> Transition:
     event = step.event
     return Transition(
         seq=event.seq,

@@ -1,4 +1,4 @@
-"""Jobs and attempts: read them, stop one, and say why something is as it is."""
+"""Jobs and their attempts: list and read them, and cancel a job."""
 
 from __future__ import annotations
 
@@ -10,54 +10,53 @@ from deltaci.api.schemas import records as api
 from deltaci.core.decide import CancelJob
 from deltaci.core.job import Job
 from deltaci.server.rest import serializers
-from deltaci.server.rest.http.cursors import read, written
-from deltaci.server.rest.http.lookup import attempt_of, attempts_of, job_of, jobs_of, run_of
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
+from deltaci.server.rest.http.lookup import get_attempt, get_attempts, get_job, get_jobs, get_run
 from deltaci.server.rest.http.request import Call, Handler
 
 
 async def list_jobs(call: Call) -> api.JobPage:
-    """In the order of the plan."""
-    every = await jobs_of(call, await run_of(call))
-    after = read(call.query.cursor) if call.query.cursor else ""
-    first = next((n + 1 for n, each in enumerate(every) if each.spec.name == after), 0)
-    some = every[first : first + call.query.limit]
-    tries = await attempts_of(call, some)
-    more = first + len(some) < len(every)
+    """Return a page of the jobs of a run, in the command of the plan."""
+    jobs = await get_jobs(call, await get_run(call))
+    after = decode_cursor(call.query.cursor) if call.query.cursor else ""
+    start = next((n + 1 for n, job in enumerate(jobs) if job.spec.name == after), 0)
+    page = jobs[start : start + call.query.limit]
+    attempts = await get_attempts(call, page)
+    has_more = start + len(page) < len(jobs)
     return api.JobPage(
-        jobs=[serializers.job(each, tries.get(each.id, ())) for each in some],
-        next=written(some[-1].spec.name) if more else None,
+        jobs=[serializers.job(job, attempts.get(job.id, ())) for job in page],
+        next=encode_cursor(page[-1].spec.name) if has_more else None,
     )
 
 
 async def read_job(call: Call) -> api.Job:
-    """With its attempts."""
-    return await _shown(call, await job_of(call))
+    """Return a job with its attempts."""
+    return await _serialize(call, await get_job(call))
 
 
-async def _shown(call: Call, record: Job) -> api.Job:
-    return serializers.job(record, (await attempts_of(call, [record])).get(record.id, ()))
+async def _serialize(call: Call, record: Job) -> api.Job:
+    return serializers.job(record, (await get_attempts(call, [record])).get(record.id, ()))
 
 
 async def cancel_job(call: Call) -> api.Job:
-    """Safe to repeat."""
-    record = await job_of(call)
-    order = CancelJob(id=record.id, actor=call.actor)
+    """Cancel a job. Has no effect if it is already canceled."""
+    record = await get_job(call)
+    command = CancelJob(id=record.id, actor=call.actor)
     if call.body.reason:
-        order = msgspec.structs.replace(order, reason=call.body.reason)
-    await call.parts.engine.do(order)
-    return await _shown(call, await job_of(call))
+        command = msgspec.structs.replace(command, reason=call.body.reason)
+    await call.app.engine.do(command)
+    return await _serialize(call, await get_job(call))
 
 
 async def list_attempts(call: Call) -> api.Attempts:
-    """The first one first."""
-    record = await job_of(call)
-    tries = await attempts_of(call, [record])
-    return api.Attempts(attempts=[serializers.attempt(each) for each in tries.get(record.id, ())])
+    """Return the attempts of a job, ordered by index."""
+    record = await get_job(call)
+    attempts = await get_attempts(call, [record])
+    return api.Attempts(attempts=[serializers.attempt(attempt) for attempt in attempts.get(record.id, ())])
 
 
 async def read_attempt(call: Call) -> api.Attempt:
-    """One of them."""
-    return serializers.attempt(await attempt_of(call))
+    return serializers.attempt(await get_attempt(call))
 
 
 HANDLERS: Final[dict[str, Handler]] = {

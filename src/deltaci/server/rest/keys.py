@@ -1,4 +1,4 @@
-"""API keys, who asks, and what a tenant may use."""
+"""API keys, the caller of a request, and the quotas of a tenant."""
 
 from __future__ import annotations
 
@@ -8,75 +8,74 @@ from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import SCOPES
 from deltaci.core.errors import Refused
 from deltaci.server.rest import serializers
-from deltaci.server.rest.http.cursors import read, written
-from deltaci.server.rest.http.request import Call, Handler, missing
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
+from deltaci.server.rest.http.request import Call, Handler, not_found
 
 
 async def make_key(call: Call) -> api.NewKey:
-    """Its secret is in this answer and nowhere else."""
-    record, token = await call.parts.keys.make(call.who.tenant, call.body, call.who.person)
+    """Create a key. Its secret is only in this response."""
+    record, token = await call.app.keys.make(call.caller.tenant, call.body, call.caller.person)
     return api.NewKey(**serializers.key(record), token=token)
 
 
 async def list_keys(call: Call) -> api.KeyPage:
-    """All of the tenant's, also those that are no longer good."""
+    """Return a page of the keys of the tenant, including expired and revoked ones."""
     query = call.query
-    after = read(query.cursor) if query.cursor else ""
-    found = await call.parts.keys.page(call.who.tenant, after, query.limit)
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    page = await call.app.keys.page(call.caller.tenant, after, query.limit)
     return api.KeyPage(
-        keys=[api.Key(**serializers.key(each)) for each in found],
-        next=written(found[-1].id) if len(found) == query.limit else None,
+        keys=[api.Key(**serializers.key(record)) for record in page],
+        next=encode_cursor(page[-1].id) if len(page) == query.limit else None,
     )
 
 
 async def read_key(call: Call) -> api.Key:
-    """One of them."""
     id = str(call.params["key"])
-    record = await call.parts.keys.read(call.who.tenant, id)
+    record = await call.app.keys.read(call.caller.tenant, id)
     if record is None:
-        raise missing("key", id)
+        raise not_found("key", id)
     return api.Key(**serializers.key(record))
 
 
 async def revoke_key(call: Call) -> api.Key:
-    """Safe to repeat."""
+    """Revoke a key. Has no effect if it is already revoked."""
     id = str(call.params["key"])
-    record = await call.parts.keys.revoke(call.who.tenant, id, call.who.person)
+    record = await call.app.keys.revoke(call.caller.tenant, id, call.caller.person)
     if record is None:
-        raise missing("key", id)
+        raise not_found("key", id)
     return api.Key(**serializers.key(record))
 
 
 async def read_me(call: Call) -> api.Me:
-    """Who asks."""
-    who = call.who
+    """Return the caller of this request."""
+    caller = call.caller
     return api.Me(
-        tenant=who.tenant,
-        person=who.person,
-        scopes=[scope for scope in SCOPES if scope in who.scopes],
-        roles=list(who.roles),
-        key_id=who.key_id,
-        expires_at=serializers.maybe(who.expires_at),
-        is_operator=who.is_operator,
+        tenant=caller.tenant,
+        person=caller.person,
+        scopes=[scope for scope in SCOPES if scope in caller.scopes],
+        roles=list(caller.roles),
+        key_id=caller.key_id,
+        expires_at=serializers.to_optional_datetime(caller.expires_at),
+        is_operator=caller.is_operator,
     )
 
 
 async def read_tenant(call: Call) -> api.Tenant:
-    """The caller's own."""
-    return await _tenant(call, call.who.tenant)
+    """Return the quotas and the usage of the caller's tenant."""
+    return await _tenant(call, call.caller.tenant)
 
 
 async def set_quotas(call: Call) -> api.Tenant:
-    """Of any tenant."""
+    """Set the quotas of any tenant."""
     name = str(call.params["tenant"])
     if not name.strip():
         raise Refused("not_found", f"there is no tenant {name!r}")
-    await call.parts.tenants.set_quotas(name, call.body)
+    await call.app.tenants.set_quotas(name, call.body)
     return await _tenant(call, name)
 
 
 async def _tenant(call: Call, name: str) -> api.Tenant:
-    tenants = call.parts.tenants
+    tenants = call.app.tenants
     return api.Tenant(name=name, quotas=await tenants.quotas(name), usage=await tenants.usage(name))
 
 

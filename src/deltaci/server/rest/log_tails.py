@@ -1,7 +1,7 @@
-"""The logs of jobs, each of one lease: what there is of it, or that and what is added until the lease is over.
+"""Job logs, one for each lease: what is stored, or a stream of it that continues until the lease ends.
 
-Whoever waits for more is woken by what this server appends and by what happens to the attempt. Another server may
-append to the same folder: so the log is looked at every second anyway.
+A stream is woken when this server appends to the log and when the attempt changes. Another server may append to the
+same log, so the log is also polled every second.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ from deltaci.protocol.routes import OFFSET_HEADER
 from deltaci.server.auth.revalidate import Stay
 from deltaci.server.log_index import BLOCK_BYTES
 from deltaci.server.rest.event_streams import Subscription
-from deltaci.server.rest.http.lookup import attempt_of, job_of
-from deltaci.server.rest.http.ranges import Bytes, chosen, first_byte
-from deltaci.server.rest.http.request import Call, Handler, Send, missing
-from deltaci.server.rest.http.streaming import Gone, Outlet, disposition, sending, write_span
+from deltaci.server.rest.http.lookup import get_attempt, get_job
+from deltaci.server.rest.http.ranges import ByteRange, requested_range, requested_start
+from deltaci.server.rest.http.request import Call, Handler, Send, not_found
+from deltaci.server.rest.http.streaming import (
+    ClientDisconnected,
+    ResponseStream,
+    content_disposition,
+    open_response,
+    write_range,
+)
 from deltaci.storage.blobs.keys import PART_BYTES
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Unavailable
@@ -41,89 +47,89 @@ HEADERS: Final = {
 
 
 def last_lease(attempt: Attempt) -> Lease | None:
-    """The lease that it has, or else the one that it had last."""
+    """Return the current lease of an attempt, else its last one."""
     return attempt.lease or attempt.ended_lease
 
 
-async def read_log(call: Call) -> LogFile | Tail:
-    """The log of an attempt."""
-    attempt = await attempt_of(call)
+async def read_log(call: Call) -> LogFile | LogStream:
+    """Return the log of an attempt."""
+    attempt = await get_attempt(call)
     return await _log(call, attempt.job_id, attempt.id, attempt)
 
 
-async def read_job_log(call: Call) -> LogFile | Tail:
-    """The log of the job's last attempt; of its first one, should it come."""
-    job = await job_of(call)
+async def read_job_log(call: Call) -> LogFile | LogStream:
+    """Return the log of the last attempt of a job; before the first attempt, wait for that."""
+    job = await get_job(call)
     id = ids.attempt_id(job.id, max(1, job.attempts))
-    found = await call.parts.store.find(id)
-    return await _log(call, job.id, id, found if isinstance(found, Attempt) else None)
+    record = await call.app.store.find(id)
+    return await _log(call, job.id, id, record if isinstance(record, Attempt) else None)
 
 
-async def _log(call: Call, job_id: str, id: str, attempt: Attempt | None) -> LogFile | Tail:
+async def _log(call: Call, job_id: str, id: str, attempt: Attempt | None) -> LogFile | LogStream:
     query: LogQuery = call.query
-    number = _number(attempt, query.lease)
-    logs, wanted = call.parts.logs, call.request.header(b"range")
+    number = _lease_number(attempt, query.lease)
+    logs, range_header = call.app.logs, call.request.header(b"range")
     if call.request.header(b"if-range"):
-        wanted = ""  # A log has nothing to compare it with.
-    size = await call.parts.disk.do(lambda: logs.size(id, number)) if number else 0
+        range_header = ""  # A log has no ETag that If-Range could match.
+    size = await call.app.disk.do(lambda: logs.size(id, number)) if number else 0
     if not query.follow:
-        return LogFile(call, id, number, chosen(wanted, size))
-    call.parts.streams.check_room(call.who.tenant)
-    return Tail(call, job_id, id, number, first_byte(wanted, size))
+        return LogFile(call, id, number, requested_range(range_header, size))
+    call.app.streams.check_capacity(call.caller.tenant)
+    return LogStream(call, job_id, id, number, requested_start(range_header, size))
 
 
-def _number(attempt: Attempt | None, wanted: int) -> int:
-    """Of the lease that is asked for, or else of the last one; 0: there was none yet."""
+def _lease_number(attempt: Attempt | None, requested: int) -> int:
+    """Return the requested lease number, else that of the last lease, else 0. Raise Refused for an unknown one."""
     last = last_lease(attempt) if attempt is not None else None
     number = last.number if last is not None else 0
-    if wanted > number:
-        raise missing("lease", str(wanted))
-    return wanted or number
+    if requested > number:
+        raise not_found("lease", str(requested))
+    return requested or number
 
 
 async def read_log_index(call: Call) -> LogIndex:
-    """Where the lines and steps of an attempt's log are."""
-    attempt, query = await attempt_of(call), call.query
-    number, held = _number(attempt, query.lease), attempt.lease
-    logs, indexes = call.parts.logs, call.parts.log_indexes
-    seen = await call.parts.disk.do(lambda: indexes.look(logs, attempt.id, number, query.block))
+    """Return the positions of lines and steps in the log of an attempt."""
+    attempt, query = await get_attempt(call), call.query
+    number, lease = _lease_number(attempt, query.lease), attempt.lease
+    logs, indexes = call.app.logs, call.app.log_indexes
+    index = await call.app.disk.do(lambda: indexes.look(logs, attempt.id, number, query.block))
     return LogIndex(
         lease=number,
-        size=seen.size,
-        lines=seen.lines,
-        newlines=seen.newlines,
+        size=index.size,
+        lines=index.lines,
+        newlines=index.newlines,
         block_bytes=BLOCK_BYTES,
         first_block=query.block,
-        blocks=seen.blocks,
-        has_header=seen.has_header,
-        sections=seen.sections,
-        is_open=held.number == number if held is not None else not (number or is_over(attempt)),
+        blocks=index.blocks,
+        has_header=index.has_header,
+        sections=index.sections,
+        is_open=lease.number == number if lease is not None else not (number or is_over(attempt)),
     )
 
 
 class LogFile:
-    """An answer that is a log as it was, or a part of it."""
+    """A stored log, or a range of it, as a response."""
 
-    def __init__(self, call: Call, id: str, number: int, span: Bytes) -> None:
+    def __init__(self, call: Call, id: str, number: int, byte_range: ByteRange) -> None:
         self._call = call
         self._id = id
         self._number = number
-        self._span = span
+        self._range = byte_range
 
     async def send(self, send: Send) -> None:
-        """All that was asked for."""
-        headers = {**HEADERS, LEASE_NUMBER_HEADER: str(self._number), **self._span.headers}
+        """Send the requested range."""
+        headers = {**HEADERS, LEASE_NUMBER_HEADER: str(self._number), **self._range.headers}
         if self._call.query.download:
-            headers["Content-Disposition"] = disposition(self._file_name)
-        async with sending(send, self._call.request) as out:
-            await out.begin(headers, self._span.status)
-            await write_span(out, self._span, self._call.parts.disk, self._part)
+            headers["Content-Disposition"] = content_disposition(self._file_name)
+        async with open_response(send, self._call.request) as out:
+            await out.start(headers, self._range.status)
+            await write_range(out, self._range, self._call.app.disk, self._read)
 
     async def last(self, limit: int) -> bytes:
-        """The end of it, for somebody of this process."""
-        start = max(self._span.start, self._span.stop - limit)
-        logs = self._call.parts.logs
-        return await self._call.parts.disk.do(lambda: logs.read(self._id, self._number, start, self._span.stop - start))
+        """Return the last `limit` bytes, for the web interface."""
+        start = max(self._range.start, self._range.stop - limit)
+        logs = self._call.app.logs
+        return await self._call.app.disk.do(lambda: logs.read(self._id, self._number, start, self._range.stop - start))
 
     @property
     def _file_name(self) -> str:
@@ -131,23 +137,25 @@ class LogFile:
         lease = f".{self._number}" if self._number > 1 else ""
         return f"{params['job']}-{params.get('index', 'last')}{lease}.log"
 
-    def _part(self, at: int) -> bytes:
-        limit = min(PART_BYTES, self._span.stop - at)
-        part = self._call.parts.logs.read(self._id, self._number, at, limit)
-        if not part:
-            raise BlobStoreUnavailable(f"the log of {self._id} ended at byte {at}: it was removed while it was read")
-        return part
+    def _read(self, offset: int) -> bytes:
+        limit = min(PART_BYTES, self._range.stop - offset)
+        chunk = self._call.app.logs.read(self._id, self._number, offset, limit)
+        if not chunk:
+            raise BlobStoreUnavailable(
+                f"the log of {self._id} ended at byte {offset}: it was removed during the response"
+            )
+        return chunk
 
 
-class Tail:
-    """An answer that goes on while a log is written. `number` 0: the attempt has no lease yet."""
+class LogStream:
+    """A response that continues while a log is written. `number` 0: the attempt has no lease yet."""
 
     def __init__(self, call: Call, job_id: str, id: str, number: int, start: int) -> None:
         self._call = call
         self._ids = (job_id, id)
         self._id = id
         self._number = number
-        self._at = start
+        self._offset = start
         self._is_over = False
         self._is_appended = False
         self._clock = asyncio.get_running_loop().time
@@ -155,20 +163,20 @@ class Tail:
         self._stay = Stay(call)
 
     async def send(self, send: Send) -> None:
-        """What there is, then what is added; until the lease is over, the time is, or whoever asked is gone."""
+        """Send the log and what is appended to it, until the lease ends, `follow` seconds passed or the client left."""
         call = self._call
-        of = call.parts.streams.subscribed(call.who.tenant, 0, call.params["run"])
-        async with sending(send, call.request) as out:
-            with of as subscription:
-                out.when_gone(subscription.ring)
-                # A store that is away ends it in order, as the time does: whoever follows asks again.
+        subscribed = call.app.streams.subscribe(call.caller.tenant, 0, call.params["run"])
+        async with open_response(send, call.request) as out:
+            with subscribed as subscription:
+                out.on_disconnect(subscription.wake)
+                # While the store is unavailable the response ends normally, and the client sends another request.
                 with suppress(Unavailable):
                     await self._wait_for_lease(out, subscription)
-                await out.begin(
+                await out.start(
                     {
                         **HEADERS,
                         LEASE_NUMBER_HEADER: str(self._number),
-                        OFFSET_HEADER: str(self._at),
+                        OFFSET_HEADER: str(self._offset),
                         "Accept-Ranges": "bytes",
                         "X-Accel-Buffering": "no",
                     }
@@ -176,47 +184,47 @@ class Tail:
                 with suppress(Unavailable):
                     await self._follow(out, subscription)
 
-    async def _wait_for_lease(self, out: Outlet, subscription: Subscription) -> None:
-        await subscription.skip()
-        await self._look()
+    async def _wait_for_lease(self, out: ResponseStream, subscription: Subscription) -> None:
+        await subscription.skip_unbuffered()
+        await self._refresh()
         while not self._number and not self._is_over and not await self._is_time_up(subscription):
             await self._wait(out, subscription)
 
-    async def _follow(self, out: Outlet, subscription: Subscription) -> None:
+    async def _follow(self, out: ResponseStream, subscription: Subscription) -> None:
         if not self._number:
             return
         loop = asyncio.get_running_loop()
 
-        def hear() -> None:
-            loop.call_soon_threadsafe(self._hear, subscription)
+        def on_append() -> None:
+            loop.call_soon_threadsafe(self._on_append, subscription)
 
-        logs = self._call.parts.logs
-        with logs.subscribe(self._id, self._number, hear):
+        logs, disk = self._call.app.logs, self._call.app.disk
+        with logs.subscribe(self._id, self._number, on_append):
             while True:
-                # Whether it is over is asked before the log is: what comes after that is no longer of this lease.
+                # Read before the log: if the lease was over by then, an empty chunk is the end of its log.
                 was_over, self._is_appended = self._is_over, False
-                part = await self._call.parts.disk.do(lambda: logs.read(self._id, self._number, self._at, PART_BYTES))
-                self._at += len(part)
-                if part:
-                    await out.write(part)
+                chunk = await disk.do(lambda: logs.read(self._id, self._number, self._offset, PART_BYTES))
+                self._offset += len(chunk)
+                if chunk:
+                    await out.write(chunk)
                 elif was_over or await self._is_time_up(subscription):
                     return
                 else:
                     await self._wait(out, subscription)
 
-    def _hear(self, subscription: Subscription) -> None:
+    def _on_append(self, subscription: Subscription) -> None:
         self._is_appended = True
-        subscription.ring()
+        subscription.wake()
 
-    async def _wait(self, out: Outlet, subscription: Subscription) -> None:
-        """Until there may be something new in the log, or the attempt changed, or it is time to look anyway."""
+    async def _wait(self, out: ResponseStream, subscription: Subscription) -> None:
+        """Wait until the log was appended to, the attempt changed, or POLL_SECONDS passed."""
         until = min(self._until, self._clock() + POLL_SECONDS)
         while not self._is_appended and not subscription.is_closed:
-            if out.is_gone:
-                raise Gone
-            for frame in await subscription.take():
+            if out.is_disconnected:
+                raise ClientDisconnected
+            for frame in await subscription.next_frames():
                 if frame.entity_id in self._ids and frame.is_change:
-                    await self._look()
+                    await self._refresh()
                     return
             if self._clock() >= until:
                 return
@@ -227,19 +235,19 @@ class Tail:
         is_late = self._clock() >= self._until
         return is_late or subscription.is_closed or await self._stay.is_over()
 
-    async def _look(self) -> None:
-        """Whether the lease is over; or, of an attempt that has none, whether it will never have one."""
-        records = await self._call.parts.store.find_all(self._ids)
-        attempt = next((each for each in records if isinstance(each, Attempt)), None)
-        job = next((each for each in records if isinstance(each, Job)), None)
+    async def _refresh(self) -> None:
+        """Read whether the lease is over. Without a lease, read whether there is one now or can still be one."""
+        records = await self._call.app.store.find_all(self._ids)
+        attempt = next((record for record in records if isinstance(record, Attempt)), None)
+        job = next((record for record in records if isinstance(record, Job)), None)
         if not self._number and attempt is not None and (first := last_lease(attempt)) is not None:
             self._number = first.number
         if self._number:
-            held = attempt.lease if attempt is not None else None
-            self._is_over = held is None or held.number != self._number
+            lease = attempt.lease if attempt is not None else None
+            self._is_over = lease is None or lease.number != self._number
         else:
-            of = attempt or job
-            self._is_over = of is None or is_over(of)
+            record = attempt or job
+            self._is_over = record is None or is_over(record)
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {

@@ -1,4 +1,4 @@
-"""How far workstreams are, for lists: one look at the jobs of all of them, and only of what failed an attempt."""
+"""The progress of workstreams, for lists: one query for the jobs of all of them, and one for the failed attempts."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from deltaci.core.run import Run
 from deltaci.protocol.messages import RuleResult
 from deltaci.storage.port import Load, ReadTransaction, Store, load_jobs
 
-MAX_NAMES: Final = 5  # Of tasks that are told by name.
+MAX_NAMES: Final = 5  # Task names in a list of workstreams.
 
 
-class Known(msgspec.Struct, frozen=True):
-    """What the tasks of one workstream say, and the last attempt of the one that failed."""
+class TaskProgress(msgspec.Struct, frozen=True):
+    """The progress of the tasks of a workstream, and the last attempt of its failed task."""
 
     progress: Progress
-    last: Attempt | None = None
+    failed_attempt: Attempt | None = None
 
 
-async def known_of(store: Store, runs: Iterable[Run]) -> dict[str, Known]:
-    """Of each of them, by id."""
-    ids = [each.id for each in runs]
-    return await store.read(lambda: _look(ids))
+async def load_progress(store: Store, runs: Iterable[Run]) -> dict[str, TaskProgress]:
+    """Return the progress of these workstreams by id."""
+    ids = [run.id for run in runs]
+    return await store.read(lambda: _load_progress(ids))
 
 
-def _look(ids: Sequence[str]) -> ReadTransaction[dict[str, Known]]:
-    found = {}
+def _load_progress(ids: Sequence[str]) -> ReadTransaction[dict[str, TaskProgress]]:
+    by_id = {}
     for id in ids:
-        found[id] = progress((yield from load_jobs(id)))
-    failed = {id: each.failed.attempt_id for id, each in found.items() if each.failed and each.failed.attempt_id}
-    held = (yield Load(tuple(failed.values()))) if failed else []
-    last = {each.record.id: each.record for each in held if isinstance(each.record, Attempt)}
-    return {id: Known(each, last.get(failed.get(id, ""))) for id, each in found.items()}
+        by_id[id] = progress((yield from load_jobs(id)))
+    failed = {id: tasks.failed.attempt_id for id, tasks in by_id.items() if tasks.failed and tasks.failed.attempt_id}
+    stored = (yield Load(tuple(failed.values()))) if failed else []
+    attempts = {row.record.id: row.record for row in stored if isinstance(row.record, Attempt)}
+    return {id: TaskProgress(tasks, attempts.get(failed.get(id, ""))) for id, tasks in by_id.items()}
 
 
-def shown(known: Known, record: records.Workstream, merge: wire.WorkstreamMerge) -> wire.WorkstreamProgress:
-    """As the API says it."""
-    tasks, failed = known.progress, known.progress.failed
-    held = verdicts([known.last] if known.last is not None else [])
-    broken = rules([*held, *record.verdicts.get(failed.spec.name, ())]) if failed is not None else []
+def serialize_progress(
+    progress: TaskProgress, record: records.Workstream, merge: wire.WorkstreamMerge
+) -> wire.WorkstreamProgress:
+    tasks, failed = progress.progress, progress.progress.failed
+    results = rule_results([progress.failed_attempt] if progress.failed_attempt is not None else [])
+    broken = failed_rules([*results, *record.verdicts.get(failed.spec.name, ())]) if failed is not None else []
     return wire.WorkstreamProgress(
         tasks=len(record.spec.get("tasks", ())),
         counts=tasks.counts,
@@ -57,11 +58,11 @@ def shown(known: Known, record: records.Workstream, merge: wire.WorkstreamMerge)
         waits_for=merge.waits_for,
         failed_task=failed.spec.name if failed is not None else "",
         failed_rule=next(iter([*broken, *merge.failed_rules]), None),
-        problem=_said(failed) or merge.problem,
+        problem=_error_text(failed) or merge.problem,
     )
 
 
-def _said(failed: Job | None) -> str:
+def _error_text(failed: Job | None) -> str:
     error = failed.last_error if failed is not None else None
     return (error.message or error.line or error.code) if error is not None else ""
 
@@ -70,20 +71,20 @@ def _said(failed: Job | None) -> str:
 
 
 def report(last: Sequence[Attempt]) -> Mapping[str, Any]:
-    """What the runner of the last attempt said of it."""
-    said = last[0].report if last else None
-    return said if isinstance(said, dict) else {}
+    """Return the report of the runner in a list of at most one attempt, else an empty one."""
+    last_report = last[0].report if last else None
+    return last_report if isinstance(last_report, dict) else {}
 
 
-def verdicts(last: Sequence[Attempt]) -> list[RuleResult]:
-    """What the runner of the last attempt found when it looked at the rules."""
+def rule_results(last: Sequence[Attempt]) -> list[RuleResult]:
+    """Return the results of the validation rules in the report of the last attempt."""
     return msgspec.convert(report(last).get("verdicts") or [], list[RuleResult])
 
 
-def rules(verdicts: Iterable[RuleResult]) -> list[wire.FailedRule]:
-    """Those that did not hold."""
+def failed_rules(results: Iterable[RuleResult]) -> list[wire.FailedRule]:
+    """Return the validation rules that failed."""
     return [
-        wire.FailedRule(rule=each.rule, actual=each.actual, expected=each.expected)
-        for each in verdicts
-        if not each.is_passed
+        wire.FailedRule(rule=result.rule, actual=result.actual, expected=result.expected)
+        for result in results
+        if not result.is_passed
     ]

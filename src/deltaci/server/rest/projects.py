@@ -1,4 +1,4 @@
-"""Projects: tell the server of a repository, look at it, change it, forget it; and hear from its hook."""
+"""Projects: create, read, change and remove them, and report pushes to their repositories."""
 
 from __future__ import annotations
 
@@ -12,80 +12,85 @@ from deltaci.controllers.poller import push
 from deltaci.controllers.projects import Project
 from deltaci.core.errors import Refused
 from deltaci.git import url_policy
-from deltaci.server.rest.http.cursors import read, written
-from deltaci.server.rest.http.request import Call, Handler, missing
-from deltaci.server.rest.serializers import moment
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
+from deltaci.server.rest.http.request import Call, Handler, not_found
+from deltaci.server.rest.serializers import to_datetime
 
 
-async def project_of(call: Call, name: str | None = None) -> Project:
-    """The project that the address names."""
-    wanted = name if name is not None else str(call.params["project"])
-    found = await call.parts.repositories.projects.find(call.who.tenant, wanted)
-    if found is None:
-        raise missing("project", wanted)
-    return found
+async def get_project(call: Call, name: str | None = None) -> Project:
+    """Return a project, by default the one in the path. Raise Refused if it does not exist."""
+    project_name = name if name is not None else str(call.params["project"])
+    project = await call.app.repositories.projects.find(call.caller.tenant, project_name)
+    if project is None:
+        raise not_found("project", project_name)
+    return project
 
 
 async def save_project(call: Call) -> wire.Project:
-    """A new project, or another version of one. What makes no sense, or is not allowed, is refused before."""
-    asked: wire.ProjectInput = call.body
-    name, repositories = str(call.params["project"]), call.parts.repositories
-    url_policy.parse_url(asked.url, repositories.url_policy)
-    if asked.api_url and not asked.api_url.startswith(("https://", "http://")):
-        raise Refused("bad_request", f"{asked.api_url[:200]!r} is no address of an API; it begins with https://")
-    known = await repositories.projects.find(call.who.tenant, name)
-    current = known.version if known is not None else 0
-    if asked.expected_version is not None and asked.expected_version != current:
-        raise Refused("stale_version", f"project {name!r} is at version {current}, not {asked.expected_version}")
-    if known is None and await repositories.projects.is_full(call.who.tenant):
+    """Create a project, or store a new version of it. Raise Refused if it is invalid or not allowed."""
+    params: wire.ProjectInput = call.body
+    name, repositories = str(call.params["project"]), call.app.repositories
+    url_policy.parse_url(params.url, repositories.url_policy)
+    if params.api_url and not params.api_url.startswith(("https://", "http://")):
+        raise Refused("bad_request", f"{params.api_url[:200]!r} is no URL of an API; it must start with https://")
+    existing = await repositories.projects.find(call.caller.tenant, name)
+    current = existing.version if existing is not None else 0
+    if params.expected_version is not None and params.expected_version != current:
+        raise Refused("stale_version", f"project {name!r} is at version {current}, not {params.expected_version}")
+    if existing is None and await repositories.projects.is_full(call.caller.tenant):
         raise Refused("over_quota", f"a tenant has at most {projects.MAX_PROJECTS:,} projects")
-    made = projects.made(call.who.tenant, name, asked, by=call.who.person, now=call.parts.keys.now())
-    if known is not None:
-        made = msgspec.structs.replace(
-            made, version=known.version, created_at=known.created_at, created_by=known.created_by
+    project = projects.made(call.caller.tenant, name, params, by=call.caller.person, now=call.app.keys.now())
+    if existing is not None:
+        project = msgspec.structs.replace(
+            project, version=existing.version, created_at=existing.created_at, created_by=existing.created_by
         )
-    return shown(await repositories.projects.put(made))
+    return serialize_project(await repositories.projects.put(project))
 
 
 async def read_project(call: Call) -> wire.Project:
-    """One of them."""
-    return shown(await project_of(call))
+    return serialize_project(await get_project(call))
 
 
 async def remove_project(call: Call) -> wire.Project:
-    """Nothing of it is fetched any more; what was started goes on."""
-    found = await project_of(call)
-    await call.parts.repositories.projects.drop(found)
-    await call.parts.repositories.forget(found)
-    return shown(found)
+    """Remove a project and its mirror. Runs that were started continue."""
+    project = await get_project(call)
+    await call.app.repositories.projects.drop(project)
+    await call.app.repositories.forget(project)
+    return serialize_project(project)
 
 
 async def list_projects(call: Call) -> wire.ProjectPage:
-    """By name."""
+    """Return a page of projects, ordered by name."""
     query = call.query
-    after = read(query.cursor) if query.cursor else ""
-    found = await call.parts.repositories.projects.page(call.who.tenant, after, query.limit)
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    page = await call.app.repositories.projects.page(call.caller.tenant, after, query.limit)
     return wire.ProjectPage(
-        projects=[shown(each) for each in found],
-        next=written(found[-1].name) if len(found) == query.limit else None,
+        projects=[serialize_project(project) for project in page],
+        next=encode_cursor(page[-1].name) if len(page) == query.limit else None,
     )
 
 
 async def report_push(call: Call) -> wire.AcceptedChanges:
-    """Every ref is a change of its own."""
-    asked: wire.PushInput = call.body
-    project, changes = await project_of(call), call.parts.repositories.changes
+    """Accept a push as one change per ref."""
+    params: wire.PushInput = call.body
+    project, changes = await get_project(call), call.app.repositories.changes
     accepted: list[wire.AcceptedChange] = []
-    for each in asked.refs:
-        change = push(each.ref, each.before, each.after, actor=asked.pusher, default_branch=project.default_branch)
-        delivery = f"push {asked.delivery} {each.ref}"
-        made = await changes.accept(project.tenant, project.name, change, delivery)
-        accepted.append(wire.AcceptedChange(id=made.id, is_new=made.is_new, ref=each.ref))
+    for ref_change in params.refs:
+        change = push(
+            ref_change.ref,
+            ref_change.before,
+            ref_change.after,
+            actor=params.pusher,
+            default_branch=project.default_branch,
+        )
+        delivery = f"push {params.delivery} {ref_change.ref}"
+        acceptance = await changes.accept(project.tenant, project.name, change, delivery)
+        accepted.append(wire.AcceptedChange(id=acceptance.id, is_new=acceptance.is_new, ref=ref_change.ref))
     return wire.AcceptedChanges(changes=accepted)
 
 
-def shown(project: Project) -> wire.Project:
-    """A project as people see it: of secrets only their names."""
+def serialize_project(project: Project) -> wire.Project:
+    """Return a project as the API shows it, with the names of its secrets but not their values."""
     return wire.Project(
         name=project.name,
         version=project.version,
@@ -99,7 +104,7 @@ def shown(project: Project) -> wire.Project:
         reports=project.reports,
         policies=project.policies,
         description=project.description,
-        created_at=moment(project.created_at),
+        created_at=to_datetime(project.created_at),
         created_by=project.created_by,
     )
 

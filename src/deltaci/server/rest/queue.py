@@ -1,7 +1,7 @@
-"""What waits and why, of all runs of a tenant at once, and what workers have.
+"""The work that waits, of all runs of a tenant, with the reasons, and the attempts that workers run.
 
-However much there is, the cost of an answer has a limit: of every queue the first, of the runs that are not over the
-newest, until so many jobs were read. The answer says whether that was all.
+The cost of a request is bounded: it reads the first attempts of each queue and the newest runs that are not over, up to
+a number of jobs. The response says whether that was everything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from deltaci.api.schemas import queue as api_queue
 from deltaci.audit.explain import TenantState
-from deltaci.audit.explain import queue as explained
+from deltaci.audit.explain import queue as explain_queue
 from deltaci.audit.explain.context import ExplainContext
 from deltaci.audit.explain.reasons import Reason
 from deltaci.core.attempt import Attempt
@@ -26,219 +26,221 @@ from deltaci.core.status import steps
 from deltaci.core.timers import ready_at
 from deltaci.core.worker import required_labels
 from deltaci.server.rest import serializers
-from deltaci.server.rest.explain import MAX_GROUPS, because, fleet_of
-from deltaci.server.rest.http.cursors import read, written
+from deltaci.server.rest.explain import MAX_GROUPS, get_workers, serialize_reason
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.request import Call, Handler
 from deltaci.storage.port import ListQuery, LoadJobs, ReadTransaction
 
-MAX_QUEUES: Final = 50  # Sets of labels.
-MAX_QUEUED: Final = 300  # Of each of them.
-MAX_RUNS: Final = 100  # Of each status.
-MAX_JOBS: Final = 3000  # Once so many were read, no other run's are.
-MAX_TASKS: Final = 2000  # Of all workers.
+MAX_QUEUES: Final = 50  # A queue is a set of labels.
+MAX_QUEUED: Final = 300  # Attempts per queue.
+MAX_RUNS: Final = 100  # Runs per status.
+MAX_JOBS: Final = 3000  # After so many jobs, no further run is read.
+MAX_TASKS: Final = 2000  # Attempts of all workers.
 MAX_RUNNING: Final = 200
 _OPEN: Final = (steps.WAITING_APPROVAL, steps.RUNNING, steps.PENDING)
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was looked at. `runs` has also those of which only some attempts were."""
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The records that were read. `runs` also has the runs of which only some attempts were read."""
 
-    around: TenantState
+    tenant_state: TenantState
     runs: dict[str, Run]
-    open: list[Run]
+    open_runs: list[Run]
     jobs: list[Job]
     attempts: list[Attempt]
-    is_whole: bool
+    is_complete: bool
 
 
 async def list_queue(call: Call) -> api_queue.Queue:
-    """One page of it; what workers have, and the reasons of all, are on every page."""
-    query, seen = call.query, await _look(call)
-    context = ExplainContext(None, seen.jobs, seen.attempts, (), seen.around, is_brief=True)
-    every = [each for each in _waits(context, seen) if _fits(query, seen, each.record)]
-    every.sort(key=lambda each: each.sort_key)
-    waits = [each for each in every if query.reason in ("", each.group_key, each.code)]
-    running = [each for each in seen.attempts if explained.is_leased(each) and _fits(query, seen, each)]
-    running.sort(key=lambda each: (explained.leased_since(each), each.id))
-    after = _place(query.cursor)
-    left = [each for each in waits if after is None or each.sort_key > after]
-    page = left[: query.limit]
+    """Return a page of the waiting work. Every page has the running attempts and the reasons of all waiting work."""
+    query, snapshot = call.query, await _read_snapshot(call)
+    context = ExplainContext(None, snapshot.jobs, snapshot.attempts, (), snapshot.tenant_state, is_brief=True)
+    all_waits = [wait for wait in _waits(context, snapshot) if _matches(query, snapshot, wait.record)]
+    all_waits.sort(key=lambda wait: wait.sort_key)
+    waits = [wait for wait in all_waits if query.reason in ("", wait.group_key, wait.code)]
+    running = [a for a in snapshot.attempts if explain_queue.is_leased(a) and _matches(query, snapshot, a)]
+    running.sort(key=lambda attempt: (explain_queue.leased_since(attempt), attempt.id))
+    after = _decode_sort_key(query.cursor)
+    remaining = [wait for wait in waits if after is None or wait.sort_key > after]
+    page = remaining[: query.limit]
     return api_queue.Queue(
-        waiting=[_waiting(seen, each) for each in page],
-        next=written(_cursor(page[-1].sort_key)) if len(left) > len(page) else None,
+        waiting=[_waiting_entry(snapshot, wait) for wait in page],
+        next=encode_cursor(_sort_key_text(page[-1].sort_key)) if len(remaining) > len(page) else None,
         count=len(waits),
-        reasons=[_shared(each) for each in explained.group_waits(every)],
-        running=[_under_way(context, seen, each) for each in running[:MAX_RUNNING]],
+        reasons=[_shared_reason(group) for group in explain_queue.group_waits(all_waits)],
+        running=[_running_entry(context, snapshot, attempt) for attempt in running[:MAX_RUNNING]],
         running_count=len(running),
-        is_whole=seen.is_whole,
+        is_whole=snapshot.is_complete,
     )
 
 
-# -- what is looked at
+# -- reading
 
 
-async def _look(call: Call) -> Seen:
-    tenant, store = call.who.tenant, call.parts.store
-    is_asked = call.query.part == "all"
-    ready = await store.queued_attempts(tenant, MAX_QUEUED, MAX_QUEUES) if is_asked else []
-    by_queue: dict[str, int] = {}
-    for each in ready:
-        by_queue[each.queue_key] = by_queue.get(each.queue_key, 0) + 1
-    is_whole = len(by_queue) < MAX_QUEUES and all(count < MAX_QUEUED for count in by_queue.values())
-    workers = await fleet_of(call)
-    open: list[Run] = []
-    for status in _OPEN if is_asked else ():
+async def _read_snapshot(call: Call) -> Snapshot:
+    tenant, store = call.caller.tenant, call.app.store
+    needs_all = call.query.part == "all"
+    ready = await store.queued_attempts(tenant, MAX_QUEUED, MAX_QUEUES) if needs_all else []
+    counts: dict[str, int] = {}
+    for attempt in ready:
+        counts[attempt.queue_key] = counts.get(attempt.queue_key, 0) + 1
+    is_complete = len(counts) < MAX_QUEUES and all(count < MAX_QUEUED for count in counts.values())
+    workers = await get_workers(call)
+    open_runs: list[Run] = []
+    for status in _OPEN if needs_all else ():
         page = await store.page(ListQuery(tenant=tenant, lists=[runs_with_status(status)], limit=MAX_RUNS))
-        open += [each for each in page.records if isinstance(each, Run)]
-        is_whole = is_whole and page.next is None
-    jobs, is_read = await store.read(lambda: _jobs([each.id for each in open]))
-    wanted = dict.fromkeys([each.id for each in ready])
-    tasks = [task for each in workers for task in each.tasks]
-    wanted |= dict.fromkeys(tasks[:MAX_TASKS])
-    wanted |= dict.fromkeys(explained.current_attempts(jobs))
-    attempts = [each for each in _own(call, await store.find_all(list(wanted))) if isinstance(each, Attempt)]
-    runs = {each.id: each for each in open}
-    others = dict.fromkeys(each.run_id for each in attempts if each.run_id and each.run_id not in runs)
-    runs |= {each.id: each for each in _own(call, await store.find_all(list(others))) if isinstance(each, Run)}
-    quota = await call.parts.tenants.running_limit(tenant)
-    groups = {each.group for each in attempts if each.group and ready_at(each)}
-    around = TenantState(
+        open_runs += [record for record in page.records if isinstance(record, Run)]
+        is_complete = is_complete and page.next is None
+    jobs, has_all_jobs = await store.read(lambda: _load_jobs([run.id for run in open_runs]))
+    ids = dict.fromkeys([attempt.id for attempt in ready])
+    tasks = [task for worker in workers for task in worker.tasks]
+    ids |= dict.fromkeys(tasks[:MAX_TASKS])
+    ids |= dict.fromkeys(explain_queue.current_attempts(jobs))
+    attempts = [r for r in _of_tenant(call, await store.find_all(list(ids))) if isinstance(r, Attempt)]
+    runs = {run.id: run for run in open_runs}
+    other_ids = dict.fromkeys(a.run_id for a in attempts if a.run_id and a.run_id not in runs)
+    runs |= {r.id: r for r in _of_tenant(call, await store.find_all(list(other_ids))) if isinstance(r, Run)}
+    quota = await call.app.tenants.running_limit(tenant)
+    groups = {attempt.group for attempt in attempts if attempt.group and ready_at(attempt)}
+    tenant_state = TenantState(
         now=await store.now(),
         workers=tuple(workers),
         running_quota=quota,
-        running=await call.parts.tenants.running(tenant) if quota else 0,
+        running=await call.app.tenants.running(tenant) if quota else 0,
         groups={group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
     )
-    return Seen(
-        around=around,
+    return Snapshot(
+        tenant_state=tenant_state,
         runs=runs,
-        open=open,
+        open_runs=open_runs,
         jobs=jobs,
         attempts=attempts,
-        is_whole=is_whole and is_read and len(tasks) <= MAX_TASKS,
+        is_complete=is_complete and has_all_jobs and len(tasks) <= MAX_TASKS,
     )
 
 
-def _own(call: Call, records: Iterable[Record]) -> list[Record]:
-    """What cannot be read has no tenant, and is left out like what is another's."""
-    return [each for each in records if each.tenant == call.who.tenant]
+def _of_tenant(call: Call, records: Iterable[Record]) -> list[Record]:
+    """Return the records of the caller's tenant. A record that cannot be decoded has no tenant and is left out."""
+    return [record for record in records if record.tenant == call.caller.tenant]
 
 
-def _jobs(runs: Sequence[str]) -> ReadTransaction[tuple[list[Job], bool]]:
-    """The jobs of these runs, and whether of all of them."""
-    found: list[Job] = []
-    for id in runs:
-        if len(found) >= MAX_JOBS:
-            return found, False
-        found += [each.record for each in (yield LoadJobs(id)) if isinstance(each.record, Job)]
-    return found, True
+def _load_jobs(run_ids: Sequence[str]) -> ReadTransaction[tuple[list[Job], bool]]:
+    """Return the jobs of these runs, and whether they include those of all runs."""
+    jobs: list[Job] = []
+    for id in run_ids:
+        if len(jobs) >= MAX_JOBS:
+            return jobs, False
+        jobs += [stored.record for stored in (yield LoadJobs(id)) if isinstance(stored.record, Job)]
+    return jobs, True
 
 
-def _waits(context: ExplainContext, seen: Seen) -> list[explained.Wait]:
-    found = [
-        *(explained.attempt_wait(context, each) for each in seen.attempts),
-        *(explained.job_wait(context, each) for each in seen.jobs),
-        *(explained.run_wait(ExplainContext(each, (), (), (), seen.around), each) for each in seen.open),
+def _waits(context: ExplainContext, snapshot: Snapshot) -> list[explain_queue.Wait]:
+    waits = [
+        *(explain_queue.attempt_wait(context, attempt) for attempt in snapshot.attempts),
+        *(explain_queue.job_wait(context, job) for job in snapshot.jobs),
+        *(
+            explain_queue.run_wait(ExplainContext(run, (), (), (), snapshot.tenant_state), run)
+            for run in snapshot.open_runs
+        ),
     ]
-    return [each for each in found if each is not None]
+    return [wait for wait in waits if wait is not None]
 
 
-def _fits(query: api_queue.QueueQuery, seen: Seen, of: Record) -> bool:
-    if query.label and query.label not in _labels(of):
+def _matches(query: api_queue.QueueQuery, snapshot: Snapshot, record: Record) -> bool:
+    if query.label and query.label not in _labels(record):
         return False
     if not query.project:
         return True
-    run = seen.runs.get(_run_id(of))
+    run = snapshot.runs.get(_run_id(record))
     return run is not None and run.origin.project == query.project
 
 
-# -- how it is shown
+# -- serialization
 
 
-def _waiting(seen: Seen, wait: explained.Wait) -> api_queue.WaitingEntry:
-    at = _time(wait.record)
+def _waiting_entry(snapshot: Snapshot, wait: explain_queue.Wait) -> api_queue.WaitingEntry:
+    at = _ready_at(wait.record)
     return api_queue.WaitingEntry(
-        **_named(seen, wait.record),
-        since=serializers.moment(wait.since),
-        ready_at=serializers.moment(at) if at > seen.around.now else None,
+        **_common_fields(snapshot, wait.record),
+        since=serializers.to_datetime(wait.since),
+        ready_at=serializers.to_datetime(at) if at > snapshot.tenant_state.now else None,
         reason=wait.group_key,
         reasons=_reasons(wait.reasons),
     )
 
 
-def _under_way(context: ExplainContext, seen: Seen, attempt: Attempt) -> api_queue.RunningEntry:
+def _running_entry(context: ExplainContext, snapshot: Snapshot, attempt: Attempt) -> api_queue.RunningEntry:
     return api_queue.RunningEntry(
-        **_named(seen, attempt),
-        since=serializers.moment(explained.leased_since(attempt)),
+        **_common_fields(snapshot, attempt),
+        since=serializers.to_datetime(explain_queue.leased_since(attempt)),
         worker_id=attempt.lease.worker_id if attempt.lease is not None else "",
-        reasons=_reasons(explained.lease_reasons(context, attempt)),
+        reasons=_reasons(explain_queue.lease_reasons(context, attempt)),
     )
 
 
-def _shared(reason: explained.WaitGroup) -> api_queue.SharedReason:
-    return api_queue.SharedReason(
-        id=reason.key, code=reason.code, text=reason.text, about=reason.about, count=reason.count
-    )
+def _shared_reason(group: explain_queue.WaitGroup) -> api_queue.SharedReason:
+    return api_queue.SharedReason(id=group.key, code=group.code, text=group.text, about=group.about, count=group.count)
 
 
 def _reasons(reasons: Iterable[Reason]) -> list[Any]:
-    return [because(each) for each in reasons]
+    return [serialize_reason(reason) for reason in reasons]
 
 
-def _named(seen: Seen, of: Record) -> dict[str, Any]:
-    run_id = _run_id(of)
-    run = seen.runs.get(run_id)
+def _common_fields(snapshot: Snapshot, record: Record) -> dict[str, Any]:
+    """Return the fields that waiting and running entries have in common."""
+    run_id = _run_id(record)
+    run = snapshot.runs.get(run_id)
     origin = run.origin if run is not None else None
-    spec = of.spec if isinstance(of, Job) else None
-    job_id = of.job_id if isinstance(of, Attempt) else ""
+    spec = record.spec if isinstance(record, Job) else None
+    job_id = record.job_id if isinstance(record, Attempt) else ""
     return {
-        "id": of.id,
+        "id": record.id,
         "run_id": run_id,
         "title": (origin.title or origin.template or origin.file or run_id) if origin is not None else run_id,
         "project": origin.project if origin is not None else "",
         "branch": origin.branch if origin is not None else "",
         "job": spec.name if spec is not None else job_id.partition("/")[2],
-        "index": of.index if isinstance(of, Attempt) else 0,
-        "state": of.state,
-        "priority": of.priority if isinstance(of, Attempt) else spec.priority if spec is not None else 0,
-        "runs_on": _labels(of),
-        "group": of.group if isinstance(of, Attempt) else spec.group if spec is not None else "",
+        "index": record.index if isinstance(record, Attempt) else 0,
+        "state": record.state,
+        "priority": record.priority if isinstance(record, Attempt) else spec.priority if spec is not None else 0,
+        "runs_on": _labels(record),
+        "group": record.group if isinstance(record, Attempt) else spec.group if spec is not None else "",
     }
 
 
-def _run_id(of: Record) -> str:
-    return of.id if isinstance(of, Run) else of.run_id
+def _run_id(record: Record) -> str:
+    return record.id if isinstance(record, Run) else record.run_id
 
 
-def _labels(of: Record) -> list[str]:
-    key = of.queue_key if isinstance(of, Attempt) else of.spec.queue_key if isinstance(of, Job) else ""
+def _labels(record: Record) -> list[str]:
+    key = record.queue_key if isinstance(record, Attempt) else record.spec.queue_key if isinstance(record, Job) else ""
     return sorted(required_labels(key))
 
 
-def _time(of: Record) -> int:
-    """From when on it could go on, if that is a matter of time."""
-    return of.next_run_at if isinstance(of, Job) else ready_at(of) or 0
+def _ready_at(record: Record) -> int:
+    """Return the time until which the record waits for a delay, 0 if it waits for something else."""
+    return record.next_run_at if isinstance(record, Job) else ready_at(record) or 0
 
 
-def _cursor(place: tuple[int, int, int, str]) -> str:
-    return " ".join(str(each) for each in place)
+def _sort_key_text(sort_key: tuple[int, int, int, str]) -> str:
+    return " ".join(str(part) for part in sort_key)
 
 
-def _place(cursor: str) -> tuple[int, int, int, str] | None:
-    """The place that a cursor names; none for an empty one."""
+def _decode_sort_key(cursor: str) -> tuple[int, int, int, str] | None:
+    """Return the sort key in a cursor, or None for an empty cursor. Raise Refused if it is malformed."""
     if not cursor:
         return None
-    parts = read(cursor).split(" ", 3)
+    parts = decode_cursor(cursor).split(" ", 3)
     try:
-        rank, priority, at = (int(each) for each in parts[:3])
-        found = (rank, priority, at, parts[3])
+        rank, priority, at = (int(part) for part in parts[:3])
+        sort_key = (rank, priority, at, parts[3])
     except (ValueError, IndexError):
-        found = None
-    if found is None or _cursor(found) != read(cursor):
+        sort_key = None
+    if sort_key is None or _sort_key_text(sort_key) != decode_cursor(cursor):
         raise Refused(
             "bad_request", f"{cursor[:80]!r} is no cursor of the queue; use `next` of the page before, as it is"
         )
-    return found
+    return sort_key
 
 
 HANDLERS: Final[dict[str, Handler]] = {"listQueue": list_queue}

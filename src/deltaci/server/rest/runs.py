@@ -1,4 +1,4 @@
-"""Runs: start, find, read, stop, decide, repeat."""
+"""Runs: start, list, read, cancel, approve, reject and rerun them."""
 
 from __future__ import annotations
 
@@ -20,133 +20,131 @@ from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash, rerun_jobs
 from deltaci.core.run import Origin, Run
 from deltaci.server.rest import changes, job_specs, serializers
-from deltaci.server.rest.http.cursors import cursor, place
-from deltaci.server.rest.http.idempotency import Repeat
-from deltaci.server.rest.http.lookup import family_of, jobs_of, run_of
-from deltaci.server.rest.http.request import Call, Handler, Made
-from deltaci.server.rest.templates import template_of
+from deltaci.server.rest.http.cursors import decode_position, encode_position
+from deltaci.server.rest.http.idempotency import IdempotentRequest
+from deltaci.server.rest.http.lookup import get_jobs, get_run, get_run_records
+from deltaci.server.rest.http.request import Call, Handler, JsonResponse
+from deltaci.server.rest.templates import get_template
 from deltaci.storage.port import ListQuery
 
-# -- start and repeat
+# -- start and rerun
 
 
-async def start_run(call: Call) -> Made:
-    """From a template or a plan; one decision, one commit. With an idempotency key, once for all repeats."""
-    asked: RunInput = call.body
-    repeat = Repeat(call, "start", asked)
-    if (known := await repeat.known()) is not None:
-        return _made(known, 200, is_repeat=True)
-    if asked.template is None and asked.plan is None and asked.repository:
-        await call.parts.tenants.check_queue(call.who.tenant)
-        return await _born(call, repeat, await changes.started(call, asked, repeat.run()))
-    plan, origin = await _wanted(call, asked)
+async def start_run(call: Call) -> JsonResponse:
+    """Start a run from a template, a plan or a repository. With an idempotency key, a repeat returns the first run."""
+    params: RunInput = call.body
+    request = IdempotentRequest(call, "start", params)
+    if (existing := await request.find_existing()) is not None:
+        return _response(existing, 200, is_repeat=True)
+    if params.template is None and params.plan is None and params.repository:
+        await call.app.tenants.check_queue(call.caller.tenant)
+        return await _create_unplanned(call, request, await changes.new_manual_run(call, params, request.new_run()))
+    plan, origin = await _plan_and_origin(call, params)
     specs = job_specs.specs(plan, job_specs.as_env(origin.inputs))
-    record = repeat.run(is_fail_fast=plan.fail_fast, timeout_seconds=plan.timeout_seconds, origin=origin)
-    return await _start(call, repeat, record, specs)
+    record = request.new_run(is_fail_fast=plan.fail_fast, timeout_seconds=plan.timeout_seconds, origin=origin)
+    return await _start(call, request, record, specs)
 
 
-async def _wanted(call: Call, asked: RunInput) -> tuple[PlanInput, Origin]:
+async def _plan_and_origin(call: Call, params: RunInput) -> tuple[PlanInput, Origin]:
     origin = Origin(
-        project=asked.project,
-        branch=asked.branch,
-        repository=asked.repository,
-        commit=asked.commit,
-        title=asked.title,
-        labels=tuple(dict.fromkeys(asked.labels)),
+        project=params.project,
+        branch=params.branch,
+        repository=params.repository,
+        commit=params.commit,
+        title=params.title,
+        labels=tuple(dict.fromkeys(params.labels)),
     )
-    if (asked.template is None) == (asked.plan is None):
-        found = "both" if asked.plan is not None else "neither"
-        more = ", or a 'repository' instead" if found == "neither" else ""
-        raise Refused("bad_request", f"{found} of 'template' and 'plan' is given; give exactly one of them{more}")
-    if asked.file:
+    if (params.template is None) == (params.plan is None):
+        given = "both" if params.plan is not None else "neither"
+        hint = ", or a 'repository' instead" if given == "neither" else ""
+        raise Refused("bad_request", f"{given} of 'template' and 'plan' is given; give exactly one of them{hint}")
+    if params.file:
         raise Refused("bad_request", "'file' belongs to a repository; leave it out with a template or a plan")
-    if asked.plan is not None:
-        if asked.inputs or asked.version is not None:
+    if params.plan is not None:
+        if params.inputs or params.version is not None:
             raise Refused("bad_request", "'inputs' and 'version' belong to a template; leave them out with a plan")
-        return asked.plan, origin
-    template = await template_of(call, str(asked.template), asked.version)
-    inputs = job_specs.filled_in(template.inputs, asked.inputs)
+        return params.plan, origin
+    template = await get_template(call, str(params.template), params.version)
+    inputs = job_specs.resolve_inputs(template.inputs, params.inputs)
     return template.plan, msgspec.structs.replace(
         origin, template=template.name, template_version=template.version, inputs=inputs
     )
 
 
-async def rerun_run(call: Call) -> Made:
-    """A new run that points at the old one."""
-    asked: RerunInput = call.body
-    repeat = Repeat(call, f"rerun {call.params['run']}", asked)
-    if (known := await repeat.known()) is not None:
-        return _made(known, 200, is_repeat=True)
-    of = await run_of(call)
-    if of.origin.workstream:
-        raise Refused(
-            "wrong_state", f"{of.id} is a workstream, with a branch of its own; create it once more from its file"
-        )
-    specs = rerun_jobs(of, await jobs_of(call, of), failed_only=asked.failed_only)
-    record = repeat.run(
-        is_fail_fast=of.is_fail_fast, timeout_seconds=of.timeout_seconds, origin=of.origin, rerun_of=of.id
+async def rerun_run(call: Call) -> JsonResponse:
+    """Start a run with the jobs of an earlier run, or with its failed ones."""
+    params: RerunInput = call.body
+    request = IdempotentRequest(call, f"rerun {call.params['run']}", params)
+    if (existing := await request.find_existing()) is not None:
+        return _response(existing, 200, is_repeat=True)
+    old = await get_run(call)
+    if old.origin.workstream:
+        raise Refused("wrong_state", f"{old.id} is a workstream and has its own branch; create it again from its file")
+    specs = rerun_jobs(old, await get_jobs(call, old), failed_only=params.failed_only)
+    record = request.new_run(
+        is_fail_fast=old.is_fail_fast, timeout_seconds=old.timeout_seconds, origin=old.origin, rerun_of=old.id
     )
-    return await _start(call, repeat, record, specs)
+    return await _start(call, request, record, specs)
 
 
-async def _start(call: Call, repeat: Repeat, record: Run, specs: tuple[JobSpec, ...]) -> Made:
-    await call.parts.tenants.check_queue(record.tenant)
-    hashed = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
-    order = StartRun(
-        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hashed, has_random_id=not repeat.key
+async def _start(call: Call, request: IdempotentRequest, record: Run, specs: tuple[JobSpec, ...]) -> JsonResponse:
+    await call.app.tenants.check_queue(record.tenant)
+    digest = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
+    command = StartRun(
+        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=digest, has_random_id=not request.key
     )
-    return await _made_by(call, repeat, order)
+    return await _create(call, request, command)
 
 
-async def _born(call: Call, repeat: Repeat, record: Run) -> Made:
-    """A run without a plan: the planner makes one."""
-    return await _made_by(
-        call, repeat, NewRecord(id=record.id, actor=call.actor, record=record, has_random_id=not repeat.key)
+async def _create_unplanned(call: Call, request: IdempotentRequest, record: Run) -> JsonResponse:
+    """Create a run without a plan, for which the planner makes one."""
+    return await _create(
+        call, request, NewRecord(id=record.id, actor=call.actor, record=record, has_random_id=not request.key)
     )
 
 
-async def _made_by(call: Call, repeat: Repeat, order: Command) -> Made:
+async def _create(call: Call, request: IdempotentRequest, command: Command) -> JsonResponse:
     try:
-        decision = await call.parts.engine.do(order)
+        decision = await call.app.engine.do(command)
     except Refused:
-        # Of many repeats at once the first one made it; the others are answered with what it made.
-        if (known := await repeat.known()) is not None:
-            return _made(known, 200, is_repeat=True)
+        # A concurrent repeat may have created the run.
+        if (existing := await request.find_existing()) is not None:
+            return _response(existing, 200, is_repeat=True)
         raise
-    born = decision.record
-    assert isinstance(born, Run)
-    return _made(born, 201, is_repeat=False)
+    created = decision.record
+    assert isinstance(created, Run)
+    return _response(created, 201, is_repeat=False)
 
 
-def _made(record: Run, status: int, *, is_repeat: bool) -> Made:
+def _response(record: Run, status: int, *, is_repeat: bool) -> JsonResponse:
     headers = {"Location": f"{ROOT}/runs/{record.id}"}
     if is_repeat:
         headers[REPLAYED_HEADER] = "true"
-    return Made(value=serializers.run(record), status=status, headers=headers)
+    return JsonResponse(value=serializers.run(record), status=status, headers=headers)
 
 
-# -- find and read
+# -- list and read
 
 
 async def list_runs(call: Call) -> api.RunPage:
-    """The newest first."""
+    """Return a page of runs, the newest first."""
     query: RunQuery = call.query
     search = ListQuery(
-        tenant=call.who.tenant,
+        tenant=call.caller.tenant,
         lists=_lists(query),
-        before=place(query.cursor),
+        before=decode_position(query.cursor),
         since=from_datetime(query.since) if query.since is not None else 0,
         until=from_datetime(query.until) if query.until is not None else 0,
         limit=query.limit,
     )
-    page = await call.parts.store.page(search)
-    found = [serializers.run(each) for each in page.records if isinstance(each, Run)]
-    return api.RunPage(runs=found, next=cursor(page.next))
+    page = await call.app.store.page(search)
+    runs = [serializers.run(record) for record in page.records if isinstance(record, Run)]
+    return api.RunPage(runs=runs, next=encode_position(page.next))
 
 
 def _lists(query: RunQuery) -> list[str]:
-    """The lists that hold what is asked for; those that are likely to be the shortest first."""
-    asked = (
+    """Return the names of the lists that all requested runs are in, with the probably shortest first."""
+    filters = (
         (listing.runs_of_branch, query.branch),
         (listing.runs_started_by, query.person),
         (listing.runs_of_project, query.project),
@@ -155,117 +153,117 @@ def _lists(query: RunQuery) -> list[str]:
         (listing.runs_with_status, query.status),
     )
     names = [listing.runs_with_label(label) for label in query.label]
-    names += [name(str(value)) for name, value in asked if value]
+    names += [name(str(value)) for name, value in filters if value]
     return names or [listing.RUNS]
 
 
 async def read_run(call: Call) -> api.RunWithJobs:
-    """With its jobs and their attempts."""
-    record, every, tries = await family_of(call, api.MAX_EMBEDDED_JOBS)
-    jobs = [serializers.job(each, tries.get(each.id, ())) for each in every[: api.MAX_EMBEDDED_JOBS]]
-    return serializers.run_with_jobs(record, jobs, len(every))
+    """Return a run with its first jobs and their attempts."""
+    record, jobs, attempts = await get_run_records(call, api.MAX_EMBEDDED_JOBS)
+    embedded = [serializers.job(job, attempts.get(job.id, ())) for job in jobs[: api.MAX_EMBEDDED_JOBS]]
+    return serializers.run_with_jobs(record, embedded, len(jobs))
 
 
 async def read_plan(call: Call) -> api.Plan:
-    """What the run does."""
-    record = await run_of(call)
-    why = await reasons_of(call.parts.store, record) or Reasons()
+    """Return the plan of a run, and the reasons of the planner."""
+    record = await get_run(call)
+    reasons = await reasons_of(call.app.store, record) or Reasons()
     return api.Plan(
         plan_hash=record.plan_hash,
-        jobs=[serializers.planned(each.spec) for each in await jobs_of(call, record)],
+        jobs=[serializers.planned_job(job.spec) for job in await get_jobs(call, record)],
         fail_fast=record.is_fail_fast,
         timeout_seconds=record.timeout_seconds,
-        file=why.file,
-        compared_with=why.compared_with,
-        unknown_because=why.unknown_because,
-        group=why.group,
-        choices=[api.JobChoice(**msgspec.structs.asdict(each)) for each in why.choices],
-        problems=list(why.problems),
+        file=reasons.file,
+        compared_with=reasons.compared_with,
+        unknown_because=reasons.unknown_because,
+        group=reasons.group,
+        choices=[api.JobChoice(**msgspec.structs.asdict(choice)) for choice in reasons.choices],
+        problems=list(reasons.problems),
     )
 
 
 async def read_outputs(call: Call) -> api.Outputs:
-    """Of every job whose attempt gave one."""
-    _, every, tries = await family_of(call)
+    """Return the outputs of the last attempt of every job that has outputs."""
+    _, jobs, attempts = await get_run_records(call)
     return api.Outputs(
         outputs={
-            each.spec.name: tried.result
-            for each in every
-            for tried in tries.get(each.id, ())[-1:]
-            if tried.result not in (None, {})  # An attempt without a result has an empty one.
+            job.spec.name: attempt.result
+            for job in jobs
+            for attempt in attempts.get(job.id, ())[-1:]
+            if attempt.result not in (None, {})  # An attempt without a result has an empty one.
         }
     )
 
 
 async def read_costs(call: Call) -> api.Costs:
-    """Of every attempt that told it, and the sum of what is a number."""
-    _, every, tries = await family_of(call)
-    found = [
-        api.JobCost(job=each.spec.name, attempt=tried.index, cost=cost)
-        for each in every
-        for tried in tries.get(each.id, ())
-        if isinstance(cost := (tried.report or {}).get("cost"), dict)
+    """Return the costs that runners reported for attempts, and the sums of the numeric ones."""
+    _, jobs, attempts = await get_run_records(call)
+    costs = [
+        api.JobCost(job=job.spec.name, attempt=attempt.index, cost=cost)
+        for job in jobs
+        for attempt in attempts.get(job.id, ())
+        if isinstance(cost := (attempt.report or {}).get("cost"), dict)
     ]
     total: dict[str, float] = {}
-    for each in found:
-        for name, value in each.cost.items():
+    for job_cost in costs:
+        for name, value in job_cost.cost.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 total[name] = total.get(name, 0) + value
-    return api.Costs(attempts=found, total=total)
+    return api.Costs(attempts=costs, total=total)
 
 
-# -- stop and decide
+# -- cancel, approve and reject
 
 
 async def cancel_run(call: Call) -> api.Run:
-    """Safe to repeat."""
-    record = await run_of(call)
-    order = run.Cancel(id=record.id, actor=call.actor)
+    """Cancel a run. Has no effect if it is already being canceled."""
+    record = await get_run(call)
+    command = run.Cancel(id=record.id, actor=call.actor)
     if call.body.reason:
-        order = msgspec.structs.replace(order, reason=call.body.reason)
-    changed = (await call.parts.engine.do(order)).record
+        command = msgspec.structs.replace(command, reason=call.body.reason)
+    changed = (await call.app.engine.do(command)).record
     assert isinstance(changed, Run)
     return serializers.run(changed)
 
 
 async def approve_run(call: Call) -> api.DecisionResult:
-    """Every approval that waits, or the one that is named. Safe to repeat."""
+    """Approve one approval job or all that wait. Has no effect on those that the caller has approved."""
     return await _decide(call, job.Approve)
 
 
 async def reject_run(call: Call) -> api.DecisionResult:
-    """The same, with a no."""
+    """Reject one approval job or all that wait."""
     return await _decide(call, job.Reject)
 
 
-async def _decide(call: Call, order: type[job.Approve] | type[job.Reject]) -> api.DecisionResult:
-    asked: DecisionInput = call.body
-    record = await run_of(call)
-    chosen = select_gates(await jobs_of(call, record), order, call.who.person, asked.job)
-    orders: list[Command] = [
-        order(
-            id=each.id,
+async def _decide(call: Call, command_type: type[job.Approve] | type[job.Reject]) -> api.DecisionResult:
+    params: DecisionInput = call.body
+    record = await get_run(call)
+    gates = select_gates(await get_jobs(call, record), command_type, call.caller.person, params.job)
+    commands: list[Command] = [
+        command_type(
+            id=gate.id,
             actor=call.actor,
-            comment=asked.comment,
-            roles=call.who.roles,
-            plan_hash=asked.plan_hash,
+            comment=params.comment,
+            roles=call.caller.roles,
+            plan_hash=params.plan_hash,
         )
-        for each in chosen
+        for gate in gates
     ]
     decided: list[Job] = []
     refused: list[Refused] = []
-    for answer in await call.parts.engine.do_all(orders):
-        if isinstance(answer, Refused):
-            refused.append(answer)
-        elif isinstance(answer.record, Job):
-            decided.append(answer.record)
+    for result in await call.app.engine.do_all(commands):
+        if isinstance(result, Refused):
+            refused.append(result)
+        elif isinstance(result.record, Job):
+            decided.append(result.record)
     if refused and not decided:
         raise refused[0]
-    now = await run_of(call)
+    updated = await get_run(call)
     return api.DecisionResult(
-        run=serializers.run(now),
-        jobs=[each.spec.name for each in decided],
-        still_waiting=[each.spec.name for each in decided if job.MACHINE.changes(each.state, order)],
+        run=serializers.run(updated),
+        jobs=[gate.spec.name for gate in decided],
+        still_waiting=[gate.spec.name for gate in decided if job.MACHINE.changes(gate.state, command_type)],
     )
 
 

@@ -1,4 +1,4 @@
-"""Secrets of the tenant: which there are and for whom, set and forget. A value comes in and never goes out."""
+"""Secrets of the tenant: list, set and remove them. No response contains the value of a secret."""
 
 from __future__ import annotations
 
@@ -7,67 +7,67 @@ from typing import Final
 
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import SecretInput, SecretQuery
-from deltaci.server.rest.http.cursors import read, written
-from deltaci.server.rest.http.request import Call, Handler, missing
-from deltaci.server.rest.serializers import maybe
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
+from deltaci.server.rest.http.request import Call, Handler, not_found
+from deltaci.server.rest.serializers import to_optional_datetime
 from deltaci.server.secrets import Known, SecretScope
 
-SHOWN: Final = 20  # So many letters of a project and of a pattern put them into order.
+PREFIX_CHARS: Final = 20  # Of the project and of the branch pattern in a cursor, so that the list is ordered by them.
 
 
 async def list_secrets(call: Call) -> api.SecretPage:
-    """Names and scopes."""
+    """Return a page of secrets: their names and scopes."""
     query = call.query
-    after = read(query.cursor) if query.cursor else ""
-    found = await call.parts.disk.do(lambda: call.parts.secrets.listed(call.who.tenant))
-    left = sorted((each for each in found if _place(each) > after), key=_place)
-    page = left[: query.limit]
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    stored = await call.app.disk.do(lambda: call.app.secrets.listed(call.caller.tenant))
+    remaining = sorted((secret for secret in stored if _position(secret) > after), key=_position)
+    page = remaining[: query.limit]
     return api.SecretPage(
-        secrets=[shown(each) for each in page],
-        next=written(_place(page[-1])) if len(left) > len(page) else None,
+        secrets=[serialize_secret(secret) for secret in page],
+        next=encode_cursor(_position(page[-1])) if len(remaining) > len(page) else None,
     )
 
 
 async def set_secret(call: Call) -> api.Secret:
-    """Sealed before it is kept; who set it and when is written beside the seal."""
-    asked: SecretInput = call.body
-    name, scope = str(call.params["secret"]), SecretScope(asked.project, asked.branch)
-    at, who = call.parts.keys.now(), call.who
-    return shown(
-        await call.parts.disk.do(
-            lambda: call.parts.secrets.set(who.tenant, name, asked.value, scope, by=who.person, at=at)
+    """Encrypt and store a secret, with its author and the time."""
+    params: SecretInput = call.body
+    name, scope = str(call.params["secret"]), SecretScope(params.project, params.branch)
+    at, caller = call.app.keys.now(), call.caller
+    return serialize_secret(
+        await call.app.disk.do(
+            lambda: call.app.secrets.set(caller.tenant, name, params.value, scope, by=caller.person, at=at)
         )
     )
 
 
 async def remove_secret(call: Call) -> api.Secret:
-    """The one with exactly this scope; wider and narrower ones stay."""
-    asked: SecretQuery = call.query
-    name, scope = str(call.params["secret"]), SecretScope(asked.project, asked.branch)
+    """Remove the secret with exactly this scope. Secrets with wider and narrower scopes remain."""
+    params: SecretQuery = call.query
+    name, scope = str(call.params["secret"]), SecretScope(params.project, params.branch)
     scope.check()
-    secrets, tenant = call.parts.secrets, call.who.tenant
-    known = await call.parts.disk.do(lambda: secrets.find(tenant, name, scope))
-    if known is None or not await call.parts.disk.do(lambda: secrets.remove(tenant, name, scope)):
-        raise missing("secret of this scope:", name)
-    return shown(known)
+    secrets, tenant = call.app.secrets, call.caller.tenant
+    secret = await call.app.disk.do(lambda: secrets.find(tenant, name, scope))
+    if secret is None or not await call.app.disk.do(lambda: secrets.remove(tenant, name, scope)):
+        raise not_found("secret of this scope:", name)
+    return serialize_secret(secret)
 
 
-def _place(known: Known) -> str:
-    """Where it stands in the list; short enough for a cursor, and nobody else's."""
-    scope = known.scope
+def _position(secret: Known) -> str:
+    """Return the sort key of a secret: short enough for a cursor, and unique because of the digest."""
+    scope = secret.scope
     digest = blake2b(f"{scope.project}\0{scope.branch}".encode(), digest_size=8).hexdigest()
-    return f"{known.name} {scope.project[:SHOWN]}\0{scope.branch[:SHOWN]}\0{digest}"
+    return f"{secret.name} {scope.project[:PREFIX_CHARS]}\0{scope.branch[:PREFIX_CHARS]}\0{digest}"
 
 
-def shown(known: Known) -> api.Secret:
-    """A secret as everybody may see it who may set one."""
+def serialize_secret(secret: Known) -> api.Secret:
+    """Return a secret as the API shows it, without its value."""
     return api.Secret(
-        name=known.name,
-        project=known.scope.project,
-        branch=known.scope.branch,
-        version=known.version,
-        set_at=maybe(known.at),
-        set_by=known.by,
+        name=secret.name,
+        project=secret.scope.project,
+        branch=secret.scope.branch,
+        version=secret.version,
+        set_at=to_optional_datetime(secret.at),
+        set_by=secret.by,
     )
 
 

@@ -1,4 +1,4 @@
-"""Records as the API shows them: every field by a rule of its own, and `status` always worked out, never stored."""
+"""Convert records to the types of the API. `status` is always derived from the record, never stored."""
 
 from __future__ import annotations
 
@@ -24,29 +24,27 @@ from deltaci.server.auth.callers import KeyRecord
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def moment(at: int) -> datetime:
-    """An instant of the core as a time."""
+def to_datetime(at: int) -> datetime:
+    """Convert an instant of the core (microseconds since 1970) to a datetime."""
     return _EPOCH + timedelta(microseconds=at)
 
 
-def maybe(at: int | None) -> datetime | None:
-    """The same for one that may not have come; the core writes 0 for that."""
-    return moment(at) if at else None
+def to_optional_datetime(at: int | None) -> datetime | None:
+    """Convert an instant that may be unset, which the core stores as 0."""
+    return to_datetime(at) if at else None
 
 
 def run(record: Run) -> api.Run:
-    """A run without its jobs."""
-    return api.Run(**_run(record))
+    return api.Run(**_run_fields(record))
 
 
-def run_with_jobs(record: Run, shown: list[api.Job], count: int) -> api.RunWithJobs:
-    """A run with its jobs."""
-    return api.RunWithJobs(**_run(record), jobs=shown, job_count=count)
+def run_with_jobs(record: Run, jobs: list[api.Job], job_count: int) -> api.RunWithJobs:
+    return api.RunWithJobs(**_run_fields(record), jobs=jobs, job_count=job_count)
 
 
-def _run(record: Run) -> dict[str, Any]:
+def _run_fields(record: Run) -> dict[str, Any]:
     origin = record.origin
-    # Once the outcome stands nobody counts any more: what is still being stopped then is no part of it.
+    # The tally of a finished run is not updated: its open jobs are only being stopped.
     tally = Tally(doomed=record.tally.doomed) if is_over(record) else record.tally
     return {
         "id": record.id,
@@ -78,14 +76,13 @@ def _run(record: Run) -> dict[str, Any]:
         "fail_fast": record.is_fail_fast,
         "timeout_seconds": record.timeout_seconds,
         "tally": api.JobCounts(open=tally.open, active=tally.active, waiting=tally.waiting, lost=tally.doomed),
-        "created_at": moment(record.created_at),
-        "started_at": maybe(record.started_at),
-        "updated_at": moment(record.updated_at),
+        "created_at": to_datetime(record.created_at),
+        "started_at": to_optional_datetime(record.started_at),
+        "updated_at": to_datetime(record.updated_at),
     }
 
 
 def failure(error: Failure | None) -> api.Failure | None:
-    """Why an attempt failed."""
     if error is None:
         return None
     return api.Failure(
@@ -99,8 +96,8 @@ def failure(error: Failure | None) -> api.Failure | None:
 
 
 def attempt(record: Attempt) -> api.Attempt:
-    """An attempt, without what it was asked to do and without its output: they have addresses of their own."""
-    held = record.lease or record.ended_lease
+    """Return an attempt, without its specification and its outputs, which have their own paths."""
+    lease = record.lease or record.ended_lease
     ready = ready_at(record)
     return api.Attempt(
         id=record.id,
@@ -110,14 +107,14 @@ def attempt(record: Attempt) -> api.Attempt:
         rev=record.rev,
         claims=record.claims,
         lost_leases=record.lost_leases,
-        worker_id=held.worker_id if held is not None else "",
-        lease=held.number if held is not None else 0,
-        created_at=moment(record.created_at),
-        started_at=maybe(record.started_at),
-        updated_at=moment(record.updated_at),
-        times_out_at=maybe(record.times_out_at),
-        run_at=moment(ready) if ready is not None and ready > record.created_at else None,
-        cancel_by=maybe(record.cancel_by),
+        worker_id=lease.worker_id if lease is not None else "",
+        lease=lease.number if lease is not None else 0,
+        created_at=to_datetime(record.created_at),
+        started_at=to_optional_datetime(record.started_at),
+        updated_at=to_datetime(record.updated_at),
+        times_out_at=to_optional_datetime(record.times_out_at),
+        run_at=to_datetime(ready) if ready is not None and ready > record.created_at else None,
+        cancel_by=to_optional_datetime(record.cancel_by),
         cancel_reason=record.cancel_reason,
         error=failure(record.error),
         progress=record.progress,
@@ -125,10 +122,9 @@ def attempt(record: Attempt) -> api.Attempt:
     )
 
 
-def job(record: Job, tries: Iterable[Attempt]) -> api.Job:
-    """A job with its attempts."""
+def job(record: Job, attempts: Iterable[Attempt]) -> api.Job:
     spec = record.spec
-    shown = [attempt(each) for each in tries]
+    tries = [attempt(attempt_record) for attempt_record in attempts]
     return api.Job(
         id=record.id,
         run_id=record.run_id,
@@ -145,20 +141,27 @@ def job(record: Job, tries: Iterable[Attempt]) -> api.Job:
         allow_failure=not spec.is_required,
         attempts=step_attempts(record),
         max_attempts=spec.max_attempts,
-        next_run_at=maybe(record.next_run_at) if jobs.MACHINE.changes(record.state, jobs.RetryDue) else None,
+        next_run_at=to_optional_datetime(record.next_run_at)
+        if jobs.MACHINE.changes(record.state, jobs.RetryDue)
+        else None,
         worker_id=record.worker_id,
-        created_at=moment(record.created_at),
-        started_at=maybe(record.started_at),
-        completed_at=maybe(record.completed_at),
-        is_reclaimed=any(each.claims > 1 for each in shown),
+        created_at=to_datetime(record.created_at),
+        started_at=to_optional_datetime(record.started_at),
+        completed_at=to_optional_datetime(record.completed_at),
+        is_reclaimed=any(entry.claims > 1 for entry in tries),
         last_error=failure(record.last_error),
-        approval=_gate(record),
-        tries=shown,
+        approval=_approval_gate(record),
+        tries=tries,
         family=spec.family,
     )
 
 
-def _gate(record: Job) -> api.ApprovalGate | None:
+def retry_at(record: Job) -> datetime | None:
+    """Return when the next attempt of a job starts, or None if the job does not wait for a retry."""
+    return to_optional_datetime(record.next_run_at) if jobs.MACHINE.changes(record.state, jobs.RetryDue) else None
+
+
+def _approval_gate(record: Job) -> api.ApprovalGate | None:
     if record.spec.kind != jobs.APPROVAL:
         return None
     gate = record.spec.gate
@@ -166,15 +169,15 @@ def _gate(record: Job) -> api.ApprovalGate | None:
         role=gate.role,
         approvers=gate.approvers,
         not_by_starter=gate.not_by_starter,
-        approve_by=maybe(record.approve_by),
+        approve_by=to_optional_datetime(record.approve_by),
         approvals=[
-            api.Approval(person=each.person, at=moment(each.at), comment=each.comment) for each in record.approvals
+            api.Approval(person=approval.person, at=to_datetime(approval.at), comment=approval.comment)
+            for approval in record.approvals
         ],
     )
 
 
-def planned(spec: JobSpec) -> api.PlannedJob:
-    """A job as the plan has it."""
+def planned_job(spec: JobSpec) -> api.PlannedJob:
     gate = spec.gate
     return api.PlannedJob(
         name=spec.name,
@@ -205,8 +208,8 @@ def planned(spec: JobSpec) -> api.PlannedJob:
     )
 
 
-def worker(record: Worker, seen_at: int, *, is_missed: bool) -> api.Worker:
-    """A worker of the fleet, when it was heard last, and whether that is too long ago."""
+def worker(record: Worker, last_seen_at: int, *, is_missed: bool) -> api.Worker:
+    """Return a worker with the time of its last message, and whether it has missed its health checks."""
     return api.Worker(
         id=record.id,
         name=worker_name(record.id),
@@ -219,26 +222,26 @@ def worker(record: Worker, seen_at: int, *, is_missed: bool) -> api.Worker:
         tasks=list(record.tasks),
         hold=record.hold,
         hold_reason=record.hold_reason,
-        hold_started_at=maybe(record.held_at),
+        hold_started_at=to_optional_datetime(record.held_at),
         infra_failures=record.infra_failures,
         shutdown_reason=record.shutdown_reason,
-        last_seen_at=moment(seen_at),
-        created_at=moment(record.created_at),
-        updated_at=moment(record.updated_at),
+        last_seen_at=to_datetime(last_seen_at),
+        created_at=to_datetime(record.created_at),
+        updated_at=to_datetime(record.updated_at),
     )
 
 
 def key(record: KeyRecord) -> dict[str, Any]:
-    """An API key, without its secret."""
+    """Return the fields of an API key, without its secret."""
     return {
         "id": record.id,
         "person": record.person,
         "scopes": list(record.scopes),
         "roles": list(record.roles),
         "description": record.description,
-        "created_at": moment(record.created_at),
+        "created_at": to_datetime(record.created_at),
         "created_by": record.created_by,
-        "expires_at": maybe(record.expires_at),
-        "revoked_at": maybe(record.revoked_at),
+        "expires_at": to_optional_datetime(record.expires_at),
+        "revoked_at": to_optional_datetime(record.revoked_at),
         "revoked_by": record.revoked_by,
     }

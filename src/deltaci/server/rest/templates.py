@@ -1,7 +1,7 @@
-"""Templates: plans to be used again. Every save is a new version; runs keep the one that they started with.
+"""Templates: reusable plans. Each save creates a version; a run keeps the version with which it was started.
 
-A template is one document that names its newest version, and one document for each version, which never changes. Both
-are written together or not at all.
+A template is one document with the number of its newest version, and one immutable document for each version. A save
+writes both atomically.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import InputRule, PlanInput, TemplateInput
 from deltaci.core.errors import Refused
 from deltaci.server.rest import job_specs
-from deltaci.server.rest.http.cursors import read, written
-from deltaci.server.rest.http.request import Call, Handler, missing
-from deltaci.server.rest.serializers import moment
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
+from deltaci.server.rest.http.request import Call, Handler, not_found
+from deltaci.server.rest.serializers import to_datetime
 from deltaci.storage.port import Conflict, Document
 
 HEAD: Final = "template"
@@ -24,7 +24,7 @@ VERSION: Final = "template-version"
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a template. One that was removed keeps its count, so that no version is given twice."""
+    """The newest version of a template. A removed template keeps it, so that no version number is used twice."""
 
     version: int
     description: str
@@ -34,8 +34,6 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One version, as it is kept."""
-
     version: int
     description: str
     inputs: dict[str, InputRule]
@@ -49,129 +47,146 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_version = msgspec.json.Decoder(_Version).decode
 
 
-def _name(template: str, version: int) -> str:
-    return f"{template} {version:010d}"  # A template's name has no space: nobody else's versions begin like that.
+def _document_name(template: str, version: int) -> str:
+    return f"{template} {version:010d}"  # Names have no spaces, so no other template's versions have this prefix.
 
 
-async def template_of(call: Call, name: str, version: int | None = None) -> api.Template:
-    """A version of a template that can be used, the newest unless another is named."""
-    _, head = await _head(call, name)
+async def get_template(call: Call, name: str, version: int | None = None) -> api.Template:
+    """Return a version of a template, by default the newest. Raise Refused if it does not exist or was removed."""
+    _, head = await _find_head(call, name)
     if head is None or head.is_removed:
-        raise missing("template", name)
-    wanted = version if version is not None else head.version
-    found = await call.parts.store.find_document(VERSION, _name(name, wanted), call.who.tenant)
-    if found is None:
-        raise missing("version of this template:", str(wanted))
-    kept = _decode_version(found.body)
+        raise not_found("template", name)
+    number = version if version is not None else head.version
+    document = await call.app.store.find_document(VERSION, _document_name(name, number), call.caller.tenant)
+    if document is None:
+        raise not_found("version of this template:", str(number))
+    stored = _decode_version(document.body)
     return api.Template(
         name=name,
-        version=kept.version,
-        description=kept.description,
-        inputs=kept.inputs,
-        plan=kept.plan,
-        created_at=moment(kept.created_at),
-        created_by=kept.created_by,
+        version=stored.version,
+        description=stored.description,
+        inputs=stored.inputs,
+        plan=stored.plan,
+        created_at=to_datetime(stored.created_at),
+        created_by=stored.created_by,
     )
 
 
-async def _head(call: Call, name: str) -> tuple[int, _Head | None]:
-    found = await call.parts.store.find_document(HEAD, name, call.who.tenant)
-    return (found.version, _decode_head(found.body)) if found is not None else (0, None)
+async def _find_head(call: Call, name: str) -> tuple[int, _Head | None]:
+    """Return the version of the head document, 0 if there is none, and its content."""
+    document = await call.app.store.find_document(HEAD, name, call.caller.tenant)
+    return (document.version, _decode_head(document.body)) if document is not None else (0, None)
 
 
 async def save_template(call: Call) -> api.Template:
-    """A new version. Refused, before anything is kept, when its plan makes no sense."""
-    asked: TemplateInput = call.body
-    name, tenant = str(call.params["template"]), call.who.tenant
-    job_specs.specs(asked.plan)
-    for each, rule in asked.inputs.items():
+    """Store a new version. Raise Refused if its plan or its inputs are invalid."""
+    params: TemplateInput = call.body
+    name, tenant = str(call.params["template"]), call.caller.tenant
+    job_specs.specs(params.plan)
+    for input_name, rule in params.inputs.items():
         if rule.default and rule.choices and rule.default not in rule.choices:
-            raise Refused("bad_request", f"the default of input {each!r} is none of its choices")
-    if len(job_specs.as_env(dict.fromkeys(asked.inputs, ""))) < len(asked.inputs):
-        raise Refused("bad_request", "two inputs differ only in upper and lower case; name them otherwise")
-    document, head = await _head(call, name)
+            raise Refused("bad_request", f"the default of input {input_name!r} is none of its choices")
+    if len(job_specs.as_env(dict.fromkeys(params.inputs, ""))) < len(params.inputs):
+        raise Refused("bad_request", "two inputs differ only in case; rename one of them")
+    document_version, head = await _find_head(call, name)
     current = head.version if head is not None and not head.is_removed else 0
-    if asked.expected_version is not None and asked.expected_version != current:
-        raise Refused("stale_version", f"template {name!r} is at version {current}, not {asked.expected_version}")
+    if params.expected_version is not None and params.expected_version != current:
+        raise Refused("stale_version", f"template {name!r} is at version {current}, not {params.expected_version}")
     version = (head.version if head is not None else 0) + 1
-    now = call.parts.keys.now()
-    made = _Version(
+    now = call.app.keys.now()
+    new_version = _Version(
         version=version,
-        description=asked.description,
-        inputs=asked.inputs,
-        plan=asked.plan,
+        description=params.description,
+        inputs=params.inputs,
+        plan=params.plan,
         created_at=now,
-        created_by=call.who.person,
+        created_by=call.caller.person,
     )
-    newest = _Head(version=version, description=asked.description, created_at=now, created_by=call.who.person)
+    new_head = _Head(version=version, description=params.description, created_at=now, created_by=call.caller.person)
     try:
-        await call.parts.store.put_documents(
+        await call.app.store.put_documents(
             [
-                Document(kind=VERSION, tenant=tenant, name=_name(name, version), version=0, at=0, body=_encode(made)),
-                Document(kind=HEAD, tenant=tenant, name=name, version=document, at=0, body=_encode(newest)),
+                Document(
+                    kind=VERSION,
+                    tenant=tenant,
+                    name=_document_name(name, version),
+                    version=0,
+                    at=0,
+                    body=_encode(new_version),
+                ),
+                Document(kind=HEAD, tenant=tenant, name=name, version=document_version, at=0, body=_encode(new_head)),
             ]
         )
     except Conflict:
         raise Refused("stale_version", f"somebody else saved template {name!r} at the same moment") from None
-    return await template_of(call, name, version)
+    return await get_template(call, name, version)
 
 
 async def remove_template(call: Call) -> api.TemplateSummary:
-    """Nobody starts runs from it any more; what was started goes on."""
+    """Remove a template. Runs that were started from it continue."""
     name = str(call.params["template"])
-    document, head = await _head(call, name)
+    document_version, head = await _find_head(call, name)
     if head is None or head.is_removed:
-        raise missing("template", name)
-    gone = msgspec.structs.replace(head, is_removed=True)
+        raise not_found("template", name)
+    removed = msgspec.structs.replace(head, is_removed=True)
     try:
-        await call.parts.store.put_documents(
-            [Document(kind=HEAD, tenant=call.who.tenant, name=name, version=document, at=0, body=_encode(gone))]
+        await call.app.store.put_documents(
+            [
+                Document(
+                    kind=HEAD,
+                    tenant=call.caller.tenant,
+                    name=name,
+                    version=document_version,
+                    at=0,
+                    body=_encode(removed),
+                )
+            ]
         )
     except Conflict:
         raise Refused("stale_version", f"somebody else changed template {name!r} at the same moment") from None
-    return _line(name, head)
+    return _summary(name, head)
 
 
 async def read_template(call: Call) -> api.Template:
-    """The newest version, or the one that the address names."""
-    return await template_of(call, str(call.params["template"]), call.params.get("version"))
+    """Return the version in the path, by default the newest."""
+    return await get_template(call, str(call.params["template"]), call.params.get("version"))
 
 
 async def list_templates(call: Call) -> api.TemplatePage:
-    """By name."""
+    """Return a page of templates, ordered by name."""
     query = call.query
-    after = read(query.cursor) if query.cursor else ""
-    found = await call.parts.store.list_documents(HEAD, call.who.tenant, after=after, limit=query.limit)
-    heads = [(each.name, _decode_head(each.body)) for each in found]
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    documents = await call.app.store.list_documents(HEAD, call.caller.tenant, after=after, limit=query.limit)
+    heads = [(document.name, _decode_head(document.body)) for document in documents]
     return api.TemplatePage(
-        templates=[_line(name, head) for name, head in heads if not head.is_removed],
-        next=written(found[-1].name) if len(found) == query.limit else None,
+        templates=[_summary(name, head) for name, head in heads if not head.is_removed],
+        next=encode_cursor(documents[-1].name) if len(documents) == query.limit else None,
     )
 
 
 async def list_versions(call: Call) -> api.TemplatePage:
-    """The oldest first."""
+    """Return a page of the versions of a template, the oldest first."""
     query, name = call.query, str(call.params["template"])
-    _, head = await _head(call, name)
+    _, head = await _find_head(call, name)
     if head is None or head.is_removed:
-        raise missing("template", name)
-    after = read(query.cursor) if query.cursor else ""
-    found = await call.parts.store.list_documents(
-        VERSION, call.who.tenant, after=after, limit=query.limit, prefix=f"{name} "
+        raise not_found("template", name)
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    documents = await call.app.store.list_documents(
+        VERSION, call.caller.tenant, after=after, limit=query.limit, prefix=f"{name} "
     )
-    kept = [_decode_version(each.body) for each in found]
+    versions = [_decode_version(document.body) for document in documents]
     return api.TemplatePage(
-        templates=[_line(name, each) for each in kept],
-        next=written(found[-1].name) if len(found) == query.limit else None,
+        templates=[_summary(name, version) for version in versions],
+        next=encode_cursor(documents[-1].name) if len(documents) == query.limit else None,
     )
 
 
-def _line(name: str, head: _Head | _Version) -> api.TemplateSummary:
+def _summary(name: str, head: _Head | _Version) -> api.TemplateSummary:
     return api.TemplateSummary(
         name=name,
         version=head.version,
         description=head.description,
-        created_at=moment(head.created_at),
+        created_at=to_datetime(head.created_at),
         created_by=head.created_by,
     )
 

@@ -1,9 +1,9 @@
-"""The tests of a run: all of them from the reports that its jobs left behind, with what is known of each from before.
+"""The tests of a run, from the test reports of its jobs, with their outcomes in earlier runs.
 
-What it costs is bounded: the reports of at most `MAX_JOBS` jobs are read (and remembered, `server/reports.py`), and the
-history of the tests of one page comes from the records of the newest `MAX_EARLIER` runs before this one, of which the
-last attempt of at most `MAX_PAST_JOBS` jobs is looked at. A record names only the first failures of an attempt, so of
-a test that is not among them it is known at most that it did not fail.
+The cost is bounded: the reports of at most `MAX_JOBS` jobs are read (and cached, see `server/test_reports.py`). The
+history of the tests of one page comes from the records of the last `MAX_EARLIER` runs before this one, and of these
+from the last attempts of at most `MAX_PAST_JOBS` jobs. A record names only the first failures of an attempt, so the
+outcome of another test is "not failed" or unknown.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status
 from deltaci.protocol.junit import FAILED, SKIPPED, TestCase
-from deltaci.server.rest.http.cursors import read, written
-from deltaci.server.rest.http.lookup import family_of
+from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
+from deltaci.server.rest.http.lookup import get_run_records
 from deltaci.server.rest.http.request import Call, Handler
 from deltaci.server.rest.log_tails import last_lease
-from deltaci.server.rest.serializers import moment
+from deltaci.server.rest.serializers import to_datetime
 from deltaci.server.test_reports import Reported
 from deltaci.storage.port import ListQuery
 
@@ -45,8 +45,8 @@ MAX_OFFSET_DIGITS: Final = 9
 _FILTERS: Final = ("failed", "flaky", "skipped", "passed")
 
 
-class Found(NamedTuple):
-    """One test, of whom it is, and whether it fails now and then."""
+class ListedTest(NamedTuple):
+    """A test of an attempt. `flake` is set for a known flaky test, `is_timed` if its duration was reported."""
 
     job: str
     attempt: int
@@ -56,146 +56,153 @@ class Found(NamedTuple):
 
     @property
     def is_flaky(self) -> bool:
-        """Here, or as far as is known."""
+        """Return True if the test was flaky in this attempt or is known to be flaky."""
         return self.case.is_flaky or self.flake is not None
 
     @property
     def groups(self) -> Iterable[str]:
-        """Under which words it is asked for."""
+        """Yield the values of the `outcome` filter that select the test."""
         if self.is_flaky:
             yield "flaky"
         yield "failed" if self.case.is_failed else self.case.outcome
 
 
 async def read_tests(call: Call) -> RunTests:
-    """A page of them, and the totals of all jobs."""
+    """Return a page of tests, with the totals of all jobs."""
     query: RunTestQuery = call.query
     start = _offset(query.cursor)
-    run, jobs, tries = await family_of(call)
-    told = [
-        (job, tried)
+    run, jobs, attempts = await get_run_records(call)
+    reporting = [
+        (job, attempt)
         for job in jobs
         if query.job in (None, job.spec.name)
-        if (tried := _last_told(tries.get(job.id, ()))) is not None
+        if (attempt := _last_with_tests(attempts.get(job.id, ()))) is not None
     ]
-    totals, every = await _all(call, run, told)
-    fitting = [each for each in every if _fits(each, query)]
-    fitting.sort(key=_ORDERS[query.order])
-    page = fitting[start : start + query.limit]
-    earlier = await _earlier(call, run) if page else []
-    past = await _past(call, earlier, list(dict.fromkeys(each.job for each in page))[:MAX_PAST_JOBS])
+    totals, tests = await _read_reports(call, run, reporting)
+    matches = [test for test in tests if _matches(test, query)]
+    matches.sort(key=_SORT_KEYS[query.order])
+    page = matches[start : start + query.limit]
+    earlier = await _earlier_runs(call, run) if page else []
+    past = await _past_attempts(call, earlier, list(dict.fromkeys(test.job for test in page))[:MAX_PAST_JOBS])
     counts = dict.fromkeys(_FILTERS, 0)
-    for each in every:
-        for group in each.groups:
+    for test in tests:
+        for group in test.groups:
             counts[group] += 1
     return RunTests(
         jobs=totals,
-        match_count=len(fitting),
+        match_count=len(matches),
         counts=counts,
-        tests=[_shown(each, earlier, past) for each in page],
+        tests=[_run_test(test, earlier, past) for test in page],
         earlier=[
             EarlierRun(
-                id=each.id,
-                title=each.origin.title,
-                commit=each.origin.commit,
-                status=run_status(each),
-                created_at=moment(each.created_at),
+                id=earlier_run.id,
+                title=earlier_run.origin.title,
+                commit=earlier_run.origin.commit,
+                status=run_status(earlier_run),
+                created_at=to_datetime(earlier_run.created_at),
             )
-            for each in earlier
+            for earlier_run in earlier
         ],
-        next=written(str(start + query.limit)) if start + query.limit < len(fitting) else None,
+        next=encode_cursor(str(start + query.limit)) if start + query.limit < len(matches) else None,
     )
 
 
 def _offset(cursor: str) -> int:
-    text = read(cursor) if cursor else "0"
+    text = decode_cursor(cursor) if cursor else "0"
     if not (text.isascii() and text.isdecimal() and len(text) <= MAX_OFFSET_DIGITS):
         raise Refused("bad_request", f"{cursor[:80]!r} is no cursor of this list; use `next` of the page before")
     return int(text)
 
 
-def _last_told(tries: Sequence[Attempt]) -> Attempt | None:
-    """The last attempt that told of tests: one that was lost since did not get so far."""
-    return next((each for each in reversed(tries) if _told(each)), None)
+def _last_with_tests(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return the last attempt with a report of tests. A later attempt may have lost its lease before it reported."""
+    return next((attempt for attempt in reversed(attempts) if _test_summary(attempt)), None)
 
 
-def _told(attempt: Attempt) -> dict[str, Any]:
-    found = attempt.report.get("tests") if isinstance(attempt.report, dict) else None
-    return found if isinstance(found, dict) else {}
+def _test_summary(attempt: Attempt) -> dict[str, Any]:
+    """Return the totals and the first failures in the report of an attempt, empty if it has no tests."""
+    summary = attempt.report.get("tests") if isinstance(attempt.report, dict) else None
+    return summary if isinstance(summary, dict) else {}
 
 
-async def _all(call: Call, run: Run, told: Sequence[tuple[Job, Attempt]]) -> tuple[list[ReportedTests], list[Found]]:
-    now = await call.parts.store.now()
+async def _read_reports(
+    call: Call, run: Run, reporting: Sequence[tuple[Job, Attempt]]
+) -> tuple[list[ReportedTests], list[ListedTest]]:
+    now = await call.app.store.now()
     project = flaky.history_key(run)[0]
     totals: list[ReportedTests] = []
-    every: list[Found] = []
-    for at, (job, attempt) in enumerate(told):
+    tests: list[ListedTest] = []
+    for position, (job, attempt) in enumerate(reporting):
         name, lease = job.spec.name, last_lease(attempt)
-        reported, known = Reported(), dict[str, Flake]()
-        if at >= MAX_JOBS:
+        reported, flakes = Reported(), dict[str, Flake]()
+        if position >= MAX_JOBS:
             reported = Reported((), (f"the tests of {MAX_JOBS} jobs are listed at once; ask for one job",))
         elif lease is not None:
-            reported = await call.parts.reports.of(attempt, lease.number, call.parts.blobs, call.parts.disk)
-            history = await call.parts.flaky.of_job(call.who.tenant, project, name)
-            known = flaky.flaky_tests(history, now)
+            reported = await call.app.test_reports.of(attempt, lease.number, call.app.blobs, call.app.disk)
+            history = await call.app.flaky.of_job(call.caller.tenant, project, name)
+            flakes = flaky.flaky_tests(history, now)
         totals.append(_totals(name, attempt, reported))
-        cases = reported.cases or _told_failures(attempt)
-        every += [Found(name, attempt.index, each, known.get(each.name), bool(reported.cases)) for each in cases]
-    return totals, every
+        cases = reported.cases or _recorded_failures(attempt)
+        tests += [ListedTest(name, attempt.index, case, flakes.get(case.name), bool(reported.cases)) for case in cases]
+    return totals, tests
 
 
 def _totals(job: str, attempt: Attempt, reported: Reported) -> ReportedTests:
-    told = _told(attempt)
-    total = told.get("total", 0)
+    summary = _test_summary(attempt)
+    total = summary.get("total", 0)
     return ReportedTests(
         job=job,
         attempt=attempt.index,
         total=total,
-        passed=told.get("passed", 0),
-        failed=told.get("failed", 0),
-        errors=told.get("errors", 0),
-        skipped=told.get("skipped", 0),
-        flaky=told.get("flaky", 0),
-        seconds=told.get("seconds", 0.0),
+        passed=summary.get("passed", 0),
+        failed=summary.get("failed", 0),
+        errors=summary.get("errors", 0),
+        skipped=summary.get("skipped", 0),
+        flaky=summary.get("flaky", 0),
+        seconds=summary.get("seconds", 0.0),
         is_whole=not reported.troubles and len(reported.cases) == total,
         problems=list(reported.troubles),
     )
 
 
-def _told_failures(attempt: Attempt) -> list[TestCase]:
-    """What the record knows of single tests: the first that failed."""
+def _recorded_failures(attempt: Attempt) -> list[TestCase]:
+    """Return the first failed tests, which are all that the record has of single tests."""
     return [
         TestCase(
-            name=each.get("name", ""), outcome=FAILED, is_flaky=False, seconds=0.0, message=each.get("message", "")
+            name=failure.get("name", ""),
+            outcome=FAILED,
+            is_flaky=False,
+            seconds=0.0,
+            message=failure.get("message", ""),
         )
-        for each in _told(attempt).get("failures", ())
+        for failure in _test_summary(attempt).get("failures", ())
     ]
 
 
-def _fits(each: Found, query: RunTestQuery) -> bool:
-    if query.outcome is not None and query.outcome not in each.groups:
+def _matches(test: ListedTest, query: RunTestQuery) -> bool:
+    if query.outcome is not None and query.outcome not in test.groups:
         return False
-    wanted = query.q.lower()
-    return not wanted or wanted in each.case.name.lower() or wanted in each.case.message.lower()
+    text = query.q.lower()
+    return not text or text in test.case.name.lower() or text in test.case.message.lower()
 
 
-def _worst(each: Found) -> tuple[int, float, str, str]:
-    rank = 0 if each.case.is_failed else 1 if each.is_flaky else 2 if each.case.outcome == SKIPPED else 3
-    return rank, -each.case.seconds, each.case.name, each.job
+def _worst_first(test: ListedTest) -> tuple[int, float, str, str]:
+    rank = 0 if test.case.is_failed else 1 if test.is_flaky else 2 if test.case.outcome == SKIPPED else 3
+    return rank, -test.case.seconds, test.case.name, test.job
 
 
-_ORDERS: Final = {
-    "worst": _worst,
-    "slowest": lambda each: (-each.case.seconds, each.case.name, each.job),
-    "name": lambda each: (each.case.name, each.job, each.attempt),
+_SORT_KEYS: Final = {
+    "worst": _worst_first,
+    "slowest": lambda test: (-test.case.seconds, test.case.name, test.job),
+    "name": lambda test: (test.case.name, test.job, test.attempt),
 }
 
 
-# -- what is known from before
+# -- earlier runs
 
 
-async def _earlier(call: Call, run: Run) -> list[Run]:
-    """The newest runs before this one that are of the same kind, as far as one can tell."""
+async def _earlier_runs(call: Call, run: Run) -> list[Run]:
+    """Return the last runs before this one of the same project and branch, or of the same template."""
     origin = run.origin
     if origin.project:
         lists = [listing.runs_of_branch(origin.branch)] if origin.branch else []
@@ -205,42 +212,42 @@ async def _earlier(call: Call, run: Run) -> list[Run]:
     else:
         return []
     search = ListQuery(tenant=run.tenant, lists=lists, until=run.created_at, limit=MAX_EARLIER)
-    page = await call.parts.store.page(search)
-    return [each for each in page.records if isinstance(each, Run)]
+    page = await call.app.store.page(search)
+    return [record for record in page.records if isinstance(record, Run)]
 
 
-async def _past(call: Call, runs: Sequence[Run], names: Sequence[str]) -> dict[tuple[str, str], Attempt]:
-    """The last attempt of each of these jobs in each of these runs, by the ids of run and job."""
-    wanted = [job_id(run.id, name) for run in runs for name in names]
-    store = call.parts.store
-    jobs = [each for each in (await store.find_all(wanted) if wanted else ()) if isinstance(each, Job)]
-    tried = [attempt_id(each.id, each.attempts) for each in jobs if each.attempts]
-    attempts = await store.find_all(tried) if tried else []
-    return {(each.run_id, flaky.job_name(each)): each for each in attempts if isinstance(each, Attempt)}
+async def _past_attempts(call: Call, runs: Sequence[Run], names: Sequence[str]) -> dict[tuple[str, str], Attempt]:
+    """Return the last attempt of each of these jobs in each of these runs, by run id and job name."""
+    job_ids = [job_id(run.id, name) for run in runs for name in names]
+    store = call.app.store
+    jobs = [record for record in (await store.find_all(job_ids) if job_ids else ()) if isinstance(record, Job)]
+    attempt_ids = [attempt_id(job.id, job.attempts) for job in jobs if job.attempts]
+    attempts = await store.find_all(attempt_ids) if attempt_ids else []
+    return {(record.run_id, flaky.job_name(record)): record for record in attempts if isinstance(record, Attempt)}
 
 
-def _result(attempt: Attempt | None, name: str) -> EarlierOutcome:
-    if attempt is None or not _told(attempt):
+def _earlier_outcome(attempt: Attempt | None, name: str) -> EarlierOutcome:
+    if attempt is None or not _test_summary(attempt):
         return "unknown"
-    failed, is_all = flaky.failed_tests(attempt.report)
-    return "failed" if name in failed else "not_failed" if is_all else "unknown"
+    failed, is_complete = flaky.failed_tests(attempt.report)
+    return "failed" if name in failed else "not_failed" if is_complete else "unknown"
 
 
-def _shown(each: Found, earlier: Sequence[Run], past: Mapping[tuple[str, str], Attempt]) -> RunTest:
-    case, flake = each.case, each.flake
+def _run_test(test: ListedTest, earlier: Sequence[Run], past: Mapping[tuple[str, str], Attempt]) -> RunTest:
+    case, flake = test.case, test.flake
     return RunTest(
-        job=each.job,
-        attempt=each.attempt,
+        job=test.job,
+        attempt=test.attempt,
         name=case.name,
         outcome=cast(TestOutcome, case.outcome),
-        seconds=case.seconds if each.is_timed else None,
+        seconds=case.seconds if test.is_timed else None,
         message=case.message,
         output=case.output,
-        is_flaky=each.is_flaky,
-        flake=FlakyTest(name=case.name, times=flake.times, last_at=moment(flake.last_at), commit=flake.commit)
+        is_flaky=test.is_flaky,
+        flake=FlakyTest(name=case.name, times=flake.times, last_at=to_datetime(flake.last_at), commit=flake.commit)
         if flake is not None
         else None,
-        history=[_result(past.get((run.id, each.job)), case.name) for run in earlier],
+        history=[_earlier_outcome(past.get((run.id, test.job)), case.name) for run in earlier],
     )
 
 

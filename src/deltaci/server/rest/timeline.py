@@ -1,4 +1,4 @@
-"""When a run did what: what the core reads from its events and the reports of its attempts."""
+"""The timeline of a run: the phases of its attempts, from its events and the reports of its runners."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from deltaci.api.schemas import timeline as wire
 from deltaci.audit import timeline
 from deltaci.engine import feed
 from deltaci.server.rest.explain import MAX_EVENTS
-from deltaci.server.rest.http.lookup import family_of
+from deltaci.server.rest.http.lookup import get_run_records
 from deltaci.server.rest.http.request import Call, Handler
-from deltaci.server.rest.serializers import maybe, moment
+from deltaci.server.rest.serializers import to_datetime, to_optional_datetime
 
 
 async def read_timeline(call: Call) -> wire.Timeline:
-    """Every job, as far as the log tells."""
-    run, jobs, tries = await family_of(call)
-    events = await feed.read(call.parts.store, 0, MAX_EVENTS, run_id=run.id)
-    found = timeline.timeline(run, jobs, (each for some in tries.values() for each in some), events)
+    """Return the phases of every job of a run, as far as the event log has them."""
+    run, jobs, attempts_by_job = await get_run_records(call)
+    events = await feed.read(call.app.store, 0, MAX_EVENTS, run_id=run.id)
+    times = timeline.timeline(run, jobs, (attempt for group in attempts_by_job.values() for attempt in group), events)
     return wire.Timeline(
         run_id=run.id,
-        start=moment(found.start),
-        until=moment(found.until),
-        is_over=found.is_over,
-        jobs=[wire.JobTimes(job=each.name, phases=[_phase(phase) for phase in each.phases]) for each in found.jobs],
-        critical=list(found.critical),
+        start=to_datetime(times.start),
+        until=to_datetime(times.until),
+        is_over=times.is_over,
+        jobs=[wire.JobTimes(job=job.name, phases=[_phase(phase) for phase in job.phases]) for job in times.jobs],
+        critical=list(times.critical),
     )
 
 
 def _phase(phase: timeline.Phase) -> wire.Phase:
-    return wire.Phase(phase=phase.name, attempt=phase.attempt, start=moment(phase.start), end=maybe(phase.end))
+    return wire.Phase(
+        phase=phase.name, attempt=phase.attempt, start=to_datetime(phase.start), end=to_optional_datetime(phase.end)
+    )
 
 
 HANDLERS: Final[dict[str, Handler]] = {"readTimeline": read_timeline}

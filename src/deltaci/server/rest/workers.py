@@ -1,6 +1,6 @@
-"""The fleet: who is there, who gets work, and how somebody comes in or is sent away.
+"""Workers: list, drain, resume and remove them, and create registration tokens.
 
-People name a worker; what they want is for its latest life.
+A path names a worker by its name; the request applies to the latest incarnation of that name.
 """
 
 from __future__ import annotations
@@ -16,86 +16,87 @@ from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
 from deltaci.fleet.incarnations import Incarnation
 from deltaci.server.rest import serializers
-from deltaci.server.rest.http.cursors import cursor, place
-from deltaci.server.rest.http.request import Call, Handler, missing
+from deltaci.server.rest.http.cursors import decode_position, encode_position
+from deltaci.server.rest.http.request import Call, Handler, not_found
 from deltaci.storage.port import ListQuery
 
 
 async def list_workers(call: Call) -> api.WorkerPage:
-    """The newest first."""
+    """Return a page of workers, the newest first."""
     query = call.query
     lists = [GONE_WORKERS if query.gone else WORKERS]
-    search = ListQuery(tenant=call.who.tenant, lists=lists, before=place(query.cursor), limit=query.limit)
-    page = await call.parts.store.page(search)
-    found = [_shown(call, each) for each in page.records if isinstance(each, Worker)]
-    return api.WorkerPage(workers=found, next=cursor(page.next))
+    search = ListQuery(tenant=call.caller.tenant, lists=lists, before=decode_position(query.cursor), limit=query.limit)
+    page = await call.app.store.page(search)
+    workers = [_serialize(call, record) for record in page.records if isinstance(record, Worker)]
+    return api.WorkerPage(workers=workers, next=encode_position(page.next))
 
 
 async def read_worker(call: Call) -> api.Worker:
-    """One of them."""
-    _, record = await _life(call)
-    return _shown(call, record)
+    _, record = await _load_latest(call)
+    return _serialize(call, record)
 
 
 async def drain_worker(call: Call) -> api.Worker:
-    """Safe to repeat: the first reason stays."""
-    _, record = await _life(call)
-    return await _done(call, worker.Drain(id=record.id, reason=call.body.reason, actor=call.actor))
+    """Drain a worker. Has no effect, and keeps the reason, if it is already draining."""
+    _, record = await _load_latest(call)
+    return await _execute(call, worker.Drain(id=record.id, reason=call.body.reason, actor=call.actor))
 
 
 async def resume_worker(call: Call) -> api.Worker:
-    """Safe to repeat."""
-    _, record = await _life(call)
-    return await _done(call, worker.Resume(id=record.id, actor=call.actor))
+    """Give work to a worker again. Has no effect if it is not on hold."""
+    _, record = await _load_latest(call)
+    return await _execute(call, worker.Resume(id=record.id, actor=call.actor))
 
 
 async def remove_worker(call: Call) -> api.Worker:
-    """Safe to repeat; also for one that is gone already, which then does not come back by itself."""
-    life, record = await _life(call)
-    found = _shown(call, record)
-    if not life.is_over:
-        found = await _done(call, _removal(call, record))
-    await call.parts.lives.mark_removed(call.who.tenant, life, call.actor, await call.parts.store.now())
-    return found
+    """Remove a worker. One that has already stopped is marked, so that it cannot register again by itself."""
+    incarnation, record = await _load_latest(call)
+    removed = _serialize(call, record)
+    if not incarnation.is_over:
+        removed = await _execute(call, _removal(call, record))
+    await call.app.incarnations.mark_removed(call.caller.tenant, incarnation, call.actor, await call.app.store.now())
+    return removed
 
 
 def _removal(call: Call, record: Worker) -> Command:
-    """The order by which it goes. Nobody can ask one to go that does not answer: it is given up instead."""
+    """Return the command that removes a worker: GiveUp if it does not respond, else Shutdown."""
     if worker.MACHINE.changes(record.state, worker.GiveUp):
         return worker.GiveUp(id=record.id)
     return worker.Shutdown(id=record.id, reason=worker.REMOVED, actor=call.actor)
 
 
-async def _life(call: Call) -> tuple[Incarnation, Worker]:
+async def _load_latest(call: Call) -> tuple[Incarnation, Worker]:
     name = str(call.params["worker"])
-    life = await call.parts.lives.latest(call.who.tenant, name)
-    if life.worker is None:
-        raise missing("worker", name)
-    return life, life.worker
+    incarnation = await call.app.incarnations.latest(call.caller.tenant, name)
+    if incarnation.worker is None:
+        raise not_found("worker", name)
+    return incarnation, incarnation.worker
 
 
-async def _done(call: Call, order: Command) -> api.Worker:
+async def _execute(call: Call, command: Command) -> api.Worker:
     try:
-        record = (await call.parts.engine.do(order)).record
+        record = (await call.app.engine.do(command)).record
     except Refused as refused:
         if refused.code != "not_eligible":
             raise
         raise Refused("wrong_state", f"{refused.message}; then ask again") from refused
     assert isinstance(record, Worker)
-    return _shown(call, record)
+    return _serialize(call, record)
 
 
-def _shown(call: Call, record: Worker) -> api.Worker:
-    fleet = call.parts.fleet
+def _serialize(call: Call, record: Worker) -> api.Worker:
+    fleet = call.app.fleet
     return serializers.worker(record, fleet.last_seen_at(record), is_missed=fleet.has_missed_checks(record))
 
 
 async def make_token(call: Call) -> api.WorkerToken:
-    """It is good once, for a runner of this name, for the caller's tenant."""
-    asked = call.body
-    token = call.parts.signer.sign("register", asked.name, call.who.tenant, asked.expires_seconds, again=asked.again)
-    expires_at = call.parts.keys.now() + asked.expires_seconds * SECOND
-    return api.WorkerToken(name=asked.name, token=token, expires_at=serializers.moment(expires_at))
+    """Create a token with which one runner of this name can register, once, for the caller's tenant."""
+    params = call.body
+    token = call.app.signer.sign(
+        "register", params.name, call.caller.tenant, params.expires_seconds, again=params.again
+    )
+    expires_at = call.app.keys.now() + params.expires_seconds * SECOND
+    return api.WorkerToken(name=params.name, token=token, expires_at=serializers.to_datetime(expires_at))
 
 
 HANDLERS: Final[dict[str, Handler]] = {

@@ -1,7 +1,7 @@
-"""Workstreams: start one from its file, find, read and stop it; and what waits to be merged.
+"""Workstreams: create one from its file, list, read and cancel them; and the merge queues.
 
-A workstream is a run with a document beside it: what its tasks are doing is the run's, where its branch is the
-document's. Both vocabularies are shown; neither is stored twice.
+A workstream is a run and a document. The run has the states of its tasks, the document has its branch and its merge. A
+response contains both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from deltaci.api.schemas import workstreams as wire
 from deltaci.audit.projections.progress import progress
 from deltaci.controllers.merge_queue.records import NONE, QueueView
 from deltaci.controllers.workstreams import records
-from deltaci.core import job as jobs
 from deltaci.core import listing, run
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
@@ -29,155 +28,164 @@ from deltaci.core.status.steps import run_status, step_attempts
 from deltaci.core.status.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstream import model, parse
 from deltaci.pipeline.workstream.compile import task_levels
-from deltaci.server.rest.http.cursors import cursor, place
-from deltaci.server.rest.http.idempotency import Repeat
-from deltaci.server.rest.http.lookup import Family, workstream_family, workstream_of
-from deltaci.server.rest.http.request import Call, Handler, Made, WorkstreamDesk, missing
-from deltaci.server.rest.progress import Known, known_of, report, rules, verdicts
-from deltaci.server.rest.progress import shown as progress_shown
-from deltaci.server.rest.serializers import failure, maybe, moment
+from deltaci.server.rest.http.cursors import decode_position, encode_position
+from deltaci.server.rest.http.idempotency import IdempotentRequest
+from deltaci.server.rest.http.lookup import RunRecords, get_workstream, get_workstream_records
+from deltaci.server.rest.http.request import Call, Handler, JsonResponse, WorkstreamService, not_found
+from deltaci.server.rest.progress import (
+    TaskProgress,
+    failed_rules,
+    load_progress,
+    report,
+    rule_results,
+    serialize_progress,
+)
+from deltaci.server.rest.serializers import failure, retry_at, to_datetime, to_optional_datetime
 from deltaci.storage.port import ListQuery
 
-MAX_PROBLEMS: Final = 20  # The rest is told when these are gone.
+MAX_PROBLEMS: Final = 20  # In one error message; the other problems are counted.
 
 
-# -- start and stop
+# -- create and cancel
 
 
-async def create_workstream(call: Call) -> Made:
-    """One decision for all repeats with the same idempotency key. A file with problems starts nothing."""
-    asked: wire.WorkstreamInput = call.body
-    repeat = Repeat(call, "workstream", asked)
-    if (known := await repeat.known()) is not None:
-        return await _made(call, known.id, is_repeat=True)
-    stream = await asyncio.to_thread(_read, asked)  # A large file takes seconds, and others wait for none of them.
-    await call.parts.tenants.check_queue(call.who.tenant)
+async def create_workstream(call: Call) -> JsonResponse:
+    """Create a workstream from its file. With an idempotency key, a repeat returns the first workstream."""
+    params: wire.WorkstreamInput = call.body
+    request = IdempotentRequest(call, "workstream", params)
+    if (existing := await request.find_existing()) is not None:
+        return await _response(call, existing.id, is_repeat=True)
+    stream = await asyncio.to_thread(_parse, params)  # A large file takes seconds, which must not block other requests.
+    await call.app.tenants.check_queue(call.caller.tenant)
     try:
-        made = await _desk(call).create(
-            call.who.tenant,
+        created = await _service(call).create(
+            call.caller.tenant,
             stream,
-            id=repeat.id,
-            by=call.who.person,
+            id=request.id,
+            by=call.caller.person,
             request_id=call.request.id,
-            asked=repeat.asked,
+            asked=request.fingerprint,
         )
     except Refused:
-        # Of many repeats at once the first one made it; the others are answered with what it made.
-        if (known := await repeat.known()) is not None:
-            return await _made(call, known.id, is_repeat=True)
+        # A concurrent repeat may have created the workstream.
+        if (existing := await request.find_existing()) is not None:
+            return await _response(call, existing.id, is_repeat=True)
         raise
-    return await _made(call, made.id, is_repeat=False)
+    return await _response(call, created.id, is_repeat=False)
 
 
-async def _made(call: Call, id: str, *, is_repeat: bool) -> Made:
+async def _response(call: Call, id: str, *, is_repeat: bool) -> JsonResponse:
     headers = {"Location": f"{ROOT}/workstreams/{id}", **({REPLAYED_HEADER: "true"} if is_repeat else {})}
-    return Made(value=await _workstream(call, id), status=200 if is_repeat else 201, headers=headers)
+    return JsonResponse(value=await _workstream(call, id), status=200 if is_repeat else 201, headers=headers)
 
 
-def _read(asked: wire.WorkstreamInput) -> model.Workstream:
-    """What is asked for, or all that is wrong with it."""
-    if (asked.file is None) == (asked.spec is None):
-        found = "both" if asked.file is not None else "neither"
-        raise Refused("bad_request", f"{found} of 'file' and 'spec' is given; give exactly one of them")
+def _parse(params: wire.WorkstreamInput) -> model.Workstream:
+    """Return the parsed workstream. Raise Refused with its problems if it has any."""
+    if (params.file is None) == (params.spec is None):
+        given = "both" if params.file is not None else "neither"
+        raise Refused("bad_request", f"{given} of 'file' and 'spec' is given; give exactly one of them")
     problems: Sequence[str]
-    if asked.file is not None:
-        read = parse.parse_file(asked.file, asked.name or parse.DEFAULT_FILE)
-        stream, problems = read.workstream, [str(each) for each in read.problems if not each.is_warning]
+    if params.file is not None:
+        result = parse.parse_file(params.file, params.name or parse.DEFAULT_FILE)
+        stream, problems = result.workstream, [str(problem) for problem in result.problems if not problem.is_warning]
     else:
-        stream, problems = parse.parse_values(asked.spec)
+        stream, problems = parse.parse_values(params.spec)
     if stream is None:
         more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
         raise Refused("bad_request", "; ".join(problems[:MAX_PROBLEMS]) + more)
     return replace(
         stream,
-        **({"project": asked.project} if asked.project else {}),
-        **({"base": parse.parse_branch_name(asked.base)} if asked.base else {}),
+        **({"project": params.project} if params.project else {}),
+        **({"base": parse.parse_branch_name(params.base)} if params.base else {}),
     )
 
 
-def _desk(call: Call) -> WorkstreamDesk:
-    if call.parts.workstreams is None:
-        raise Refused("wrong_state", "this server takes no workstreams; ask one that keeps repositories")
-    return call.parts.workstreams
+def _service(call: Call) -> WorkstreamService:
+    if call.app.workstreams is None:
+        raise Refused("wrong_state", "this server does not run workstreams; use one that hosts repositories")
+    return call.app.workstreams
 
 
 async def cancel_workstream(call: Call) -> wire.Workstream:
-    """Safe to repeat. Its branch and its tree are let go of like those of any workstream that is over."""
-    record = await workstream_of(call)
-    order = run.Cancel(id=record.id, actor=call.actor)
+    """Cancel a workstream. Its branch and its worktree are released like those of any finished workstream."""
+    record = await get_workstream(call)
+    command = run.Cancel(id=record.id, actor=call.actor)
     if call.body.reason:
-        order = replace(order, reason=call.body.reason)
-    await call.parts.engine.do(order)
+        command = replace(command, reason=call.body.reason)
+    await call.app.engine.do(command)
     return await _workstream(call, record.id)
 
 
-# -- find and read
+# -- list and read
 
 
 async def list_workstreams(call: Call) -> wire.WorkstreamPage:
-    """The newest first."""
+    """Return a page of workstreams, the newest first."""
     query: wire.WorkstreamQuery = call.query
-    asked = (
+    filters = (
         (listing.runs_started_by, query.person),
         (listing.runs_of_project, query.project),
         (listing.workstreams_in_state, query.state),
     )
-    names = [name(value) for name, value in asked if value]
-    if not query.state:  # The lists by state have nothing but workstreams.
+    names = [name(value) for name, value in filters if value]
+    if not query.state:  # The lists by state contain only workstreams.
         names = [listing.WORKSTREAMS, *names]
-    search = ListQuery(tenant=call.who.tenant, lists=names, before=place(query.cursor), limit=query.limit)
-    page = await call.parts.store.page(search)
-    now = await call.parts.store.now()
-    runs = [each for each in page.records if isinstance(each, Run)]
-    known = await known_of(call.parts.store, runs) if query.progress else {}
-    queues = await _queues(call) if any(not is_over(each) for each in runs) and query.progress else ()
-    kept = records.Workstreams(call.parts.store)
-    found = []
-    for each in runs:
-        line = _line(each, now)
-        # The document knows the repository's default branch, which only the planning has found out.
-        record = await kept.find(call.who.tenant, each.id) if query.progress or not line["base"] else None
+    search = ListQuery(tenant=call.caller.tenant, lists=names, before=decode_position(query.cursor), limit=query.limit)
+    page = await call.app.store.page(search)
+    now = await call.app.store.now()
+    runs = [record for record in page.records if isinstance(record, Run)]
+    tasks_by_id = await load_progress(call.app.store, runs) if query.progress else {}
+    queues = await _queues(call) if any(not is_over(run) for run in runs) and query.progress else ()
+    documents = records.Workstreams(call.app.store)
+    summaries = []
+    for workstream_run in runs:
+        fields = _summary_fields(workstream_run, now)
+        # The document has the repository's default branch, which is known only after planning.
+        is_needed = query.progress or not fields["base"]
+        record = await documents.find(call.caller.tenant, workstream_run.id) if is_needed else None
         if record is not None:
-            line["base"] = line["base"] or record.base
-            line["progress"] = _progress(known[each.id], record, queues) if query.progress else None
-        found.append(wire.WorkstreamSummary(**{"progress": None, **line}))
-    return wire.WorkstreamPage(workstreams=found, next=cursor(page.next))
+            fields["base"] = fields["base"] or record.base
+            fields["progress"] = _progress(tasks_by_id[workstream_run.id], record, queues) if query.progress else None
+        summaries.append(wire.WorkstreamSummary(**{"progress": None, **fields}))
+    return wire.WorkstreamPage(workstreams=summaries, next=encode_position(page.next))
 
 
-def _progress(known: Known, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamProgress:
+def _progress(tasks: TaskProgress, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamProgress:
     stream = msgspec.convert(record.spec, model.Workstream)
-    return progress_shown(known, record, _merge(stream, record, queues))
+    return serialize_progress(tasks, record, _merge(stream, record, queues))
 
 
 async def _queues(call: Call) -> Sequence[QueueView]:
-    return await call.parts.workstreams.queues(call.who.tenant) if call.parts.workstreams is not None else ()
+    return await call.app.workstreams.queues(call.caller.tenant) if call.app.workstreams is not None else ()
 
 
 async def read_workstream(call: Call) -> wire.Workstream:
-    """With its tasks, and how far its merge is."""
+    """Return a workstream with its tasks and the state of its merge."""
     return await _workstream(call, str(call.params["workstream"]))
 
 
 async def _workstream(call: Call, id: str) -> wire.Workstream:
-    family = await workstream_family(call, id)
-    record = await records.Workstreams(call.parts.store).find(call.who.tenant, id)
+    run_records = await get_workstream_records(call, id)
+    record = await records.Workstreams(call.app.store).find(call.caller.tenant, id)
     if record is None:
-        raise missing("workstream", id)
-    queues = () if is_over(family.run) else await _queues(call)
-    return _shown(family, record, queues, await call.parts.store.now())
+        raise not_found("workstream", id)
+    queues = () if is_over(run_records.run) else await _queues(call)
+    return _serialize(run_records, record, queues, await call.app.store.now())
 
 
 async def list_merge_queues(call: Call) -> wire.MergeQueues:
-    """By project and branch."""
-    wanted = call.query.project
-    kept = [each for each in await _queues(call) if wanted is None or each.project == wanted]
-    return wire.MergeQueues(queues=[_queue(each) for each in sorted(kept, key=lambda each: (each.project, each.base))])
+    """Return the merge queues of the tenant or of a project, ordered by project and branch."""
+    project = call.query.project
+    queues = [queue for queue in await _queues(call) if project is None or queue.project == project]
+    return wire.MergeQueues(
+        queues=[_queue(queue) for queue in sorted(queues, key=lambda queue: (queue.project, queue.base))]
+    )
 
 
-# -- how it looks
+# -- serialization
 
 
-def _line(record: Run, now: int) -> dict[str, Any]:
+def _summary_fields(record: Run, now: int) -> dict[str, Any]:
     origin, ended = record.origin, record.updated_at if is_over(record) else 0
     return {
         "id": record.id,
@@ -190,38 +198,43 @@ def _line(record: Run, now: int) -> dict[str, Any]:
         "status": run_status(record),
         "reason": record.reason,
         "created_by": record.started_by,
-        "created_at": moment(record.created_at),
-        "started_at": maybe(record.started_at),
-        "ended_at": maybe(ended),
+        "created_at": to_datetime(record.created_at),
+        "started_at": to_optional_datetime(record.started_at),
+        "ended_at": to_optional_datetime(ended),
         "seconds": _seconds(record.started_at, ended, now),
     }
 
 
-def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueView], now: int) -> wire.Workstream:
+def _serialize(
+    run_records: RunRecords, record: records.Workstream, queues: Sequence[QueueView], now: int
+) -> wire.Workstream:
     stream = msgspec.convert(record.spec, model.Workstream)
-    known = {each.spec.name: each for each in family.jobs}
+    jobs_by_name = {job.spec.name: job for job in run_records.jobs}
     stages = task_levels(stream)
-    level = {name: number for number, names in enumerate(stages, 1) for name in names}
-    joined = {each.task: each for each in record.joined}
-    tasks = [_task(task, level[task.name], known, family, joined.get(task.name), record, now) for task in stream.tasks]
-    states = [(task_state(each), each.spec.is_required) for each in family.jobs]
-    line = _line(family.run, now)
+    stage_of = {name: number for number, names in enumerate(stages, 1) for name in names}
+    joined = {commits.task: commits for commits in record.joined}
+    tasks = [
+        _task(task, stage_of[task.name], jobs_by_name, run_records, joined.get(task.name), record, now)
+        for task in stream.tasks
+    ]
+    states = [(task_state(job), job.spec.is_required) for job in run_records.jobs]
+    fields = _summary_fields(run_records.run, now)
     merge = _merge(stream, record, queues)
-    so_far = progress(family.jobs)
-    last = family.tries.get(so_far.failed.id, [])[-1:] if so_far.failed is not None else []
+    job_progress = progress(run_records.jobs)
+    last = run_records.attempts.get(job_progress.failed.id, [])[-1:] if job_progress.failed is not None else []
     return wire.Workstream(
-        **{**line, "project": record.project or line["project"], "base": record.base or line["base"]},
-        progress=progress_shown(Known(so_far, next(iter(last), None)), record, merge),
-        derived_state=derive_workstream_state(states) if states else line["state"],
+        **{**fields, "project": record.project or fields["project"], "base": record.base or fields["base"]},
+        progress=serialize_progress(TaskProgress(job_progress, next(iter(last), None)), record, merge),
+        derived_state=derive_workstream_state(states) if states else fields["state"],
         base_commit=record.base_commit,
         branch=record.branch,
         tip=record.tip,
         worktree_path=""
-        if may_discard_workspace(family.run)
-        else record.place or next((each.worktree_path for each in tasks if each.worktree_path), ""),
+        if may_discard_workspace(run_records.run)
+        else record.place or next((task.worktree_path for task in tasks if task.worktree_path), ""),
         stages=[list(names) for names in stages],
         tasks=tasks,
-        counts=dict(sorted(Counter(each.state for each in tasks if each.state).items())),
+        counts=dict(sorted(Counter(task.state for task in tasks if task.state).items())),
         merge=merge,
     )
 
@@ -229,42 +242,42 @@ def _shown(family: Family, record: records.Workstream, queues: Sequence[QueueVie
 def _task(
     task: model.Task,
     stage: int,
-    known: Mapping[str, Job],
-    family: Family,
+    jobs_by_name: Mapping[str, Job],
+    run_records: RunRecords,
     joined: records.Joined | None,
     stream: records.Workstream,
     now: int,
 ) -> wire.WorkstreamTask:
-    found = known.get(task.name)
-    told: dict[str, Any] = {
+    job = jobs_by_name.get(task.name)
+    fields: dict[str, Any] = {
         "name": task.name,
         "stage": stage,
         "needs": list(task.needs),
-        "waits_for": [need for need in task.needs if need not in known or not known[need].completed_at],
+        "waits_for": [need for need in task.needs if need not in jobs_by_name or not jobs_by_name[need].completed_at],
         "is_critical": task.critical,
         "worktree": task.worktree,
-        "added": _added(joined),
+        "added": _task_commits(joined),
     }
-    if found is None:  # It is not planned yet.
-        most = task.retry.max_attempts if task.retry is not None else 1
-        return wire.WorkstreamTask(**told, **_NOT_PLANNED, max_attempts=most)
-    last = family.tries.get(found.id, [])[-1:]
-    held = last[0].lease or last[0].ended_lease if last else None
+    if job is None:  # Not planned yet.
+        max_attempts = task.retry.max_attempts if task.retry is not None else 1
+        return wire.WorkstreamTask(**fields, **_NOT_PLANNED, max_attempts=max_attempts)
+    last = run_records.attempts.get(job.id, [])[-1:]
+    lease = last[0].lease or last[0].ended_lease if last else None
     return wire.WorkstreamTask(
-        **told,
-        state=task_state(found),
-        job_state=found.state,
-        reason=found.reason,
-        attempts=step_attempts(found),
-        max_attempts=found.spec.max_attempts,
-        next_run_at=maybe(found.next_run_at) if jobs.MACHINE.changes(found.state, jobs.RetryDue) else None,
-        worker_id=found.worker_id or (held.worker_id if held is not None else ""),
-        started_at=maybe(found.started_at),
-        completed_at=maybe(found.completed_at),
-        seconds=_seconds(found.started_at, found.completed_at, now),
-        last_error=failure(found.last_error),
-        failed_rules=rules([*verdicts(last), *stream.verdicts.get(task.name, ())]),
-        worktree_path="" if may_discard_workspace(family.run) else str(report(last).get("place", "")),
+        **fields,
+        state=task_state(job),
+        job_state=job.state,
+        reason=job.reason,
+        attempts=step_attempts(job),
+        max_attempts=job.spec.max_attempts,
+        next_run_at=retry_at(job),
+        worker_id=job.worker_id or (lease.worker_id if lease is not None else ""),
+        started_at=to_optional_datetime(job.started_at),
+        completed_at=to_optional_datetime(job.completed_at),
+        seconds=_seconds(job.started_at, job.completed_at, now),
+        last_error=failure(job.last_error),
+        failed_rules=failed_rules([*rule_results(last), *stream.verdicts.get(task.name, ())]),
+        worktree_path="" if may_discard_workspace(run_records.run) else str(report(last).get("place", "")),
     )
 
 
@@ -275,7 +288,7 @@ _NOT_PLANNED: Final[dict[str, Any]] = {
 }
 
 
-def _added(joined: records.Joined | None) -> wire.TaskCommits | None:
+def _task_commits(joined: records.Joined | None) -> wire.TaskCommits | None:
     if joined is None:
         return None
     return wire.TaskCommits(
@@ -288,24 +301,24 @@ def _added(joined: records.Joined | None) -> wire.TaskCommits | None:
 
 
 def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamMerge:
-    places = [
-        (position, (entry, next((each for each in queue.batches if each.number == entry.batch), None), queue))
+    positions = [
+        (position, (entry, next((batch for batch in queue.batches if batch.number == entry.batch), None), queue))
         for queue in queues
         for position, entry in enumerate(queue.entries, 1)
         if entry.id == record.id
     ]
-    position, (entry, batch, queue) = places[0] if places else (0, (None, None, None))
+    position, (entry, batch, queue) = positions[0] if positions else (0, (None, None, None))
     return wire.WorkstreamMerge(
         method=stream.merge.method if stream.merge is not False else NONE,
         position=position,
         ahead=max(0, position - 1),
         doing=batch.doing if batch is not None else "",
         run_id=batch.run_id if batch is not None else "",
-        waits_for=next((each.problem for each in (entry, batch, queue) if each is not None and each.problem), ""),
+        waits_for=next((part.problem for part in (entry, batch, queue) if part is not None and part.problem), ""),
         tested_with=[other for other in batch.members if other != record.id] if batch is not None else [],
         commit=record.merged_as,
         problem=record.problem,
-        failed_rules=rules(record.verdicts.get("", ())),
+        failed_rules=failed_rules(record.verdicts.get("", ())),
     )
 
 
@@ -315,44 +328,46 @@ def _queue(queue: QueueView) -> wire.MergeQueue:
         base=queue.base,
         entries=[
             wire.QueuedMerge(
-                id=each.id,
+                id=entry.id,
                 position=position,
-                title=each.title,
-                method=each.method,
-                head=each.head,
-                batch=each.batch,
-                since=moment(each.at),
-                problem=each.problem,
-                not_before=maybe(each.not_before),
+                title=entry.title,
+                method=entry.method,
+                head=entry.head,
+                batch=entry.batch,
+                since=to_datetime(entry.at),
+                problem=entry.problem,
+                not_before=to_optional_datetime(entry.not_before),
             )
-            for position, each in enumerate(queue.entries, 1)
+            for position, entry in enumerate(queue.entries, 1)
         ],
         batches=[
             wire.MergeBatch(
-                number=each.number,
-                method=each.method,
-                members=list(each.members),
-                doing=each.doing,
-                run_id=each.run_id,
-                base_commit=each.start,
-                commit=each.commit,
-                is_good=each.is_good,
-                problem=each.problem,
-                not_before=maybe(each.not_before),
+                number=batch.number,
+                method=batch.method,
+                members=list(batch.members),
+                doing=batch.doing,
+                run_id=batch.run_id,
+                base_commit=batch.start,
+                commit=batch.commit,
+                is_good=batch.is_good,
+                problem=batch.problem,
+                not_before=to_optional_datetime(batch.not_before),
             )
-            for each in queue.batches
+            for batch in queue.batches
         ],
         splits=[
-            wire.MergeSplit(number=each.number, first=list(each.first), second=list(each.second), problem=each.problem)
-            for each in queue.splits
+            wire.MergeSplit(
+                number=split.number, first=list(split.first), second=list(split.second), problem=split.problem
+            )
+            for split in queue.splits
         ],
         problem=queue.problem,
-        not_before=maybe(queue.not_before),
+        not_before=to_optional_datetime(queue.not_before),
     )
 
 
-def _seconds(begun: int, ended: int, now: int) -> float | None:
-    return max(0, (ended or now) - begun) / SECOND if begun else None
+def _seconds(started_at: int, ended_at: int, now: int) -> float | None:
+    return max(0, (ended_at or now) - started_at) / SECOND if started_at else None
 
 
 HANDLERS: Final[dict[str, Handler]] = {

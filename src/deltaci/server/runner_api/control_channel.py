@@ -80,7 +80,7 @@ class ControlHub:
         for waiting in [each for all_of_one in self._waiting.values() for each in all_of_one]:
             waiting.tell()
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What happened. After some of it a runner may acknowledge a cancel: it has to hear of that first."""
         for event in events:
             if (

@@ -73,7 +73,7 @@ class Dispatcher:
         if self._task is not None:
             await cancel_and_wait(self._task)
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """What happened. After some of it an attempt may be claimed, if its record says the same."""
         if not self._is_up:
             return  # Everything is told when it is up again.

@@ -19,7 +19,7 @@ from deltaci.server.auth.callers import Caller
 from deltaci.server.errors import http_error
 from deltaci.server.request import Receive, Request, Scope, Send
 from deltaci.server.rest.http.app import ApiApp
-from deltaci.server.rest.http.request import Parts
+from deltaci.server.rest.http.request import AppState
 from deltaci.server.web import layout, routes
 from deltaci.server.web.assets import FIRST_SOURCE, Assets, packed, takes_gzip
 from deltaci.server.web.assets import ROOT as ASSETS_ROOT
@@ -73,7 +73,7 @@ class WebApp:
     """The pages."""
 
     def __init__(
-        self, parts: Parts, api: ApiApp, sessions: Sessions, public_url: str = "", oidc: OidcSignIn | None = None
+        self, parts: AppState, api: ApiApp, sessions: Sessions, public_url: str = "", oidc: OidcSignIn | None = None
     ) -> None:
         self._parts = parts
         self._api = api
@@ -82,7 +82,7 @@ class WebApp:
         self._assets = Assets()
         self._public = urlsplit(public_url)
         self._public_url = public_url.rstrip("/")
-        api.visitor = self.visitor
+        api.session_caller = self.visitor
 
     def serves(self, scope: Scope) -> bool:
         """Whether this is for us: a page, or what somebody before a browser took for one."""

@@ -12,7 +12,7 @@ from typing import Final
 from deltaci.api.schemas.records import Run
 from deltaci.server.request import Send
 from deltaci.server.rest.event_streams import Subscription
-from deltaci.server.rest.http.streaming import Gone, Outlet, sending
+from deltaci.server.rest.http.streaming import ClientDisconnected, ResponseStream, open_response
 from deltaci.server.rest.live import HEADERS
 from deltaci.server.web.page_request import Stream, Visit
 from deltaci.storage.port import Unavailable
@@ -29,7 +29,7 @@ async def live(visit: Visit) -> Stream:
     run_id = visit.query.get("run", "")
     if run_id:
         await visit.ask("readRun", Run, run=run_id)
-    visit.parts.streams.check_room(visit.who.tenant)
+    visit.parts.streams.check_capacity(visit.who.tenant)
     return Stream(Hints(visit, run_id).send)
 
 
@@ -44,23 +44,23 @@ class Hints:
     async def send(self, send: Send) -> None:
         """Until whoever looks is gone, is no longer let in, or the server ends."""
         visit = self._visit
-        async with sending(send, visit.request) as out:
-            with visit.parts.streams.subscribed(visit.who.tenant, 0, self._run_id) as subscription:
-                out.when_gone(subscription.ring)
+        async with open_response(send, visit.request) as out:
+            with visit.parts.streams.subscribe(visit.who.tenant, 0, self._run_id) as subscription:
+                out.on_disconnect(subscription.wake)
                 try:
                     await subscription.skip_all()
-                    await out.begin(HEADERS)
+                    await out.start(HEADERS)
                     # Whoever connects, or connects again, does not know what it missed.
                     await out.write(CHANGED)
                     await self._follow(out, subscription)
                 except Unavailable:
                     return  # Ended in order: the page connects again.
 
-    async def _follow(self, out: Outlet, subscription: Subscription) -> None:
+    async def _follow(self, out: ResponseStream, subscription: Subscription) -> None:
         look_at, beat_at = self._clock() + LOOK_SECONDS, self._clock() + BEAT_SECONDS
         while not subscription.is_closed:
-            if out.is_gone:
-                raise Gone
+            if out.is_disconnected:
+                raise ClientDisconnected
             # Also one to whom there is always something to tell is looked at.
             if self._clock() >= look_at:
                 if await self._visit.is_over():

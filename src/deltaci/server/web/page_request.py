@@ -17,7 +17,7 @@ from deltaci.core.errors import Refused
 from deltaci.server.auth.callers import Caller
 from deltaci.server.request import Request, Send
 from deltaci.server.rest.http.app import ApiApp
-from deltaci.server.rest.http.request import Parts
+from deltaci.server.rest.http.request import AppState
 from deltaci.server.web.markup import Markup
 
 NEEDS: Final[Mapping[str, RequiredScope]] = {route.id: route.required_scope for route in ROUTES}
@@ -67,7 +67,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     form: Mapping[str, list[str]]
     csrf: str
     api: ApiApp
-    parts: Parts
+    parts: AppState
     again: Callable[[], Awaitable[Caller]]  # Who looks, looked at once more.
     origin: str = ""  # Where others reach this server: `https://ci.example.org`.
 
@@ -82,8 +82,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         **params: Any,
     ) -> T:
         """What the API answers to this route; refused as the API refuses. `once` is the idempotency key of a form."""
-        answer = await self.api.ask(
-            self.who, id, self.request, params=params, query=query or {}, body=body or {}, once=once
+        answer = await self.api.call_handler(
+            self.who, id, self.request, params=params, query=query or {}, body=body or {}, idempotency_key=once
         )
         assert isinstance(answer, kind), f"{id} answers {type(answer).__name__}"
         return answer

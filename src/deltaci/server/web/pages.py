@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deltaci.server.request import Request
-from deltaci.server.rest.http.request import Parts
+from deltaci.server.rest.http.request import AppState
 from deltaci.server.web.auth.sessions import Session, Sessions
 from deltaci.server.web.page_request import Answer, Handler
 
@@ -25,7 +25,7 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     form: Mapping[str, list[str]]
     session: Session | None
     sessions: Sessions
-    parts: Parts
+    parts: AppState
     is_secure: bool
     is_page: Callable[[str], bool]
     oidc: OidcSignIn | None = None

@@ -1,7 +1,7 @@
-"""The API as an ASGI application: find the address, know the caller, read what was sent, answer or refuse.
+"""The REST API as an ASGI application.
 
-Every refusal has the same shape, whatever it is about (RFC 9457). An address, an id and a body that make no sense are
-refused before anything is done.
+In this order: find the route, authenticate the caller, check the rate limit and the scope, validate the path, the query
+and the body, and call the handler. Every error is a problem document (RFC 9457).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from deltaci.server.rest import (
     workstreams,
 )
 from deltaci.server.rest.http import query_parameters
-from deltaci.server.rest.http.request import Call, Handler, Made, Parts, Sent
-from deltaci.server.rest.http.validation_errors import explained
+from deltaci.server.rest.http.request import AppState, Call, Handler, JsonResponse, StreamingResponse
+from deltaci.server.rest.http.validation_errors import explain as explain_error
 
 LOGGER: Final = logging.getLogger(__name__)
-MAX_SHOWN: Final = 200
-MAX_MESSAGE: Final = 2000  # It may repeat what was sent, e.g. the name of a field that is not known.
+MAX_QUOTED_CHARS: Final = 200
+MAX_MESSAGE_CHARS: Final = 2000  # A message may quote the request, e.g. the name of an unknown field.
 
 HANDLERS: Final[Mapping[str, Handler]] = {
     **runs.HANDLERS,
@@ -72,236 +72,251 @@ HANDLERS: Final[Mapping[str, Handler]] = {
 
 
 class _Node:
-    """One part of an address: what it may be followed by, and what can be asked here."""
+    """A node of the tree of paths: the routes that end here, and the nodes of the next segment.
 
-    __slots__ = ("any", "named", "rest", "routes")
+    `literals` are segments with a fixed text, `parameter` matches any one segment, and the routes in `remainders` match
+    all remaining segments.
+    """
+
+    __slots__ = ("literals", "parameter", "remainders", "routes")
 
     def __init__(self) -> None:
-        self.named: dict[str, _Node] = {}
-        self.any: _Node | None = None
-        self.rest: dict[str, Route] = {}
+        self.literals: dict[str, _Node] = {}
+        self.parameter: _Node | None = None
+        self.remainders: dict[str, Route] = {}
         self.routes: dict[str, Route] = {}
 
 
-def _tree() -> _Node:
+def _build_tree() -> _Node:
     root = _Node()
     for route in ROUTES:
         node = root
-        for part in route.path.strip("/").split("/"):
-            if part.endswith("*}"):
-                node.rest[route.method] = route
+        for segment in route.path.strip("/").split("/"):
+            if segment.endswith("*}"):
+                node.remainders[route.method] = route
                 break
-            if part.startswith("{"):
-                node.any = node.any or _Node()
-                node = node.any
+            if segment.startswith("{"):
+                node.parameter = node.parameter or _Node()
+                node = node.parameter
             else:
-                node = node.named.setdefault(part, _Node())
+                node = node.literals.setdefault(segment, _Node())
         else:
             node.routes[route.method] = route
     return root
 
 
-_TREE: Final = _tree()
+_TREE: Final = _build_tree()
 _ROUTES: Final = {route.id: route for route in ROUTES}
-_NAMES: Final = {route.id: route.path_parameters for route in ROUTES}
+_PARAMETER_NAMES: Final = {route.id: route.path_parameters for route in ROUTES}
 _DECODERS: Final = {route.id: wire.decoder(route.body) for route in ROUTES if route.body is not None}
 
 
-def _found(path: str) -> dict[str, tuple[Route, list[str]]]:
-    """What can be asked at this address, by method, with the parts that the address leaves open."""
-    found: dict[str, tuple[Route, list[str]]] = {}
-    _collect(_TREE, path.split("/")[1:], [], found)
-    return found
+def _matches(path: str) -> dict[str, tuple[Route, list[str]]]:
+    """Return the routes of a path by method, each with the values of its path parameters."""
+    matches: dict[str, tuple[Route, list[str]]] = {}
+    _add_matches(_TREE, path.split("/")[1:], [], matches)
+    return matches
 
 
-def _collect(node: _Node, parts: list[str], open: list[str], found: dict[str, tuple[Route, list[str]]]) -> None:
-    """What is named hides what is left open, for every method: each address is one thing."""
-    if not parts:
-        found.update({method: (route, open) for method, route in node.routes.items()})
+def _add_matches(
+    node: _Node, segments: list[str], values: list[str], matches: dict[str, tuple[Route, list[str]]]
+) -> None:
+    """Add the routes below a node. A literal segment takes precedence over a parameter, for all methods alike."""
+    if not segments:
+        matches.update({method: (route, values) for method, route in node.routes.items()})
         return
-    if (named := node.named.get(parts[0])) is not None:
-        _collect(named, parts[1:], open, found)
-    if not found and node.any is not None:
-        _collect(node.any, parts[1:], [*open, parts[0]], found)
-    if not found:
-        found.update({method: (route, [*open, "/".join(parts)]) for method, route in node.rest.items()})
+    if (literal := node.literals.get(segments[0])) is not None:
+        _add_matches(literal, segments[1:], values, matches)
+    if not matches and node.parameter is not None:
+        _add_matches(node.parameter, segments[1:], [*values, segments[0]], matches)
+    if not matches:
+        matches.update({method: (route, [*values, "/".join(segments)]) for method, route in node.remainders.items()})
 
 
-Visitor = Callable[[Request], Awaitable[Caller | None]]
+SessionLookup = Callable[[Request], Awaitable[Caller | None]]
 
 
 class ApiApp:
-    """The addresses under /api/v1."""
+    """Serves /api/v1.
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.visitor: Visitor | None = None
+    `session_caller` returns the caller of a request with a session of the web interface, or None for any other request.
+    """
+
+    def __init__(self, app_state: AppState) -> None:
+        self._app_state = app_state
+        self.session_caller: SessionLookup | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one HTTP request."""
         request = Request(scope, receive)
-        # Only a name, and nobody's secret: to ask the system for randomness would hand the interpreter to who computes.
+        # Not a secret: reading system randomness would release the interpreter lock and let a computing thread take it.
         request.id = request_id = f"{random.getrandbits(64):016x}"
         try:
-            answer = await self._answer(request, scope.get("query_string", b""))
+            response = await self._respond(request, scope.get("query_string", b""))
         except Exception as error:
             await _send_problem(send, request_id, http_error(error, request_id, allowed_methods(request.path)))
             return
-        if isinstance(answer, Sent):
-            await answer.send(send)
+        if isinstance(response, StreamingResponse):
+            await response.send(send)
             return
-        headers = {REQUEST_ID_HEADER: request_id, **answer.headers}
-        await _send(send, answer.status or 200, wire.encode(answer.value), "application/json", headers)
+        headers = {REQUEST_ID_HEADER: request_id, **response.headers}
+        await _send(send, response.status or 200, wire.encode(response.value), "application/json", headers)
 
-    async def ask(
+    async def call_handler(
         self,
-        who: Caller,
-        id: str,
+        caller: Caller,
+        operation_id: str,
         request: Request,
         *,
         params: Mapping[str, Any],
         query: Mapping[str, Any],
         body: Mapping[str, Any],
-        once: str = "",
+        idempotency_key: str = "",
     ) -> Any:
-        """Answer somebody of this process, who has let this caller in: allowed and refused as everybody is.
+        """Handle a request of the web interface, which has authenticated `caller`, and return the response object.
 
-        `once` is the idempotency key, where there is one."""
-        route = _ROUTES[id]
-        who.check(route.required_scope)
+        Permissions and validation are those of an HTTP request; the web interface applies the rate limit itself.
+        """
+        route = _ROUTES[operation_id]
+        caller.check(route.required_scope)
         call = Call(
             route=route,
-            who=who,
-            params=_params(route, [str(params[name]) for name in _NAMES[id]]),
-            query=_converted(query, route.query),
-            body=_converted(body, route.body),
+            caller=caller,
+            params=_params(route, [str(params[name]) for name in _PARAMETER_NAMES[operation_id]]),
+            query=_convert(query, route.query),
+            body=_convert(body, route.body),
             request=request,
-            parts=self._parts,
-            again=partial(self._caller, request),
-            once=once,
+            app=self._app_state,
+            reauthenticate=partial(self._authenticate, request),
+            idempotency_key=idempotency_key,
         )
-        answer = await self._handled(call)
-        return answer.value if isinstance(answer, Made) else answer
+        response = await self._handle(call)
+        return response.value if isinstance(response, JsonResponse) else response
 
-    async def _answer(self, request: Request, query: bytes) -> Made | Sent:
-        route, open = _route(request)
-        who = await self._caller(request)
-        await self._parts.tenants.admit(who.tenant)
-        who.check(route.required_scope)
+    async def _respond(self, request: Request, query: bytes) -> JsonResponse | StreamingResponse:
+        route, values = _route(request)
+        caller = await self._authenticate(request)
+        await self._app_state.tenants.admit(caller.tenant)
+        caller.check(route.required_scope)
         call = Call(
             route=route,
-            who=who,
-            params=_params(route, open),
+            caller=caller,
+            params=_params(route, values),
             query=_query(route, query),
             body=await _body(route, request),
             request=request,
-            parts=self._parts,
-            again=partial(self._caller, request),
+            app=self._app_state,
+            reauthenticate=partial(self._authenticate, request),
         )
-        return await self._handled(call)
+        return await self._handle(call)
 
-    async def _caller(self, request: Request) -> Caller:
-        """Whoever shows a key; a page of ours may read with the session of the one who looks at it."""
-        if self.visitor is not None and (who := await self.visitor(request)) is not None:
-            return who
-        return await self._parts.keys.caller(request.token())
+    async def _authenticate(self, request: Request) -> Caller:
+        """Return the caller: the user of a session of the web interface, else the owner of the API key."""
+        if self.session_caller is not None and (caller := await self.session_caller(request)) is not None:
+            return caller
+        return await self._app_state.keys.caller(request.token())
 
-    async def _handled(self, call: Call) -> Made | Sent:
+    async def _handle(self, call: Call) -> JsonResponse | StreamingResponse:
         route = call.route
-        async with self._parts.tenants.turns.turn(call.who.tenant):
-            answer = await HANDLERS[route.id](call)
-        if isinstance(answer, Sent):
-            return answer
-        if not isinstance(answer, Made):
-            return Made(value=answer, status=route.status)
-        return answer if answer.status else msgspec.structs.replace(answer, status=route.status)
+        async with self._app_state.tenants.turns.turn(call.caller.tenant):
+            response = await HANDLERS[route.id](call)
+        if isinstance(response, StreamingResponse):
+            return response
+        if not isinstance(response, JsonResponse):
+            return JsonResponse(value=response, status=route.status)
+        return response if response.status else msgspec.structs.replace(response, status=route.status)
 
 
 def _route(request: Request) -> tuple[Route, list[str]]:
-    found = _found(request.path.removeprefix(ROOT))
-    if not found:
-        raise Refused("not_found", f"there is no address {request.path[:MAX_SHOWN]!r}; see /openapi.json")
-    if request.method not in found:
-        methods = " or ".join(found)
-        raise Refused("wrong_method", f"{request.path[:MAX_SHOWN]!r} takes {methods}, not {request.method[:MAX_SHOWN]}")
-    return found[request.method]
+    matches = _matches(request.path.removeprefix(ROOT))
+    if not matches:
+        raise Refused("not_found", f"there is no path {request.path[:MAX_QUOTED_CHARS]!r}; see /openapi.json")
+    if request.method not in matches:
+        methods = " or ".join(matches)
+        raise Refused(
+            "wrong_method",
+            f"{request.path[:MAX_QUOTED_CHARS]!r} takes {methods}, not {request.method[:MAX_QUOTED_CHARS]}",
+        )
+    return matches[request.method]
 
 
-def _params(route: Route, open: list[str]) -> dict[str, Any]:
-    """The parts of the address by name. One that cannot be an id names nothing, like one that is not there."""
-    found: dict[str, Any] = {}
-    for name, text in zip(_NAMES[route.id], open, strict=True):
+def _params(route: Route, values: list[str]) -> dict[str, Any]:
+    """Return the path parameters by name. Raise `not_found` for a malformed one, as for an unknown id."""
+    params: dict[str, Any] = {}
+    for name, text in zip(_PARAMETER_NAMES[route.id], values, strict=True):
         kind = PARAMETERS[name]
         try:
-            found[name] = msgspec.convert(query_parameters.number(text) if kind.__origin__ is int else text, kind)
+            params[name] = msgspec.convert(
+                query_parameters.parse_number(text) if kind.__origin__ is int else text, kind
+            )
         except msgspec.ValidationError:
-            raise Refused("not_found", f"there is no {name} {text[:MAX_SHOWN]!r}") from None
-    return found
+            raise Refused("not_found", f"there is no {name} {text[:MAX_QUOTED_CHARS]!r}") from None
+    return params
 
 
 def _query(route: Route, query: bytes) -> Any:
     if route.query is None:
         return None
     try:
-        return query_parameters.read(query, route.query)
+        return query_parameters.parse_query(query, route.query)
     except msgspec.ValidationError as error:
-        raise msgspec.ValidationError(explained(error, route.query)) from None
+        raise msgspec.ValidationError(explain_error(error, route.query)) from None
 
 
-def _converted(given: Mapping[str, Any], kind: type[RequestSchema] | None) -> Any:
-    if kind is None:
+def _convert(fields: Mapping[str, Any], schema: type[RequestSchema] | None) -> Any:
+    if schema is None:
         return None
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(fields, schema)
     except msgspec.ValidationError as error:
-        raise msgspec.ValidationError(explained(error, kind)) from None
+        raise msgspec.ValidationError(explain_error(error, schema)) from None
 
 
 async def _body(route: Route, request: Request) -> Any:
     if route.body is None:
         return None
     request.check_is_json()
-    data = await request.body(MAX_BODY_BYTES)
-    if not data and route.is_body_optional:
+    content = await request.body(MAX_BODY_BYTES)
+    if not content and route.is_body_optional:
         return route.body()
     try:
-        return _DECODERS[route.id](data)
+        return _DECODERS[route.id](content)
     except msgspec.ValidationError as error:
-        raise msgspec.ValidationError(explained(error, route.body)) from None
+        raise msgspec.ValidationError(explain_error(error, route.body)) from None
 
 
 def allowed_methods(path: str) -> list[str]:
     """Return the methods of this path of the API."""
-    return list(_found(path.removeprefix(ROOT)))
+    return list(_matches(path.removeprefix(ROOT)))
 
 
 async def _send_problem(send: Send, request_id: str, error: HttpError) -> None:
-    code, message, more = error
-    known = REFUSALS.get(code) or REFUSALS["wrong_state"]
-    if len(message) > MAX_MESSAGE:
-        message = f"{message[:MAX_MESSAGE]}…"
+    code, message, error_headers = error
+    refusal = REFUSALS.get(code) or REFUSALS["wrong_state"]
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = f"{message[:MAX_MESSAGE_CHARS]}…"
     problem = ApiProblem(
         type=f"urn:deltaci:problem:{code}",
-        title=known.title,
-        status=known.status,
+        title=refusal.title,
+        status=refusal.status,
         code=code,
         message=message,
-        hint=known.hint,
+        hint=refusal.hint,
         request_id=request_id,
         detail=message,
     )
-    headers = {REQUEST_ID_HEADER: request_id, **more}
+    headers = {REQUEST_ID_HEADER: request_id, **error_headers}
     with suppress(ConnectionError):
-        await _send(send, known.status, wire.encode(problem), "application/problem+json", headers)
+        await _send(send, refusal.status, wire.encode(problem), "application/problem+json", headers)
 
 
-async def _send(send: Send, status: int, body: bytes, kind: str, more: Mapping[str, str]) -> None:
+async def _send(send: Send, status: int, body: bytes, content_type: str, extra_headers: Mapping[str, str]) -> None:
     headers = [
-        (b"content-type", kind.encode()),
+        (b"content-type", content_type.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
-        *((name.lower().encode(), value.encode("latin-1", "replace")) for name, value in more.items()),
+        *((name.lower().encode(), value.encode("latin-1", "replace")) for name, value in extra_headers.items()),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""What was read is remembered for a while, so that a busy caller does not cost a look at the store each time."""
+"""A cache with a time to live, so that a busy caller does not cause a query of the store for each request."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Remembered(Generic[K, V]):
-    """Values for so many seconds, and for so many names; beyond that all are forgotten, and read again."""
+class TtlCache(Generic[K, V]):
+    """Keep each value for `ttl_seconds`. Adding a key to a cache of `max_entries` clears it first."""
 
-    def __init__(self, seconds: float, most: int, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
-        self._most = most
+    def __init__(self, ttl_seconds: float, max_entries: int, clock: Callable[[], float]) -> None:
+        self._ttl_seconds = ttl_seconds
+        self._max_entries = max_entries
         self._clock = clock
-        self._known: dict[K, tuple[float, V]] = {}
+        self._entries: dict[K, tuple[float, V]] = {}
 
-    def get(self, name: K) -> V | None:
-        """What is known of it, if that is young enough."""
-        known = self._known.get(name)
-        return known[1] if known is not None and known[0] > self._clock() else None
+    def get(self, key: K) -> V | None:
+        """Return the cached value, or None if there is none or it has expired."""
+        entry = self._entries.get(key)
+        return entry[1] if entry is not None and entry[0] > self._clock() else None
 
-    def put(self, name: K, value: V) -> V:
-        """From now on."""
-        if len(self._known) >= self._most:
-            self._known.clear()
-        self._known[name] = (self._clock() + self._seconds, value)
+    def put(self, key: K, value: V) -> V:
+        """Cache a value and return it."""
+        if len(self._entries) >= self._max_entries:
+            self._entries.clear()
+        self._entries[key] = (self._clock() + self._ttl_seconds, value)
         return value
 
-    def change(self, name: K, by: Callable[[V], V]) -> None:
-        """Change what is known, which grows no younger by it."""
-        if (known := self._known.get(name)) is not None:
-            self._known[name] = (known[0], by(known[1]))
+    def update(self, key: K, change: Callable[[V], V]) -> None:
+        """Replace a cached value by `change(value)`. It expires at the same time as before."""
+        if (entry := self._entries.get(key)) is not None:
+            self._entries[key] = (entry[0], change(entry[1]))
 
-    def forget(self, name: K) -> None:
-        """Read it again next time."""
-        self._known.pop(name, None)
+    def discard(self, key: K) -> None:
+        """Remove a value, so that the next reader reads it from the store."""
+        self._entries.pop(key, None)

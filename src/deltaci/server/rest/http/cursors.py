@@ -1,4 +1,4 @@
-"""Where a page ended, as a text that only this server needs to understand."""
+"""Cursors of paginated lists: the position at which a page ended, as opaque URL-safe text."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from deltaci.core.errors import Refused
 from deltaci.storage.port import ListPosition
 
 
-def cursor(place: ListPosition | None) -> str | None:
-    """The text for a place in a list."""
-    return written(f"{place.created_at} {place.id}") if place is not None else None
+def encode_position(position: ListPosition | None) -> str | None:
+    """Return the cursor of a position in a list of records, or None if there is no next page."""
+    return encode_cursor(f"{position.created_at} {position.id}") if position is not None else None
 
 
-def place(cursor: str) -> ListPosition | None:
-    """The place that a cursor names; none for an empty one."""
+def decode_position(cursor: str) -> ListPosition | None:
+    """Return the position of a cursor, or None for an empty cursor. Raise Refused if it is malformed."""
     if not cursor:
         return None
-    at, _, id = read(cursor).partition(" ")
+    at, _, id = decode_cursor(cursor).partition(" ")
     if not (at.isascii() and at.isdecimal()) or len(at) > 18 or not id:
-        raise _bad(cursor)
+        raise _invalid_cursor(cursor)
     return ListPosition(int(at), id)
 
 
-def written(text: str) -> str:
-    """Any text as a cursor."""
+def encode_cursor(text: str) -> str:
+    """Return a cursor that contains this text."""
     return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def read(cursor: str) -> str:
-    """The text that a cursor was made from."""
+def decode_cursor(cursor: str) -> str:
+    """Return the text in a cursor. Raise Refused if it is malformed."""
     try:
         text = urlsafe_b64decode(cursor.encode("ascii") + b"==").decode()
     except ValueError:
-        raise _bad(cursor) from None
-    if not text or written(text) != cursor:
-        raise _bad(cursor)
+        raise _invalid_cursor(cursor) from None
+    if not text or encode_cursor(text) != cursor:
+        raise _invalid_cursor(cursor)
     return text
 
 
-def _bad(cursor: str) -> Refused:
+def _invalid_cursor(cursor: str) -> Refused:
     return Refused("bad_request", f"{cursor[:80]!r} is no cursor of this list; use `next` of the page before, as it is")

@@ -1,4 +1,8 @@
-"""Requests that make something once for all repeats: its name follows from the caller and the idempotency key."""
+"""Idempotency keys: repeating a request with the same key returns the run that the first request created.
+
+The id of the run is a digest of the tenant, the caller's key and the idempotency key, so that a repeat finds the run by
+its id, on any server. A digest of the request is stored in the run; a different request with the same key is refused.
+"""
 
 from __future__ import annotations
 
@@ -18,60 +22,66 @@ ID_BYTES: Final = 10
 _KEY: Final = IDEMPOTENCY_HEADER.lower().encode()
 
 
-class Repeat:
-    """Whether a request was made before: the id of its run follows from the caller's key and its idempotency key."""
+class IdempotentRequest:
+    """A request that creates a run, with the id and the fingerprint of this run.
 
-    def __init__(self, call: Call, what: str, body: RequestSchema) -> None:
+    Without an idempotency key the id is random and the fingerprint is empty.
+    """
+
+    def __init__(self, call: Call, operation: str, body: RequestSchema) -> None:
         self._call = call
         self.key = _idempotency_key(call)
-        self.asked = ""
+        self.fingerprint = ""
         if not self.key:
             self.id = f"r{secrets.token_hex(ID_BYTES)}"
             return
-        who = call.who
-        owner = who.key_id or f"operator {who.person}"
-        content = msgspec.json.encode([what, body], order="sorted")
-        self.id = f"r{_digest(who.tenant.encode(), owner.encode(), self.key.encode())}"
-        self.asked = _digest(content)
+        caller = call.caller
+        owner = caller.key_id or f"operator {caller.person}"
+        content = msgspec.json.encode([operation, body], order="sorted")
+        self.id = f"r{_digest(caller.tenant.encode(), owner.encode(), self.key.encode())}"
+        self.fingerprint = _digest(content)
 
-    def run(self, **fields: Any) -> Run:
-        """The run that this request makes, if it is the first."""
-        who = self._call.who
+    def new_run(self, **fields: Any) -> Run:
+        """Return the run that this request creates if no earlier request did."""
+        caller = self._call.caller
         return Run(
             id=self.id,
             run_id=self.id,
-            tenant=who.tenant,
-            started_by=who.person,
-            request_fingerprint=self.asked,
+            tenant=caller.tenant,
+            started_by=caller.person,
+            request_fingerprint=self.fingerprint,
             **fields,
         )
 
-    async def known(self) -> Run | None:
-        """What an earlier request made; None when this is the first. The same key for something else is refused."""
+    async def find_existing(self) -> Run | None:
+        """Return the run that an earlier request with this key created, or None.
+
+        Raise Refused if that request was a different one.
+        """
         if not self.key:
             return None
-        record = await self._call.parts.store.find(self.id)
+        record = await self._call.app.store.find(self.id)
         if not isinstance(record, Run):
             return None
-        if record.request_fingerprint != self.asked:
+        if record.request_fingerprint != self.fingerprint:
             raise Refused(
                 "request_id_reused",
-                f"{IDEMPOTENCY_HEADER} {self.key[:80]!r} was used for another request, which made run {record.id}",
+                f"{IDEMPOTENCY_HEADER} {self.key[:80]!r} was used for another request, which created run {record.id}",
             )
         return record
 
 
 def _idempotency_key(call: Call) -> str:
-    if not call.once and not call.request.has_header(_KEY):
+    if not call.idempotency_key and not call.request.has_header(_KEY):
         return ""
-    key = call.once or call.request.header(_KEY)
+    key = call.idempotency_key or call.request.header(_KEY)
     if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
         raise Refused("bad_request", f"{IDEMPOTENCY_HEADER} has 1 to {MAX_KEY_CHARS} printable ASCII characters")
     return key
 
 
 def _digest(*parts: bytes) -> str:
-    hashed = blake2b(digest_size=ID_BYTES)
+    digest = blake2b(digest_size=ID_BYTES)
     for part in parts:
-        hashed.update(len(part).to_bytes(4, "big") + part)
-    return hashed.hexdigest()
+        digest.update(len(part).to_bytes(4, "big") + part)
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Runs, jobs and attempts by their addresses, for whoever may see them."""
+"""Load the runs, jobs and attempts that the path of a request names, if they belong to the caller's tenant."""
 
 from __future__ import annotations
 
@@ -11,115 +11,117 @@ from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.engine.unreadable_records import unreadable_refusal
-from deltaci.server.rest.http.request import Call, missing, own
+from deltaci.server.rest.http.request import Call, check_owner, not_found
 from deltaci.storage.port import Load, LoadJobs, ReadTransaction
 
 
-class Family(NamedTuple):
-    """A run, its jobs in the order of the plan, and attempts by job, the first one first."""
+class RunRecords(NamedTuple):
+    """A run, its jobs in the order of the plan, and their attempts by job id, ordered by index."""
 
     run: Run
     jobs: list[Job]
-    tries: dict[str, list[Attempt]]
+    attempts: dict[str, list[Attempt]]
 
 
-async def run_of(call: Call) -> Run:
-    """The run that the address names."""
+async def get_run(call: Call) -> Run:
+    """Return the run in the path. Raise Refused if it does not exist or belongs to another tenant."""
     id = str(call.params["run"])
-    return _run(call, id, await call.parts.store.find(id))
+    return _check_run(call, id, await call.app.store.find(id))
 
 
-async def workstream_of(call: Call) -> Run:
-    """The run of the workstream that the address names."""
+async def get_workstream(call: Call) -> Run:
+    """Return the run of the workstream in the path. Raise Refused like `get_run`."""
     id = str(call.params["workstream"])
-    return _run(call, id, await call.parts.store.find(id), is_workstream=True)
+    return _check_run(call, id, await call.app.store.find(id), is_workstream=True)
 
 
-def _run(call: Call, id: str, found: Record | None, *, is_workstream: bool = False) -> Run:
-    what = "workstream" if is_workstream else "run"
-    record = own(call, found, what, id)
+def _check_run(call: Call, id: str, stored: Record | None, *, is_workstream: bool = False) -> Run:
+    kind = "workstream" if is_workstream else "run"
+    record = check_owner(call, stored, kind, id)
     if not isinstance(record, Run) or (is_workstream and not record.origin.workstream):
-        raise missing(what, id)
+        raise not_found(kind, id)
     return record
 
 
-async def family_of(call: Call, limit: int | None = None) -> Family:
-    """The run that the address names with all that belongs to it; attempts of its first jobs only, up to a limit."""
-    return await call.parts.store.read(lambda: _family(call, str(call.params["run"]), limit))
+async def get_run_records(call: Call, limit: int | None = None) -> RunRecords:
+    """Return the run in the path with all its jobs, and the attempts of its first `limit` jobs."""
+    return await call.app.store.read(lambda: _load_run_records(call, str(call.params["run"]), limit))
 
 
-async def workstream_family(call: Call, id: str) -> Family:
-    """The run of a workstream with its jobs and attempts."""
-    return await call.parts.store.read(lambda: _family(call, id, None, is_workstream=True))
+async def get_workstream_records(call: Call, id: str) -> RunRecords:
+    """Return the run of a workstream with its jobs and attempts. Raise Refused like `get_run`."""
+    return await call.app.store.read(lambda: _load_run_records(call, id, None, is_workstream=True))
 
 
-def _family(call: Call, id: str, limit: int | None, *, is_workstream: bool = False) -> ReadTransaction[Family]:
-    found = yield Load((id,))
-    # Before more is read: that it is there must not show.
-    run = _run(call, id, found[0].record if found else None, is_workstream=is_workstream)
-    jobs = _jobs((yield from all_jobs(id)))
-    wanted = _attempt_ids(jobs[:limit])
-    held = (yield Load(wanted)) if wanted else []
-    return Family(run, jobs, _attempts(each.record for each in held))
+def _load_run_records(
+    call: Call, id: str, limit: int | None, *, is_workstream: bool = False
+) -> ReadTransaction[RunRecords]:
+    stored = yield Load((id,))
+    # Checked before anything else is read: the response time must not reveal that another tenant has this run.
+    run = _check_run(call, id, stored[0].record if stored else None, is_workstream=is_workstream)
+    jobs = _in_plan_order((yield from load_all_jobs(id)))
+    ids = _attempt_ids(jobs[:limit])
+    stored_attempts = (yield Load(ids)) if ids else []
+    return RunRecords(run, jobs, _attempts_by_job(stored.record for stored in stored_attempts))
 
 
-async def job_of(call: Call) -> Job:
-    """The job that the address names, of a run that is the caller's."""
-    run, name = await run_of(call), str(call.params["job"])
-    record = own(call, await call.parts.store.find(job_id(run.id, name)), "job", name)
+async def get_job(call: Call) -> Job:
+    """Return the job in the path. Raise Refused if it does not exist or belongs to another tenant."""
+    run, name = await get_run(call), str(call.params["job"])
+    record = check_owner(call, await call.app.store.find(job_id(run.id, name)), "job", name)
     if not isinstance(record, Job):
-        raise missing("job", name)
+        raise not_found("job", name)
     return record
 
 
-async def attempt_of(call: Call) -> Attempt:
-    """The attempt that the address names, of a job that is the caller's."""
-    job, index = await job_of(call), int(call.params["index"])
-    record = own(call, await call.parts.store.find(attempt_id(job.id, index)), "attempt", str(index))
+async def get_attempt(call: Call) -> Attempt:
+    """Return the attempt in the path. Raise Refused if it does not exist or belongs to another tenant."""
+    job, index = await get_job(call), int(call.params["index"])
+    record = check_owner(call, await call.app.store.find(attempt_id(job.id, index)), "attempt", str(index))
     if not isinstance(record, Attempt):
-        raise missing("attempt", str(index))
+        raise not_found("attempt", str(index))
     return record
 
 
-async def jobs_of(call: Call, run: Run) -> list[Job]:
-    """All jobs of a run, in the order of the plan."""
-    return _jobs(await call.parts.store.read(lambda: all_jobs(run.id)))
+async def get_jobs(call: Call, run: Run) -> list[Job]:
+    """Return all jobs of a run in the order of the plan."""
+    return _in_plan_order(await call.app.store.read(lambda: load_all_jobs(run.id)))
 
 
-def all_jobs(run_id: str) -> ReadTransaction[list[Record]]:
-    """Every job of a run, finished ones too, in no order."""
-    return [held.record for held in (yield LoadJobs(run_id))]
+def load_all_jobs(run_id: str) -> ReadTransaction[list[Record]]:
+    """Load all jobs of a run, also finished ones, in no particular order."""
+    return [stored.record for stored in (yield LoadJobs(run_id))]
 
 
-def _jobs(records: Iterable[Record]) -> list[Job]:
-    found = [each for each in readable(records) if isinstance(each, Job)]
-    return sorted(found, key=lambda each: each.position)
+def _in_plan_order(records: Iterable[Record]) -> list[Job]:
+    jobs = [record for record in check_readable(records) if isinstance(record, Job)]
+    return sorted(jobs, key=lambda job: job.position)
 
 
-async def attempts_of(call: Call, jobs: Iterable[Job]) -> dict[str, list[Attempt]]:
-    """Every attempt of these jobs, by job, the first one first."""
+async def get_attempts(call: Call, jobs: Iterable[Job]) -> dict[str, list[Attempt]]:
+    """Return all attempts of these jobs by job id, ordered by index."""
     ids = _attempt_ids(jobs)
-    return _attempts(await call.parts.store.find_all(ids) if ids else ())
+    return _attempts_by_job(await call.app.store.find_all(ids) if ids else ())
 
 
 def _attempt_ids(jobs: Iterable[Job]) -> tuple[str, ...]:
     return tuple(attempt_id(job.id, index + 1) for job in jobs for index in range(job.attempts))
 
 
-def _attempts(records: Iterable[Record]) -> dict[str, list[Attempt]]:
-    found: dict[str, list[Attempt]] = {}
-    for each in readable(records):
-        if isinstance(each, Attempt):
-            found.setdefault(each.job_id, []).append(each)
-    for tries in found.values():
-        tries.sort(key=lambda each: each.index)
-    return found
+def _attempts_by_job(records: Iterable[Record]) -> dict[str, list[Attempt]]:
+    by_job: dict[str, list[Attempt]] = {}
+    for record in check_readable(records):
+        if isinstance(record, Attempt):
+            by_job.setdefault(record.job_id, []).append(record)
+    for attempts in by_job.values():
+        attempts.sort(key=lambda attempt: attempt.index)
+    return by_job
 
 
-def readable(records: Iterable[Record]) -> Iterator[Record]:
-    """The records, if all of them can be read."""
-    for each in records:
-        unread = unreadable_refusal(each)
-        if unread is not None:
-            raise unread
-        yield each
+def check_readable(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the records. Raise Refused at the first one that this version of the server cannot decode."""
+    for record in records:
+        refusal = unreadable_refusal(record)
+        if refusal is not None:
+            raise refusal
+        yield record

@@ -1,4 +1,4 @@
-"""Which bytes of a file were asked for, as RFC 9110 has it: one range, or else all of it."""
+"""Range requests as in RFC 9110: a single range of bytes, else the whole file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _RANGE: Final = re.compile(r"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE
 
 
 class BadRange(Refused):
-    """There is no such byte. Who asked is told how many there are."""
+    """The range begins after the end of the file. The response contains the size of the file."""
 
     def __init__(self, size: int) -> None:
-        super().__init__("bad_range", f"there are {size} bytes; ask for some of them")
+        super().__init__("bad_range", f"the range is outside the {size} bytes of the file; request bytes within it")
         self.size = size
 
 
-class Bytes(msgspec.Struct, frozen=True):
-    """From `start` to before `stop`, of `size`."""
+class ByteRange(msgspec.Struct, frozen=True):
+    """The bytes from `start` up to but not including `stop`, of a file of `size` bytes."""
 
     start: int
     stop: int
@@ -31,46 +31,49 @@ class Bytes(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """What the answer is sent with."""
+        """Return the HTTP status of the response."""
         return 206 if self.is_part else 200
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer says about it."""
-        told = {"Accept-Ranges": "bytes", "Content-Length": str(self.stop - self.start)}
+        """Return the headers of the response that describe the range."""
+        headers = {"Accept-Ranges": "bytes", "Content-Length": str(self.stop - self.start)}
         if self.is_part:
-            told["Content-Range"] = f"bytes {self.start}-{self.stop - 1}/{self.size}"
-        return told
+            headers["Content-Range"] = f"bytes {self.start}-{self.stop - 1}/{self.size}"
+        return headers
 
 
-def chosen(header: str, size: int) -> Bytes:
-    """The range that the header asks for. All of it, if that is none, or several; refused if no byte is in it."""
-    whole = Bytes(0, size, size, False)
-    found = _RANGE.fullmatch(header)
-    if found is None or not (found[1] or found[2]):
+def requested_range(header: str, size: int) -> ByteRange:
+    """Return the range in a Range header.
+
+    Return the whole file for a malformed header or several ranges. Raise BadRange if the file has no byte in the range.
+    """
+    whole = ByteRange(0, size, size, False)
+    match = _RANGE.fullmatch(header)
+    if match is None or not (match[1] or match[2]):
         return whole
-    if not found[1]:
-        length = _number(found[2])
+    if not match[1]:
+        length = _number(match[2])
         if not length:
             raise BadRange(size)
-        return Bytes(max(0, size - length), size, size, True) if size else whole
-    first, last = _number(found[1]), _number(found[2]) if found[2] else size
-    if found[2] and last < first:
+        return ByteRange(max(0, size - length), size, size, True) if size else whole
+    first, last = _number(match[1]), _number(match[2]) if match[2] else size
+    if match[2] and last < first:
         return whole
     if first >= size:
         raise BadRange(size)
-    return Bytes(first, min(last + 1, size), size, True)
+    return ByteRange(first, min(last + 1, size), size, True)
 
 
-def first_byte(header: str, size: int) -> int:
-    """Where to begin, for one who waits for more: that may be the byte that comes next."""
-    found = _RANGE.fullmatch(header)
-    if found is not None and found[1] and not found[2] and _number(found[1]) == size:
+def requested_start(header: str, size: int) -> int:
+    """Return the first requested byte, for a file that still grows: the byte after its present end is allowed."""
+    match = _RANGE.fullmatch(header)
+    if match is not None and match[1] and not match[2] and _number(match[1]) == size:
         return size
-    return chosen(header, size).start
+    return requested_range(header, size).start
 
 
 def _number(digits: str) -> int:
-    """More digits than any file has bytes are as good as infinite."""
+    """Return the number, limited to 10^18, which no size reaches: a header may have any number of digits."""
     digits = digits.lstrip("0")
     return int(digits or "0") if len(digits) <= MAX_DIGITS else 10**MAX_DIGITS

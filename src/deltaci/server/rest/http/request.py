@@ -1,4 +1,4 @@
-"""One request to the API as its handler sees it: who asks, for what, with which parts of the server at hand."""
+"""What a handler of the REST API gets and returns: the request, the components of the server, and the responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from deltaci.server.disk import Disk
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.log_index import LogIndexes
 from deltaci.server.request import Request
-from deltaci.server.rest.event_streams import Streams
+from deltaci.server.rest.event_streams import EventStreams
 from deltaci.server.secrets import Secrets
 from deltaci.server.tenants import Tenants
 from deltaci.server.test_reports import TestReports
@@ -37,22 +37,25 @@ from deltaci.storage.port import Store
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class WorkstreamDesk(Protocol):
-    """Who starts workstreams and knows what waits to be merged."""
+class WorkstreamService(Protocol):
+    """The controllers of workstreams and merge queues, as handlers use them."""
 
     async def create(
         self, tenant: str, stream: WorkstreamFile, *, id: str, by: str, request_id: str, asked: str = ""
     ) -> Workstream:
-        """Begin it under this id, with the fingerprint of the request, if it has one. Refused if it cannot be."""
+        """Create a workstream with this id. `asked` is the fingerprint of the request, if it has an idempotency key.
+
+        Raise Refused if it cannot be created.
+        """
         ...
 
     async def queues(self, tenant: str) -> Sequence[QueueView]:
-        """All merge queues of the tenant that something waits in."""
+        """Return the merge queues of the tenant that are not empty."""
         ...
 
 
-class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What handlers work with."""
+class AppState(msgspec.Struct, frozen=True, kw_only=True):
+    """The components of the server that handlers use."""
 
     store: Store
     engine: Engine
@@ -62,48 +65,49 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     signer: Signer
     keys: Keys
     tenants: Tenants
-    streams: Streams
+    streams: EventStreams
     secrets: Secrets
-    rules: FailureRules
+    failure_rules: FailureRules
     flaky: FlakyTests
-    reports: TestReports
+    test_reports: TestReports
     repositories: Repositories
     fleet: Fleet
-    lives: Incarnations
+    incarnations: Incarnations
     log_indexes: LogIndexes = msgspec.field(default_factory=LogIndexes)
-    workstreams: WorkstreamDesk | None = None
+    workstreams: WorkstreamService | None = None
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `params`, `query` and `body` were read by the types that the route names."""
+    """An authenticated request. `params`, `query` and `body` have the types that the route declares."""
 
     route: Route
-    who: Caller
+    caller: Caller
     params: dict[str, Any]
     query: Any
     body: Any
     request: Request
-    parts: Parts
-    again: Callable[[], Awaitable[Caller]]  # Who asks, looked at once more: a stream may outlast a key.
-    once: str = ""  # In place of the idempotency key of the request, for who asks in this process.
+    app: AppState
+    # Authenticates the request again and returns its caller: a stream may outlast the API key that opened it.
+    reauthenticate: Callable[[], Awaitable[Caller]]
+    idempotency_key: str = ""  # Replaces the header for a call from the web interface.
 
     @property
     def actor(self) -> str:
-        """Who acts, as events name it."""
-        return f"{USER}:{self.who.person}"
+        """Return the actor that events of this request name."""
+        return f"{USER}:{self.caller.person}"
 
 
 @runtime_checkable
-class Sent(Protocol):
-    """An answer that sends itself, part by part."""
+class StreamingResponse(Protocol):
+    """A response that writes its own status, headers and body."""
 
     async def send(self, send: Send) -> None:
-        """All of it."""
+        """Send the whole response."""
         ...
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer with headers of its own, or with another status than the route's."""
+class JsonResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A JSON response with additional headers, or with another status than the one of the route."""
 
     value: Any
     status: int | None = None
@@ -113,14 +117,14 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 Handler = Callable[[Call], Awaitable[Any]]
 
 
-def missing(what: str, id: str) -> Refused:
-    """The same words for what never was and for what is another tenant's."""
-    return Refused("not_found", f"there is no {what} {id[:200]!r}")
+def not_found(kind: str, id: str) -> Refused:
+    """Return the error for an object that does not exist. Another tenant's object gets the same one."""
+    return Refused("not_found", f"there is no {kind} {id[:200]!r}")
 
 
-def own(call: Call, record: Record | None, what: str, id: str) -> Record:
-    """The record, if it is there and the caller's. One way for both refusals, so that nothing tells them apart."""
-    if record is None or record.tenant != call.who.tenant:
-        unread = unreadable_refusal(record)
-        raise unread if unread is not None else missing(what, id)
+def check_owner(call: Call, record: Record | None, kind: str, id: str) -> Record:
+    """Return the record. Raise the same error if it is None and if it belongs to another tenant."""
+    if record is None or record.tenant != call.caller.tenant:
+        unreadable = unreadable_refusal(record)
+        raise unreadable if unreadable is not None else not_found(kind, id)
     return record

@@ -1,4 +1,4 @@
-"""An answer that is sent part by part, to somebody who may read slowly, or be gone."""
+"""Responses that are sent in chunks to a client that may read slowly or disconnect."""
 
 from __future__ import annotations
 
@@ -14,98 +14,109 @@ from urllib.parse import quote
 from deltaci.api.routes import REQUEST_ID_HEADER
 from deltaci.server.disk import Disk
 from deltaci.server.request import Request, Send
-from deltaci.server.rest.http.ranges import Bytes
+from deltaci.server.rest.http.ranges import ByteRange
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._\-]")
-STALL_SECONDS: Final = 60.0  # Who takes nothing for so long is given up.
+STALL_SECONDS: Final = 60.0  # A client that reads nothing for this long is disconnected.
 
 
-class Gone(Exception):
-    """Nobody reads the answer any more."""
+class ClientDisconnected(Exception):
+    """The client has disconnected or has stopped reading."""
 
 
-class Outlet:
-    """Where an answer is sent. What was taken from it is not kept."""
+class ResponseStream:
+    """Sends the head and the body of a response. Holds no data that the client has received."""
 
-    def __init__(self, send: Send, gone: asyncio.Task[None], request_id: str) -> None:
+    def __init__(self, send: Send, disconnected: asyncio.Task[None], request_id: str) -> None:
         self._send = send
-        self._gone = gone
+        self._disconnected = disconnected
         self._request_id = request_id
-        self.is_begun = False
+        self.is_started = False
 
     @property
-    def is_gone(self) -> bool:
-        """Whether whoever asked has hung up."""
-        return self._gone.done()
+    def is_disconnected(self) -> bool:
+        """Return True if the client has closed the connection."""
+        return self._disconnected.done()
 
-    def when_gone(self, tell: Callable[[], None]) -> None:
-        """Tell this when whoever asked hangs up."""
-        self._gone.add_done_callback(lambda _: tell())
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the client closes the connection."""
+        self._disconnected.add_done_callback(lambda _: callback())
 
-    async def begin(self, headers: Mapping[str, str], status: int = 200) -> None:
-        """The head of the answer."""
-        named = {REQUEST_ID_HEADER: self._request_id, **headers}
-        told = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in named.items()]
-        self.is_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": told})
+    async def start(self, headers: Mapping[str, str], status: int = 200) -> None:
+        """Send the status and the headers."""
+        all_headers = {REQUEST_ID_HEADER: self._request_id, **headers}
+        raw_headers = [
+            (name.lower().encode(), value.encode("latin-1", "replace")) for name, value in all_headers.items()
+        ]
+        self.is_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": raw_headers})
 
     async def write(self, data: bytes) -> None:
-        """One part more, as soon as the part before is on its way."""
-        if self._gone.done():
-            raise Gone
-        sent = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+        """Send a chunk of the body, waiting while the send buffer is full.
+
+        Raise ClientDisconnected if the client has closed the connection or reads nothing for STALL_SECONDS.
+        """
+        if self._disconnected.done():
+            raise ClientDisconnected
+        sending = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
         try:
-            blocked = next(sent)
+            awaited = next(sending)
         except StopIteration:
-            return  # As good as always; only who has to wait needs a timer.
+            return  # The common case: sent without blocking, so no timer is needed.
         try:
             async with asyncio.timeout(STALL_SECONDS):
-                await _rest(sent, blocked)
+                await _resume(sending, awaited)
         except TimeoutError:
-            raise Gone from None
+            raise ClientDisconnected from None
 
 
 @coroutine
-def _rest(begun: Generator[Any, Any, Any], blocked: Any) -> Generator[Any, Any, None]:
-    """Go on with what was begun, and waits."""
+def _resume(coroutine: Generator[Any, Any, Any], awaited: Any) -> Generator[Any, Any, None]:
+    """Run a coroutine to its end that was started by hand and now waits for `awaited`."""
     while True:
         try:
-            told = yield blocked
+            result = yield awaited
         except BaseException as error:
-            step = partial(begun.throw, error)
+            step = partial(coroutine.throw, error)
         else:
-            step = partial(begun.send, told)
+            step = partial(coroutine.send, result)
         try:
-            blocked = step()
+            awaited = step()
         except StopIteration:
             return
 
 
 @asynccontextmanager
-async def sending(send: Send, request: Request) -> AsyncIterator[Outlet]:
-    """An answer from its head to its end. One that fails breaks off, so that nobody takes half for the whole."""
-    gone = asyncio.create_task(request.disconnected())
-    out = Outlet(send, gone, request.id)
+async def open_response(send: Send, request: Request) -> AsyncIterator[ResponseStream]:
+    """Yield a stream for the response and end its body afterwards.
+
+    After an exception the body is not ended, so that the client sees a broken connection and no complete response.
+    """
+    disconnected = asyncio.create_task(request.disconnected())
+    out = ResponseStream(send, disconnected, request.id)
     try:
         yield out
-        if out.is_begun:
+        if out.is_started:
             await send({"type": "http.response.body", "body": b""})
-    except Gone:
+    except ClientDisconnected:
         return
     finally:
-        gone.cancel()
+        disconnected.cancel()
 
 
-async def write_span(out: Outlet, span: Bytes, disk: Disk, read: Callable[[int], bytes]) -> None:
-    """All bytes of a span, each part read once the one before is taken."""
-    at = span.start
-    while at < span.stop:
-        part = await disk.do(partial(read, at))
-        await out.write(part)
-        at += len(part)
+async def write_range(out: ResponseStream, byte_range: ByteRange, disk: Disk, read: Callable[[int], bytes]) -> None:
+    """Write all bytes of a range. `read(offset)` returns the next chunk, after the previous one was sent."""
+    offset = byte_range.start
+    while offset < byte_range.stop:
+        chunk = await disk.do(partial(read, offset))
+        await out.write(chunk)
+        offset += len(chunk)
 
 
-def disposition(name: str) -> str:
-    """To be saved under this name: in plain letters for old clients, and as it is for others (RFC 6266)."""
-    plain = _UNSAFE.sub("_", name)
-    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"
+def content_disposition(name: str) -> str:
+    """Return a Content-Disposition header (RFC 6266) that saves a file under this name.
+
+    `filename` has only safe ASCII characters, for old clients; `filename*` has the exact name.
+    """
+    ascii_name = _UNSAFE.sub("_", name)
+    return f"attachment; filename=\"{ascii_name}\"; filename*=UTF-8''{quote(name, safe='')}"

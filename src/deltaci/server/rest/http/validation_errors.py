@@ -1,4 +1,4 @@
-"""What is wrong with a request, with what would be right: the words that a field may have, the nearest known name."""
+"""Complete the messages of validation errors with the allowed values of a field, or the nearest known field name."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ import msgspec
 from deltaci.core.text import nearest
 
 MAX_LISTED: Final = 20
-_PATH: Final = re.compile(r"^(?P<said>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
+_PATH: Final = re.compile(r"^(?P<message>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
 _PART: Final = re.compile(r"\.([A-Za-z0-9_\-]+)|\[[^\]]*\]")
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 
 
-def explained(error: msgspec.ValidationError, kind: Any) -> str:
-    """The complaint about something that should be of this type, with what was expected where that can be told."""
+def explain(error: msgspec.ValidationError, expected_type: Any) -> str:
+    """Return the message of an error, with the allowed values or field names at its path where there are any."""
     text = str(error)
-    found = _PATH.match(text)
-    said, path = (found["said"], found["path"]) if found else (text, "$")
-    places = list(_at(kind, path))
-    unknown = _UNKNOWN.search(said)
+    match = _PATH.match(text)
+    message, path = (match["message"], match["path"]) if match else (text, "$")
+    types = list(_types_at(expected_type, path))
+    unknown = _UNKNOWN.search(message)
     if unknown is not None:
-        names = [name for place in places for name in _fields(place)]
-        return f"{text}{_nearest(unknown[1], names)}" if names else text
-    if said.startswith("Invalid enum value"):
-        words = [str(each) for place in places if get_origin(place) is Literal for each in get_args(place)]
-        return f"{text}; expected {_listed(sorted(words))}" if words else text
+        names = [name for kind in types for name in _fields(kind)]
+        return f"{text}{_suggestion(unknown[1], names)}" if names else text
+    if message.startswith("Invalid enum value"):
+        values = [str(value) for kind in types if get_origin(kind) is Literal for value in get_args(kind)]
+        return f"{text}; expected {_join(sorted(values))}" if values else text
     return text
 
 
-def _at(kind: Any, path: str) -> Iterator[Any]:
-    """Every type that may stand at this place."""
-    here = [kind]
+def _types_at(root: Any, path: str) -> Iterator[Any]:
+    """Yield every type that is allowed at a path below the type `root`."""
+    types = [root]
     for part in _PART.finditer(path):
-        here = [inner for each in here for plain in _plain(each) for inner in _inside(plain, part[1])]
-    for each in here:
-        yield from _plain(each)
+        types = [inner for kind in types for member in _members(kind) for inner in _child_types(member, part[1])]
+    for kind in types:
+        yield from _members(kind)
 
 
-def _plain(kind: Any) -> Iterator[Any]:
-    """What a type comes to: without its limits, and each of several one by one."""
+def _members(kind: Any) -> Iterator[Any]:
+    """Yield the members of a union, else the type itself; without annotations."""
     origin = get_origin(kind)
     if origin is Annotated:
-        yield from _plain(get_args(kind)[0])
+        yield from _members(get_args(kind)[0])
     elif origin in (Union, UnionType):
-        for each in get_args(kind):
-            yield from _plain(each)
+        for member in get_args(kind):
+            yield from _members(member)
     else:
         yield kind
 
 
-def _inside(kind: Any, name: str | None) -> Iterator[Any]:
+def _child_types(kind: Any, name: str | None) -> Iterator[Any]:
+    """Yield the types of a field of this name, or of the elements of a dict or list."""
     if name is not None and name in (fields := _fields(kind)):
         yield fields[name]
     elif get_origin(kind) is dict:
@@ -66,18 +67,18 @@ def _inside(kind: Any, name: str | None) -> Iterator[Any]:
 
 @cache
 def _fields(kind: Any) -> dict[str, Any]:
-    """The types of the fields of a struct, by the names that they are sent under; nothing for anything else."""
+    """Return the types of the fields of a struct by their names in JSON; nothing for another type."""
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return {}
     hints = get_type_hints(kind, include_extras=True)
     return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
 
 
-def _nearest(name: str, names: list[str]) -> str:
+def _suggestion(name: str, names: list[str]) -> str:
     near = nearest(name, names)
-    return f"; did you mean {near!r}?" if near else f"; expected {_listed(sorted(set(names)))}"
+    return f"; did you mean {near!r}?" if near else f"; expected {_join(sorted(set(names)))}"
 
 
-def _listed(words: list[str]) -> str:
-    more = ", …" if len(words) > MAX_LISTED else ""
-    return ", ".join(words[:MAX_LISTED]) + more
+def _join(values: list[str]) -> str:
+    ellipsis = ", …" if len(values) > MAX_LISTED else ""
+    return ", ".join(values[:MAX_LISTED]) + ellipsis

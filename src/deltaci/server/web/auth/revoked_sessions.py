@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from deltaci.server.rest.http.cache import Remembered
+from deltaci.server.rest.http.cache import TtlCache
 from deltaci.storage.port import Conflict, Document, Store
 
 ENDING: Final = "web-ending"  # The kind of document.
@@ -26,7 +26,7 @@ class Endings:
     def __init__(self, store: Store, now: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._store = store
         self._now = now
-        self._known: Remembered[str, bool] = Remembered(REMEMBERED_SECONDS, MAX_REMEMBERED, monotonic)
+        self._known: TtlCache[str, bool] = TtlCache(REMEMBERED_SECONDS, MAX_REMEMBERED, monotonic)
 
     async def is_ended(self, session_id: str) -> bool:
         """Whether it was signed out."""

@@ -102,7 +102,7 @@ def _at(problem: Problem | None) -> str:
     """Which field a problem is about."""
     if problem is None:
         return ""
-    if "full name of a commit" in problem.message:
+    if "full commit id" in problem.message:
         return "commit"
     if "has no branch or tag" in problem.message:
         return "branch"

@@ -19,7 +19,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.core.instants import from_datetime
 from deltaci.server.request import Send
-from deltaci.server.rest.http.streaming import disposition, sending
+from deltaci.server.rest.http.streaming import content_disposition, open_response
 from deltaci.server.web.filters import MAX_OFFERED, box, choice, filters
 from deltaci.server.web.markup import (
     Child,
@@ -245,15 +245,15 @@ async def exported(visit: Visit) -> Answer:
     name = view if view in EXPORTS else CANONICAL.name
     headers = {
         "Content-Type": "application/octet-stream",
-        "Content-Disposition": disposition(f"{run_id}.{name}.jsonl"),
+        "Content-Disposition": content_disposition(f"{run_id}.{name}.jsonl"),
         "Content-Security-Policy": "sandbox",
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-store",
     }
 
     async def send(send: Send) -> None:
-        async with sending(send, visit.request) as out:
-            await out.begin(headers)
+        async with open_response(send, visit.request) as out:
+            await out.start(headers)
             write = EXPORTS[name]()
             async for page in _pages(visit, run_id):
                 await out.write(b"".join(line + b"\n" for line in write(page)))
