@@ -18,13 +18,17 @@ from deltaci.server.rest.serializers import to_datetime, to_optional_datetime
 async def read_rules(call: Call) -> api_failures.FailureRules:
     """Return the rules in the order in which they are applied: the tenant's, the server's, the built-in ones."""
     stored = call.app.failure_rules
-    own = await stored.read(call.caller.tenant)
+    tenant_rules = await stored.read(call.caller.tenant)
     return api_failures.FailureRules(
-        text=own.text,
-        version=own.version,
-        set_at=to_optional_datetime(own.at),
-        set_by=own.by,
-        rules=[*_serialize(own.rules, "tenant"), *_serialize(stored.server, "server"), *_serialize(RULES, "built-in")],
+        text=tenant_rules.text,
+        version=tenant_rules.version,
+        set_at=to_optional_datetime(tenant_rules.at),
+        set_by=tenant_rules.by,
+        rules=[
+            *_serialize(tenant_rules.rules, "tenant"),
+            *_serialize(stored.server, "server"),
+            *_serialize(RULES, "built-in"),
+        ],
     )
 
 
@@ -60,7 +64,7 @@ def _serialize(rules: Iterable[FailureRule], source: api_failures.RuleSource) ->
 
 
 async def list_flaky(call: Call) -> api_failures.FlakyPage:
-    """Return a page of flaky jobs and tests. Those that were not flaky recently are left out."""
+    """Return a page of flaky jobs and tests. Jobs and tests that have not been flaky recently are omitted."""
     query: FlakyQuery = call.query
     after = decode_cursor(query.cursor) if query.cursor else ""
     histories, next = await call.app.flaky.page(call.caller.tenant, query.project, after, query.limit)

@@ -72,18 +72,18 @@ def _spec(params: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> J
     )
 
 
-def resolve_inputs(rules: Mapping[str, InputRule], given: Mapping[str, str]) -> dict[str, str]:
+def resolve_inputs(rules: Mapping[str, InputRule], inputs: Mapping[str, str]) -> dict[str, str]:
     """Return the value of every input of a template. Raise Refused for an unknown, missing or invalid input."""
-    unknown = sorted(set(given) - set(rules))
+    unknown = sorted(set(inputs) - set(rules))
     if unknown:
         names = ", ".join(sorted(rules)) or "none"
         raise Refused("bad_request", f"the template has no input {unknown[0]!r}; it has {names}")
     values: dict[str, str] = {}
     for name, rule in rules.items():
-        if name not in given and rule.required:
+        if name not in inputs and rule.required:
             raise Refused("bad_request", f"the template needs the input {name!r}; {rule.description or 'give it'}")
-        value = given.get(name, rule.default)
-        if rule.choices and value not in rule.choices and (name in given or rule.default):
+        value = inputs.get(name, rule.default)
+        if rule.choices and value not in rule.choices and (name in inputs or rule.default):
             raise Refused("bad_request", f"the input {name!r} is {value[:80]!r}; it may be {', '.join(rule.choices)}")
         values[name] = value
     return values

@@ -1,4 +1,4 @@
-"""Job logs, one for each lease: what is stored, or a stream of it that continues until the lease ends.
+"""Job logs, one for each lease: the stored bytes, or a stream that continues until the lease ends.
 
 A stream is woken when this server appends to the log and when the attempt changes. Another server may append to the
 same log, so the log is also polled every second.
@@ -163,7 +163,7 @@ class LogStream:
         self._stay = Stay(call)
 
     async def send(self, send: Send) -> None:
-        """Send the log and what is appended to it, until the lease ends, `follow` seconds passed or the client left."""
+        """Send the log as it grows, until the lease ends, `follow` seconds have passed or the client disconnects."""
         call = self._call
         subscribed = call.app.streams.subscribe(call.caller.tenant, 0, call.params["run"])
         async with open_response(send, call.request) as out:

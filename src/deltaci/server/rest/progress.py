@@ -1,4 +1,4 @@
-"""The progress of workstreams, for lists: one query for the jobs of all of them, and one for the failed attempts."""
+"""The progress of workstreams, for lists: one transaction reads the jobs of all workstreams and the failed attempts."""
 
 from __future__ import annotations
 

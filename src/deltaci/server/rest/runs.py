@@ -55,9 +55,9 @@ async def _plan_and_origin(call: Call, params: RunInput) -> tuple[PlanInput, Ori
         labels=tuple(dict.fromkeys(params.labels)),
     )
     if (params.template is None) == (params.plan is None):
-        given = "both" if params.plan is not None else "neither"
-        hint = ", or a 'repository' instead" if given == "neither" else ""
-        raise Refused("bad_request", f"{given} of 'template' and 'plan' is given; give exactly one of them{hint}")
+        provided = "both" if params.plan is not None else "neither"
+        hint = ", or a 'repository' instead" if provided == "neither" else ""
+        raise Refused("bad_request", f"{provided} of 'template' and 'plan' is given; give exactly one of them{hint}")
     if params.file:
         raise Refused("bad_request", "'file' belongs to a repository; leave it out with a template or a plan")
     if params.plan is not None:
@@ -227,12 +227,12 @@ async def cancel_run(call: Call) -> api.Run:
 
 
 async def approve_run(call: Call) -> api.DecisionResult:
-    """Approve one approval job or all that wait. Has no effect on those that the caller has approved."""
+    """Approve one or all waiting approval jobs. Has no effect on a job that the caller has already approved."""
     return await _decide(call, job.Approve)
 
 
 async def reject_run(call: Call) -> api.DecisionResult:
-    """Reject one approval job or all that wait."""
+    """Reject one or all waiting approval jobs."""
     return await _decide(call, job.Reject)
 
 

@@ -82,8 +82,8 @@ async def _response(call: Call, id: str, *, is_repeat: bool) -> JsonResponse:
 def _parse(params: wire.WorkstreamInput) -> model.Workstream:
     """Return the parsed workstream. Raise Refused with its problems if it has any."""
     if (params.file is None) == (params.spec is None):
-        given = "both" if params.file is not None else "neither"
-        raise Refused("bad_request", f"{given} of 'file' and 'spec' is given; give exactly one of them")
+        provided = "both" if params.file is not None else "neither"
+        raise Refused("bad_request", f"{provided} of 'file' and 'spec' is given; give exactly one of them")
     problems: Sequence[str]
     if params.file is not None:
         result = parse.parse_file(params.file, params.name or parse.DEFAULT_FILE)

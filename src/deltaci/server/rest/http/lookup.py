@@ -119,7 +119,7 @@ def _attempts_by_job(records: Iterable[Record]) -> dict[str, list[Attempt]]:
 
 
 def check_readable(records: Iterable[Record]) -> Iterator[Record]:
-    """Yield the records. Raise Refused at the first one that this version of the server cannot decode."""
+    """Yield the records. Raise Refused at the first record that this version of the server cannot decode."""
     for record in records:
         refusal = unreadable_refusal(record)
         if refusal is not None:

@@ -122,7 +122,7 @@ def _at(problem: Problem | None, *, is_new: bool) -> str:
         return "name"
     if problem.path:
         return problem.path
-    if "address of an API" in problem.message:
+    if "URL of an API" in problem.message:
         return "api_url"
     return "url" if problem.code in ("bad_request", "not_allowed") else ""
 
