@@ -333,4 +333,4 @@ async def test_a_workstream_cannot_be_run_again_as_a_run(site: Opened) -> None:
         refused = await ada.post(f"/runs/{id}/rerun", {})
 
         assert (refused.status, refused.code) == (409, "wrong_state")
-        assert "create it once more from its file" in refused.body["detail"]
+        assert "create it again from its file" in refused.body["detail"]
