@@ -1,7 +1,7 @@
-"""The runner: takes jobs from a server, runs them, and reports what they did.
+"""The runner: takes jobs from a server, runs them, and reports their results.
 
-`agent.py` asks for work and starts a `job.py` for each lease; `execution.py` runs a job between lease and result. The
-folders are its parts: `lease/` (heartbeats), `steps/`, `workspace/` (files), `sandbox/` (isolation), `log/`, `actions/`
-(`uses: checkout` and others). Imports the runner protocol, git, expressions and nothing of the server. Start with
-`agent.py`, then `job.py`.
+`agent.py` requests leases and starts a `JobRunner` (`job.py`) for each; `execution.py` runs a job between lease and
+result. The folders are its parts: `lease/` (heartbeats), `steps/`, `workspace/` (files), `sandbox/` (isolation),
+`log/`, `actions/` (`uses: checkout` and others). Imports the runner protocol, git, expressions and nothing of the
+server. Start with `agent.py`, then `job.py`.
 """

@@ -1,8 +1,8 @@
-"""The agent: one runner process that leases jobs, as many as it has slots for, and runs each until it ends.
+"""The agent: a runner process that leases up to one job per slot and runs each until it ends.
 
 These tasks run side by side: one requests leases and starts a `JobRunner` for each; one reads the messages of the lease
 keeper, a separate process that sends the heartbeats; one renews the credential; one waits for cancels (see
-`control_channel`). With NATS, another one receives dispatches, and leases are requested only for what they announce.
+`control_channel`). With NATS, another one receives dispatches, and leases are requested only for attempts that they announce.
 """
 
 from __future__ import annotations
@@ -328,10 +328,10 @@ class Agent:
                     await asyncio.to_thread(self._client.hand_back, granted.lease_id)
 
     async def _take_dispatches(self, max_count: int) -> dict[str, Any]:
-        """Wait for dispatches and return them by attempt id; empty when leases are to be requested without any.
+        """Wait for dispatches and return them by attempt id. If the result is empty, request leases of any attempts.
 
-        That is so without NATS, while the last request without dispatches found work, and after `SWEEP_SECONDS`: a
-        dispatch may get lost.
+        It is empty without NATS, if the previous request without dispatches was granted leases, and after about
+        `SWEEP_SECONDS`, because a dispatch may get lost.
         """
         if self._dispatches is None or self._has_backlog:
             return {}

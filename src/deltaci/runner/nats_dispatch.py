@@ -184,7 +184,7 @@ class DispatchPuller:
         self._has_changed.set()
 
     async def _on_new_queue(self, _message: Msg) -> None:
-        """Pull from all queues again at once: one that was missing may exist now."""
+        """Pull from all queues again at once: a missing queue may exist now."""
         self._pull_again_at.clear()
         self._has_changed.set()
 

@@ -160,7 +160,7 @@ def _describe_problem(error: Exception, path: Path) -> str:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Replace a file atomically by one that only this user can read."""
+    """Write a file atomically, readable only by this user."""
     new_path = path.with_name(f"{path.name}.new")
     new_path.unlink(missing_ok=True)
     with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

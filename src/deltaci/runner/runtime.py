@@ -1,6 +1,6 @@
 """The runtime: the runner's access to clocks, randomness, the server, its lease keeper and the executors of jobs.
 
-The rest of the runner uses only this interface for them, so that the simulation can replace all of them.
+The rest of the runner uses these only through the runtime, so that the simulation can replace them.
 """
 
 from __future__ import annotations

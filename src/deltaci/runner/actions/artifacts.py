@@ -113,7 +113,7 @@ async def download(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
 
 
 def _select(available: list[SharedArtifact], name: str, pattern: str) -> list[SharedArtifact]:
-    """Return the artifacts with the name or, without a name, those that match the pattern.
+    """Return the artifacts with the name or, if no name is given, all artifacts that match the pattern.
 
     An artifact without a name is selected by the name of its job, with or without the values of a matrix.
     """

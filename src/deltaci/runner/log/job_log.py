@@ -61,7 +61,7 @@ class JobLog:
 
     @contextmanager
     def section(self, index: int, name: str) -> Iterator[None]:
-        """Put what is written in the block into a section of its own."""
+        """Put everything that the block writes into a section."""
         started = time.monotonic()
         self.begin_section(index, name)
         try:

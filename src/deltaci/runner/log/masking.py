@@ -145,7 +145,7 @@ class Mask:
 
 
 def _occurrences(block: bytes, form: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and end of occurrences; of overlapping ones only as many as cover the bytes of all of them."""
+    """Yield start and end of each occurrence, without occurrences that other overlapping ones cover entirely."""
     size = len(form)
     at = block.find(form)
     while at >= 0:

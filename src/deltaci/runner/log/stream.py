@@ -127,7 +127,7 @@ class LogStream:
             return self._client.log_size(self._lease_id)
 
     async def finish(self, seconds: float) -> bool:
-        """End the log and wait until it is sent, at most so many seconds. Return whether all of it was sent."""
+        """End the log and wait for at most `seconds` until it is sent. Return whether the whole log was sent."""
         self._is_finished = True
         self._has_more.set()
         try:
@@ -138,7 +138,7 @@ class LogStream:
         return not self.failure and self.bytes_sent >= self._size
 
     def limit_wait(self, seconds: float) -> None:
-        """Let `finish` wait at most this long from now on, whatever its own limit."""
+        """Let `finish` return after at most `seconds` from now."""
         asyncio.get_running_loop().call_later(seconds, self._is_sent.set)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Reads one number from a report that a job wrote, in JSON or XML.
 
 Reports are untrusted. Only the value at the path is decoded and kept, XML entities are refused, size and depth are
-limited, and a truncated report is an error. Every error is a `Refused` that says what was found.
+limited, and a truncated report is an error. Every error is a `Refused` that describes the invalid content.
 """
 
 from __future__ import annotations

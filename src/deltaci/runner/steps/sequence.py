@@ -1,4 +1,4 @@
-"""Runs the steps of one job in order: their conditions, environment, shells or actions, and what they report.
+"""Runs the steps of one job in order: conditions, environment, shells or actions, and reports to the runner.
 
 After a failed step, later steps run only if their conditions say so. The result of the job is that of the first step
 that failed without `continue-on-error`. A cancel, a lost lease and the job's timeout end all steps at once.

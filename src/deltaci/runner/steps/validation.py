@@ -1,8 +1,8 @@
 """Checks the validation rules of a job after its steps: commands, files, test reports and numbers in reports.
 
-Each rule results in what was found and what was expected. All rules are checked, also after one that fails. Commands
-run in the job's cell, like steps. The files that a rule reads are untrusted: the job wrote them. Rules about commits
-are checked by the server.
+Each rule results in an actual and an expected value. A failed rule does not stop the others. Commands run in the job's
+cell, like steps. The files that a rule reads are untrusted: the job wrote them. Rules about commits are checked by the
+server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KINDS: Final = ("run", "files", "junit", "number", "result")
 
 
 class RuleOutcome(NamedTuple):
-    """Whether a rule passed, what was found and what was expected, not yet masked."""
+    """Whether a rule passed, the actual and the expected value, not yet masked."""
 
     is_passed: bool
     actual: str
@@ -47,7 +47,7 @@ class RuleOutcome(NamedTuple):
 
 
 class RuleChecker:
-    """Checks the rules of one job, except those that the server checks."""
+    """Checks the rules of one job, without the rules that the server checks."""
 
     def __init__(self, job: JobContext, steps: StepSequence, seconds_left: Callable[[], float]) -> None:
         self._job = job
