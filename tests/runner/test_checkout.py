@@ -31,9 +31,9 @@ from deltaci.runner.workspace.mirrors import LAST_USED_FILE, prune
 from deltaci.server.secrets import Secrets
 from tests.contract.places import on_loop
 from tests.e2e.pipes import Death
-from tests.runner.desk import TENANT, Desk
+from tests.runner.leased_job import TENANT, LeasedJob
 from tests.runner.repositories import ENV, Repository
-from tests.runner.stages import on_stage
+from tests.runner.scenarios import run_scenario
 
 MAIN = "refs/heads/main"
 
@@ -373,12 +373,12 @@ def source(repository: Repository, **more: Any) -> dict[str, Any]:
 async def test_an_invalid_input_is_the_authors_mistake(
     inputs: dict[str, str], why: str, repository: Repository, tmp_path: Path
 ) -> None:
-    async def story(stage: JobContext, _desk: Desk) -> None:
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
         with pytest.raises(Refused, match=why) as refused:
-            await check_out(stage, inputs)
+            await check_out(job, inputs)
         assert refused.value.code == "bad_spec"
 
-    await on_stage(tmp_path, story, source=source(repository))
+    await run_scenario(tmp_path, scenario, source=source(repository))
 
 
 @on_loop
@@ -387,30 +387,30 @@ async def test_an_unreachable_repository_is_not_the_jobs_fault(tmp_path: Path, m
     monkeypatch.setattr("deltaci.runner.workspace.mirrors.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("deltaci.runner.workspace.mirrors.MAX_PAUSE_SECONDS", 0.001)
 
-    async def story(stage: JobContext, desk: Desk) -> None:
+    async def scenario(job: JobContext, leased_job: LeasedJob) -> None:
         with pytest.raises(StepFailed, match="does not appear to be a git repository") as failed:
-            await check_out(stage, {})
+            await check_out(job, {})
         assert failed.value.code == "CHECKOUT"
-        assert sum("retrying" in line for line in desk.said) == 3
+        assert sum("retrying" in line for line in leased_job.log_lines) == 3
 
-    await on_stage(tmp_path, story, source={"url": str(tmp_path / "none"), "commit": "0" * 40})
+    await run_scenario(tmp_path, scenario, source={"url": str(tmp_path / "none"), "commit": "0" * 40})
 
 
 @on_loop
 async def test_a_credential_is_fetched_by_the_runner_also_for_forks_and_never_shown(
     repository: Repository, tmp_path: Path
 ) -> None:
-    async def story(stage: JobContext, desk: Desk) -> None:
-        Secrets(desk.service.blobs, (tmp_path / "data" / "server.key").read_bytes()).set(
+    async def scenario(job: JobContext, leased_job: LeasedJob) -> None:
+        Secrets(leased_job.service.blobs, (tmp_path / "data" / "server.key").read_bytes()).set(
             TENANT, "READ", "hunter2-token"
         )
-        outputs = await check_out(stage, {"repository": "Acme/Shop", "ref": "main", "fetch-depth": "0"})
-        stage.log.write_line("it was hunter2-token")
+        outputs = await check_out(job, {"repository": "Acme/Shop", "ref": "main", "fetch-depth": "0"})
+        job.log.write_line("it was hunter2-token")
 
-        assert outputs["commit"] == stage.spec.source.commit  # type: ignore[union-attr]
-        assert (stage.layout.workspace / "a.txt").exists()
-        assert (stage.layout.home / ".gitconfig").exists()
-        assert "it was ***" in desk.said
-        assert "hunter2" not in (stage.layout.workspace / ".git" / "config").read_text()
+        assert outputs["commit"] == job.spec.source.commit  # type: ignore[union-attr]
+        assert (job.layout.workspace / "a.txt").exists()
+        assert (job.layout.home / ".gitconfig").exists()
+        assert "it was ***" in leased_job.log_lines
+        assert "hunter2" not in (job.layout.workspace / ".git" / "config").read_text()
 
-    await on_stage(tmp_path, story, source=source(repository, credential="READ"), cache_scope="fork")
+    await run_scenario(tmp_path, scenario, source=source(repository, credential="READ"), cache_scope="fork")

@@ -21,20 +21,20 @@ from deltaci.runner.workspace import collect_outputs
 from deltaci.runner.workspace.collect_outputs import CollectedOutputs, OutputCollector
 from deltaci.storage.blobs import keys
 from tests.contract.places import on_loop
-from tests.runner.desk import TENANT, Desk, opened
+from tests.runner.leased_job import TENANT, LeasedJob, running_server
 
 
-async def collect(desk: Desk) -> CollectedOutputs:
+async def collect(leased_job: LeasedJob) -> CollectedOutputs:
     """Collect the outputs of the job."""
-    collector = OutputCollector(desk.transfers, desk.workspace, desk.log)
-    await collector.collect(desk.spec)
+    collector = OutputCollector(leased_job.transfers, leased_job.workspace, leased_job.log)
+    await collector.collect(leased_job.spec)
     return collector.collected
 
 
-def stored_artifacts(desk: Desk) -> dict[str, bytes]:
+def stored_artifacts(leased_job: LeasedJob) -> dict[str, bytes]:
     """Return the artifacts that the server has."""
-    attempt = (TENANT, desk.lease_id.split(".")[0], 1)
-    blobs = desk.service.blobs
+    attempt = (TENANT, leased_job.lease_id.split(".")[0], 1)
+    blobs = leased_job.service.blobs
     return {
         artifact.path: b"".join(keys.read_artifact(blobs, *attempt, artifact.path))
         for artifact in keys.artifacts(blobs, *attempt)
@@ -61,31 +61,31 @@ def stored_artifacts(desk: Desk) -> dict[str, bytes]:
 @on_loop
 async def test_an_invalid_output_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
     """One line says what to change."""
-    async with opened(tmp_path) as office:
-        desk = await office.desk(output_path="out.json")
-        (desk.workspace / "out.json").write_bytes(content)
+    async with running_server(tmp_path) as job_server:
+        leased_job = await job_server.lease_job(output_path="out.json")
+        (leased_job.workspace / "out.json").write_bytes(content)
 
-        found = await collect(desk)
+        found = await collect(leased_job)
 
         assert (found.error_code, found.output) == ("OUTPUT", None)
         assert message in found.summary
-        assert desk.said == [found.summary]
+        assert leased_job.log_lines == [found.summary]
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "../secret.json", "link.json", "folder", "*.json", "pipe", "a\0b"])
 @on_loop
 async def test_an_output_is_only_read_inside_the_workspace(tmp_path: Path, path: str) -> None:
     """Not through `..`, a link, or a FIFO without a writer."""
-    async with opened(tmp_path) as office:
-        desk = await office.desk(output_path=path)
-        (desk.folder / "secret.json").write_text('"hush"')
-        (desk.workspace / "link.json").symlink_to("../secret.json")
-        (desk.workspace / "folder").mkdir()
-        (desk.workspace / "folder" / "a.json").write_text("1")
-        (desk.workspace / "b.json").write_text("1")
-        os.mkfifo(desk.workspace / "pipe")
+    async with running_server(tmp_path) as job_server:
+        leased_job = await job_server.lease_job(output_path=path)
+        (leased_job.folder / "secret.json").write_text('"hush"')
+        (leased_job.workspace / "link.json").symlink_to("../secret.json")
+        (leased_job.workspace / "folder").mkdir()
+        (leased_job.workspace / "folder" / "a.json").write_text("1")
+        (leased_job.workspace / "b.json").write_text("1")
+        os.mkfifo(leased_job.workspace / "pipe")
 
-        found = await collect(desk)
+        found = await collect(leased_job)
 
         assert (found.error_code, found.output) == ("OUTPUT", None)
 
@@ -93,15 +93,15 @@ async def test_an_output_is_only_read_inside_the_workspace(tmp_path: Path, path:
 @on_loop
 async def test_an_output_is_json_without_secrets(tmp_path: Path) -> None:
     """Secrets are masked in texts; where that is impossible, there is no output."""
-    async with opened(tmp_path) as office:
+    async with running_server(tmp_path) as job_server:
         values: list[Any] = [{"a": ["x hunter2secret", {"hunter2secret": 1}]}, None, {"n": 12345678}]
         found = []
         for value in values:
-            desk = await office.desk(output_path="./sub/out.json")
-            (desk.workspace / "sub").mkdir()
-            (desk.workspace / "sub" / "out.json").write_text(json.dumps(value))
-            desk.log.add_secrets(["hunter2secret", "12345678"])
-            found.append(await collect(desk))
+            leased_job = await job_server.lease_job(output_path="./sub/out.json")
+            (leased_job.workspace / "sub").mkdir()
+            (leased_job.workspace / "sub" / "out.json").write_text(json.dumps(value))
+            leased_job.log.add_secrets(["hunter2secret", "12345678"])
+            found.append(await collect(leased_job))
 
         assert [artifact.output for artifact in found] == [{"a": ["x ***", {"***": 1}]}, None, None]
         assert [artifact.error_code for artifact in found] == ["", "", "OUTPUT"]
@@ -113,7 +113,7 @@ async def test_an_output_is_json_without_secrets(tmp_path: Path) -> None:
 @on_loop
 async def test_exceeding_a_limit_fails_the_job_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number, by size, by the size of the result, and a secret in a name."""
-    async with opened(tmp_path) as office:
+    async with running_server(tmp_path) as job_server:
         for rules, files, message in (
             (["**"], [f"f{n}" for n in range(wire.MAX_ARTIFACTS + 1)], "more than 999 artifacts"),
             (["/etc/*"], ["a"], "is absolute"),
@@ -121,63 +121,63 @@ async def test_exceeding_a_limit_fails_the_job_with_one_line(tmp_path: Path, mon
             (["a*"], ["a", "a" + "x" * 230], "more than 200 bytes"),
             (["a*"], ["a", "a-hunter2secret"], "contains a secret"),
         ):
-            desk = await office.desk(artifacts=[{"path_glob": rule} for rule in rules])
-            desk.log.add_secrets(["hunter2secret"])
+            leased_job = await job_server.lease_job(artifacts=[{"path_glob": rule} for rule in rules])
+            leased_job.log.add_secrets(["hunter2secret"])
             for name in files:
-                (desk.workspace / name).write_text("x")
+                (leased_job.workspace / name).write_text("x")
 
-            found = await collect(desk)
+            found = await collect(leased_job)
 
             assert found.error_code == "ARTIFACTS"
             assert message in found.summary
-            assert found.summary in desk.said
+            assert found.summary in leased_job.log_lines
             assert "\n" not in found.summary
-            assert "hunter2secret" not in "".join(desk.said)
-        desk = await office.desk(artifacts=[{"path_glob": "*"}])
-        with (desk.workspace / "a").open("wb") as file:
+            assert "hunter2secret" not in "".join(leased_job.log_lines)
+        leased_job = await job_server.lease_job(artifacts=[{"path_glob": "*"}])
+        with (leased_job.workspace / "a").open("wb") as file:
             file.truncate(wire.MAX_ARTIFACT_BYTES + 1)
-        assert "split it" in (await collect(desk)).summary
+        assert "split it" in (await collect(leased_job)).summary
         with monkeypatch.context() as patch:
             patch.setattr(collect_outputs, "MAX_LISTED_BYTES", 100)
-            desk = await office.desk(artifacts=[{"path_glob": "*"}])
+            leased_job = await job_server.lease_job(artifacts=[{"path_glob": "*"}])
             for name in ("a", "b", "c"):
-                (desk.workspace / name).write_text("x")
-            found = await collect(desk)
+                (leased_job.workspace / name).write_text("x")
+            found = await collect(leased_job)
         assert (found.error_code, len(found.artifacts)) == ("ARTIFACTS", 1)
 
 
 @on_loop
 async def test_artifacts_are_uploaded_only_under_a_live_lease(tmp_path: Path) -> None:
     """No upload after the lease is lost or the job is to stop."""
-    async with opened(tmp_path) as office:
-        desk = await office.desk(artifacts=[{"path_glob": "**"}])
+    async with running_server(tmp_path) as job_server:
+        leased_job = await job_server.lease_job(artifacts=[{"path_glob": "**"}])
         large = os.urandom(3 * 1024 * 1024 + 1)
-        (desk.workspace / "large").write_bytes(large)
-        (desk.workspace / "empty %2e").write_bytes(b"")
+        (leased_job.workspace / "large").write_bytes(large)
+        (leased_job.workspace / "empty %2e").write_bytes(b"")
 
-        found = await collect(desk)
+        found = await collect(leased_job)
 
-        assert stored_artifacts(desk) == {"empty %2e": b"", "large": large}
+        assert stored_artifacts(leased_job) == {"empty %2e": b"", "large": large}
         assert [(artifact.name, artifact.bytes) for artifact in found.artifacts] == [
             ("empty %2e", 0),
             ("large", len(large)),
         ]
-        desk.is_over = True
+        leased_job.is_stopped = True
         with pytest.raises(JobStopped):
-            await collect(desk)
-        desk.is_over = False
-        desk.transfers._lease_id = desk.lease_id[:-1] + ("1" if desk.lease_id[-1] == "0" else "0")
+            await collect(leased_job)
+        leased_job.is_stopped = False
+        leased_job.transfers._lease_id = leased_job.lease_id[:-1] + ("1" if leased_job.lease_id[-1] == "0" else "0")
         with pytest.raises(JobStopped):
-            await collect(desk)
+            await collect(leased_job)
 
 
 @on_loop
 async def test_an_upload_is_retried_and_then_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short outage does no harm; a long one is not the job's fault."""
-    async with opened(tmp_path) as office:
-        desk = await office.desk(artifacts=[{"path_glob": "a"}])
-        (desk.workspace / "a").write_text("x")
-        send, tries = office.client.upload, []
+    async with running_server(tmp_path) as job_server:
+        leased_job = await job_server.lease_job(artifacts=[{"path_glob": "a"}])
+        (leased_job.workspace / "a").write_text("x")
+        send, tries = job_server.client.upload, []
 
         def unreachable(*words: Any) -> Any:
             tries.append(1)
@@ -185,15 +185,15 @@ async def test_an_upload_is_retried_and_then_given_up(tmp_path: Path, monkeypatc
                 raise Unreachable("away")
             return send(*words)
 
-        monkeypatch.setattr(office.client, "upload", unreachable)
+        monkeypatch.setattr(job_server.client, "upload", unreachable)
         monkeypatch.setattr(transfers, "FIRST_PAUSE_SECONDS", 0.0)
 
-        assert [artifact.name for artifact in (await collect(desk)).artifacts] == ["a"]
+        assert [artifact.name for artifact in (await collect(leased_job)).artifacts] == ["a"]
         assert len(tries) == 2
 
         tries.clear()
         monkeypatch.setattr(collect_outputs, "PATIENCE_SECONDS", -1.0)
-        found = await collect(desk)
+        found = await collect(leased_job)
         assert (found.error_code, found.artifacts) == ("UPLOAD", [])
 
 
@@ -206,18 +206,18 @@ async def test_reports_are_summed_up_and_invalid_ones_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes, entities and control characters in reports are not trusted."""
-    async with opened(tmp_path) as office:
-        desk = await office.desk(artifacts=[{"path_glob": "*.xml", "type": "junit"}])
+    async with running_server(tmp_path) as job_server:
+        leased_job = await job_server.lease_job(artifacts=[{"path_glob": "*.xml", "type": "junit"}])
         said = f'<failure message="hunter2secret&#10;{"m" * 900}"/>'
         bad = "".join(f'<testcase classname="c" name="t{n:03}&#x202e;">{said}</testcase>' for n in range(60))
-        (desk.workspace / "a.xml").write_text(f"<testsuite>{bad}<testcase name='ok' time='2'/></testsuite>")
-        (desk.workspace / "b.xml").write_text('<!DOCTYPE x [<!ENTITY a "b">]><testsuite/>')
-        (desk.workspace / "c.xml").write_text("<testsuite>" + " " * 60_000 + "</testsuite>")
+        (leased_job.workspace / "a.xml").write_text(f"<testsuite>{bad}<testcase name='ok' time='2'/></testsuite>")
+        (leased_job.workspace / "b.xml").write_text('<!DOCTYPE x [<!ENTITY a "b">]><testsuite/>')
+        (leased_job.workspace / "c.xml").write_text("<testsuite>" + " " * 60_000 + "</testsuite>")
         monkeypatch.setattr(junit, "MAX_REPORT_BYTES", 59_999 + 30_000)
         monkeypatch.setattr(collect_outputs, "MAX_REPORTS_BYTES", 100_000)
-        desk.log.add_secrets(["hunter2secret"])
+        leased_job.log.add_secrets(["hunter2secret"])
 
-        tests = (await collect(desk)).tests
+        tests = (await collect(leased_job)).tests
 
         assert tests is not None
         assert (tests.total, tests.passed, tests.failed, tests.seconds) == (61, 1, 60, 2.0)
@@ -225,20 +225,20 @@ async def test_reports_are_summed_up_and_invalid_ones_are_logged(
         assert tests.failures[0].name == "c.t000\N{REPLACEMENT CHARACTER}"
         assert tests.failures[0].message.startswith("*** mmm")
         assert len(tests.failures[0].message) == collect_outputs.MAX_MESSAGE_CHARS
-        message = "\n".join(desk.said)
+        message = "\n".join(leased_job.log_lines)
         assert "b.xml, line 1, has a document type" in message
         assert "c.xml is too large" in message
-        assert sorted(stored_artifacts(desk)) == ["a.xml", "b.xml", "c.xml"]
+        assert sorted(stored_artifacts(leased_job)) == ["a.xml", "b.xml", "c.xml"]
 
 
 @on_loop
 async def test_unreadable_reports_give_no_totals(tmp_path: Path) -> None:
     """That differs from zero tests."""
-    async with opened(tmp_path) as office:
-        desk = await office.desk(artifacts=[{"path_glob": "*", "type": "junit"}])
-        (desk.workspace / "a.trx").write_text("<TestRun/>")
+    async with running_server(tmp_path) as job_server:
+        leased_job = await job_server.lease_job(artifacts=[{"path_glob": "*", "type": "junit"}])
+        (leased_job.workspace / "a.trx").write_text("<TestRun/>")
 
-        found = await collect(desk)
+        found = await collect(leased_job)
 
         assert (found.tests, found.error_code) == (None, "")
 

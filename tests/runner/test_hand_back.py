@@ -16,35 +16,35 @@ from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import CellPool
 from tests.contract.places import on_loop
-from tests.runner.desk import TENANT, Office, opened
+from tests.runner.leased_job import TENANT, JobServer, running_server
 
 
 @asynccontextmanager
-async def taken(folder: Path, step: str) -> AsyncIterator[tuple[Office, JobRunner]]:
+async def taken(folder: Path, step: str) -> AsyncIterator[tuple[JobServer, JobRunner]]:
     """A server, and what does its one job with this step."""
-    async with opened(folder) as office:
+    async with running_server(folder) as job_server:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8))
         spec = {"steps": [step], "executor": "process"}
-        await office.service.engine.do(NewRecord(id="q", record=Attempt(id="q", tenant=TENANT, spec=spec)))
-        [granted] = await asyncio.to_thread(office.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
+        await job_server.service.engine.do(NewRecord(id="q", record=Attempt(id="q", tenant=TENANT, spec=spec)))
+        [granted] = await asyncio.to_thread(job_server.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
         (folder / "work").mkdir()
         places = CellPool(folder / "work", Executors(("process",)))
         try:
-            yield office, JobRunner(office.client, "w1", granted, places, Runtime("http://127.0.0.1"))
+            yield job_server, JobRunner(job_server.client, "w1", granted, places, Runtime("http://127.0.0.1"))
         finally:
             await places.close()
-            office.client.close_all()
+            job_server.client.close_all()
 
 
 @on_loop
 async def test_what_has_not_begun_does_not_begin(tmp_path: Path) -> None:
     """The runner is asked to leave before it has said that it takes the job."""
     mark = tmp_path / "begun"
-    async with taken(tmp_path, f"touch {mark}") as (office, job):
+    async with taken(tmp_path, f"touch {mark}") as (job_server, job):
         job.hand_back()
 
         assert await job.run(lambda _: None) == "handed back"
-        record = await office.service.store.find("q")
+        record = await job_server.service.store.find("q")
         assert isinstance(record, Attempt)
         assert record.state == "QUEUED"
         assert record.lost_leases == 0
@@ -54,7 +54,7 @@ async def test_what_has_not_begun_does_not_begin(tmp_path: Path) -> None:
 @on_loop
 async def test_what_is_over_is_told(tmp_path: Path) -> None:
     """Its work is done: nobody should have to do it again."""
-    async with taken(tmp_path, "true") as (office, job):
+    async with taken(tmp_path, "true") as (job_server, job):
         tell = job._report_result
 
         async def told(*words: object) -> str:
@@ -64,6 +64,6 @@ async def test_what_is_over_is_told(tmp_path: Path) -> None:
         job._report_result = told  # type: ignore[method-assign, assignment]
 
         assert await job.run(lambda _: None) == "succeeded"
-        record = await office.service.store.find("q")
+        record = await job_server.service.store.find("q")
         assert isinstance(record, Attempt)
         assert record.state == "SUCCEEDED"

@@ -16,9 +16,9 @@ from deltaci.runner.steps.sequence import StepSequence
 from deltaci.runner.steps.validation import MAX_READ_BYTES, RuleChecker
 from deltaci.runner.transfers import JobStopped
 from tests.contract.places import on_loop
-from tests.runner.desk import Desk
-from tests.runner.stages import on_stage
-from tests.runner.test_reports import COVERAGE_JSON, COVERAGE_XML
+from tests.runner.leased_job import LeasedJob
+from tests.runner.scenarios import run_scenario
+from tests.runner.test_report_values import COVERAGE_JSON, COVERAGE_XML
 
 SUITE = '<testsuite><testcase name="a"/><testcase name="b">{}</testcase></testsuite>'
 WELL = JobResult(exit=Exit(0, None, 0.0), steps=[], summary="1 steps succeeded")
@@ -117,13 +117,13 @@ def furnish(work: Path) -> None:
         file.truncate(MAX_READ_BYTES + 1)  # A hole: nothing is on the disk.
 
 
-async def looked_at(stage: JobContext, *, may_go_on: bool = True) -> JobResult:
+async def looked_at(job: JobContext, *, may_go_on: bool = True) -> JobResult:
     """What the rules of this job make of a success."""
 
     async def go_on(_index: int, _name: str) -> bool:
         return may_go_on
 
-    return await RuleChecker(stage, StepSequence(stage, {}, go_on, lambda: 60.0), lambda: 60.0).check(WELL)
+    return await RuleChecker(job, StepSequence(job, {}, go_on, lambda: 60.0), lambda: 60.0).check(WELL)
 
 
 @pytest.mark.proves("WST-TA3")
@@ -132,10 +132,10 @@ async def looked_at(stage: JobContext, *, may_go_on: bool = True) -> JobResult:
 async def test_every_rule_holds_or_says_what_it_found_and_wanted(cases: tuple[Case, ...], tmp_path: Path) -> None:
     """All are looked at, whatever those before them say; and the job itself went well."""
 
-    async def story(stage: JobContext, desk: Desk) -> None:
-        await asyncio.to_thread(furnish, stage.layout.workspace)
+    async def scenario(job: JobContext, leased_job: LeasedJob) -> None:
+        await asyncio.to_thread(furnish, job.layout.workspace)
 
-        ended = await looked_at(stage)
+        ended = await looked_at(job)
 
         assert ended.is_success
         assert not ended.is_valid
@@ -147,63 +147,63 @@ async def test_every_rule_holds_or_says_what_it_found_and_wanted(cases: tuple[Ca
                 assert case.found in verdict.actual, (case, verdict)
                 assert case.wanted in verdict.expected, (case, verdict)
                 said = f"rule {verdict.rule}: found {verdict.actual}, wanted {verdict.expected}"
-                assert any(said in line for line in desk.said), said
+                assert any(said in line for line in leased_job.log_lines), said
         first = next(each for each in ended.verdicts if not each.is_passed)
         assert ended.summary == f"rule {first.rule}: found {first.actual}, wanted {first.expected}"
 
-    await on_stage(tmp_path, story, rules=[case.rule for case in cases])
+    await run_scenario(tmp_path, scenario, rules=[case.rule for case in cases])
 
 
 @on_loop
 async def test_rules_that_hold_change_nothing(tmp_path: Path) -> None:
     """The summary stays that of the steps."""
 
-    async def story(stage: JobContext, _desk: Desk) -> None:
-        ended = await looked_at(stage)
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
+        ended = await looked_at(job)
 
         assert (ended.is_valid, ended.summary) == (True, WELL.summary)
         assert ended.verdicts == [RuleResult(rule="true", is_passed=True, actual="exit code 0", expected="exit code 0")]
 
-    await on_stage(tmp_path, story, rules=[{"run": "true"}])
+    await run_scenario(tmp_path, scenario, rules=[{"run": "true"}])
 
 
 @on_loop
 async def test_the_servers_rules_are_left_to_it(tmp_path: Path) -> None:
     """Only the server knows the base as it is then; a runner that guessed would be believed."""
 
-    async def story(stage: JobContext, _desk: Desk) -> None:
-        ended = await looked_at(stage)
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
+        ended = await looked_at(job)
 
         assert ended is WELL
 
-    await on_stage(tmp_path, story, rules=[{"within": ["src/**"]}, {"mergeable": True}])
+    await run_scenario(tmp_path, scenario, rules=[{"within": ["src/**"]}, {"mergeable": True}])
 
 
 @on_loop
 async def test_a_rule_does_not_begin_without_a_lease(tmp_path: Path) -> None:
     """Somebody else may be at this very job by now."""
 
-    async def story(stage: JobContext, _desk: Desk) -> None:
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
         with pytest.raises(JobStopped):
-            await looked_at(stage, may_go_on=False)
+            await looked_at(job, may_go_on=False)
 
-        assert not (stage.layout.workspace / "mine").exists()
+        assert not (job.layout.workspace / "mine").exists()
 
-    await on_stage(tmp_path, story, rules=[{"run": "touch mine"}])
+    await run_scenario(tmp_path, scenario, rules=[{"run": "touch mine"}])
 
 
 @on_loop
 async def test_a_verdict_tells_no_secret(tmp_path: Path) -> None:
     """What a rule found may have one in it, and verdicts are for everybody."""
 
-    async def story(stage: JobContext, _desk: Desk) -> None:
-        stage.log.add_secrets(["s3cr3t-value"])
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
+        job.log.add_secrets(["s3cr3t-value"])
 
-        ended = await looked_at(stage)
+        ended = await looked_at(job)
 
         assert ended.verdicts is not None
         told = "".join(f"{each.rule} {each.actual} {each.expected}" for each in ended.verdicts)
         assert "s3cr3t" not in told + ended.summary
 
     rules = [{"result": "echo s3cr3t-value"}, {"run": "exit 1 # s3cr3t-value"}, {"files": ["s3cr3t-value"]}]
-    await on_stage(tmp_path, story, rules=rules)
+    await run_scenario(tmp_path, scenario, rules=rules)

@@ -2,7 +2,8 @@
 
 These tasks run side by side: one requests leases and starts a `JobRunner` for each; one reads the messages of the lease
 keeper, a separate process that sends the heartbeats; one renews the credential; one waits for cancels (see
-`control_channel`). With NATS, another one receives dispatches, and leases are requested only for attempts that they announce.
+`control_channel`). With NATS, another one receives dispatches, and leases are requested only for the attempts that they
+announce.
 """
 
 from __future__ import annotations

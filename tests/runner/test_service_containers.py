@@ -15,8 +15,8 @@ from deltaci.runner.sandbox.container import ContainerCell
 from deltaci.runner.steps import service_containers as module
 from deltaci.runner.steps.service_containers import ServiceContainers
 from tests.contract.places import on_loop
-from tests.runner.desk import Desk
-from tests.runner.stages import on_stage
+from tests.runner.leased_job import LeasedJob
+from tests.runner.scenarios import run_scenario
 
 TOOL = """#!/bin/sh
 echo "$@ [$TOKEN]" >> FOLDER/calls
@@ -58,9 +58,9 @@ def asked(calls: Path) -> list[str]:
 async def test_a_service_is_started_awaited_and_taken_away(calls: Path, tmp_path: Path) -> None:
     """And its values are in no command line, which everybody on the machine can read."""
 
-    async def story(stage: JobContext, desk: Desk) -> None:
-        services = ServiceContainers(stage.spec, stage.cell, stage.log)
-        told = await services.start(stage.expressions, 60)
+    async def scenario(job: JobContext, leased_job: LeasedJob) -> None:
+        services = ServiceContainers(job.spec, job.cell, job.log)
+        told = await services.start(job.expressions, 60)
         await services.close()
         await services.close()
 
@@ -68,52 +68,50 @@ async def test_a_service_is_started_awaited_and_taken_away(calls: Path, tmp_path
         assert asked(calls) == ["run", "inspect", "exec", "inspect", "exec", "inspect", "exec", "port", "rm"]
         started = calls.read_text().splitlines()[0]
         assert "--publish 127.0.0.1::5432 --env TOKEN" in started
-        assert started.endswith(
-            f"--env {process_tree.MARKER_VARIABLE}={stage.cell.handle.marker} postgres:16 [hunter2]"
-        )
-        assert "service db: ready" in desk.said
+        assert started.endswith(f"--env {process_tree.MARKER_VARIABLE}={job.cell.handle.marker} postgres:16 [hunter2]")
+        assert "service db: ready" in leased_job.log_lines
 
-    await on_stage(tmp_path, story, services=[POSTGRES])
+    await run_scenario(tmp_path, scenario, services=[POSTGRES])
 
 
 @on_loop
 async def test_one_that_does_not_start_says_why_and_leaves_nothing(calls: Path, tmp_path: Path) -> None:
-    async def story(stage: JobContext, desk: Desk) -> None:
-        services = ServiceContainers(stage.spec, stage.cell, stage.log)
+    async def scenario(job: JobContext, leased_job: LeasedJob) -> None:
+        services = ServiceContainers(job.spec, job.cell, job.log)
         with pytest.raises(StepFailed, match="service bad did not start: no such image") as failed:
-            await services.start(stage.expressions, 60)
+            await services.start(job.expressions, 60)
         await services.close(is_failed=True)
 
         assert failed.value.code == "RUNNER_STARTUP"
         assert asked(calls)[-2:] == ["rm", "rm"]
-        assert "service db: it says hello" in desk.said
+        assert "service db: it says hello" in leased_job.log_lines
 
-    await on_stage(tmp_path, story, services=[POSTGRES, {"name": "bad", "image": "broken"}])
+    await run_scenario(tmp_path, scenario, services=[POSTGRES, {"name": "bad", "image": "broken"}])
 
 
 @on_loop
 async def test_one_that_ends_before_it_is_ready_is_told(calls: Path, tmp_path: Path) -> None:
     (tmp_path / "dead").touch()
 
-    async def story(stage: JobContext, _desk: Desk) -> None:
-        services = ServiceContainers(stage.spec, stage.cell, stage.log)
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
+        services = ServiceContainers(job.spec, job.cell, job.log)
         with pytest.raises(StepFailed, match="ended before it was ready"):
-            await services.start(stage.expressions, 60)
+            await services.start(job.expressions, 60)
         await services.close()
 
-    await on_stage(tmp_path, story, services=[POSTGRES])
+    await run_scenario(tmp_path, scenario, services=[POSTGRES])
 
 
 @on_loop
 async def test_without_a_tool_there_are_no_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "working_tool", lambda: ("", "podman is not installed"))
 
-    async def story(stage: JobContext, _desk: Desk) -> None:
-        services = ServiceContainers(stage.spec, stage.cell, stage.log)
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
+        services = ServiceContainers(job.spec, job.cell, job.log)
         with pytest.raises(StepFailed, match="need podman or docker on the runner: podman is not installed"):
-            await services.start(stage.expressions, 60)
+            await services.start(job.expressions, 60)
 
-    await on_stage(tmp_path, story, services=[POSTGRES])
+    await run_scenario(tmp_path, scenario, services=[POSTGRES])
 
 
 @pytest.mark.parametrize(
@@ -128,12 +126,12 @@ async def test_without_a_tool_there_are_no_services(tmp_path: Path, monkeypatch:
 )
 @on_loop
 async def test_what_the_tool_would_misunderstand_is_refused(service: Service, why: str, tmp_path: Path) -> None:
-    async def story(stage: JobContext, _desk: Desk) -> None:
-        services = ServiceContainers(JobSpec(services=[service]), stage.cell, stage.log)
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
+        services = ServiceContainers(JobSpec(services=[service]), job.cell, job.log)
         with pytest.raises(Refused, match=why):
             services.command(service, service.image, service.env)
 
-    await on_stage(tmp_path, story)
+    await run_scenario(tmp_path, scenario)
 
 
 @on_loop
@@ -141,10 +139,10 @@ async def test_a_job_in_a_container_shares_a_network_with_its_services(calls: Pa
     """There it calls them by their names."""
     assert container.TOOLS
 
-    async def story(stage: JobContext, _desk: Desk) -> None:
+    async def scenario(job: JobContext, _desk: LeasedJob) -> None:
         cell = ContainerCell("podman", workspace=tmp_path, limits=Limits(), has_network=True, image="debian")
-        services = ServiceContainers(stage.spec, cell, stage.log)
-        told = await services.start(stage.expressions, 60)
+        services = ServiceContainers(job.spec, cell, job.log)
+        told = await services.start(job.expressions, 60)
         network = told["cache"]["network"]
 
         assert f"--network {network}" in " ".join(cell.start_command())
@@ -152,4 +150,4 @@ async def test_a_job_in_a_container_shares_a_network_with_its_services(calls: Pa
         await services.close()
         assert calls.read_text().splitlines()[-1].startswith(f"network rm {network}")
 
-    await on_stage(tmp_path, story, services=[{"name": "cache", "image": "redis"}])
+    await run_scenario(tmp_path, scenario, services=[{"name": "cache", "image": "redis"}])

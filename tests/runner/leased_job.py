@@ -1,4 +1,4 @@
-"""A real server on a real socket, a lease for one job, and a workspace: what the parts of a runner work with."""
+"""A real server on a real socket, and leased jobs with a workspace, a log and transfers, for tests of runner parts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from deltaci.storage.memory import MemoryStore
 TENANT = "default"
 
 
-class Desk:
-    """One job, as its runner holds it."""
+class LeasedJob:
+    """A job that a runner has leased, with its folders, log and transfers."""
 
     def __init__(self, folder: Path, service: Server, client: RunnerClient, granted: wire.LeaseGranted) -> None:
         self.service = service
@@ -38,51 +38,53 @@ class Desk:
         self.folder = folder / granted.job_id
         self.workspace = self.folder / "workspace"
         self.workspace.mkdir(parents=True)
-        self.is_over = False
+        self.is_stopped = False
         self._path = self.folder / "log"
         self._stream = LogStream(client, self.lease_id, self._path)
         self.log = JobLog(self._stream, new_nonce())
-        self.transfers = Transfers(client, self.lease_id, lambda: self.is_over)
+        self.transfers = Transfers(client, self.lease_id, lambda: self.is_stopped)
 
     @property
-    def said(self) -> list[str]:
-        """The lines of the log, after its header."""
+    def log_lines(self) -> list[str]:
+        """The lines of the log without its header."""
         return self._path.read_text().splitlines()[1:]
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self._stream.close()
 
 
-class Office:
-    """The server, and whoever works for it."""
+class JobServer:
+    """A server and a registered runner that leases jobs from it."""
 
     def __init__(self, folder: Path, service: Server, client: RunnerClient) -> None:
         self.folder = folder
         self.service = service
         self.client = client
-        self._desks: list[Desk] = []
+        self._leased_jobs: list[LeasedJob] = []
 
-    async def desk(self, **spec: Any) -> Desk:
-        """A job of this kind, taken."""
-        id = f"q{len(self._desks)}"
+    async def lease_job(self, **spec: Any) -> LeasedJob:
+        """Submit a job with this spec, lease it and acknowledge the lease."""
+        id = f"q{len(self._leased_jobs)}"
         await self.service.engine.do(NewRecord(id=id, record=Attempt(id=id, tenant=TENANT, spec=spec)))
         [granted] = await asyncio.to_thread(self.client.lease, wire.LeaseRequest(runner_id="w1", wait_seconds=10))
-        taken = wire.AckLease(lease_id=granted.lease_id, runner_id="w1", job_id=id, accepted_at=datetime.now(UTC))
-        await asyncio.to_thread(self.client.send, taken)
-        self._desks.append(Desk(self.folder, self.service, self.client, granted))
-        return self._desks[-1]
+        acknowledgement = wire.AckLease(
+            lease_id=granted.lease_id, runner_id="w1", job_id=id, accepted_at=datetime.now(UTC)
+        )
+        await asyncio.to_thread(self.client.send, acknowledgement)
+        self._leased_jobs.append(LeasedJob(self.folder, self.service, self.client, granted))
+        return self._leased_jobs[-1]
 
     def close(self) -> None:
-        """Let go of everything."""
-        for desk in self._desks:
-            desk.close()
+        """Close the logs of all jobs."""
+        for leased_job in self._leased_jobs:
+            leased_job.close()
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[Office]:
-    """A server with blobs in memory, and a runner that is registered."""
-    # All calls are made by one thread, so that its one connection can be closed in the end.
+async def running_server(folder: Path) -> AsyncIterator[JobServer]:
+    """Run a server with blobs in memory and register a runner."""
+    # One thread makes all calls, so that its connection can be closed at the end.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     async with Server(MemoryStore(), folder / "data", blobs=MemoryBlobStore()) as service:
         listener = HttpListener(service, "127.0.0.1", 0)
@@ -91,11 +93,11 @@ async def opened(folder: Path) -> AsyncIterator[Office]:
         try:
             token = registration_token(folder / "data", "w1", TENANT)
             client.token = (await asyncio.to_thread(client.register, token, [], 9)).credential
-            office = Office(folder, service, client)
+            job_server = JobServer(folder, service, client)
             try:
-                yield office
+                yield job_server
             finally:
-                office.close()
+                job_server.close()
         finally:
             await asyncio.to_thread(client.close)
             listener.stop()
