@@ -274,6 +274,17 @@ def traces(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{number}: '{found[0]}' belongs to one machine, not to the project: take it out"
 
 
+def package_list(architecture: str, packages: set[str]) -> Iterator[str]:
+    """Yield the differences between the table of packages in ARCHITECTURE.md and the folders of src/deltaci."""
+    listed = re.findall(r"^\| `([a-z_/]+)` \|", architecture, re.MULTILINE)
+    yield from (
+        f"ARCHITECTURE.md:1: `{package}` is not listed: add a line for it" for package in sorted(packages - {*listed})
+    )
+    yield from (
+        f"ARCHITECTURE.md:1: `{package}` does not exist: remove its line" for package in sorted({*listed} - packages)
+    )
+
+
 # --- The tests: each check finds what it is for, and the project has none of it --------------------
 
 
@@ -401,3 +412,17 @@ def test_a_trace_of_a_machine_is_found() -> None:
 def test_no_text_has_traces_of_one_machine() -> None:
     """A path or address of one machine is wrong on every other."""
     report([problem for path, text in texts() for problem in traces(path, text)])
+
+
+def test_a_difference_between_packages_and_their_list_is_found() -> None:
+    table = "| `core` | decides |\n| `core/gone` | no more |\n"
+
+    assert [problem.split("`")[1] for problem in package_list(table, {"core", "engine"})] == ["engine", "core/gone"]
+
+
+def test_the_architecture_lists_every_package() -> None:
+    """A map that is not compared with the land soon shows another one."""
+    source = ROOT / "src" / "deltaci"
+    packages = {path.parent.relative_to(source).as_posix() for path in source.rglob("__init__.py")} - {"."}
+
+    report(list(package_list((ROOT / "ARCHITECTURE.md").read_text("utf-8"), packages)))
