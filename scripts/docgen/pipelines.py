@@ -69,8 +69,8 @@ def tables(homes: Homes, *, are_evaluated: bool = True) -> Iterator[str]:
         yield f"{' '.join((cls.__doc__ or '').split())}\n"
         of = shape(cls)
         named = [(f"**`{name}`**" if field.required else f"`{name}`", field) for name, field in of.fields.items()]
-        if of.rest is not None:
-            named.append(("any other", of.rest))
+        if of.extra_keys is not None:
+            named.append(("any other", of.extra_keys))
         yield from table(columns, [_row(name, field, homes)[: len(columns)] for name, field in named])
 
 

@@ -133,7 +133,7 @@ def test_what_the_linter_would_refuse_is_not_written(folder: Path) -> None:
 
     assert (result.exit_code, Path(".deltaci.yml").exists()) == (1, False)
     assert "  test: supported" in result.stdout
-    assert "the axis 'mode', which there is not; this job has no matrix" in result.stdout
+    assert "the axis 'mode', which does not exist; this job has no matrix" in result.stdout
 
 
 def test_to_standard_output(folder: Path) -> None:

@@ -45,18 +45,18 @@ SYNTAX = (
     Broken("a line without a colon", "jobs:\n  a: 1\n  b\n", 3, 3, ("a line without ':'",), False),
     Broken("an at sign", "name: @x\n", 1, 7, ("'@' at the beginning of a text", "in quotes"), False),
     Broken("an escape", 'name: "\\q"\n', 1, 9, ("'\\' that begins no escape", "single quotes"), False),
-    Broken("a closing bracket", "name: ]\n", 1, 7, ("closes what was not opened",), False),
+    Broken("a closing bracket", "name: ]\n", 1, 7, ("a closing sign without an opening one",), False),
     Broken("two documents", "a: 1\n---\nb: 2\n", 2, 1, ("a second document", "one for each file"), False),
     Broken("a directive", "%YAML 1.1\n---\na: 1\n", 1, 1, ("a directive", "'%'"), False),
     Broken("not UTF-8", b"jobs:\n  a: \xff\n", 2, 6, ("0xff", "not UTF-8", "save the file as UTF-8"), False),
     Broken("a null character", "name: a\x00b\n", 1, 8, ("U+0000",), False),
     Broken("a strange line end", "name: a\u2028b\n", 1, 8, ("U+2028", '"\\u2028"'), False),
     Broken("too large", "#" * 600_000, 1, 1, ("more than 512 KiB", "split"), False),
-    Broken("too deep", DEEP, 1, 30, ("more than 24 levels",), False),
+    Broken("too deep", DEEP, 1, 30, ("more than 24 nested levels",), False),
     Broken("a billion laughs", LAUGHS, 5, 20, ("more than 50,000 values, aliases included",), False),
     Broken("an alias of nothing", "name: *nam\nx: &name 1\n", 1, 7, ("no '&nam' before it",), False),
     Broken("a misspelt alias", "x: &name 1\nname: *nmae\n", 2, 7, ("'*nmae'", "did you mean 'name'?"), False),
-    Broken("an alias of itself", "jobs: &a [*a]\n", 1, 11, ("inside of what it stands for",), False),
+    Broken("an alias of itself", "jobs: &a [*a]\n", 1, 11, ("inside the value that it refers to",), False),
     Broken(
         "a python tag", top("name: !!python/object:os.system x\n"), 3, 7, ("!!python/object:os.system", "tags"), False
     ),
@@ -64,7 +64,9 @@ SYNTAX = (
         "a condition as a tag", job("if: !cancelled()"), 4, 9, ("'!cancelled()'", "quote the text if the '!'"), False
     ),
     Broken("a merge of a text", job("<<: make"), 4, 9, ("the text 'make' to be merged", "alias of an object"), False),
-    Broken("a key twice", top("name: a\nname: b\n"), 4, 1, ("the key 'name' a second time", "line 3 already"), False),
+    Broken(
+        "a key twice", top("name: a\nname: b\n"), 4, 1, ("the key 'name' a second time", "already in line 3"), False
+    ),
     Broken("a job twice", "jobs:\n  a: {steps: [x]}\n  a: {steps: [y]}\n", 3, 3, ("'a' a second time",), False),
     Broken("a list as a key", top("[a]: 1\n"), 3, 1, ("a list as a key",), False),
 )
@@ -114,10 +116,14 @@ VALUES = (
         ("the number 0", "a number above 0 and up to 525,600, or an expression"),
     ),
     Broken("too many minutes", top("timeout-minutes: 999999999\n"), 3, 18, ("999999999", "from 1 to 525,600")),
-    Broken("octal", job("priority: 010"), 4, 15, ("010, which some read as octal", "write 10"), False),
+    Broken("octal", job("priority: 010"), 4, 15, ("010, which some YAML readers take as octal", "write 10"), False),
     Broken("a fraction", job("priority: 1.5"), 4, 15, ("the number 1.5", "a whole number")),
-    Broken("a version", job("strategy: {matrix: {v: [3.9, 3.10]}}"), 4, 34, ("3.10, which is 3.1", "'3.10'"), False),
-    Broken("a whole version", job("strategy: {matrix: {v: [1.0]}}"), 4, 29, ("1.0, which is 1", "'1.0'"), False),
+    Broken(
+        "a version", job("strategy: {matrix: {v: [3.9, 3.10]}}"), 4, 34, ("3.10, which is read as 3.1", "'3.10'"), False
+    ),
+    Broken(
+        "a whole version", job("strategy: {matrix: {v: [1.0]}}"), 4, 29, ("1.0, which is read as 1", "'1.0'"), False
+    ),
     Broken("octal in a variable", job("env: {MODE: 0755}"), 4, 17, ("0755", "octal", "'0755'"), False),
     Broken("a number as a label", job("runs-on: 22.04"), 4, 14, ("the number 22.04", "put it in quotes: '22.04'")),
     Broken("nothing as a variable", job("env: {A: }"), 4, 11, ("nothing after 'A'", "a text, a number")),
@@ -136,7 +142,7 @@ VALUES = (
         "delays", job("retry: {max_attempts: 2, delay-seconds: 9, max-delay-seconds: 3}"), 4, 45, ("9 s", "3"), False
     ),
     Broken("an event", "on: pusch\n" + top(""), 1, 5, ("'pusch'", "did you mean 'push'?")),
-    Broken("an event of GitHub", "on: [workflow_dispatch]\n" + top(""), 1, 6, ("say 'manual'",)),
+    Broken("an event of GitHub", "on: [workflow_dispatch]\n" + top(""), 1, 6, ("use 'manual'",)),
     Broken("a schedule by name", "on: schedule\n" + top(""), 1, 5, ("nothing after 'schedule'", "five fields")),
     Broken("an event twice", "on: [push, manual, push]\n" + top(""), 1, 20, ("'push' a second time",), False),
     Broken("a matrix as a text", job("strategy: {matrix: all}"), 4, 24, ("the text 'all'", "names and their values")),
@@ -168,7 +174,7 @@ VALUES = (
     Broken("an empty axis", job("strategy: {matrix: {a: []}}"), 4, 28, ("an empty list",)),
     Broken("no axis", job("strategy: {matrix: {os: [a], exclude: [{so: a}]}}"), 4, 45, ("did you mean 'os'?",), False),
     Broken("a rule of two kinds", job("validate: {run: a, junit: b}"), 4, 15, ("a rule with run and junit",)),
-    Broken("a rule of nothing", job("validate: {name: a}"), 4, 15, ("demands nothing", "number, result")),
+    Broken("a rule of nothing", job("validate: {name: a}"), 4, 15, ("requires nothing", "number, result")),
     Broken("a count of no tests", job("validate: {run: a, min-tests: 3}"), 4, 24, ("without 'junit'",), False),
     Broken("a text of no files", job("validate: {run: a, contains: b}"), 4, 24, ("without 'files'",), False),
     Broken(
@@ -364,7 +370,7 @@ MEANINGS = (
         steps("- {uses: checkout, with: {fetch_depth: 0}}"),
         4,
         33,
-        ("which 'checkout' does not know", "did you mean 'fetch-depth'?"),
+        ("which 'checkout' does not have", "did you mean 'fetch-depth'?"),
         False,
     ),
     Broken(

@@ -75,7 +75,7 @@ ALL = (
     Broken("a bad name", task("").replace("a\n", "a b\n"), 3, 11, ("'a b'", "letters, digits")),
     Broken("a name twice", task("", "  - {name: a, run: x}\n"), 5, 12, ("'a' a second time", "line 3"), False),
     Broken("a need of nothing", task("needs: bb", B), 5, 12, ("no task 'bb'", "did you mean 'b'?"), False),
-    Broken("a need of nobody", task("needs: zebra"), 5, 12, ("no task 'zebra'", "no other one to need"), False),
+    Broken("a need of nobody", task("needs: zebra"), 5, 12, ("no task 'zebra'", "there is no other task"), False),
     Broken("a need of itself", task("needs: [a]"), 5, 13, ("the task 'a' needs itself",), False),
     Broken("a need twice", task("needs: [b, b]", B), 5, 16, ("'b' a second time", "name each task once"), False),
     Broken(
@@ -101,7 +101,7 @@ ALL = (
     ),
     Broken("a secret", task("secrets: [a-b]"), 5, 15, ("'a-b'", "the name of a secret")),
     Broken("a rule of two kinds", task("post_execution: {run: a, junit: b}"), 5, 21, ("run and junit",), False),
-    Broken("a rule of nothing", top("validation: {name: a}\n"), 3, 13, ("demands nothing",), False),
+    Broken("a rule of nothing", top("validation: {name: a}\n"), 3, 13, ("requires nothing",), False),
     Broken("tests of nothing", task("post_execution: {run: a, min-tests: 2}"), 5, 30, ("'min-tests'",), False),
     Broken("a bad path", top("validation: {within: 'src/[a'}\n"), 3, 27, ("in the pattern 'src/[a'",), False),
     Broken("a number of anything", top("validation: {number: {report: r.json, at: a}}\n"), 3, 22, ("min",), False),

@@ -85,7 +85,7 @@ def test_a_problem_of_an_anchor_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "said"),
     [
-        (job("env: {DEBUG: yes}"), (4, 18), "'yes' is a text here, though other readers of YAML take it as true"),
+        (job("env: {DEBUG: yes}"), (4, 18), "'yes' is a text here, but a boolean, true, for YAML 1.1 readers"),
         (job("strategy: {matrix: {a: [on, b]}}"), (4, 29), "put it in quotes, or write true"),
         (top("env: {A: off}\n"), (3, 10), "write false"),
     ],

@@ -228,7 +228,7 @@ def test_the_action_path_is_available() -> None:
         (
             "a: [",
             "",
-            ":1:5: a sign that closes what was not opened; remove it, or quote the text",
+            ":1:5: a closing sign without an opening one; remove it, or quote the text",
         ),
     ],
 )

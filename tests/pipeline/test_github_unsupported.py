@@ -177,7 +177,7 @@ def test_an_unsupported_step(steps: str, first: str) -> None:
     ("text", "first"),
     [
         ("", "1:1: an empty file; expected at least: jobs"),
-        ("a: [", "1:5: a sign that closes what was not opened; remove it, or quote the text"),
+        ("a: [", "1:5: a closing sign without an opening one; remove it, or quote the text"),
         (
             "- a",
             "1:1: a list as the workflow; expected an object with name, run-name, on, env, defaults, "
@@ -191,7 +191,7 @@ def test_an_unsupported_step(steps: str, first: str) -> None:
         ),
         (
             "on: push\non: push\njobs: {a: {runs-on: x, steps: [{run: a}]}}\n",
-            "2:1: the key 'on' a second time; it is in line 1 already: remove one of them",
+            "2:1: the key 'on' a second time; it is already in line 1: remove one of them",
         ),
         (
             "on: push\njobs: {a: {needs: zzz, runs-on: x, steps: [{run: a}]}, b: {runs-on: x, steps: [{run: a}]}}\n",

@@ -66,13 +66,13 @@ def test_all_that_is_evaluated_is_looked_at() -> None:
     assert not any(evaluated_texts(Rule(within=("a",), mergeable=True, name="n", contains="c")))
 
 
-def said(text: str, *, is_stream: bool) -> list[str]:
+def said(text: str, *, is_workstream: bool) -> list[str]:
     """The problems of a list of rules, without the file's name."""
     problems = ProblemList("f")
     rules = child(parse_yaml(text, problems), "rules")
     assert rules is not None
     parse_node(rules, Rules, ("rules",), problems)
-    check_rules(rules, text, problems, is_stream=is_stream)
+    check_rules(rules, text, problems, is_workstream=is_workstream)
     return [str(each).removeprefix("f:") for each in problems.in_order()]
 
 
@@ -81,17 +81,17 @@ def test_rules_about_commits_are_for_workstreams(name: str) -> None:
     """A pipeline runs on the commit that it was started with: there is nothing to compare or to merge."""
     text = f"rules: [{{{name}: {'true' if name == 'mergeable' else '[src/**]'}}}]"
 
-    assert not said(text, is_stream=True)
-    [problem] = said(text, is_stream=False)
-    assert problem.startswith(f"1:10: '{name}' in a pipeline; only a workstream has commits of its own; leave it out")
+    assert not said(text, is_workstream=True)
+    [problem] = said(text, is_workstream=False)
+    assert problem.startswith(f"1:10: '{name}' in a pipeline; only a workstream has commits of its own; remove it")
 
 
 @pytest.mark.parametrize(
     ("rules", "problem"),
     [
-        ("[{}]", "1:9: a rule that demands nothing; expected exactly one of: " + ", ".join(RULE_KINDS)),
+        ("[{}]", "1:9: a rule that requires nothing; expected exactly one of: " + ", ".join(RULE_KINDS)),
         ("[{within: a, mergeable: true}]", "1:9: a rule with within and mergeable; expected exactly one of"),
-        ("[{mergeable: false}]", "1:21: 'mergeable: false', which demands nothing"),
+        ("[{mergeable: false}]", "1:21: 'mergeable: false', which requires nothing"),
         ("[{within: [a, 'b/**/[']}]", "1:28: '[' without ']' in the pattern 'b/**/['"),
         ("[{within: ['!a']}]", "1:20: only patterns with '!' in the pattern '!a'"),
         ("[{within: []}]", "1:18: an empty list"),
@@ -100,7 +100,7 @@ def test_rules_about_commits_are_for_workstreams(name: str) -> None:
     ],
 )
 def test_what_is_wrong_with_a_rule_is_told_where_it_is(rules: str, problem: str) -> None:
-    found = said(f"rules: {rules}", is_stream=True)
+    found = said(f"rules: {rules}", is_workstream=True)
 
     assert len(found) == 1
     assert problem in found[0]
@@ -108,5 +108,5 @@ def test_what_is_wrong_with_a_rule_is_told_where_it_is(rules: str, problem: str)
 
 def test_a_text_is_a_command() -> None:
     """In both kinds of files the same short form."""
-    assert not said("rules: make check", is_stream=True)
-    assert not said("rules: [make check, {files: a}]", is_stream=False)
+    assert not said("rules: make check", is_workstream=True)
+    assert not said("rules: [make check, {files: a}]", is_workstream=False)

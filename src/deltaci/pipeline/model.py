@@ -65,7 +65,7 @@ MAX_SECONDS: Final = 60 * MAX_MINUTES
 EXPRESSION: Final = r"^\s*\$\{\{[\s\S]*\}\}\s*$(?!\n)"
 
 
-Condition = Annotated[str, text_format("an expression", r"[\s\S]*\S[\s\S]*", longest=MAX_LINE * 4, condition=True)]
+Condition = Annotated[str, text_format("an expression", r"[\s\S]*\S[\s\S]*", max_length=MAX_LINE * 4, condition=True)]
 Expression = Annotated[
     str, Meta(pattern=EXPRESSION, max_length=MAX_EXPRESSION, extra={"what": "an expression ${{ … }}"})
 ]

@@ -12,12 +12,12 @@ from deltaci.pipeline.parse.field_types import MAX_LINE, Pattern, text_format
 MAX_ITEMS: Final = 100
 MAX_TEXT: Final = 100_000
 
-Line = Annotated[str, text_format("a text", r"[^\x00-\x1f\x7f]*", shortest=0)]
-Title = Annotated[str, text_format("a text on one line", r"[^\x00-\x1f\x7f]*", shortest=0, expressions=True)]
-Text = Annotated[str, text_format("a text", longest=MAX_TEXT, shortest=0, expressions=True)]
-Value = Annotated[str, text_format("a text that is not empty", longest=MAX_LINE, expressions=True)]
+Line = Annotated[str, text_format("a text", r"[^\x00-\x1f\x7f]*", min_length=0)]
+Title = Annotated[str, text_format("a text on one line", r"[^\x00-\x1f\x7f]*", min_length=0, expressions=True)]
+Text = Annotated[str, text_format("a text", max_length=MAX_TEXT, min_length=0, expressions=True)]
+Value = Annotated[str, text_format("a text that is not empty", max_length=MAX_LINE, expressions=True)]
 Command = Annotated[
-    str, text_format("a command for the shell", r"[\s\S]*\S[\s\S]*", longest=MAX_TEXT, expressions=True)
+    str, text_format("a command for the shell", r"[\s\S]*\S[\s\S]*", max_length=MAX_TEXT, expressions=True)
 ]
 Path = Annotated[str, text_format("a path in the workspace", r"[^\x00-\x1f\x7f]+", expressions=True)]
 Patterns = Annotated[tuple[Pattern, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})]

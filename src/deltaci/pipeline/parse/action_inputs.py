@@ -1,4 +1,4 @@
-"""What the built-in steps may be told under `with`, in the words of the actions that they stand for."""
+"""The inputs (`with`) of the built-in steps. Their names are those of the GitHub actions that the steps replace."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ REQUIRED_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {"cache": ("key", "path"
 
 
 def check_action_inputs(job: Node, add: Callable[..., None]) -> None:
-    """Refuse what a built-in step would not understand, and say what it must be told."""
+    """Report inputs that a built-in step does not have, and required inputs that are missing."""
     for step in items(child(job, "steps")):
         uses = child(step, "uses") if step.kind == OBJECT else None
         if uses is None or uses.raw not in ACTION_INPUTS:
             continue
-        known, given = ACTION_INPUTS[uses.raw], child(step, "with")
-        for key, _ in pairs(given):
-            if key.raw not in known:
-                near = nearest(key.raw, known)
-                wanted = "" if near else f"expected {join_words(known)}"
-                add(key.position, f"{quote(key.raw)}, which '{uses.raw}' does not know", wanted, near)
+        allowed, inputs = ACTION_INPUTS[uses.raw], child(step, "with")
+        for key, _ in pairs(inputs):
+            if key.raw not in allowed:
+                suggestion = nearest(key.raw, allowed)
+                expected = "" if suggestion else f"expected {join_words(allowed)}"
+                add(key.position, f"{quote(key.raw)}, which '{uses.raw}' does not have", expected, suggestion)
         for name in REQUIRED_INPUTS.get(uses.raw, ()):
-            if entry(given, name) is None:
+            if entry(inputs, name) is None:
                 add(uses.position, f"'{uses.raw}' without '{name}'", "expected it under 'with'")

@@ -1,6 +1,7 @@
-"""What no single key shows: jobs that need each other, keys that exclude each other, times that never come.
+"""Checks that concern more than one key: needs of jobs, keys that exclude each other, and times that never occur.
 
-Looks at the nodes, not at the model, so that it finds its problems beside all others in one pass.
+The checks run on the nodes, not on the typed model, so that their problems are reported together with all others even
+if the model cannot be built.
 """
 
 from __future__ import annotations
@@ -17,26 +18,28 @@ from deltaci.pipeline.parse.nodes import child, entry, items, pairs
 from deltaci.pipeline.parse.problems import Position, ProblemList, join_words, quote
 from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node
 
-FOR_RUNNERS: Final = (
+# The keys of a job that an approval cannot have.
+RUNNER_KEYS: Final = (
     *("steps", "strategy", "runs-on", "image", "services", "secrets", "defaults", "outputs", "output-path", "retry"),
     *("artifacts", "caches", "validate", "executor", "network", "limits", "env", "timeout-minutes", "concurrency"),
 )
 CRON_FIELDS: Final = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
 MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 MAX_CYCLES: Final = 20
-MAX_SHOWN_JOBS: Final = 12
+MAX_LISTED_JOBS: Final = 12
 MAX_CRON_CHARS: Final = 200
 DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _CRON_PART: Final = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/([0-9]+))?")
 
-Add = Callable[..., None]
+AddProblem = Callable[..., None]
+"""`ProblemList.add`."""
 
 
 def check_nodes(root: Node, problems: ProblemList) -> None:
-    """Everything that is about more than one key."""
+    """Check the jobs and events of a pipeline file."""
     jobs = [(key, job) for key, job in pairs(child(root, "jobs")) if job.kind == OBJECT]
     for key, job in jobs:
-        _check_work(key, job, problems.add)
+        _check_steps_or_approval(key, job, problems.add)
         _check_steps(job, problems.add)
         check_action_inputs(job, problems.add)
         _check_matrix(child(child(job, "strategy"), "matrix"), problems)
@@ -48,74 +51,74 @@ def check_nodes(root: Node, problems: ProblemList) -> None:
             on.position, "nothing that starts this pipeline", "expected push, pull_request, schedule or manual"
         )
     for name in ("push", "pull_request"):
-        _check_both(child(on, name), problems.add)
+        _check_ignore_lists(child(on, name), problems.add)
     for schedule in items(child(on, "schedule")):
         check_cron(child(schedule, "cron") if schedule.kind == OBJECT else schedule, problems.add)
-    for key, one in pairs(child(child(on, "manual"), "inputs")):
-        _check_input(key, one, problems.add)
+    for key, declaration in pairs(child(child(on, "manual"), "inputs")):
+        _check_input(key, declaration, problems.add)
 
 
 # -- jobs
 
 
-def _check_work(key: Node, job: Node, add: Add) -> None:
+def _check_steps_or_approval(key: Node, job: Node, add: AddProblem) -> None:
     steps, approval = entry(job, "steps"), entry(job, "approval")
-    if steps is None and approval is None and not any(_is_meant_as_work(each.raw) for each, _ in pairs(job)[:50]):
+    if steps is None and approval is None and not any(_replaces_steps(name.raw) for name, _ in pairs(job)[:50]):
         add(
             key.position,
             f"the job {quote(key.raw)} without 'steps'",
             "expected steps for a runner, or an approval for people",
         )
     if approval is not None:
-        for name in FOR_RUNNERS:
+        for name in RUNNER_KEYS:
             if other := entry(job, name):
-                told = f"{quote(name)} in the job {quote(key.raw)}, which is an approval"
-                add(other[0].position, told, "people do not run anything: make it a job of its own that needs this one")
+                found = f"{quote(name)} in the job {quote(key.raw)}, which is an approval"
+                add(other[0].position, found, "an approval runs nothing: make it a job of its own that needs this one")
 
 
-def _is_meant_as_work(key: str) -> bool:
-    """Whether the reader has already said that this key should be `steps` or `approval`."""
+def _replaces_steps(key: str) -> bool:
+    """Return whether the reader already suggested `steps` or `approval` instead of this key."""
     return "'steps'" in FOREIGN_KEYS.get(key, "") or bool(nearest(key, ("steps", "approval")))
 
 
-def _check_steps(job: Node, add: Add) -> None:
-    seen: dict[str, Position] = {}
+def _check_steps(job: Node, add: AddProblem) -> None:
+    id_positions: dict[str, Position] = {}
     for step in items(child(job, "steps")):
         _check_step(step, add)
-        name = child(step, "id")
-        if name is None or name.kind != TEXT:
+        id = child(step, "id")
+        if id is None or id.kind != TEXT:
             continue
-        if name.value in seen:
+        if id.value in id_positions:
             add(
-                name.position,
-                f"the id {quote(name.value)} a second time",
-                f"the step in line {seen[name.value].line} has it",
+                id.position,
+                f"the id {quote(id.value)} a second time",
+                f"the step in line {id_positions[id.value].line} has it",
             )
-        seen.setdefault(name.value, name.position)
+        id_positions.setdefault(id.value, id.position)
 
 
-def _check_step(step: Node, add: Add) -> None:
+def _check_step(step: Node, add: AddProblem) -> None:
     if step.kind != OBJECT:
         return
     run, uses = entry(step, "run"), entry(step, "uses")
-    if run is None and uses is None and not any(_is_meant_as_run(key.raw) for key, _ in pairs(step)[:50]):
+    if run is None and uses is None and not any(_replaces_run(key.raw) for key, _ in pairs(step)[:50]):
         add(step.position, "a step without 'run'", "expected 'run': the command, for the shell")
     if run is not None and uses is not None:
-        add(uses[0].position, "'uses' beside 'run'", "a step does one of both: make it two steps")
+        add(uses[0].position, "'uses' beside 'run'", "a step has only one of them: make it two steps")
     for name in ("shell", "working-directory") if uses is not None and run is None else ():
         if other := entry(step, name):
             add(other[0].position, f"{quote(name)} in a step that runs no command", "remove it")
-    if (given := entry(step, "with")) and uses is None:
-        add(given[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
+    if (inputs := entry(step, "with")) and uses is None:
+        add(inputs[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
 
 
-def _is_meant_as_run(key: str) -> bool:
-    """Whether the reader has already said that this key should be `run` or `uses`."""
+def _replaces_run(key: str) -> bool:
+    """Return whether the reader already suggested `run` or `uses` instead of this key."""
     return "'run'" in FOREIGN_KEYS.get(key, "") or nearest(key, ("run", "uses")) not in ("", key)
 
 
 def needs_of(job: Node) -> Iterator[Node]:
-    """The names of the jobs that a job needs."""
+    """Yield the name nodes of the jobs that a job needs."""
     for need in items(child(job, "needs")):
         name = child(need, "job") if need.kind == OBJECT else need
         if name is not None and name.kind == TEXT:
@@ -123,10 +126,10 @@ def needs_of(job: Node) -> Iterator[Node]:
 
 
 def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun: str = "job") -> None:
-    """What each of them needs, by name: others that there are, each once, and never each other."""
+    """Report needs that are unknown, repeated or cyclic. `needs` has the need nodes by job name."""
     graph: dict[str, dict[str, Position]] = {name: {} for name in needs}
-    for name, wanted in needs.items():
-        for need in wanted:
+    for name, need_nodes in needs.items():
+        for need in need_nodes:
             if need.value == name:
                 problems.add(need.position, f"the {noun} {quote(name)} needs itself", "remove this need")
             elif need.value in graph[name]:
@@ -135,16 +138,17 @@ def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun
                 graph[name][need.value] = need.position
             elif not problems.is_full:
                 others = [other for other in needs if other != name]
-                near = nearest(need.value, others)
-                known = f"expected one of: {', '.join(others[:12])}" if others else "there is no other one to need"
-                problems.add(need.position, f"there is no {noun} {quote(need.value)}", "" if near else known, near)
-    for _ in range(MAX_CYCLES):  # What closes a cycle is taken out, so that each is told once.
-        cycle = find_cycle({name: list(found) for name, found in graph.items()})
+                suggestion = nearest(need.value, others)
+                expected = f"expected one of: {', '.join(others[:12])}" if others else f"there is no other {noun}"
+                found = f"there is no {noun} {quote(need.value)}"
+                problems.add(need.position, found, "" if suggestion else expected, suggestion)
+    for _ in range(MAX_CYCLES):  # The edge that closes a cycle is removed, so that each cycle is reported once.
+        cycle = find_cycle({name: list(edges) for name, edges in graph.items()})
         if not cycle:
             break
-        path = cycle if len(cycle) <= MAX_SHOWN_JOBS else [*cycle[: MAX_SHOWN_JOBS - 2], "…", cycle[-1]]
-        told = f"{noun}s that wait for each other: {' → '.join(path)}"
-        problems.add(graph[cycle[-2]].pop(cycle[-1]), told, "remove one of these needs")
+        path = cycle if len(cycle) <= MAX_LISTED_JOBS else [*cycle[: MAX_LISTED_JOBS - 2], "…", cycle[-1]]
+        found = f"{noun}s that wait for each other: {' → '.join(path)}"
+        problems.add(graph[cycle[-2]].pop(cycle[-1]), found, "remove one of these needs")
 
 
 def _check_matrix(matrix: Node | None, problems: ProblemList) -> None:
@@ -156,15 +160,16 @@ def _check_matrix(matrix: Node | None, problems: ProblemList) -> None:
     for row in items(child(matrix, "exclude")) if axes else []:
         for key, _ in pairs(row):
             if key.raw not in axes and not problems.is_full:
-                near = nearest(key.raw, axes)
-                wanted = f"expected {join_words([*axes][:MAX_SHOWN_JOBS])}"
-                problems.add(key.position, f"{quote(key.raw)}, which is no axis of this matrix", wanted, near)
+                suggestion = nearest(key.raw, axes)
+                expected = f"expected {join_words([*axes][:MAX_LISTED_JOBS])}"
+                found = f"{quote(key.raw)}, which is not an axis of this matrix"
+                problems.add(key.position, found, expected, suggestion)
 
 
-def check_retry(retry: Node | None, add: Add) -> None:
-    """That the first wait is not longer than the longest."""
-    first, most = child(retry, "delay-seconds"), child(retry, "max-delay-seconds")
-    delay, limit = first and first.value, most and most.value
+def check_retry(retry: Node | None, add: AddProblem) -> None:
+    """Check that the first delay does not exceed the maximum."""
+    first, maximum = child(retry, "delay-seconds"), child(retry, "max-delay-seconds")
+    delay, limit = first and first.value, maximum and maximum.value
     if first is not None and isinstance(delay, int) and isinstance(limit, int) and delay > limit:
         add(first.position, f"a first delay of {delay} s", f"expected at most 'max-delay-seconds', {limit}")
 
@@ -172,24 +177,26 @@ def check_retry(retry: Node | None, add: Add) -> None:
 # -- events
 
 
-def _check_both(event: Node | None, add: Add) -> None:
+def _check_ignore_lists(event: Node | None, add: AddProblem) -> None:
     for name in ("branches", "tags", "paths"):
         if entry(event, name) and (other := entry(event, f"{name}-ignore")):
-            told = f"'{name}' and '{name}-ignore' together"
-            add(other[0].position, told, f"use one of them; '{name}' may have patterns that begin with '!'")
+            found = f"'{name}' and '{name}-ignore' together"
+            add(other[0].position, found, f"use one of them; '{name}' may have patterns that begin with '!'")
 
 
-def _check_input(key: Node, one: Node, add: Add) -> None:
-    kind, choices, default = child(one, "type"), child(one, "options"), child(one, "default")
+def _check_input(key: Node, declaration: Node, add: AddProblem) -> None:
+    kind, choices, default = child(declaration, "type"), child(declaration, "options"), child(declaration, "default")
     is_choice = kind is not None and kind.value == "choice"
     if is_choice and not items(choices):
         add(
-            key.position, f"the input {quote(key.raw)}, a choice without 'options'", "expected a list of what it may be"
+            key.position,
+            f"the input {quote(key.raw)}, a choice without 'options'",
+            "expected the list of its possible values",
         )
     if not is_choice and choices is not None:
-        add(choices.position, "'options' of an input that is no choice", "add 'type: choice'")
+        add(choices.position, "'options' of an input that is not a choice", "add 'type: choice'")
     if is_choice and default is not None and choices is not None:
-        allowed = [each.raw for each in items(choices)]
+        allowed = [choice.raw for choice in items(choices)]
         if allowed and default.raw not in allowed:
             add(
                 default.position,
@@ -199,23 +206,23 @@ def _check_input(key: Node, one: Node, add: Add) -> None:
             )
 
 
-def check_cron(cron: Node | None, add: Add) -> None:
-    """The times of a schedule."""
-    parts = cron.value.split() if cron is not None and cron.kind == TEXT else []
-    if cron is None or len(parts) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
-        return  # The shape of the text is the model's.
-    for part, (name, low, high) in zip(parts, CRON_FIELDS, strict=True):
-        for each in part.split(","):
-            if not _is_cron(each, name, low, high):
-                add(cron.position, f"{quote(each)} as the {name}", f"expected {low} to {high}, '*', 'a-b' or '*/n'")
+def check_cron(cron: Node | None, add: AddProblem) -> None:
+    """Check the ranges of the five fields of a schedule."""
+    fields = cron.value.split() if cron is not None and cron.kind == TEXT else []
+    if cron is None or len(fields) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
+        return  # The reader reports this.
+    for field, (name, low, high) in zip(fields, CRON_FIELDS, strict=True):
+        for part in field.split(","):
+            if not _is_cron_part(part, name, low, high):
+                add(cron.position, f"{quote(part)} as the {name}", f"expected {low} to {high}, '*', 'a-b' or '*/n'")
 
 
-def _is_cron(part: str, name: str, low: int, high: int) -> bool:
+def _is_cron_part(part: str, name: str, low: int, high: int) -> bool:
     match = _CRON_PART.fullmatch(part)
     if match is None:
         return False
     names = {"month": MONTHS, "weekday": DAYS}.get(name, ())
-    bounds = [_cron_number(each, names, low) for each in match.group(1, 2) if each is not None]
+    bounds = [_cron_number(bound, names, low) for bound in match.group(1, 2) if bound is not None]
     step = match[3]
     is_in_range = all(bound is not None and low <= bound <= high for bound in bounds)
     is_in_order = len(bounds) < 2 or not is_in_range or (bounds[0] or 0) <= (bounds[1] or 0)

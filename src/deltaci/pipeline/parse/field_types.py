@@ -1,4 +1,4 @@
-"""The words of a pipeline file: names, labels, patterns, times; what each may be, and what a message calls it."""
+"""Types of single values in pipeline files: names, labels, patterns and times, with their limits and descriptions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from msgspec import Meta
 MAX_LINE: Final = 2000
 
 
-def doc(meaning: str, **extra: Any) -> Meta:
-    """What a key means: for its line in the table and in the schema."""
-    return Meta(description=meaning, extra=extra or None)
+def doc(description: str, **extra: Any) -> Meta:
+    """Describe a key, for the reference table and the JSON schema."""
+    return Meta(description=description, extra=extra or None)
 
 
-def text_format(what: str, pattern: str = "", longest: int = MAX_LINE, shortest: int = 1, **extra: Any) -> Meta:
-    """The limits of a text, and how a message calls it."""
+def text_format(what: str, pattern: str = "", max_length: int = MAX_LINE, min_length: int = 1, **extra: Any) -> Meta:
+    """Limit a text, and describe it for messages (`what`)."""
     return Meta(
-        min_length=shortest, max_length=longest, pattern=f"^(?:{pattern})$(?!\\n)" if pattern else None,
+        min_length=min_length, max_length=max_length, pattern=f"^(?:{pattern})$(?!\\n)" if pattern else None,
         extra={"what": what, **extra},
     )  # fmt: skip
 
@@ -32,12 +32,13 @@ JobId = Annotated[
 ]
 Word = JobId
 Variable = Annotated[
-    str, text_format("a name of letters, digits and '_', that begins with no digit", "[A-Za-z_][A-Za-z0-9_]*", 200)
+    str,
+    text_format("a name of letters, digits and '_', that does not begin with a digit", "[A-Za-z_][A-Za-z0-9_]*", 200),
 ]
 EnvName = Annotated[
     str,
     text_format(
-        "a name of letters, digits, '_', '-' and '.', that begins with no digit", "[A-Za-z_][A-Za-z0-9_.-]*", 200
+        "a name of letters, digits, '_', '-' and '.', that does not begin with a digit", "[A-Za-z_][A-Za-z0-9_.-]*", 200
     ),
 ]
 SecretName = Annotated[str, text_format("the name of a secret: letters, digits and '_'", "[A-Za-z_][A-Za-z0-9_]*", 200)]

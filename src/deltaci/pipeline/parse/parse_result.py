@@ -1,4 +1,4 @@
-"""What reading a file comes to: the pipeline or its problems, and where everything stands."""
+"""The result of parsing a file: the pipeline or its problems, and the position of each value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Path = tuple[str | int, ...]
 
 
 class SourceExpression(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that is evaluated later: all of it (a condition), or what is inside `${{ … }}`."""
+    """A text that is evaluated later: as a whole if it is a condition, otherwise the parts inside `${{ … }}`."""
 
     path: Path
     text: str
@@ -21,25 +21,25 @@ class SourceExpression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says, unless it has problems; warnings alone do not stand in its way."""
+    """A parsed file. `pipeline` is None if there are problems that are not warnings."""
 
     file: str
     pipeline: model.Pipeline | None
     problems: tuple[Problem, ...] = ()
     expressions: tuple[SourceExpression, ...] = ()
     positions: dict[Path, Position] = {}
-    source: str = ""  # the text itself, to find places inside of it
+    source: str = ""  # the text of the file, to find positions within its values
 
     def position(self, *path: str | int) -> Position:
-        """Where something stands: `place("jobs", "test", "steps", 0)`. Of what was not written: what holds it."""
+        """Return the position of a path such as ("jobs", "test", "steps", 0), or else of its nearest ancestor."""
         while path not in self.positions and path:
             path = path[:-1]
         return self.positions.get(path, Position())
 
 
 def expression_problem(
-    source: str, at: Position, text: str, mistake: ExpressionProblem
+    source: str, position: Position, text: str, problem: ExpressionProblem
 ) -> tuple[Position, str, str, str]:
-    """A mistake of an expression as a problem of its file: place, what was found, what is expected, nearest word."""
-    place = position_within(source, at, text, mistake.column - 1)
-    return place, mistake.found, f"expected {mistake.expected}", mistake.nearest.strip("'")
+    """Return the arguments of `ProblemList.add` for a problem of an expression in a text at a position."""
+    problem_position = position_within(source, position, text, problem.column - 1)
+    return problem_position, problem.found, f"expected {problem.expected}", problem.nearest.strip("'")

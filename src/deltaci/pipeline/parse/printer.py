@@ -1,4 +1,4 @@
-"""A pipeline as YAML text, which reads back as the same pipeline."""
+"""Format a pipeline as YAML. Parsing the text gives an equal pipeline."""
 
 from __future__ import annotations
 
@@ -12,59 +12,60 @@ from deltaci.pipeline import model
 from deltaci.pipeline.parse.shapes import field_default, shape
 from deltaci.pipeline.parse.yaml import TEXT, needs_escapes, resolve_scalar
 
-# Words that no reader of YAML takes for anything but a text.
+# Texts that every YAML parser reads as text without quotes, except the reserved words below.
 _BARE: Final = re.compile(r"[A-Za-z_./][A-Za-z0-9_./ -]*[A-Za-z0-9_./]|[A-Za-z_]")
-_TRAPS: Final = frozenset({"yes", "no", "on", "off", "y", "n", "true", "false", "null"})
-ON: Final = "on"  # As a key it is always written so; YAML 1.2 has no other meaning for it.
+_RESERVED: Final = frozenset({"yes", "no", "on", "off", "y", "n", "true", "false", "null"})
+ON: Final = "on"  # Never quoted as a key, although YAML 1.1 reads it as a boolean: YAML 1.2 does not.
 
 
 def format_pipeline(pipeline: model.Pipeline) -> str:
-    """The whole file; keys that are as without them are left out."""
+    """Return the text of a pipeline file, without keys that have their default."""
     return "\n".join(_lines(to_plain(pipeline), 0)) + "\n"
 
 
-def to_plain(part: model.FileStruct) -> dict[str, Any]:
-    """A part as keys and values, in the order of the model."""
-    of = shape(type(part))
-    told: dict[str, Any] = {}
-    for name, field in of.fields.items():
-        value = getattr(part, field.name)
+def to_plain(struct: model.FileStruct) -> dict[str, Any]:
+    """Return a struct as keys and builtin values, in the order of the model, without defaults."""
+    struct_shape = shape(type(struct))
+    values: dict[str, Any] = {}
+    for name, field in struct_shape.fields.items():
+        value = getattr(struct, field.name)
         if field.required or value != field_default(field):
-            told[name] = _plain(value)
-    return (_plain(getattr(part, of.rest.name)) if of.rest is not None else {}) | told
+            values[name] = _plain_value(value)
+    extra_keys = struct_shape.extra_keys
+    return (_plain_value(getattr(struct, extra_keys.name)) if extra_keys is not None else {}) | values
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, model.FileStruct):
-        told, short = to_plain(value), type(value).shorthand
-        is_text = bool(short) and isinstance(told.get(short), str)
-        return told[short] if is_text and set(told) == {short} else told
+        plain, shorthand = to_plain(value), type(value).shorthand
+        is_text = bool(shorthand) and isinstance(plain.get(shorthand), str)
+        return plain[shorthand] if is_text and set(plain) == {shorthand} else plain
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+        return {name: _plain_value(inner) for name, inner in value.items()}
+    return [_plain_value(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _lines(value: Any, depth: int) -> Iterator[str]:
-    space = "  " * depth
-    for name, each in value.items() if isinstance(value, dict) else ((None, each) for each in value):
-        head = f"{space}-" if name is None else f"{space}{name if name == ON else _text(name)}:"
-        if isinstance(each, dict | list) and each and not _is_short(each):
-            inner = list(_lines(each, depth + 1))
-            if name is None and isinstance(each, dict):  # The first key stands behind the dash.
-                yield f"{head} {inner[0].lstrip()}"
-                yield from inner[1:]
+    indentation = "  " * depth
+    for name, inner in value.items() if isinstance(value, dict) else ((None, item) for item in value):
+        head = f"{indentation}-" if name is None else f"{indentation}{name if name == ON else _quote_if_needed(name)}:"
+        if isinstance(inner, dict | list) and inner and not _is_short(inner):
+            lines = list(_lines(inner, depth + 1))
+            if name is None and isinstance(inner, dict):  # The first key follows the dash on the same line.
+                yield f"{head} {lines[0].lstrip()}"
+                yield from lines[1:]
             else:
                 yield head
-                yield from inner
-        elif isinstance(each, str) and _is_block(each):
-            yield f"{head} |" if each.endswith("\n") else f"{head} |-"
-            yield from (f"{space}  {line}" if line else "" for line in each.removesuffix("\n").split("\n"))
+                yield from lines
+        elif isinstance(inner, str) and _is_block(inner):
+            yield f"{head} |" if inner.endswith("\n") else f"{head} |-"
+            yield from (f"{indentation}  {line}" if line else "" for line in inner.removesuffix("\n").split("\n"))
         else:
-            yield f"{head} {_one(each)}"
+            yield f"{head} {_inline(inner)}"
 
 
 def _is_block(text: str) -> bool:
-    """Whether a text of several lines can be written as a block, and reads back as it is."""
+    """Return whether a text of several lines can be written as a block scalar without change."""
     lines = text.removesuffix("\n").split("\n")
     has_lines = len(lines) > 1 or text.endswith("\n")
     is_plain = all(line.strip() == "" == line or line.strip() for line in lines) and bool(lines[0]) and bool(lines[-1])
@@ -73,33 +74,35 @@ def _is_block(text: str) -> bool:
 
 def _is_short(value: Any) -> bool:
     return (
-        isinstance(value, list) and all(not isinstance(each, dict | list) for each in value) and len(_one(value)) < 80
+        isinstance(value, list)
+        and all(not isinstance(item, dict | list) for item in value)
+        and len(_inline(value)) < 80
     )
 
 
-def _one(value: Any) -> str:
+def _inline(value: Any) -> str:
     match value:
         case None:
             return "null"
         case bool():
             return "true" if value else "false"
         case str():
-            return _text(value)
+            return _quote_if_needed(value)
         case dict():
             return "{}"
         case list():
-            return f"[{', '.join(_one(each) for each in value)}]"
+            return f"[{', '.join(_inline(item) for item in value)}]"
         case _:
             return str(value)
 
 
-def _text(value: str) -> str:
-    if _BARE.fullmatch(value) and value.lower() not in _TRAPS and resolve_scalar(value)[0] == TEXT:
+def _quote_if_needed(value: str) -> str:
+    if _BARE.fullmatch(value) and value.lower() not in _RESERVED and resolve_scalar(value)[0] == TEXT:
         return value
-    # JSON's quotes are YAML's; what is beyond ASCII is escaped, as some of it would end a line.
+    # A JSON string is a YAML string. Non-ASCII characters are escaped, because some of them are line breaks in YAML.
     quoted = msgspec.json.encode(value).decode()
-    return "".join(char if " " <= char <= "~" else _escaped(char) for char in quoted)
+    return "".join(char if " " <= char <= "~" else _escape(char) for char in quoted)
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"

@@ -1,4 +1,8 @@
-"""Text in, a typed pipeline or all of its problems out. Every problem is found at once, and nothing is ignored."""
+"""Parse a pipeline file into a typed pipeline, or report all of its problems at once. No key is ignored silently.
+
+`parse_pipeline` parses the YAML into nodes with positions, reads the nodes along the types of `model.py`, and then runs
+the checks that concern more than one key: `checks.py`, `validation_rules.py` and `references.py`.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +47,14 @@ __all__ = ["DEFAULT_FILE", "ParseResult", "ParsedNode", "Path", "SourceExpressio
 DEFAULT_FILE: Final = ".deltaci.yml"
 MAX_LISTED_KEYS: Final = 12
 
-TRUTHS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+# Texts that YAML 1.1 reads as booleans.
+BOOLEAN_WORDS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
-_BAD: Final = object()  # Something was wrong here, and was said.
+_INVALID: Final = object()  # Stands for a value whose problem was reported.
 
 
 class ParsedNode(Struct, frozen=True):
-    """What a part of a file says; no value, if it has problems."""
+    """The typed value of a node, None if it has problems."""
 
     value: Any
     expressions: tuple[SourceExpression, ...]
@@ -57,16 +62,16 @@ class ParsedNode(Struct, frozen=True):
 
 
 def parse_node(
-    node: Node, type: Any, path: Path, problems: ProblemList, words: Vocabulary = PIPELINE_VOCABULARY
+    node: Node, type: Any, path: Path, problems: ProblemList, vocabulary: Vocabulary = PIPELINE_VOCABULARY
 ) -> ParsedNode:
-    """Read one part that is YAML already: for files that say the same in other words, or something else."""
-    reader = _Reader(problems, words)
+    """Read a node as a type of the model. For files other than pipelines, and for converted nodes."""
+    reader = _Reader(problems, vocabulary)
     value = reader.value(node, type, path, node.position)
-    return ParsedNode(None if value is _BAD else value, tuple(reader.expressions), reader.positions)
+    return ParsedNode(None if value is _INVALID else value, tuple(reader.expressions), reader.positions)
 
 
 def parse_pipeline(content: str | bytes, file: str = DEFAULT_FILE) -> ParseResult:
-    """Read a whole pipeline file."""
+    """Parse a whole pipeline file."""
     problems = ProblemList(file)
     try:
         text = decode_utf8(content, problems) if isinstance(content, bytes) else content
@@ -77,15 +82,15 @@ def parse_pipeline(content: str | bytes, file: str = DEFAULT_FILE) -> ParseResul
     pipeline = reader.value(root, model.Pipeline, (), root.position)
     checks.check_nodes(root, problems)
     for _, job in pairs(child(root, "jobs")):
-        validation_rules.check_rules(child(job, "validate"), text, problems, is_stream=False)
+        validation_rules.check_rules(child(job, "validate"), text, problems, is_workstream=False)
     references.check_patterns(root, text, problems)
     references.check_expressions(root, reader.expressions, text, problems)
-    is_good = isinstance(pipeline, model.Pipeline) and not problems.has_errors
-    if is_good:
-        is_good = references.check_pipeline(pipeline, reader.positions, problems)
+    is_valid = isinstance(pipeline, model.Pipeline) and not problems.has_errors
+    if is_valid:
+        is_valid = references.check_pipeline(pipeline, reader.positions, problems)
     return ParseResult(
         file=file,
-        pipeline=pipeline if is_good else None,
+        pipeline=pipeline if is_valid else None,
         problems=problems.in_order(),
         expressions=tuple(reader.expressions),
         positions=reader.positions,
@@ -94,26 +99,27 @@ def parse_pipeline(content: str | bytes, file: str = DEFAULT_FILE) -> ParseResul
 
 
 class _Reader:
-    """Walks nodes and model side by side. A method returns the value, or `_BAD` after it said why."""
+    """Walks nodes and model types side by side. Methods return the value, or `_INVALID` after reporting a problem."""
 
-    def __init__(self, problems: ProblemList, words: Vocabulary = PIPELINE_VOCABULARY) -> None:
+    def __init__(self, problems: ProblemList, vocabulary: Vocabulary = PIPELINE_VOCABULARY) -> None:
         self.problems = problems
-        self.words = words
+        self.vocabulary = vocabulary
         self.positions: dict[Path, Position] = {}
         self.expressions: list[SourceExpression] = []
 
     def value(self, node: Node, type: Any, path: Path, owner: Position) -> Any:
-        """What a node says, as the type wants it; `owner` is where a missing key is missed."""
+        """Read a node as a type. `owner` is the position at which a missing key is reported."""
         self.positions[path] = node.position
         if node.style == REJECTED:
-            return _BAD
+            return _INVALID
         allowed = options(type)
         for option in allowed:
             if self._fits(node, option):
                 return self._read(node, option, allowed, path, owner)
-        return self._mismatch(node, allowed, path, owner)
+        return self._report_mismatch(node, allowed, path, owner)
 
     def _fits(self, node: Node, option: Option) -> bool:
+        """Return whether a node has the kind of an option. Its value may still be invalid."""
         match option.type:
             case inspect.StrType():
                 return node.kind == TEXT or (node.kind == BOOL and "condition" in option.extra)
@@ -134,14 +140,14 @@ class _Reader:
             case inspect.StructType():
                 cls = option.type.cls
                 assert issubclass(cls, model.FileStruct)
-                is_short = bool(cls.shorthand) and self._is_short(node, cls)
-                is_named = cls.accepts_key_names and node.kind in (TEXT, LIST)
-                return node.kind == OBJECT or is_short or is_named or (cls.accepts_null and node.kind == NULL)
+                is_shorthand = bool(cls.shorthand) and self._fits_shorthand(node, cls)
+                is_key_list = cls.accepts_key_names and node.kind in (TEXT, LIST)
+                return node.kind == OBJECT or is_shorthand or is_key_list or (cls.accepts_null and node.kind == NULL)
             case _:
                 return node.kind == OBJECT
 
-    def _is_short(self, node: Node, cls: type[model.FileStruct]) -> bool:
-        return any(self._fits(node, each) for each in options(shape(cls).fields[cls.shorthand].type))
+    def _fits_shorthand(self, node: Node, cls: type[model.FileStruct]) -> bool:
+        return any(self._fits(node, option) for option in options(shape(cls).fields[cls.shorthand].type))
 
     def _read(self, node: Node, option: Option, allowed: list[Option], path: Path, owner: Position) -> Any:
         match option.type:
@@ -150,9 +156,9 @@ class _Reader:
             case inspect.LiteralType(values=values):
                 if (node.raw in values and node.kind == TEXT) or values == (node.value,):
                     return node.value
-                near = nearest(node.raw, map(str, values))
-                self.problems.add(node.position, node.describe(), f"expected {describe_option(option)}", near)
-                return _BAD
+                suggestion = nearest(node.raw, map(str, values))
+                self.problems.add(node.position, node.describe(), f"expected {describe_option(option)}", suggestion)
+                return _INVALID
             case inspect.IntType() | inspect.FloatType():
                 return self._number(node, option, allowed)
             case inspect.BoolType():
@@ -166,26 +172,26 @@ class _Reader:
             case _:
                 return self._dict(node, option, path)
 
-    # -- single values
+    # -- scalars
 
     def _text(self, node: Node, option: Option, allowed: list[Option], path: Path) -> Any:
         type, extra = option.type, option.extra
         text = node.value if node.kind == TEXT else node.raw.lower()  # `if: true` is a condition, too.
-        is_scalar = any(isinstance(each.type, inspect.IntType) for each in allowed) and not type.pattern
+        is_scalar = any(isinstance(other.type, inspect.IntType) for other in allowed) and not type.pattern
         if len(text) > (type.max_length or model.MAX_TEXT):
-            return self._wrong(
+            return self._invalid(
                 node, f"a text of {len(text):,} characters", f"expected at most {type.max_length or model.MAX_TEXT:,}"
             )
-        is_filled_in = "${{" in text and bool(extra.get("expressions"))  # What it will be is not known yet.
-        if type.pattern and not re.search(type.pattern, text) and not is_filled_in:
-            near = TRUTHS.get(text.lower(), "") if self._is_truth(allowed) else ""
-            hint = "; remove the quotes" if node.style and self._is_number(allowed) and _numeric(text) else ""
-            return self._wrong(node, node.describe(), f"expected {describe_options(allowed)}{hint}", near)
+        is_interpolated = "${{" in text and bool(extra.get("expressions"))  # The final text is not known yet.
+        if type.pattern and not re.search(type.pattern, text) and not is_interpolated:
+            suggestion = BOOLEAN_WORDS.get(text.lower(), "") if self._allows_boolean(allowed) else ""
+            hint = "; remove the quotes" if node.style and self._allows_number(allowed) and _is_numeric(text) else ""
+            return self._invalid(node, node.describe(), f"expected {describe_options(allowed)}{hint}", suggestion)
         if len(text) < (type.min_length or 0):
-            return self._wrong(node, "an empty text", f"expected {describe_options(allowed)}")
+            return self._invalid(node, "an empty text", f"expected {describe_options(allowed)}")
         is_evaluated = extra.get("expressions") or extra.get("condition") or type.pattern == model.EXPRESSION
         if "${{" in text and not is_evaluated:
-            return self._wrong(
+            return self._invalid(
                 node, f"an expression, {quote(text)}", "nothing is evaluated here: write the text itself"
             )
         if extra.get("condition") or "${{" in text:
@@ -193,38 +199,39 @@ class _Reader:
             self.expressions.append(
                 SourceExpression(path=path, text=text, position=node.position, is_condition=is_condition)
             )
-        if is_scalar and node.is_plain and text.lower() in TRUTHS:
-            told = f"'{text}' is a text here, though other readers of YAML take it as {TRUTHS[text.lower()]}"
-            hint = f"put it in quotes, or write {TRUTHS[text.lower()]}"
-            self.problems.add(node.position, told, hint, is_warning=True)
+        if is_scalar and node.is_plain and text.lower() in BOOLEAN_WORDS:
+            found = f"'{text}' is a text here, but a boolean, {BOOLEAN_WORDS[text.lower()]}, for YAML 1.1 readers"
+            hint = f"put it in quotes, or write {BOOLEAN_WORDS[text.lower()]}"
+            self.problems.add(node.position, found, hint, is_warning=True)
         return text
 
     def _number(self, node: Node, option: Option, allowed: list[Option]) -> Any:
         type, number = option.type, node.value
-        has_text = any(isinstance(each.type, inspect.StrType) and not each.type.pattern for each in allowed)
+        allows_text = any(isinstance(other.type, inspect.StrType) and not other.type.pattern for other in allowed)
         if _LEADING_ZERO.fullmatch(node.raw):
-            hint = f"put it in quotes: '{node.raw}'" if has_text else f"write {number}"
-            return self._wrong(node, f"the number {node.raw}, which some read as octal", hint)
-        if has_text and (node.raw != str(number) or (isinstance(number, float) and number.is_integer())):
-            told = f"the number {node.raw}, which is {_plainly(number)} once it is read"
-            return self._wrong(node, told, f"put it in quotes: '{node.raw}'")
-        too_low = (type.ge is not None and number < type.ge) or (type.gt is not None and number <= type.gt)
-        if too_low or (type.le is not None and number > type.le):
-            return self._wrong(node, node.describe(), f"expected {describe_options(allowed)}")
+            hint = f"put it in quotes: '{node.raw}'" if allows_text else f"write {number}"
+            return self._invalid(node, f"the number {node.raw}, which some YAML readers take as octal", hint)
+        if allows_text and (node.raw != str(number) or (isinstance(number, float) and number.is_integer())):
+            found = f"the number {node.raw}, which is read as {_format_number(number)}"
+            return self._invalid(node, found, f"put it in quotes: '{node.raw}'")
+        is_too_low = (type.ge is not None and number < type.ge) or (type.gt is not None and number <= type.gt)
+        if is_too_low or (type.le is not None and number > type.le):
+            return self._invalid(node, node.describe(), f"expected {describe_options(allowed)}")
         return float(number) if isinstance(type, inspect.FloatType) else number
 
-    def _wrong(self, node: Node, found: str, wanted: str, near: str = "") -> Any:
-        self.problems.add(node.position, found, wanted, near)
-        return _BAD
+    def _invalid(self, node: Node, found: str, expected: str, suggestion: str = "") -> Any:
+        self.problems.add(node.position, found, expected, suggestion)
+        return _INVALID
 
-    def _is_truth(self, allowed: list[Option]) -> bool:
-        return any(isinstance(each.type, inspect.BoolType) for each in allowed)
+    def _allows_boolean(self, allowed: list[Option]) -> bool:
+        return any(isinstance(option.type, inspect.BoolType) for option in allowed)
 
-    def _is_number(self, allowed: list[Option]) -> bool:
-        return any(isinstance(each.type, inspect.IntType | inspect.FloatType) for each in allowed)
+    def _allows_number(self, allowed: list[Option]) -> bool:
+        return any(isinstance(option.type, inspect.IntType | inspect.FloatType) for option in allowed)
 
-    def _mismatch(self, node: Node, allowed: list[Option], path: Path, owner: Position) -> Any:
-        found, wanted, near = node.describe(), f"expected {describe_options(allowed)}", ""
+    def _report_mismatch(self, node: Node, allowed: list[Option], path: Path, owner: Position) -> Any:
+        """Report a node whose kind is not allowed."""
+        found, expected, suggestion = node.describe(), f"expected {describe_options(allowed)}", ""
         if not path:
             found = f"{found} instead of keys"
         elif isinstance(path[-1], str):
@@ -232,58 +239,65 @@ class _Reader:
         if node.kind == NULL:
             key = quote(str(path[-1])) if path and isinstance(path[-1], str) else ""
             found = f"nothing after {key}" if key else "nothing"
-            self.problems.add(owner, found, wanted)
-            return _BAD
-        is_text = any(isinstance(each.type, inspect.StrType) for each in allowed)
-        if node.kind in (NUMBER, BOOL) and is_text and not self._is_truth(allowed) and not self._is_number(allowed):
-            wanted += f"; put it in quotes: '{node.raw}'"
+            self.problems.add(owner, found, expected)
+            return _INVALID
+        allows_text = any(isinstance(option.type, inspect.StrType) for option in allowed)
+        if (
+            node.kind in (NUMBER, BOOL)
+            and allows_text
+            and not self._allows_boolean(allowed)
+            and not self._allows_number(allowed)
+        ):
+            expected += f"; put it in quotes: '{node.raw}'"
         if node.kind == TEXT:
-            near = TRUTHS.get(node.value.lower(), "") if self._is_truth(allowed) else ""
-            if node.style and self._is_number(allowed) and _numeric(node.value):
-                wanted += "; remove the quotes"
-        return self._wrong(node, found, wanted, near)
+            suggestion = BOOLEAN_WORDS.get(node.value.lower(), "") if self._allows_boolean(allowed) else ""
+            if node.style and self._allows_number(allowed) and _is_numeric(node.value):
+                expected += "; remove the quotes"
+        return self._invalid(node, found, expected, suggestion)
 
     # -- lists and objects
 
     def _list(self, node: Node, option: Option, path: Path, owner: Position) -> Any:
         type, items = option.type, node.value if node.kind == LIST else [node]
         if len(items) < (type.min_length or 0):
-            return self._wrong(
+            return self._invalid(
                 node, "an empty list", f"expected at least one: {describe_options(options(type.item_type))}"
             )
         if type.max_length is not None and len(items) > type.max_length:
-            return self._wrong(node, f"a list of {len(items):,}", f"expected at most {type.max_length:,}")
-        read = [
+            return self._invalid(node, f"a list of {len(items):,}", f"expected at most {type.max_length:,}")
+        values = [
             self.value(item, type.item_type, (*path, position), item.position if node.kind == LIST else owner)
             for position, item in enumerate(items)
         ]
-        return _BAD if _BAD in read else tuple(read)
+        return _INVALID if _INVALID in values else tuple(values)
 
     def _nested(self, node: Node, path: Path) -> Any:
-        """A list or an object, whatever is in it. Nothing there is evaluated, so that expressions are refused."""
+        """Read a list or object with any content. Report expressions, because nothing inside it is evaluated."""
         self.positions[path] = node.position
         if node.kind == LIST:
-            read = [self._nested(each, (*path, position)) for position, each in enumerate(node.value)]
-            return _BAD if _BAD in read else read
+            items = [self._nested(item, (*path, position)) for position, item in enumerate(node.value)]
+            return _INVALID if _INVALID in items else items
         if node.kind == OBJECT:
-            named = {key.raw: self._nested(each, (*path, key.raw)) for key, each in node.value}
-            return _BAD if any(each is _BAD for each in named.values()) else named
+            values = {key.raw: self._nested(inner, (*path, key.raw)) for key, inner in node.value}
+            return _INVALID if any(value is _INVALID for value in values.values()) else values
         if node.kind == TEXT and "${{" in node.value:
-            told = "nothing is evaluated inside of a list or an object here: give the whole as an expression"
-            return self._wrong(node, f"an expression, {quote(node.value)}", told)
+            hint = "nothing is evaluated inside a list or an object here: write the whole value as an expression"
+            return self._invalid(node, f"an expression, {quote(node.value)}", hint)
         return node.value
 
     def _dict(self, node: Node, option: Option, path: Path) -> Any:
-        type, read = option.type, {}
+        type, values = option.type, {}
         if len(node.value) < (type.min_length or 0):
-            what = "jobs" if path == ("jobs",) else "keys"
-            return self._wrong(node, f"an object without {what}", "expected at least one")
+            noun = "jobs" if path == ("jobs",) else "keys"
+            return self._invalid(node, f"an object without {noun}", "expected at least one")
         if type.max_length is not None and len(node.value) > type.max_length:
-            return self._wrong(node, f"an object of {len(node.value):,} keys", f"expected at most {type.max_length:,}")
+            return self._invalid(
+                node, f"an object of {len(node.value):,} keys", f"expected at most {type.max_length:,}"
+            )
         for key, value in node.value:
             name = self._key(key, type.key_type)
-            read[name] = self.value(value, type.value_type, (*path, key.raw), key.position)
-        return _BAD if _BAD in read or _BAD in read.values() else read
+            values[name] = self.value(value, type.value_type, (*path, key.raw), key.position)
+        return _INVALID if _INVALID in values or _INVALID in values.values() else values
 
     def _key(self, key: Node, type: Any) -> Any:
         [option] = options(type)
@@ -291,76 +305,88 @@ class _Reader:
         if re.search(limits.pattern, key.raw) and len(key.raw) <= limits.max_length:
             return key.raw
         self.problems.add(key.position, f"the name {quote(key.raw)}", f"expected {describe_option(option)}")
-        return _BAD
+        return _INVALID
 
-    def _struct(self, node: Node, of: Shape, path: Path, owner: Position) -> Any:
+    def _struct(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
         if node.kind != OBJECT:
-            return self._without_keys(node, of, path, owner)
-        read: dict[str, Any] = {}
-        rest: dict[str, Any] = {}
-        meant: set[str] = set()  # What unknown keys were probably meant to be: these are not missing, too.
+            return self._struct_without_keys(node, struct_shape, path, owner)
+        values: dict[str, Any] = {}
+        extra_values: dict[str, Any] = {}
+        intended: set[str] = set()  # The keys that unknown keys probably stand for: not reported as missing as well.
         for key, value in node.value:
-            place = (*path, key.raw)
-            if field := of.fields.get(key.raw):
-                read[field.name] = self.value(value, field.type, place, key.position)
-            elif of.rest is not None:
-                [every] = options(of.rest.type)
-                rest[self._key(key, every.type.key_type)] = self.value(
-                    value, every.type.value_type, place, key.position
-                )
+            key_path = (*path, key.raw)
+            if field := struct_shape.fields.get(key.raw):
+                values[field.name] = self.value(value, field.type, key_path, key.position)
+            elif struct_shape.extra_keys is not None:
+                [option] = options(struct_shape.extra_keys.type)
+                name = self._key(key, option.type.key_type)
+                extra_values[name] = self.value(value, option.type.value_type, key_path, key.position)
             else:
-                meant.add(self._unknown(key, of))
-        missing = [name for name, field in of.fields.items() if field.required and field.name not in read]
-        for name in set(missing) - meant:
-            what = field_description(of.fields[name])
-            self.problems.add(owner, f"{self.words.noun(of)} without {quote(name)}", f"expected {quote(name)}: {what}")
-        if meant or missing or _BAD in rest or any(each is _BAD for each in (*read.values(), *rest.values())):
-            return _BAD
-        return of.cls(**read, **({of.rest.name: rest} if of.rest is not None else {}))
+                intended.add(self._report_unknown_key(key, struct_shape))
+        missing = [name for name, field in struct_shape.fields.items() if field.required and field.name not in values]
+        for name in set(missing) - intended:
+            found = f"{self.vocabulary.noun(struct_shape)} without {quote(name)}"
+            description = field_description(struct_shape.fields[name])
+            self.problems.add(owner, found, f"expected {quote(name)}: {description}")
+        if (
+            intended
+            or missing
+            or _INVALID in extra_values
+            or any(value is _INVALID for value in (*values.values(), *extra_values.values()))
+        ):
+            return _INVALID
+        extra_fields = {struct_shape.extra_keys.name: extra_values} if struct_shape.extra_keys is not None else {}
+        return struct_shape.cls(**values, **extra_fields)
 
-    def _without_keys(self, node: Node, of: Shape, path: Path, owner: Position) -> Any:
+    def _struct_without_keys(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
+        """Read a struct from nothing, from a list of its keys, or from its shorthand value."""
+        cls = struct_shape.cls
         if node.kind == NULL:
-            return of.cls()
-        if of.cls.accepts_key_names:
+            return cls()
+        if cls.accepts_key_names:
             names = node.value if node.kind == LIST else [node]
             if not names:
-                return self._wrong(node, "an empty list", f"expected {join_words(list(of.fields))}")
-            empty = [(name, Node(NULL, name.position)) for name in names]
-            wrong = next((name for name in names if name.kind != TEXT), None)
-            if wrong is not None:
-                return self._wrong(wrong, wrong.describe(), f"expected {join_words(list(of.fields))}")
+                return self._invalid(node, "an empty list", f"expected {join_words(list(struct_shape.fields))}")
+            empty_values = [(name, Node(NULL, name.position)) for name in names]
+            non_text = next((name for name in names if name.kind != TEXT), None)
+            if non_text is not None:
+                expected = f"expected {join_words(list(struct_shape.fields))}"
+                return self._invalid(non_text, non_text.describe(), expected)
             seen: set[str] = set()
             for name in names:
                 if name.raw in seen:
                     self.problems.add(name.position, f"{quote(name.raw)} a second time", "name each once")
                 seen.add(name.raw)
-            return self._struct(Node(OBJECT, node.position, empty), of, path, owner)
-        field = of.fields[of.cls.shorthand]
-        read = self.value(node, field.type, (*path, of.cls.shorthand), owner)
-        return _BAD if read is _BAD else of.cls(**{field.name: read})
+            return self._struct(Node(OBJECT, node.position, empty_values), struct_shape, path, owner)
+        field = struct_shape.fields[cls.shorthand]
+        value = self.value(node, field.type, (*path, cls.shorthand), owner)
+        return _INVALID if value is _INVALID else cls(**{field.name: value})
 
-    def _unknown(self, key: Node, of: Shape) -> str:
+    def _report_unknown_key(self, key: Node, struct_shape: Shape) -> str:
+        """Report an unknown key. Return the key that was probably intended, or an empty string."""
         name = key.raw
         if self.problems.is_full:
             return ""
-        found, near = f"the key {quote(name)}, which {self.words.noun(of)} does not have", nearest(name, of.fields)
-        wanted, meant = "", ""
-        if name in self.words.foreign:
-            wanted, near = self.words.foreign[name], ""
-            meant = next(iter(re.findall(r"'([\w-]+)'", wanted)), "")
-        elif name in self.words.homes:
-            wanted, near = f"it belongs to {join_words(self.words.homes[name])}", near if near != name else ""
-        elif not near:
-            known = sorted(of.fields)
-            more = " …" if len(known) > MAX_LISTED_KEYS else ""
-            wanted = f"expected one of: {', '.join(known[:MAX_LISTED_KEYS])}{more}"
-        self.problems.add(key.position, found, wanted, near)
-        return near or meant
+        found = f"the key {quote(name)}, which {self.vocabulary.noun(struct_shape)} does not have"
+        suggestion = nearest(name, struct_shape.fields)
+        expected, intended = "", ""
+        if name in self.vocabulary.foreign_keys:
+            expected, suggestion = self.vocabulary.foreign_keys[name], ""
+            intended = next(iter(re.findall(r"'([\w-]+)'", expected)), "")
+        elif name in self.vocabulary.owners:
+            expected = f"it belongs to {join_words(self.vocabulary.owners[name])}"
+            suggestion = suggestion if suggestion != name else ""
+        elif not suggestion:
+            keys = sorted(struct_shape.fields)
+            more = " …" if len(keys) > MAX_LISTED_KEYS else ""
+            expected = f"expected one of: {', '.join(keys[:MAX_LISTED_KEYS])}{more}"
+        self.problems.add(key.position, found, expected, suggestion)
+        return suggestion or intended
 
 
-def _numeric(text: str) -> bool:
+def _is_numeric(text: str) -> bool:
     return re.fullmatch(r"[-+]?[0-9]+(\.[0-9]+)?", text) is not None
 
 
-def _plainly(number: int | float) -> str:
+def _format_number(number: int | float) -> str:
     return str(int(number)) if number == int(number) else str(number)

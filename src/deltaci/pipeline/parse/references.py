@@ -1,7 +1,9 @@
-"""What the expressions of a file mention: contexts and functions that there are in their places, jobs, steps, axes,
-secrets and inputs that the file itself names. All of it is said when the file is read, and not when it runs.
+"""Check the context references of all expressions when the file is read, rather than when it runs.
 
-Looks at nodes, like `checks.py`, so that it finds its problems beside all others in one pass.
+Contexts and functions must be available in their place; jobs, steps, axes, secrets and inputs must be declared in the
+file. Also checks path patterns, and the matrices and projects of a pipeline without other problems.
+
+Like `checks.py`, this works on nodes, so that its problems are reported together with all others.
 """
 
 from __future__ import annotations
@@ -15,8 +17,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.core.text import nearest
 from deltaci.pipeline import model
-from deltaci.pipeline.expressions import AVAILABILITY, ExpressionError, check_expression, parse_template
-from deltaci.pipeline.expressions import Expression as Tree
+from deltaci.pipeline.expressions import AVAILABILITY, Expression, ExpressionError, check_expression, parse_template
 from deltaci.pipeline.expressions.references import ANY_KEY, ContextReference, context_references
 from deltaci.pipeline.expressions.templates import OPEN, parse_bare_condition
 from deltaci.pipeline.model import MAX_ITEMS
@@ -36,7 +37,7 @@ STEP_KEYS: Final = frozenset(key.removeprefix("steps.") for key in AVAILABILITY 
 
 
 def availability_key(path: Path) -> str:
-    """The name under which `AVAILABILITY` has what may be mentioned at a path of a file; nothing if it is not there."""
+    """Return the key of `AVAILABILITY` for a path of a file, or an empty string if nothing is evaluated there."""
     match path:
         case ("jobs", _, "steps", int(), str() as key, *_):
             return f"steps.{key}" if key in STEP_KEYS else ""
@@ -59,189 +60,198 @@ def availability_key(path: Path) -> str:
 def check_expressions(
     root: Node, expressions: Collection[SourceExpression], source: str, problems: ProblemList
 ) -> None:
-    """Everything that is wrong with the expressions of a file."""
-    checker = _Checker(root, source, problems)
+    """Report all problems of the expressions of a file."""
+    checker = _ExpressionChecker(root, source, problems)
     for expression in expressions:
         if problems.is_full:
             return
         checker.check(expression)
 
 
-class _Names(list[str]):
-    """Names of one kind. They are the same in capitals and in small letters."""
+class _NameList(list[str]):
+    """Names of one kind, looked up case-insensitively."""
 
     @cached_property
-    def _folded(self) -> dict[str, str]:
+    def _by_folded_name(self) -> dict[str, str]:
         return {name.lower(): name for name in self}
 
     def find(self, name: str) -> str | None:
-        """The name as it is written where it is defined."""
-        return self._folded.get(name.lower())
+        """Return the name as it is declared, or None."""
+        return self._by_folded_name.get(name.lower())
 
 
-NEED_PROPERTIES: Final = _Names(("outputs", "result"))
-STEP_PROPERTIES: Final = _Names(("conclusion", "outcome", "outputs"))
+NEED_PROPERTIES: Final = _NameList(("outputs", "result"))
+STEP_PROPERTIES: Final = _NameList(("conclusion", "outcome", "outputs"))
 
 
-class _Scope:
-    """What a job of the file names. What is not told by the text alone is None."""
+class _JobScope:
+    """The names that a job declares. None where they depend on values that are not in the file."""
 
     def __init__(self, job: Node | None) -> None:
         self._job = job
 
     @cached_property
     def has_steps(self) -> bool:
-        """Whether it is for a runner."""
+        """Whether the job is for a runner."""
         return child(self._job, "steps") is not None
 
     @cached_property
-    def needs(self) -> _Names:
-        """The jobs that it needs."""
-        return _Names(need.value for need in needs_of(self._job)) if self._job is not None else _Names()
+    def needs(self) -> _NameList:
+        """The jobs that the job needs."""
+        return _NameList(need.value for need in needs_of(self._job)) if self._job is not None else _NameList()
 
     @cached_property
-    def outputs(self) -> _Names | None:
-        """What others can read of it; not known, if it writes a file with whatever it likes."""
+    def outputs(self) -> _NameList | None:
+        """The outputs of the job; None if it also has an output file, whose keys are unknown."""
         if child(self._job, "output-path") is not None:
             return None
-        return _Names(key.raw for key, _ in pairs(child(self._job, "outputs")))
+        return _NameList(key.raw for key, _ in pairs(child(self._job, "outputs")))
 
     @cached_property
-    def steps(self) -> _Names:
-        """The ids of its steps."""
-        found = (child(step, "id") for step in items(child(self._job, "steps")))
-        return _Names(name.value for name in found if name is not None and name.kind == TEXT)
+    def steps(self) -> _NameList:
+        """The ids of the steps."""
+        ids = (child(step, "id") for step in items(child(self._job, "steps")))
+        return _NameList(id.value for id in ids if id is not None and id.kind == TEXT)
 
     @cached_property
-    def axes(self) -> _Names | None:
-        """The keys of its matrix."""
+    def axes(self) -> _NameList | None:
+        """The keys of the matrix."""
         matrix = child(child(self._job, "strategy"), "matrix")
         if matrix is None:
-            return _Names()
+            return _NameList()
         include = child(matrix, "include")
         if matrix.kind != OBJECT or (include is not None and include.kind != LIST):
             return None
-        own = [key.raw for key, _ in pairs(matrix) if key.raw not in ("include", "exclude")]
-        more = [key.raw for row in items(include) for key, _ in pairs(row)]
-        return _Names(dict.fromkeys([*own, *more]))
+        axes = [key.raw for key, _ in pairs(matrix) if key.raw not in ("include", "exclude")]
+        added_keys = [key.raw for row in items(include) for key, _ in pairs(row)]
+        return _NameList(dict.fromkeys([*axes, *added_keys]))
 
     @cached_property
-    def secrets(self) -> _Names:
-        """The secrets that it gets."""
-        return _Names(name.value for name in items(child(self._job, "secrets")) if name.kind == TEXT)
+    def secrets(self) -> _NameList:
+        """The secrets that the job gets."""
+        return _NameList(name.value for name in items(child(self._job, "secrets")) if name.kind == TEXT)
 
 
-class _Checker:
+class _ExpressionChecker:
     def __init__(self, root: Node, source: str, problems: ProblemList) -> None:
         self._problems = problems
         self._source = source
-        self._scopes = {key.raw: _Scope(job) for key, job in pairs(child(root, "jobs"))}
-        self._names = _Names(self._scopes)
+        self._scopes = {key.raw: _JobScope(job) for key, job in pairs(child(root, "jobs"))}
+        self._job_names = _NameList(self._scopes)
         manual = child(child(root, "on"), "manual")
-        self._inputs = _Names(key.raw for key, _ in pairs(child(manual, "inputs")))
-        self._lacking: dict[str, str] = {}  # for every secret that all jobs should get, one that does not
-        self._read: dict[tuple[str, bool], tuple[Tree, ...]] = {}
+        self._inputs = _NameList(key.raw for key, _ in pairs(child(manual, "inputs")))
+        self._jobs_without_secret: dict[str, str] = {}  # secret -> a job that does not get it, or an empty string
+        self._parsed: dict[tuple[str, bool], tuple[Expression, ...]] = {}
 
-    def check(self, expression: SourceExpression) -> None:
-        """One text."""
-        place = AVAILABILITY.get(availability_key(expression.path))
-        if place is None:
+    def check(self, source_expression: SourceExpression) -> None:
+        """Check one text."""
+        available = AVAILABILITY.get(availability_key(source_expression.path))
+        if available is None:
             return
+        position, text, path = source_expression.position, source_expression.text, source_expression.path
         try:
-            trees = self._trees(expression)
-        except ExpressionError as refused:
-            self._problems.add(*expression_problem(self._source, expression.position, expression.text, refused.problem))
+            expressions = self._parse(source_expression)
+        except ExpressionError as error:
+            self._problems.add(*expression_problem(self._source, position, text, error.problem))
             return
-        scope = self._scopes.get(str(expression.path[1])) if expression.path[0] == "jobs" else None
-        for tree in trees:
-            wrong = check_expression(tree, place.contexts, place.functions)
-            for problem in wrong:
-                self._problems.add(*expression_problem(self._source, expression.position, expression.text, problem))
-            for mention in context_references(tree):
-                if mention.context in place.contexts:
-                    self._look_up(mention, scope, expression)
+        scope = self._scopes.get(str(path[1])) if path[0] == "jobs" else None
+        for expression in expressions:
+            for problem in check_expression(expression, available.contexts, available.functions):
+                self._problems.add(*expression_problem(self._source, position, text, problem))
+            for reference in context_references(expression):
+                if reference.context in available.contexts:
+                    self._check_reference(reference, scope, source_expression)
 
-    def _trees(self, expression: SourceExpression) -> tuple[Tree, ...]:
-        key = (expression.text, expression.is_condition)
-        if key not in self._read:
-            if expression.is_condition:
-                found = parse_bare_condition(expression.text)
-                self._read[key] = (found,) if found is not None else ()
+    def _parse(self, source_expression: SourceExpression) -> tuple[Expression, ...]:
+        key = (source_expression.text, source_expression.is_condition)
+        if key not in self._parsed:
+            if source_expression.is_condition:
+                condition = parse_bare_condition(source_expression.text)
+                self._parsed[key] = (condition,) if condition is not None else ()
             else:
-                self._read[key] = parse_template(expression.text).expressions
-        return self._read[key]
+                self._parsed[key] = parse_template(source_expression.text).expressions
+        return self._parsed[key]
 
-    def _look_up(self, mention: ContextReference, scope: _Scope | None, expression: SourceExpression) -> None:
-        if not mention.keys or mention.keys[0] == ANY_KEY:
+    def _check_reference(
+        self, reference: ContextReference, scope: _JobScope | None, source_expression: SourceExpression
+    ) -> None:
+        if not reference.keys or reference.keys[0] == ANY_KEY:
             return
-        for found, expected, near in self._wrong(mention, scope):
-            at = position_within(self._source, expression.position, expression.text, mention.column - 1)
-            self._problems.add(at, found, expected, near)
+        for found, expected, suggestion in self._reference_problems(reference, scope):
+            position = position_within(
+                self._source, source_expression.position, source_expression.text, reference.column - 1
+            )
+            self._problems.add(position, found, expected, suggestion)
 
-    def _wrong(self, mention: ContextReference, scope: _Scope | None) -> Iterator[tuple[str, str, str]]:
-        name = mention.keys[0]
-        match mention.context:
+    def _reference_problems(
+        self, reference: ContextReference, scope: _JobScope | None
+    ) -> Iterator[tuple[str, str, str]]:
+        """Yield what was found, what was expected, and a suggestion, for each unknown name of a reference."""
+        name = reference.keys[0]
+        match reference.context:
             case "inputs":
-                yield from _unknown("the input", name, self._inputs, "name it under 'on.manual.inputs'")
+                yield from _check_name("the input", name, self._inputs, "declare it under 'on.manual.inputs'")
             case "needs" if scope is not None:
-                yield from self._wrong_need(mention, scope)
+                yield from self._need_problems(reference, scope)
             case "steps" if scope is not None:
-                wrong = list(_unknown("the step", name, scope.steps, "no step of this job has an 'id'"))
-                yield from wrong
-                if not wrong and len(mention.keys) > 1:
-                    yield from _unknown(f"'steps.{name}' with", mention.keys[1], STEP_PROPERTIES, "")
+                problems = list(_check_name("the step", name, scope.steps, "no step of this job has an 'id'"))
+                yield from problems
+                if not problems and len(reference.keys) > 1:
+                    yield from _check_name(f"'steps.{name}' with", reference.keys[1], STEP_PROPERTIES, "")
             case "matrix" if scope is not None and scope.axes is not None:
-                yield from _unknown("the axis", name, scope.axes, "this job has no matrix")
+                yield from _check_name("the axis", name, scope.axes, "this job has no matrix")
             case "secrets" if scope is not None:
                 if scope.secrets.find(name) is None:
-                    near = nearest(name, scope.secrets)
-                    yield f"the secret {quote(name)}, which this job does not get", ADD_SECRET, near
+                    suggestion = nearest(name, scope.secrets)
+                    yield f"the secret {quote(name)}, which this job does not get", ADD_SECRET, suggestion
             case "secrets":
-                if job := self._without(name.lower()):
+                if job := self._job_without_secret(name.lower()):
                     yield f"the secret {quote(name)}, which the job {quote(job)} does not get", ADD_SECRET, ""
             case _:
                 return
 
-    def _without(self, secret: str) -> str:
-        """A job that does not get a secret, if there is one."""
-        if secret not in self._lacking:
-            jobs = (name for name, each in self._scopes.items() if each.has_steps and not each.secrets.find(secret))
-            self._lacking[secret] = next(jobs, "")
-        return self._lacking[secret]
+    def _job_without_secret(self, secret: str) -> str:
+        """Return a job that does not get a secret, or an empty string."""
+        if secret not in self._jobs_without_secret:
+            jobs = (name for name, scope in self._scopes.items() if scope.has_steps and not scope.secrets.find(secret))
+            self._jobs_without_secret[secret] = next(jobs, "")
+        return self._jobs_without_secret[secret]
 
-    def _wrong_need(self, mention: ContextReference, scope: _Scope) -> Iterator[tuple[str, str, str]]:
-        name, *keys = mention.keys
-        found = scope.needs.find(name)
-        if found is None:
-            near = nearest(name, scope.needs)
-            wanted = "add it to its 'needs'" if self._names.find(name) else _one_of(scope.needs, "it needs none")
-            yield f"the job {quote(name)}, which this job does not need", "" if near else wanted, near
+    def _need_problems(self, reference: ContextReference, scope: _JobScope) -> Iterator[tuple[str, str, str]]:
+        name, *keys = reference.keys
+        need = scope.needs.find(name)
+        if need is None:
+            suggestion = nearest(name, scope.needs)
+            expected = "add it to its 'needs'" if self._job_names.find(name) else _one_of(scope.needs, "it needs none")
+            found = f"the job {quote(name)}, which this job does not need"
+            yield found, "" if suggestion else expected, suggestion
             return
-        outputs = self._scopes[found].outputs if found in self._scopes else None
+        outputs = self._scopes[need].outputs if need in self._scopes else None
         match keys:
             case ["outputs", str() as output, *_] if output != ANY_KEY and outputs is not None:
-                yield from _unknown("the output", output, outputs, f"{quote(found)} has no 'outputs'")
+                yield from _check_name("the output", output, outputs, f"{quote(need)} has no 'outputs'")
             case [first, *_] if first != ANY_KEY:
-                yield from _unknown(f"'needs.{found}' with", first, NEED_PROPERTIES, "")
+                yield from _check_name(f"'needs.{need}' with", first, NEED_PROPERTIES, "")
             case _:
                 return
 
 
-def _unknown(kind: str, name: str, known: _Names, none: str) -> Iterator[tuple[str, str, str]]:
-    if known.find(name) is None:
-        near = nearest(name, known)
-        yield f"{kind} {quote(name)}, which there is not", "" if near else _one_of(known, none), near
+def _check_name(kind: str, name: str, declared: _NameList, hint_if_empty: str) -> Iterator[tuple[str, str, str]]:
+    if declared.find(name) is None:
+        suggestion = nearest(name, declared)
+        expected = "" if suggestion else _one_of(declared, hint_if_empty)
+        yield f"{kind} {quote(name)}, which does not exist", expected, suggestion
 
 
-def _one_of(known: Collection[str], none: str) -> str:
-    return f"expected one of: {', '.join([*known][:MAX_LISTED])}" if known else none
+def _one_of(names: Collection[str], hint_if_empty: str) -> str:
+    return f"expected one of: {', '.join([*names][:MAX_LISTED])}" if names else hint_if_empty
 
 
 # -- patterns
 
 
 def check_patterns(root: Node, source: str, problems: ProblemList) -> None:
-    """Patterns of branches, tags and paths that would match nothing that anybody means."""
+    """Report invalid patterns of branches, tags and paths."""
     on = child(root, "on")
     for event in (child(on, "push"), child(on, "pull_request"), *items(child(on, "schedule"))):
         for name in ("branches", "branches-ignore", "tags", "tags-ignore"):
@@ -253,50 +263,51 @@ def check_patterns(root: Node, source: str, problems: ProblemList) -> None:
 
 
 def check_pattern_list(node: Node | None, source: str, problems: ProblemList, *, is_branch: bool) -> None:
-    """One list of patterns, with the very sign that is wrong."""
-    texts = [each for each in items(node) if each.kind == TEXT and each.value]
+    """Check one list of patterns. Report the position of the invalid character."""
+    texts = [item for item in items(node) if item.kind == TEXT and item.value]
     if problems.is_full or len(texts) != len(items(node)) or len(texts) > MAX_ITEMS:
-        return  # Their number and kinds are the model's.
+        return  # The reader reports wrong kinds and numbers of items.
     try:
-        parse_all([each.value for each in texts], is_branch=is_branch)
-    except BadPattern as bad:
-        wrong = texts[bad.item - 1]
-        at = position_within(source, wrong.position, wrong.value, bad.column - 1)
-        problems.add(at, f"{bad.found} in the pattern {quote(wrong.value)}", f"expected {bad.expected}")
+        parse_all([text.value for text in texts], is_branch=is_branch)
+    except BadPattern as error:
+        invalid = texts[error.item - 1]
+        position = position_within(source, invalid.position, invalid.value, error.column - 1)
+        problems.add(position, f"{error.found} in the pattern {quote(invalid.value)}", f"expected {error.expected}")
 
 
-# -- what the whole shows
+# -- the whole pipeline
 
 
-def check_pipeline(pipeline: model.Pipeline, places: Mapping[Path, Position], problems: ProblemList) -> bool:
-    """What only shows once all of a file is read: whether it is good, after matrices and projects were looked at."""
-    found = ParseResult(file=problems.file, pipeline=pipeline, positions=dict(places))
+def check_pipeline(pipeline: model.Pipeline, positions: Mapping[Path, Position], problems: ProblemList) -> bool:
+    """Check matrices and projects of a pipeline without other problems. Return whether it is valid."""
+    result = ParseResult(file=problems.file, pipeline=pipeline, positions=dict(positions))
     for name, job in pipeline.jobs.items():
-        for where, message, is_warning in _matrix_problems(name, job):
-            at = found.position("jobs", name, "strategy", *where)
-            problems.add(at, *split_message(message), is_warning=is_warning)
-        for position, project in enumerate(job.project):
-            if project not in pipeline.projects:
-                near = nearest(project, pipeline.projects)
-                wanted = "" if near else _one_of(pipeline.projects, "name it under 'projects'")
+        for path, message, is_warning in _matrix_problems(name, job):
+            position = result.position("jobs", name, "strategy", *path)
+            problems.add(position, *split_message(message), is_warning=is_warning)
+        for index, project_name in enumerate(job.project):
+            if project_name not in pipeline.projects:
+                suggestion = nearest(project_name, pipeline.projects)
+                expected = "" if suggestion else _one_of(pipeline.projects, "declare it under 'projects'")
                 problems.add(
-                    found.position("jobs", name, "project", position),
-                    f"there is no project {quote(project)}",
-                    wanted,
-                    near,
+                    result.position("jobs", name, "project", index),
+                    f"there is no project {quote(project_name)}",
+                    expected,
+                    suggestion,
                 )
-    for name, each in pipeline.projects.items():
-        paths = (("folder", each.folder), *(("depends-on", need) for need in each.depends_on))
-        for key, folder in paths:
+    for name, project in pipeline.projects.items():
+        folders = (("folder", project.folder), *(("depends-on", need) for need in project.depends_on))
+        for key, folder in folders:
             try:
                 normalize_folder(folder, f"the folder of project {quote(name)}")
             except Refused as refused:
-                found_there, _, wanted = str(refused).partition("; ")
-                problems.add(found.position("projects", name, key), found_there, wanted)
+                found, _, expected = str(refused).partition("; ")
+                problems.add(result.position("projects", name, key), found, expected)
     return not problems.has_errors
 
 
 def _matrix_problems(name: str, job: model.Job) -> Iterator[tuple[Path, str, bool]]:
+    """Yield path, message and whether it is a warning, for the problems of a matrix without expressions."""
     strategy = job.strategy
     if strategy is None or isinstance(strategy.matrix, str) or OPEN in str(msgspec.to_builtins(strategy)):
         return
@@ -306,8 +317,8 @@ def _matrix_problems(name: str, job: model.Job) -> Iterator[tuple[Path, str, boo
             matrix[key] = list(rows)
     try:
         expansion = expand(name, {"matrix": matrix})
-    except MatrixError as bad:
-        for problem in bad.problems:
+    except MatrixError as error:
+        for problem in error.problems:
             yield problem.path, problem.message, False
     else:
         for note in expansion.notes:

@@ -1,4 +1,7 @@
-"""What the model allows at a place, as few questions: which kinds of values, under which name, and which keys."""
+"""Describe the types of the model: the kinds of values that a type allows, the keys of a struct, and their names.
+
+The reader, the JSON schema, the printer and the reference tables are all driven by these descriptions.
+"""
 
 from __future__ import annotations
 
@@ -43,59 +46,58 @@ NOUNS: Final[dict[type, str]] = {
 }
 
 
-# Of a type that has many keys and must have none: those that say what it is.
+# For types with many keys, none of which is required: the keys to name in messages.
 IDENTIFYING_KEYS: Final[dict[type, list[str]]] = {model.Job: ["steps", "approval"]}
 
 
 class Option(NamedTuple):
-    """One kind of value that is allowed, and what the model says of it beyond msgspec's limits."""
+    """One allowed kind of value: its type with limits, and the `extra` properties of the model."""
 
     type: Any
     extra: dict[str, Any]
 
 
 class Shape(NamedTuple):
-    """A type of a pipeline file with its keys."""
+    """A struct of a file with its keys."""
 
     cls: type[model.FileStruct]
     fields: dict[str, FieldInfo]  # by the key in the file
-    rest: FieldInfo | None  # takes the keys that are not named
+    extra_keys: FieldInfo | None  # the field for all other keys
 
     @property
     def noun(self) -> str:
-        """What a message calls it."""
+        """What messages call the struct."""
         return self.cls.noun or NOUNS[self.cls]
 
 
 @cache
 def shape(cls: type[model.FileStruct]) -> Shape:
-    """The keys of a type."""
+    """Return the shape of a struct."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
-    rest = fields.pop(cls.extra_keys) if cls.extra_keys else None
-    return Shape(cls, fields, rest)
+    extra_keys = fields.pop(cls.extra_keys) if cls.extra_keys else None
+    return Shape(cls, fields, extra_keys)
 
 
 def options(hint: Any, metas: tuple[Meta, ...] = ()) -> list[Option]:
-    """Every kind of value that a type allows; that something may be absent is no kind of value."""
+    """Return the kinds of values that a type allows. None, which stands for an absent key, is not included."""
     if get_origin(hint) is Annotated:
         inner, *more = get_args(hint)
         return options(inner, (*more, *metas))
     if get_origin(hint) in (UnionType, Union):
-        # Limits are said of each kind; what is said of all of them is only extra.
-        every = tuple(Meta(extra=meta.extra) for meta in metas)
-        return [option for each in get_args(hint) for option in options(each, every)]
+        # Limits are given for each member of a union; only `extra` may be given for the union.
+        extra_metas = tuple(Meta(extra=meta.extra) for meta in metas)
+        return [option for member in get_args(hint) for option in options(member, extra_metas)]
     if hint is None or hint is NoneType:
         return []
     extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
-    return [Option(_kind(hint, metas), extra)]
+    return [Option(_inspect_type(hint, metas), extra)]
 
 
-def _kind(hint: Any, metas: tuple[Meta, ...]) -> Any:
-    # The kinds are msgspec's; they are not taken from `msgspec.inspect.type_info`, after which a process may crash
-    # when it ends.
+def _inspect_type(hint: Any, metas: tuple[Meta, ...]) -> Any:
+    # `msgspec.inspect.type_info` would return these types, but a process that used it may crash at exit.
     def limits(*names: str) -> dict[str, Any]:
-        said = ((name, getattr(meta, name)) for meta in metas for name in names)
-        return {name: value for name, value in said if value is not None}
+        given = ((name, getattr(meta, name)) for meta in metas for name in names)
+        return {name: value for name, value in given if value is not None}
 
     arguments = get_args(hint)
     if hint is Any:
@@ -116,25 +118,26 @@ def _kind(hint: Any, metas: tuple[Meta, ...]) -> Any:
 
 
 def field_description(field: FieldInfo) -> str:
-    """What a key means."""
+    """Return the description of a key."""
     return next((meta.description for meta in reversed(field.type.__metadata__) if meta.description), "")
 
 
-def describe_options(found: list[Option]) -> str:
-    """What is expected, in words."""
-    kinds = {type(option.type) for option in found}
-    words: list[str] = []
+def describe_options(allowed: list[Option]) -> str:
+    """Describe the allowed kinds of values for a message."""
+    kinds = {type(option.type) for option in allowed}
+    descriptions: list[str] = []
     if {inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType} <= kinds:
         return "a text, a number, true or false" + (", a list or an object" if inspect.AnyType in kinds else "")
-    for option in found:
-        word = describe_option(option)
+    for option in allowed:
+        description = describe_option(option)
         if not (isinstance(option.type, inspect.IntType) and inspect.FloatType in kinds):
-            words += [word] if word not in words else []
-    return ", or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+            descriptions += [description] if description not in descriptions else []
+    first, last = descriptions[:-1], descriptions[-1:]
+    return ", or ".join([", ".join(first), *last] if first else last)
 
 
 def describe_option(option: Option) -> str:
-    """One kind of value, in words."""
+    """Describe one kind of value for a message."""
     match option.type:
         case inspect.StrType():
             return str(option.extra.get("what", "a text"))
@@ -143,92 +146,95 @@ def describe_option(option: Option) -> str:
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType() | inspect.FloatType():
-            return _number(option.type)
+            return _describe_number(option.type)
         case inspect.LiteralType(values=(bool() as only,)):
             return str(only).lower()
         case inspect.LiteralType(values=values):
             return f"one of: {', '.join(map(str, values))}"
         case inspect.VarTupleType(item_type=item):
-            one = describe_options(options(item))
-            return f"{one}, or a list of them" if option.extra.get("one") else f"a list of: {one}"
+            item_description = describe_options(options(item))
+            if option.extra.get("one"):
+                return f"{item_description}, or a list of them"
+            return f"a list of: {item_description}"
         case inspect.StructType(cls=cls):
             return describe_shape(shape(cls))
         case _:
             return f"names, each with {describe_options(options(option.type.value_type))}"
 
 
-def describe_shape(of: Shape) -> str:
-    """A type with keys, in words."""
-    required = [name for name, field in of.fields.items() if field.required]
-    keys = join_words(required, "and") if required else join_words(IDENTIFYING_KEYS.get(of.cls) or list(of.fields))
-    told = f"an object with {keys}"
-    if of.rest is not None:
+def describe_shape(struct_shape: Shape) -> str:
+    """Describe a struct for a message."""
+    required = [name for name, field in struct_shape.fields.items() if field.required]
+    all_keys = IDENTIFYING_KEYS.get(struct_shape.cls) or list(struct_shape.fields)
+    keys = join_words(required, "and") if required else join_words(all_keys)
+    by_keys = f"an object with {keys}"
+    if struct_shape.extra_keys is not None:
         return "an object with names and their values"
-    if of.cls.accepts_key_names:
-        return f"{join_words(list(of.fields))}, a list of them, or an object"
-    if of.cls.shorthand:
-        return f"{describe_options(options(of.fields[of.cls.shorthand].type))}, or {told}"
-    return told
+    if struct_shape.cls.accepts_key_names:
+        return f"{join_words(list(struct_shape.fields))}, a list of them, or an object"
+    if struct_shape.cls.shorthand:
+        return f"{describe_options(options(struct_shape.fields[struct_shape.cls.shorthand].type))}, or {by_keys}"
+    return by_keys
 
 
-def _number(type: Any) -> str:
-    word = "a whole number" if isinstance(type, inspect.IntType) else "a number"
+def _describe_number(type: Any) -> str:
+    noun = "a whole number" if isinstance(type, inspect.IntType) else "a number"
     if type.le is None:
-        return word
+        return noun
     return (
-        f"{word} from {type.ge:,} to {type.le:,}"
+        f"{noun} from {type.ge:,} to {type.le:,}"
         if type.ge is not None
-        else f"{word} above {type.gt:,} and up to {type.le:,}"
+        else f"{noun} above {type.gt:,} and up to {type.le:,}"
     )
 
 
 def reachable_types(root: type[model.FileStruct]) -> tuple[type[model.FileStruct], ...]:
-    """A type and all that its keys lead to, in the order in which they are met."""
-    found = [root]
-    for cls in found:  # grows while it is read
+    """Return a struct type and all struct types within it, breadth first."""
+    reached = [root]
+    for cls in reached:  # grows during the loop
         for field in msgspec.structs.fields(cls):
-            found += [each for each in _parts(field.type) if each not in found]
-    return tuple(dict.fromkeys(found))
+            reached += [inner for inner in _struct_types(field.type) if inner not in reached]
+    return tuple(dict.fromkeys(reached))
 
 
-def _parts(hint: Any) -> list[type[model.FileStruct]]:
-    found: list[type[model.FileStruct]] = []
+def _struct_types(hint: Any) -> list[type[model.FileStruct]]:
+    struct_types: list[type[model.FileStruct]] = []
     for option in options(hint):
         match option.type:
             case inspect.StructType(cls=cls) if issubclass(cls, model.FileStruct):
-                found.append(cls)
+                struct_types.append(cls)
             case inspect.VarTupleType(item_type=inner) | inspect.DictType(value_type=inner):
-                found += _parts(inner)
-    return found
+                struct_types += _struct_types(inner)
+    return struct_types
 
 
 class Vocabulary:
-    """What messages about one kind of file call its parts, and what they say of keys of other files."""
+    """The words of messages about one kind of file: nouns for its structs, and hints for keys of other systems."""
 
-    def __init__(self, nouns: Mapping[type, str], foreign: Mapping[str, str]) -> None:
+    def __init__(self, nouns: Mapping[type, str], foreign_keys: Mapping[str, str]) -> None:
         self._nouns = nouns
-        self.foreign = foreign
+        self.foreign_keys = foreign_keys
 
-    def noun(self, of: Shape) -> str:
-        """What a message calls it."""
-        return self._nouns.get(of.cls) or of.noun
+    def noun(self, struct_shape: Shape) -> str:
+        """Return what messages call a struct."""
+        return self._nouns.get(struct_shape.cls) or struct_shape.noun
 
     @cached_property
-    def homes(self) -> dict[str, tuple[str, ...]]:
-        """For every key of the file's model, where it belongs."""
-        found: dict[str, list[str]] = {}
+    def owners(self) -> dict[str, tuple[str, ...]]:
+        """Nouns of the structs that have a key, by key."""
+        nouns_by_key: dict[str, list[str]] = {}
         for cls, noun in self._nouns.items():
             assert issubclass(cls, model.FileStruct)
             for key in shape(cls).fields:
-                found.setdefault(key, []).append(noun)
-        return {key: tuple(nouns) for key, nouns in found.items()}
+                nouns_by_key.setdefault(key, []).append(noun)
+        return {key: tuple(nouns) for key, nouns in nouns_by_key.items()}
 
 
 PIPELINE_VOCABULARY: Final = Vocabulary(NOUNS, FOREIGN_KEYS)
 
 
 def field_default(field: FieldInfo) -> Any:
-    """What a key is when it is absent."""
+    """Return the value of a key that is absent."""
     if callable(field.default_factory):
         return field.default_factory()
     return field.default

@@ -1,7 +1,7 @@
-"""Rules of a file: what no single key of one shows, with its place; and the rule that a runner, or the server, is told.
+"""Check validation rules (`validate`) of pipeline and workstream files, and convert them to the runner protocol.
 
-One way for pipeline files and for workstream files. `within` and `mergeable` are about commits that only the server
-has, and so there are none in a pipeline, whose commit is what it was started with.
+`within` and `mergeable` compare commits, which only the server has: they are for workstreams, not for pipelines, whose
+commit is fixed when the run starts.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from deltaci.protocol import messages as wire
 from deltaci.protocol.path_patterns import BadPattern
 
 WORKSTREAM_KINDS: Final = ("within", "mergeable")
-COMPANIONS: Final = {"min-tests": "junit", "contains": "files"}  # Keys that say more of one kind.
+REQUIRED_KINDS: Final = {"min-tests": "junit", "contains": "files"}  # Keys that are allowed only with one kind.
 
 InterpolateName = Callable[[int, str], str]
-"""A name of the rule at this place of its list, with the values of its expressions."""
+"""Returns the name of the rule at an index of the list, with its expressions evaluated."""
 
 
 def keep_name(_position: int, name: str) -> str:
-    """The name as it is written: for files in which nothing is evaluated."""
+    """Return the name unchanged, for files in which nothing is evaluated."""
     return name
 
 
-def protocol_rules(rules: Sequence[Rule], fill: InterpolateName = keep_name) -> list[wire.ValidationRule]:
-    """The rules as the protocol has them. Commands, paths and reports keep their expressions: the runner fills them."""
-    return [_wire_rule(rule, fill(position, rule.name)) for position, rule in enumerate(rules)]
+def protocol_rules(rules: Sequence[Rule], interpolate_name: InterpolateName = keep_name) -> list[wire.ValidationRule]:
+    """Convert rules to the runner protocol. Commands and paths keep their expressions, which the runner evaluates."""
+    return [_protocol_rule(rule, interpolate_name(position, rule.name)) for position, rule in enumerate(rules)]
 
 
 def evaluated_texts(rule: Rule) -> tuple[str, ...]:
-    """What the runner evaluates of a rule."""
+    """Return the texts of a rule in which the runner evaluates expressions."""
     report = rule.number.report if rule.number is not None else ""
     return rule.run or "", rule.result or "", rule.junit or "", report, *(rule.files or ())
 
 
-def _wire_rule(rule: Rule, name: str) -> wire.ValidationRule:
+def _protocol_rule(rule: Rule, name: str) -> wire.ValidationRule:
     number = rule.number
     return wire.ValidationRule(
         name=name,
@@ -57,36 +57,36 @@ def _wire_rule(rule: Rule, name: str) -> wire.ValidationRule:
     )
 
 
-# -- what is wrong with them
+# -- checks
 
 
-def check_rules(rules: Node | None, source: str, problems: ProblemList, *, is_stream: bool) -> None:
-    """Everything that is wrong with a list of rules beyond its single keys; `is_stream`: of a workstream file."""
+def check_rules(rules: Node | None, source: str, problems: ProblemList, *, is_workstream: bool) -> None:
+    """Report problems of a list of rules that concern more than one key. `is_workstream`: of a workstream file."""
     for rule in items(rules):
         if rule.kind == OBJECT and not problems.is_full:
-            _check_kinds(rule, problems, is_stream=is_stream)
+            _check_kinds(rule, problems, is_workstream=is_workstream)
             _check_number(child(rule, "number"), source, problems)
             _check_text(child(rule, "contains"), source, problems, log_patterns.check)
-            if is_stream:
+            if is_workstream:
                 check_pattern_list(child(rule, "within"), source, problems, is_branch=False)
 
 
-def _check_kinds(rule: Node, problems: ProblemList, *, is_stream: bool) -> None:
-    known = RULE_KINDS if is_stream else tuple(kind for kind in RULE_KINDS if kind not in WORKSTREAM_KINDS)
+def _check_kinds(rule: Node, problems: ProblemList, *, is_workstream: bool) -> None:
+    allowed_kinds = RULE_KINDS if is_workstream else tuple(kind for kind in RULE_KINDS if kind not in WORKSTREAM_KINDS)
     kinds = [name for name in RULE_KINDS if entry(rule, name)]
-    for name in kinds if not is_stream else ():
-        if name in WORKSTREAM_KINDS and (found := entry(rule, name)):
-            told = "only a workstream has commits of its own; leave it out, or write a workstream file"
-            problems.add(found[0].position, f"{quote(name)} in a pipeline", told)
+    for name in kinds if not is_workstream else ():
+        if name in WORKSTREAM_KINDS and (pair := entry(rule, name)):
+            expected = "only a workstream has commits of its own; remove it, or write a workstream file"
+            problems.add(pair[0].position, f"{quote(name)} in a pipeline", expected)
     if len(kinds) != 1:
-        told = f"a rule with {join_words(kinds, 'and')}" if kinds else "a rule that demands nothing"
-        problems.add(rule.position, told, f"expected exactly one of: {', '.join(known)}")
-    for name, kind in COMPANIONS.items():
+        found = f"a rule with {join_words(kinds, 'and')}" if kinds else "a rule that requires nothing"
+        problems.add(rule.position, found, f"expected exactly one of: {', '.join(allowed_kinds)}")
+    for name, kind in REQUIRED_KINDS.items():
         if (extra := entry(rule, name)) and kind not in kinds:
-            problems.add(extra[0].position, f"{quote(name)} without {quote(kind)}", f"expected {quote(kind)} beside it")
+            problems.add(extra[0].position, f"{quote(name)} without {quote(kind)}", f"expected {quote(kind)} as well")
     mergeable = child(rule, "mergeable")
     if mergeable is not None and mergeable.kind == BOOL and not mergeable.value:
-        problems.add(mergeable.position, "'mergeable: false', which demands nothing", "expected true, or no such rule")
+        problems.add(mergeable.position, "'mergeable: false', which requires nothing", "expected true, or no such rule")
 
 
 def _check_number(number: Node | None, source: str, problems: ProblemList) -> None:
@@ -94,10 +94,10 @@ def _check_number(number: Node | None, source: str, problems: ProblemList) -> No
         return
     bounds = dict(_bounds(number))
     if not entry(number, "min") and not entry(number, "max"):
-        problems.add(number.position, "a number that may be anything", "expected 'min', 'max' or both")
+        problems.add(number.position, "a number without limits", "expected 'min', 'max' or both")
     if len(bounds) == 2 and bounds["min"].value > bounds["max"].value:
-        told = f"expected at most 'max', {bounds['max'].raw}"
-        problems.add(bounds["min"].position, f"a 'min' of {bounds['min'].raw}", told)
+        expected = f"expected at most 'max', {bounds['max'].raw}"
+        problems.add(bounds["min"].position, f"a 'min' of {bounds['min'].raw}", expected)
     _check_text(child(number, "at"), source, problems, report_paths.parse)
 
 
@@ -107,13 +107,14 @@ def _bounds(number: Node) -> Iterator[tuple[str, Node]]:
             yield key.raw, value
 
 
-def _check_text(node: Node | None, source: str, problems: ProblemList, read: Callable[[str], object]) -> None:
+def _check_text(node: Node | None, source: str, problems: ProblemList, parse: Callable[[str], object]) -> None:
+    """Report why `parse` rejects a text, at the position of the invalid character."""
     if node is None or node.kind != TEXT or not node.value or "${{" in node.value:
-        return  # Its kind, and that nothing is evaluated here, is the model's.
+        return  # The reader reports other kinds, and expressions, which are not evaluated here.
     try:
-        read(node.value)
-    except BadPattern as bad:
-        at = position_within(source, node.position, node.value, bad.column - 1)
-        is_advice = bad.expected.startswith("write ")
-        wanted = bad.expected if is_advice else f"expected {bad.expected}"
-        problems.add(at, f"{bad.found} in {quote(node.value)}", wanted)
+        parse(node.value)
+    except BadPattern as error:
+        position = position_within(source, node.position, node.value, error.column - 1)
+        is_advice = error.expected.startswith("write ")
+        expected = error.expected if is_advice else f"expected {error.expected}"
+        problems.add(position, f"{error.found} in {quote(node.value)}", expected)

@@ -1,4 +1,4 @@
-"""What is wrong with a text that is not YAML, in plain words: parsers tell what they wanted, people need what to do."""
+"""Translate errors of the YAML parser into what was found and what to do. The parser only tells what it expected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ruamel.yaml.error import MarkedYAMLError
 
 from deltaci.pipeline.parse.problems import Position, quote
 
-# A part of the parser's message: what was found, what to do, and whether it is about where the thing began.
+# A part of the parser's message, what was found, what to do, and whether to report the start of the construct.
 EXPLANATIONS: Final[tuple[tuple[str, str, str, bool], ...]] = (
     ("found character '\\t'", "a tab", "YAML is indented with spaces only: replace it", False),
     ("mapping values are not allowed", "a ':' where no key can be", "", False),
@@ -18,39 +18,39 @@ EXPLANATIONS: Final[tuple[tuple[str, str, str, bool], ...]] = (
     ("expected ',' or ']'", "a list that is not closed", "expected ',' or ']' before the next line", True),
     ("expected ',' or '}'", "an object that is not closed", "expected ',' or '}' before the next line", True),
     ("found unknown escape", "a '\\' that begins no escape", "write '\\\\', or use single quotes", False),
-    ("expected chomping or indentation", "a text right behind '|' or '>'", "begin it on the next line", False),
-    ("expected the node content", "a sign that closes what was not opened", "remove it, or quote the text", False),
+    ("expected chomping or indentation", "a text directly after '|' or '>'", "begin it on the next line", False),
+    ("expected the node content", "a closing sign without an opening one", "remove it, or quote the text", False),
     ("found undefined tag handle", "a tag", "tags are not allowed; quote the text if the '!' belongs to it", False),
     ("found duplicate anchor", "an anchor's name a second time", "give it another name", False),
 )
 HINTS: Final = {
     "mapping values": "quote the text if the ':' belongs to it, or indent the line like its neighbours",
-    "expected <block end>": "indent it like its neighbours; what is inside a key stands two spaces further right",
+    "expected <block end>": "indent it like its neighbours; the content of a key is indented by two more spaces",
 }
 
 
 def explain_yaml_error(error: MarkedYAMLError, text: str) -> tuple[Position, str, str]:
-    """Where, what was found, what is expected."""
+    """Return the position, what was found, and what is expected."""
     problem = str(error.problem or error.context or "something that is not YAML")
-    mark, began = error.problem_mark or error.context_mark, error.context_mark
-    for part, found, expected, is_begin in EXPLANATIONS:
+    mark, start_mark = error.problem_mark or error.context_mark, error.context_mark
+    for part, found, hint, uses_start in EXPLANATIONS:
         if part in problem:
-            what = expected or next(hint for name, hint in HINTS.items() if name in part)
-            return _place(began if is_begin and began is not None else mark, text), found, what
-    at = _place(mark, text)
+            expected = hint or next(hint for name, hint in HINTS.items() if name in part)
+            return _position(start_mark if uses_start and start_mark is not None else mark, text), found, expected
+    position = _position(mark, text)
     if "cannot start any token" in problem:
-        sign = _sign(at, text)
-        return at, f"{quote(sign)} at the beginning of a text", "put the text in quotes"
-    return at, problem.replace("'\\x00'", "the end"), "expected YAML"
+        character = _character_at(position, text)
+        return position, f"{quote(character)} at the beginning of a text", "put the text in quotes"
+    return position, problem.replace("'\\x00'", "the end"), "expected YAML"
 
 
-def _place(mark: object, text: str) -> Position:
+def _position(mark: object, text: str) -> Position:
     line, column = int(getattr(mark, "line", 0)), int(getattr(mark, "column", 0))
     lines = text.split("\n")
-    if line >= len(lines):  # The end of the file is shown as the end of its last line.
+    if line >= len(lines):  # The end of the file is reported as the end of its last line.
         line, column = len(lines) - 1, len(lines[-1])
     return Position(line + 1, column + 1)
 
 
-def _sign(at: Position, text: str) -> str:
-    return text.split("\n")[at.line - 1][at.column - 1 :][:1]
+def _character_at(position: Position, text: str) -> str:
+    return text.split("\n")[position.line - 1][position.column - 1 :][:1]

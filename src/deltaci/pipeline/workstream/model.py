@@ -32,7 +32,7 @@ WorkstreamName = Annotated[
     str, text_format("a name of lower-case letters, digits and '-' that begins with a letter", "[a-z][a-z0-9-]*", 60)
 ]
 Branch = Annotated[str, text_format("the name of a branch", r"[^\x00-\x20\x7f~^:?*\[\\]+", 200)]
-ShellCommand = Annotated[str, text_format("a command for the shell", r"[\s\S]*\S[\s\S]*", longest=100_000)]
+ShellCommand = Annotated[str, text_format("a command for the shell", r"[\s\S]*\S[\s\S]*", max_length=100_000)]
 Rules = Annotated[tuple[Rule, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})]
 Labels = Annotated[tuple[Label, ...], Meta(max_length=32, extra={"one": True})]
 MergeMethod = Literal["merge", "squash", "fast-forward"]

@@ -129,8 +129,8 @@ def _read_workstream(root: Node, text: str, problems: ProblemList) -> Workstream
     _check_names(tasks, problems)
     for task in tasks:
         checks.check_retry(child(task, "retry"), problems.add)
-        validation_rules.check_rules(child(task, "post_execution"), text, problems, is_stream=True)
-    validation_rules.check_rules(child(root, "validation"), text, problems, is_stream=True)
+        validation_rules.check_rules(child(task, "post_execution"), text, problems, is_workstream=True)
+    validation_rules.check_rules(child(root, "validation"), text, problems, is_workstream=True)
     _check_base(child(root, "base"), problems)
     return part.value if isinstance(part.value, Workstream) and not problems.has_errors else None
 
