@@ -96,7 +96,7 @@ async def _caches(stage: Stage, place: Deployment, held: HeldLease, outside: Pat
             spec = {"steps": [ODD], "executor": "process", "caches": [{"key": key, "paths": ["cached"]}]}
             record = await over(place, await place.work.ask(spec), 60.0)
             log = log_of(place, record).decode(errors="replace")
-            if "going on without it" in log:
+            if "continuing without it" in log:
                 refused.append(keys[key])
             elif f"cache '{key}'" not in log:
                 wrong.append(f"{keys[key]}: the runner does not speak of it")
