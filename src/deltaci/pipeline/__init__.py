@@ -1,4 +1,4 @@
-"""Pipeline files and what becomes of them: text in, plans out. Pure: no files, clock or network.
+"""Pipeline files and plans. Pure: no file access, clock or network.
 
 `parse/` reads a pipeline file and reports all of its problems, `model.py` has its types, `planning/` turns a pipeline
 and a change into a plan. `expressions/` is the language of `${{ … }}`, `github/` converts workflow files, `workstream/`

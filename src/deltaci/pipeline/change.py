@@ -1,4 +1,4 @@
-"""What happened in a repository: whatever a plan depends on, beside the files themselves."""
+"""A change: the event in a repository that a plan is made for."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ EventName = Literal["push", "pull_request", "schedule", "manual"]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event of one repository, whichever forge told it. What is not known is empty.
+    """One event of one repository, in the same form for all forges. Unknown fields are empty.
 
-    Of a pull request, `branch` is where it wants to go and `head` where it comes from; of anything else, `branch` is
-    where it happened. `is_fork` says that somebody wrote `commit` who may not write to the repository: nothing of it is
-    trusted.
+    For a pull request, `branch` is its target and `head` its source; otherwise `branch` is the branch of the event.
+    `is_fork` tells that the author of `commit` cannot write to the repository, so that the change is untrusted.
     """
 
     event: EventName
     commit: str
-    repository: str = ""  # as the forge calls it: `owner/name`
-    ref: str = ""  # e.g. `refs/heads/main`, `refs/tags/v1`, `refs/pull/7/head`: where the commit is fetched from
+    repository: str = ""  # the forge's name: `owner/name`
+    ref: str = ""  # to fetch the commit from, e.g. `refs/heads/main`, `refs/tags/v1`, `refs/pull/7/head`
     branch: str = ""
     tag: str = ""
-    before: str = ""  # the commit that the branch had before; empty: it is new, or nobody knows
-    base: str = ""  # of a pull request: the commit that it is compared with
+    before: str = ""  # the previous commit of the branch; empty: the branch is new, or unknown
+    base: str = ""  # of a pull request: the commit to compare with
     head: str = ""
     number: int = 0
-    action: str = ""  # of a pull request: what happened to it, in the words of `on.pull_request.types`
-    title: str = ""  # the first line for people: of the commit, or of the pull request
+    action: str = ""  # of a pull request: its event, one of `on.pull_request.types`
+    title: str = ""  # of the pull request, or the first line of the commit message
     message: str = ""
     actor: str = ""
     is_fork: bool = False
     default_branch: str = ""
-    cron: str = ""  # of a schedule: which
-    inputs: dict[str, Any] = {}  # of a start by hand
-    payload: dict[str, Any] = {}  # `github.event`, as small as it can be
+    cron: str = ""  # of a schedule
+    inputs: dict[str, Any] = {}  # of a manual start
+    payload: dict[str, Any] = {}  # the needed part of `github.event`

@@ -1,4 +1,4 @@
-"""What the types of a file are made of: texts of all kinds, and keys that are named."""
+"""Building blocks for the types of files: limited texts, and the base class of structs with named keys."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Patterns = Annotated[tuple[Pattern, ...], Meta(min_length=1, max_length=MAX_ITEM
 
 
 class FileStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Nothing but the keys that are named."""
+    """Base class of the objects of a file. Unknown keys are problems. The class variables describe other notations."""
 
-    noun: ClassVar[str] = ""  # what a message calls it, where `shapes.NOUNS` does not say
-    shorthand: ClassVar[str] = ""  # the key that a bare text stands for
-    accepts_key_names: ClassVar[bool] = False  # whether a text or a list of its keys stands for it
-    accepts_null: ClassVar[bool] = False  # whether nothing at all stands for it
-    extra_keys: ClassVar[str] = ""  # the key that takes all keys that are not named
-    exactly_one_of: ClassVar[tuple[str, ...]] = ()  # keys of which there must be exactly one
+    noun: ClassVar[str] = ""  # the name in messages, if `shapes.NOUNS` has none
+    shorthand: ClassVar[str] = ""  # the key that a value without keys stands for
+    accepts_key_names: ClassVar[bool] = False  # whether a text or a list of its keys is allowed
+    accepts_null: ClassVar[bool] = False  # whether an empty value is allowed
+    extra_keys: ClassVar[str] = ""  # the field that collects all other keys
+    exactly_one_of: ClassVar[tuple[str, ...]] = ()  # keys of which exactly one is required

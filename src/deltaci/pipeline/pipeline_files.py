@@ -1,4 +1,4 @@
-"""Which pipelines a repository has, told by the names of its files: its own, else GitHub's, else what is discovered."""
+"""Find and parse the pipelines of a repository: its Delta CI files, else its GitHub workflows, else a detected one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from deltaci.pipeline.parse.parse_result import ParseResult
 from deltaci.pipeline.parse.reader import parse_pipeline
 
 MAX_FILES: Final = 200
-DISCOVERED: Final = "discovered"  # In place of a file's name, where there is none.
+DISCOVERED: Final = "discovered"  # The file name of a detected pipeline.
 
 Kind = Literal["own", "github", "discovered"]
 ReadFile = Callable[[str], bytes | None]
 
-# The first kind that a repository has is the one that counts.
+# Only the files of the first kind that a repository has are used.
 _KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("own", re.compile(r"\.deltaci\.ya?ml|\.deltaci/[^/]+\.ya?ml")),
     ("github", re.compile(r"\.github/workflows/[^/]+\.ya?ml")),
@@ -27,7 +27,7 @@ _KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
 
 
 class PipelineFile(Struct, frozen=True, kw_only=True):
-    """One pipeline of a repository as it was read. A workflow of GitHub's may use secrets that it only mentions."""
+    """A parsed pipeline of a repository."""
 
     kind: Kind
     result: ParseResult
@@ -35,32 +35,32 @@ class PipelineFile(Struct, frozen=True, kw_only=True):
 
     @property
     def grants_mentioned_secrets(self) -> bool:
-        """Whether a secret need only be mentioned."""
+        """Whether jobs get each secret that their expressions reference, as on GitHub."""
         return self.kind == "github"
 
 
 def pipeline_files(paths: Collection[str]) -> tuple[str, ...]:
-    """The names of those that count, sorted; none when all is to be discovered."""
+    """Return the pipeline files among the paths, sorted; none if the pipeline is to be detected."""
     for _, pattern in _KINDS:
-        found = sorted(path for path in paths if pattern.fullmatch(path))
-        if found:
-            return tuple(found[:MAX_FILES])
+        files = sorted(path for path in paths if pattern.fullmatch(path))
+        if files:
+            return tuple(files[:MAX_FILES])
     return ()
 
 
 def read_file(path: str, content: bytes, paths: Collection[str], read_other: ReadFile) -> PipelineFile:
-    """Read one pipeline file, told by where it stands; one that stands elsewhere is taken for one of ours."""
+    """Parse a pipeline file. Its path tells its kind; at any other path it is a Delta CI file."""
     kind: Kind = next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
     text = content.decode("utf-8", "replace")
     if kind == "github":
         return PipelineFile(
-            kind=kind, result=github.parse_workflow(content, path, _Texts(paths, read_other)), text=text
+            kind=kind, result=github.parse_workflow(content, path, _FileTexts(paths, read_other)), text=text
         )
     return PipelineFile(kind=kind, result=parse_pipeline(content, path), text=text)
 
 
 def discover(paths: Collection[str], read_other: ReadFile) -> PipelineFile:
-    """What a repository without any is built and tested by. Refused when nothing is sure enough."""
+    """Detect a pipeline from the files of a repository. Raise `Refused` if nothing is certain enough."""
 
     def text_of(path: str) -> str | None:
         content = read_other(path)
@@ -69,8 +69,8 @@ def discover(paths: Collection[str], read_other: ReadFile) -> PipelineFile:
     return PipelineFile(kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=discovered(paths, text_of)))
 
 
-class _Texts(Mapping[str, str]):
-    """Other files of the repository, each read when it is asked for."""
+class _FileTexts(Mapping[str, str]):
+    """The texts of other files of the repository, read on demand."""
 
     def __init__(self, paths: Collection[str], read_other: ReadFile) -> None:
         self._paths = frozenset(paths)

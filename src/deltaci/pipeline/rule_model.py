@@ -1,4 +1,4 @@
-"""The rules of `validate` in pipeline files, and of `post_execution` and `validation` in workstream files, as types."""
+"""Types of validation rules: `validate` in pipelines, `post_execution` and `validation` in workstream files."""
 
 from __future__ import annotations
 
@@ -19,38 +19,36 @@ ReportPath = Annotated[
 
 
 class NumberRule(FileStruct, frozen=True, kw_only=True):
-    """A number of a report, and what it may be: `min`, `max` or both."""
+    """A number of a report and its bounds: `min`, `max` or both."""
 
     report: Annotated[Path, doc("the file, JSON or XML")]
-    at: Annotated[ReportPath, doc("where in it: keys with dots in JSON, elements with slashes and `@` in XML")]
-    min: Annotated[Bound | None, doc("not less than this")] = None
-    max: Annotated[Bound | None, doc("not more than this")] = None
+    at: Annotated[ReportPath, doc("the path in the file: keys with dots in JSON, elements with slashes and `@` in XML")]
+    min: Annotated[Bound | None, doc("the minimum")] = None
+    max: Annotated[Bound | None, doc("the maximum")] = None
 
 
 class Rule(FileStruct, frozen=True, kw_only=True):
-    """Something that must hold after the steps, or the job fails. Exactly one thing. A text stands for the command."""
+    """A condition that must hold after the steps, or the job fails. Of exactly one kind. A text stands for `run`."""
 
     shorthand: ClassVar[str] = "run"
     exactly_one_of: ClassVar[tuple[str, ...]] = RULE_KINDS
 
-    name: Annotated[Title, doc("what people call it")] = ""
+    name: Annotated[Title, doc("the name to display")] = ""
     run: Annotated[Command | None, doc("a command that must exit with 0")] = None
     files: Annotated[
         Annotated[tuple[Path, ...], Meta(min_length=1, max_length=MAX_ITEMS, extra={"one": True})] | None,
         doc("files that must exist"),
     ] = None
-    contains: Annotated[LinePattern | None, doc("with `files`: what a line in each of them must have in it")] = None
-    junit: Annotated[Path | None, doc("test reports in which no test may have failed")] = None
+    contains: Annotated[LinePattern | None, doc("with `files`: a pattern that must match a line of each file")] = None
+    junit: Annotated[Path | None, doc("test reports without failed tests")] = None
     min_tests: Annotated[
-        Annotated[int, Meta(ge=1, le=10_000_000)] | None, doc("with `junit`: how many tests there must be at least")
+        Annotated[int, Meta(ge=1, le=10_000_000)] | None, doc("with `junit`: the minimum number of tests")
     ] = field(name="min-tests", default=None)
     number: Annotated[NumberRule | None, doc("a number of a report, e.g. the coverage")] = None
     result: Annotated[
-        Command | None, doc("a command that prints a JSON object: `passed`, and what it `found` and `wanted`")
+        Command | None, doc("a command that prints a JSON object with `passed`, `found` and `wanted`")
     ] = None
-    within: Annotated[
-        Patterns | None, doc("only of a workstream: nothing else than these paths is changed since its base")
-    ] = None
+    within: Annotated[Patterns | None, doc("only for workstreams: only these paths have changed since the base")] = None
     mergeable: Annotated[
-        bool | None, doc("only of a workstream, `true`: its base, as it is then, can be merged without a conflict")
+        bool | None, doc("only for workstreams, `true`: the current base can be merged without conflicts")
     ] = None
