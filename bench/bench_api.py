@@ -30,7 +30,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.worker import Worker
 from deltaci.engine import event_loop
 from deltaci.engine.engine import Engine
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.rest.http.cursors import encode_position
 from deltaci.storage import port
 from tests.servers import PostgresServer, ServerFailed
@@ -62,7 +62,7 @@ class Server:
     def __init__(self, process: Process, data: Path) -> None:
         self.process = process
         self.port = int(address(process).rpartition(":")[2])
-        self._signer = Signer(server_key(data / KEY_FILE), time.time)
+        self._signer = Signer(load_server_key(data / KEY_FILE), time.time)
 
     def token(self, tenant: str = TENANT) -> str:
         """A new key of this tenant that may do anything."""

@@ -22,7 +22,7 @@ from bench.load import Beat, Beaten, Wait
 from bench.places import say
 from bench.processes import Memory, Process, address, started
 from deltaci.app import KEY_FILE
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 
 RUNNERS = 10_000
 HELPERS: Final = 2
@@ -61,7 +61,7 @@ def _waiting(folder: Path, runners: int, bare: float) -> list[Figure]:
     with started("-m", "bench.serving", "server", f"sqlite:{folder}/fleet.db", str(folder)) as server:
         url = address(server)
         before = server.memory()
-        with _fleet(url, server_key(folder / KEY_FILE), runners, WAIT_SECONDS) as fleet:
+        with _fleet(url, load_server_key(folder / KEY_FILE), runners, WAIT_SECONDS) as fleet:
             _settled(server)
             share, polls = _idle(server, fleet)
             after = server.memory()  # By now everybody has asked again.
@@ -170,7 +170,7 @@ def _beating(folder: Path) -> list[Figure]:
         server.tell(["beat", BEATS])
         server.heard()
         with started("-m", "bench.load") as load:
-            load.tell(Beat(port, server_key(folder / KEY_FILE), BEATS, BEAT_BATCH))
+            load.tell(Beat(port, load_server_key(folder / KEY_FILE), BEATS, BEAT_BATCH))
             assert load.heard() == "held"
             cpu = server.cpu()
             load.tell("beat")

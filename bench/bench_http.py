@@ -26,7 +26,7 @@ from bench.serving import births
 from deltaci.app import KEY_FILE
 from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 from tests.servers import PostgresServer, ServerFailed
 
 RUNNERS: Final = 32
@@ -128,7 +128,7 @@ def _served(yard: Yard, kind: str, shape: Shape) -> Measured:
         asyncio.run(_fill(place, shape.jobs))
         store = place.url if kind == POSTGRES else f"sqlite:{place.url}"
         with _server(store, data) as server:
-            return _loaded(server, address(server), server_key(data / KEY_FILE), shape)
+            return _loaded(server, address(server), load_server_key(data / KEY_FILE), shape)
     finally:
         yard.drop(place)
 

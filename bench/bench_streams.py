@@ -27,7 +27,7 @@ from deltaci.app import KEY_FILE
 from deltaci.core.attempt import MACHINE as ATTEMPTS
 from deltaci.core.attempt import Attempt, Publish
 from deltaci.core.events import Event, with_seq
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.rest.event_streams import CHUNK_BYTES, Frame
 
 STREAMS = 1000
@@ -77,7 +77,7 @@ def _ours(streams: int) -> Measured:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with started("-m", "bench.serving", "server", f"sqlite:{folder}/streams.db", str(folder)) as server:
-            signer = Signer(server_key(folder / KEY_FILE), time.time)
+            signer = Signer(load_server_key(folder / KEY_FILE), time.time)
             token = signer.sign("operate", "bench", TENANT, 3600)
 
             def cause(order: str, count: int) -> float:

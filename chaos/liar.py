@@ -12,7 +12,7 @@ from deltaci.app import KEY_FILE, registration_token
 from deltaci.conformance.http_client import HttpClient, Reply
 from deltaci.conformance.scripted_runner import HeldLease, ScriptedRunner, decode
 from deltaci.protocol.messages import LeaseGranted, Registered
-from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, PREFIX, Signer, server_key
+from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, PREFIX, Signer, load_server_key
 
 GOOD_ANSWERS: Final = ("HeartbeatAck", "CompleteAck", "CancelAcked")
 ROUTES: Final = (
@@ -73,7 +73,7 @@ def forged(data: Path, honest: ScriptedRunner) -> dict[str, str]:
     """Credentials that are none, each made from what a thief could know; and two that only the server itself makes."""
     body, seal = honest.credential.removeprefix(PREFIX).split(".")
     claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=="))
-    key = server_key(data / KEY_FILE)
+    key = load_server_key(data / KEY_FILE)
 
     def altered(**fields: Any) -> str:
         raw = json.dumps({**claims, **fields}).encode()

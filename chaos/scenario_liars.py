@@ -16,7 +16,7 @@ from deltaci.conformance.http_client import HttpClient, Reply
 from deltaci.conformance.scripted_runner import HeldLease, ScriptedRunner
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs import open_blob_store
 from tests.e2e.proxy import Exchange, Proxy
@@ -33,7 +33,7 @@ NOTHING: Final = "nothing is accepted, kept or told"
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Against a real server, by hand."""
     async with deployed(stage, "liars", ttl_seconds=TTL_SECONDS) as place:
-        secrets = Secrets(open_blob_store(str(place.data / BLOBS_FOLDER)), server_key(place.data / KEY_FILE))
+        secrets = Secrets(open_blob_store(str(place.data / BLOBS_FOLDER)), load_server_key(place.data / KEY_FILE))
         secrets.set("default", "CHAOS_TOKEN", "a secret for the rightful one")
         caller = HttpClient(f"http://127.0.0.1:{place.ports()[0]}")
         names = {"honest": "default", "zombie": "default", "thief": "default", "stranger": "other"}

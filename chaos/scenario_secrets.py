@@ -23,7 +23,7 @@ from chaos.rows import NotRun, Row, measured
 from chaos.stage import Stage
 from deltaci.app import BLOBS_FOLDER, KEY_FILE
 from deltaci.core.errors import Refused
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs import open_blob_store
 
@@ -111,7 +111,7 @@ for c in os.environ["S"]: print(c, end=""); time.sleep(0.005)'"""
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Every variant in a job of its own; then everything is searched."""
     async with deployed(stage, "secrets", ttl_seconds=TTL_SECONDS) as place:
-        kept = Secrets(open_blob_store(str(place.data / BLOBS_FOLDER)), server_key(place.data / KEY_FILE))
+        kept = Secrets(open_blob_store(str(place.data / BLOBS_FOLDER)), load_server_key(place.data / KEY_FILE))
         runner = place.add_runner("r1", slots=4)
         variants = dict(list(VARIANTS.items())[: stage.size(len(VARIANTS), 4)])
         values = {name: _value(variant) for name, variant in variants.items()}

@@ -48,10 +48,10 @@ from deltaci.git.url_policy import UrlPolicy
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.protocol.routes import OPENAPI_PATH
 from deltaci.protocol.routes import ROOT as RUNNER_ROOT
-from deltaci.server.auth.callers import Keys
-from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.auth.callers import ApiKeys
+from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer, load_server_key
 from deltaci.server.connection import connection_class
-from deltaci.server.disk import Disk
+from deltaci.server.disk import DiskThreads
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.follower import Follower
 from deltaci.server.rest.event_streams import EventStreams
@@ -60,12 +60,12 @@ from deltaci.server.rest.http.request import AppState
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.lease_ids import LeaseIds
-from deltaci.server.runner_api.message_handlers import Protocol
+from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.nats_dispatch import Dispatcher
-from deltaci.server.runner_api.registration import Issuer, Registry
-from deltaci.server.runner_api.uploads import Uploads
-from deltaci.server.runner_api.worktrees import Trees
-from deltaci.server.secrets import Secrets, Where
+from deltaci.server.runner_api.registration import RunnerRegistry, RunnerTokenIssuer
+from deltaci.server.runner_api.uploads import UploadHandlers
+from deltaci.server.runner_api.worktrees import WorktreeHandlers
+from deltaci.server.secrets import JobScope, Secrets
 from deltaci.server.tenants import Tenants
 from deltaci.server.test_reports import TestReports
 from deltaci.server.web.app import WebApp
@@ -73,7 +73,7 @@ from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
 from deltaci.server.web.auth.revoked_sessions import Endings
 from deltaci.server.web.auth.sessions import Sessions
 from deltaci.server.webhooks import ROOT as HOOKS_ROOT
-from deltaci.server.webhooks import Hooks
+from deltaci.server.webhooks import WebhookApp
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
 from deltaci.storage.port import Store
@@ -106,7 +106,7 @@ def registration_token(
 
     With `again`, the runner may be registered already: it has lost its credential.
     """
-    signer = Signer(server_key(folder / KEY_FILE), time.time)
+    signer = Signer(load_server_key(folder / KEY_FILE), time.time)
     return signer.sign("register", runner_id, tenant, seconds, again=again)
 
 
@@ -132,7 +132,7 @@ class Server:
         ttl_seconds: int = lease.TTL_SECONDS,
         blobs: BlobStore | None = None,
         nats: NatsAddress | None = None,
-        issuer: Issuer | None = None,
+        issuer: RunnerTokenIssuer | None = None,
         url_policy: UrlPolicy | None = None,
         allowed_forges: Collection[str] = (),
         public_url: str = "",
@@ -143,7 +143,7 @@ class Server:
     ) -> None:
         self.store = store
         self.folder = folder
-        self.key = server_key(folder / KEY_FILE)
+        self.key = load_server_key(folder / KEY_FILE)
         lease_ids = LeaseIds(self.key)
         self.engine = Engine(store, lease_ids.mint)
         self.logs = LogStore(folder / "logs")
@@ -154,13 +154,13 @@ class Server:
         self.failure_rules = FailureRules(store, time.monotonic, failure_rules)
         self.flaky = FlakyTests(store)
         self.fleet = Fleet(store, self.engine, health)
-        self.lives = Incarnations(store)
-        self.protocol = Protocol(
+        self.incarnations = Incarnations(store)
+        self.message_handlers = MessageHandlers(
             store,
             self.engine,
             ttl_seconds,
             self.tenants.running_limit,
-            self.failure_rules.of,
+            self.failure_rules.for_tenant,
             self.flaky.of_attempt,
             self.fleet,
         )
@@ -172,19 +172,21 @@ class Server:
             )
         plane = self._control_plane
         self.reporter = Reporter(store, self.engine, plane.forges if plane is not None else None)
-        self._uploads = Uploads(self.protocol, self.blobs, self.secrets, folder / "incoming", storage=self.tenants)
+        self._uploads = UploadHandlers(
+            self.message_handlers, self.blobs, self.secrets, folder / "incoming", quota=self.tenants
+        )
         self._runner_app = self._create_runner_app(issuer)
         self._follower = Follower(store)
         for on_events in (self.control.on_events, self.fleet.on_events, self.reporter.on_events, self.flaky.on_events):
-            self._follower.tell(on_events)
+            self._follower.subscribe(on_events)
         if plane is not None:
             plane.subscribe(self._follower)
         self._timers: asyncio.Task[None] | None = None
 
-    def _create_runner_app(self, issuer: Issuer | None) -> RunnerApp:
+    def _create_runner_app(self, issuer: RunnerTokenIssuer | None) -> RunnerApp:
         return RunnerApp(
-            self.protocol,
-            Registry(self.engine, self.signer, issuer=issuer, lives=self.lives),
+            self.message_handlers,
+            RunnerRegistry(self.engine, self.signer, issuer=issuer, incarnations=self.incarnations),
             self.logs,
             self.control,
             self._uploads,
@@ -243,7 +245,7 @@ class Server:
 
     def stop_waiting(self) -> None:
         """Answer every request that waits for something, because the server is about to stop."""
-        self.protocol.stop_waiting()
+        self.message_handlers.stop_waiting()
         self.control.stop_waiting()
         if self._control_plane is not None:
             self._control_plane.streams.close()
@@ -267,8 +269,8 @@ class ControlPlane:
         read_secret = _read_secret(server.secrets)
         self._dispatcher = Dispatcher(store, nats) if nats is not None else None
         if self._dispatcher is not None:
-            server.control.add_outlet(self._dispatcher.tell)
-        self._disk = Disk("api")
+            server.control.subscribe(self._dispatcher.on_cancel)
+        self._disk = DiskThreads("api")
         self.streams = EventStreams(store)
         self.repositories = Repositories(store, server.engine, folder, read_secret, url_policy)
         projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
@@ -276,8 +278,8 @@ class ControlPlane:
         self.forges = Forges(projects, client, ReportBuilder(store, server.logs, public_url))
         self.transitions = LiveTransitions(store, folder) if has_transitions else None
         self.workstreams = self._create_workstreams(server, ForgeLanding(projects, client, Pushing()))
-        self.worktrees = Trees(
-            server.protocol,
+        self.worktrees = WorktreeHandlers(
+            server.message_handlers,
             store,
             self.repositories,
             server.blobs,
@@ -288,7 +290,7 @@ class ControlPlane:
         parts = self._create_parts(server)
         self.api = ApiApp(parts)
         self.web = self._create_web(server, parts, public_url, sign_in)
-        self._hooks = Hooks(store, projects, self.repositories.changes)
+        self._hooks = WebhookApp(store, projects, self.repositories.changes)
 
     def _create_workstreams(self, server: Server, landing: Landing) -> Streams:
         context = Desk(
@@ -311,7 +313,7 @@ class ControlPlane:
             blobs=server.blobs,
             disk=self._disk,
             signer=server.signer,
-            keys=Keys(server.store, server.signer, time.monotonic),
+            keys=ApiKeys(server.store, server.signer, time.monotonic),
             tenants=server.tenants,
             streams=self.streams,
             secrets=server.secrets,
@@ -320,7 +322,7 @@ class ControlPlane:
             test_reports=TestReports(),
             repositories=self.repositories,
             fleet=server.fleet,
-            incarnations=server.lives,
+            incarnations=server.incarnations,
             workstreams=self.workstreams,
         )
 
@@ -334,7 +336,7 @@ class ControlPlane:
         """Subscribe all parts to the events of the log."""
         for listener in (self._dispatcher, self.streams, self.repositories, self.transitions, self.workstreams):
             if listener is not None:
-                follower.tell(listener.on_events)
+                follower.subscribe(listener.on_events)
 
     def start(self) -> None:
         """Start after the engine and the follower."""
@@ -374,7 +376,7 @@ class ControlPlane:
 
 def _read_secret(secrets: Secrets) -> ReadSecret:
     """Return a function that opens a project's secret for the server itself."""
-    return lambda tenant, project, name: secrets.opened(tenant, [name], Where(project))[name]
+    return lambda tenant, project, name: secrets.decrypt(tenant, [name], JobScope(project))[name]
 
 
 class _UvicornServer(uvicorn.Server):

@@ -16,7 +16,7 @@ from deltaci.api.routes import ROOT
 from deltaci.app import KEY_FILE, HttpListener, Server, registration_token
 from deltaci.core.events import Event
 from deltaci.engine import feed
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.storage.port import Store
 from tests.contract.places import Place, legal
 
@@ -174,7 +174,7 @@ class ApiSite:
 
     def operator(self, tenant: str = TENANT, person: str = "root") -> Caller:
         """Whoever can read the server's key."""
-        signer = Signer(server_key(self.folder / KEY_FILE), self.now)
+        signer = Signer(load_server_key(self.folder / KEY_FILE), self.now)
         return Caller(self.http, signer.sign("operate", person, tenant, 3600))
 
     def now(self) -> float:

@@ -129,7 +129,7 @@ async def test_it_is_learned_as_it_happens_and_where_somebody_left_off(
     async with site() as here:
         ada, player = await here.key("ada", "run"), await here.player()
         second = Waited(here.store)
-        here.service._follower.tell(second.on_events)
+        here.service._follower.subscribe(second.on_events)
         second.start()
         try:
             await ran(here, ada, player, "a")

@@ -194,7 +194,7 @@ async def test_tests_are_searched_and_paged(site: Opened) -> None:
     [
         (b"<html/>", True, "begins with <html>"),
         (b"<testsuite>" + b"<testcase/>" * 10 + b"<!-- long enough to be too long -->" * 10, True, "bytes; at most"),
-        (b"", False, "is no longer kept"),
+        (b"", False, "is no longer stored"),
     ],
     ids=["no-report", "too-large", "gone"],
 )

@@ -12,7 +12,7 @@ import pytest
 from deltaci.api.routes import ANY_KEY, OPERATOR, ROUTES
 from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
-from deltaci.server.auth.callers import INCLUDED, REMEMBERED_SECONDS, Keys
+from deltaci.server.auth.callers import INCLUDED, REMEMBERED_SECONDS, ApiKeys
 from deltaci.server.auth.credentials import Signer
 from deltaci.storage.memory import MemoryStore
 from tests.api.site import ApiSite, Caller
@@ -127,8 +127,8 @@ async def test_a_key_ends_when_its_time_is_over_and_others_learn_of_a_revocation
     now, monotonic = [1000.0], [0.0]
     store = MemoryStore()
     signer = Signer(b"k" * 32, lambda: now[0])
-    here, there = (Keys(store, signer, lambda: monotonic[0]) for _ in range(2))
-    record, token = await here.make("us", KeyInput(person="ada", scopes=["run"], expires_seconds=60), "root")
+    here, there = (ApiKeys(store, signer, lambda: monotonic[0]) for _ in range(2))
+    record, token = await here.create("us", KeyInput(person="ada", scopes=["run"], expires_seconds=60), "root")
 
     assert (await there.caller(token)).scopes == {"run", "read"}
     now[0] += 60

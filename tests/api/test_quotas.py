@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from deltaci.engine.requests import Overloaded
-from deltaci.server.tenants import Bucket, TooOften, Turns
+from deltaci.server.tenants import RateLimited, RequestSlots, TokenBucket
 from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
 
@@ -90,7 +90,7 @@ async def test_nothing_more_is_kept_than_the_quota_allows(site: Opened) -> None:
 
         assert (kept.status_code, over.status_code, small.status_code) == (200, 413, 200)
         assert "1000" not in over.text
-        assert "100 bytes more" in over.text
+        assert "100 more bytes" in over.text
         assert (await ada.get("/tenant")).body["usage"]["storage_bytes"] == 1000
 
 
@@ -112,14 +112,14 @@ async def test_who_asks_too_often_is_told_when_to_come_back(site: Opened) -> Non
 
 def test_ten_seconds_worth_may_come_at_once_and_then_as_many_as_the_rate_says() -> None:
     """By a clock that the case moves."""
-    bucket = Bucket(5, 0.0)
+    bucket = TokenBucket(5, 0.0)
 
     for _ in range(50):
         bucket.take(5, 0.0)
-    with pytest.raises(TooOften) as caught:
+    with pytest.raises(RateLimited) as caught:
         bucket.take(5, 0.0)
     bucket.take(5, 0.2)
-    with pytest.raises(TooOften):
+    with pytest.raises(RateLimited):
         bucket.take(5, 0.3)
 
     assert caught.value.seconds == pytest.approx(0.2)
@@ -128,12 +128,12 @@ def test_ten_seconds_worth_may_come_at_once_and_then_as_many_as_the_rate_says() 
 @on_loop
 async def test_those_who_wait_take_turns_by_tenant() -> None:
     """A hundred requests of one tenant are before one of another: it is served second, not last."""
-    turns = Turns(at_once=1)
+    turns = RequestSlots(max_running=1)
     served: list[str] = []
     go = asyncio.Event()
 
     async def request(tenant: str) -> None:
-        async with turns.turn(tenant):
+        async with turns.slot(tenant):
             served.append(tenant)
             if len(served) == 1:
                 await go.wait()
@@ -151,11 +151,11 @@ async def test_those_who_wait_take_turns_by_tenant() -> None:
 @on_loop
 async def test_a_turn_is_passed_on_when_who_waited_has_left_and_too_many_are_refused() -> None:
     """No turn is ever lost, and no line grows without a limit."""
-    turns = Turns(at_once=1, max_waiting=2)
-    async with turns.turn("a"):
+    turns = RequestSlots(max_running=1, max_waiting=2)
+    async with turns.slot("a"):
         waiting = [asyncio.create_task(_take(turns, "b")) for _ in range(2)]
         await _settled()
-        with pytest.raises(Overloaded, match="2 requests wait already"):
+        with pytest.raises(Overloaded, match="2 requests are waiting already"):
             await _take(turns, "c")
         waiting[0].cancel()
         await _settled()
@@ -165,8 +165,8 @@ async def test_a_turn_is_passed_on_when_who_waited_has_left_and_too_many_are_ref
         await _take(turns, "d")
 
 
-async def _take(turns: Turns, tenant: str) -> None:
-    async with turns.turn(tenant):
+async def _take(turns: RequestSlots, tenant: str) -> None:
+    async with turns.slot(tenant):
         pass
 
 

@@ -14,7 +14,7 @@ import httpx
 
 from deltaci.api.routes import ROOT
 from deltaci.app import KEY_FILE, registration_token
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from tests.support.fork_server import Deltaci
 from tests.support.ports import ReservedPort
 
@@ -105,7 +105,7 @@ class House:
 
     def operator_token(self, tenant: str = TENANT) -> str:
         """What whoever operates the server shows."""
-        signer = Signer(server_key(self.folder / KEY_FILE), time.time)
+        signer = Signer(load_server_key(self.folder / KEY_FILE), time.time)
         return signer.sign("operate", "root", tenant, 3600)
 
     def key(self, person: str = "ada", *scopes: str, tenant: str = TENANT, roles: tuple[str, ...] = ()) -> str:

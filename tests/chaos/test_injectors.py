@@ -25,7 +25,7 @@ from deltaci.conformance.scripted_runner import ScriptedRunner
 from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
 from deltaci.runner.workspace.archive import ArchiveLimits, unpack
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 
 SECONDS = 10.0
 ADDRESSES = 0x10 | 0x100  # What the kernel tells of them: IPv4, IPv6.
@@ -257,7 +257,7 @@ def test_what_is_started_meanwhile_inherits_the_clock(library: Path) -> None:
 
 def test_no_forged_credential_is_one(tmp_path: Path) -> None:
     """Each would be accepted only by a server that does not look; an honest one is."""
-    signer = Signer(server_key(tmp_path / KEY_FILE), time.time)
+    signer = Signer(load_server_key(tmp_path / KEY_FILE), time.time)
     token = signer.sign("run", "honest", "default", 60)
     honest = ScriptedRunner(
         HttpClient("http://127.0.0.1:1"), Registered(runner_id="honest", credential=token, expires_in_seconds=60)

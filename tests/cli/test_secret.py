@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaci.cli.app import app
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.store import FolderBlobStore
 from tests.cli.desk import Desk
@@ -59,8 +59,8 @@ def test_what_is_set_is_listed_sealed_and_removed(tmp_path: Path) -> None:
     assert said(tmp_path, "set", "B", "--tenant", "other", value="hunter3") == (0, "")
 
     assert names(tmp_path) == ["A"]
-    held = Secrets(FolderBlobStore(tmp_path / "blobs"), server_key(tmp_path / "server.key"))
-    assert held.opened("default", ["A"]) == {"A": "hunter2\nline two"}
+    held = Secrets(FolderBlobStore(tmp_path / "blobs"), load_server_key(tmp_path / "server.key"))
+    assert held.decrypt("default", ["A"]) == {"A": "hunter2\nline two"}
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"hunter" not in written
     assert said(tmp_path, "remove", "A") == (0, "")
@@ -98,7 +98,7 @@ def test_scopes_through_a_server(desk: Desk) -> None:
     assert "rel/*" in desk.text("secret", "list")
     assert "missing_scope" in desk.refused(4, "secret", "set", "A", input="hunter9", DELTACI_KEY=weak)
     told = desk.refused(3, "secret", "set", "A", "--branch", "x", input="hunter9")
-    assert "say which project" in told
+    assert "name the project" in told
     assert "hunter9" not in told
     assert "not_found" in desk.refused(3, "secret", "remove", "A")
     desk.text("secret", "remove", "A", "--project", "shop", "--branch", "rel/*")

@@ -76,4 +76,6 @@ def test_a_key_that_is_not_the_servers_makes_no_link(desk: Desk, tmp_path: Path)
     """It would open nothing."""
     (tmp_path / "server.key").write_bytes(b"k" * 32)
 
-    assert "no token of this server" in desk.refused(4, "web", "--data", str(tmp_path), "--server", desk.hosted.url)
+    assert "token was not signed by this server" in desk.refused(
+        4, "web", "--data", str(tmp_path), "--server", desk.hosted.url
+    )

@@ -15,7 +15,7 @@ from deltaci.app import KEY_FILE, HttpListener, Server, registration_token, writ
 from deltaci.client import Client, Patience
 from deltaci.core.events import Event
 from deltaci.engine import feed
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.storage import open_store
 from tests.contract.places import legal
 
@@ -94,7 +94,7 @@ class Hosted:
 
     def token(self, tenant: str = "default", person: str = "root") -> str:
         """An operator's."""
-        return Signer(server_key(self.folder / KEY_FILE), time.time).sign("operate", person, tenant, 3600)
+        return Signer(load_server_key(self.folder / KEY_FILE), time.time).sign("operate", person, tenant, 3600)
 
     def client(self, tenant: str = "default", person: str = "root", patience: Patience = QUICK) -> Client:
         """Somebody who operates the server."""

@@ -17,7 +17,7 @@ import pytest
 
 from deltaci.app import BLOBS_FOLDER, KEY_FILE
 from deltaci.core import run
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
@@ -50,11 +50,11 @@ class Person:
     def __init__(self, place: Deployment, http: httpx.AsyncClient) -> None:
         self._place = place
         self._http = http
-        self._key = Signer(server_key(place.folder / KEY_FILE), time.time).sign("operate", "root", "default", 600)
+        self._key = Signer(load_server_key(place.folder / KEY_FILE), time.time).sign("operate", "root", "default", 600)
 
     def keep(self, **secrets: str) -> None:
         """Set secrets."""
-        key = server_key(self._place.folder / KEY_FILE)
+        key = load_server_key(self._place.folder / KEY_FILE)
         for name, value in secrets.items():
             Secrets(FolderBlobStore(self._place.folder / BLOBS_FOLDER), key).set("default", name, value)
 

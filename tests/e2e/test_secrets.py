@@ -15,7 +15,7 @@ from deltaci.core.decide import StartRun
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
 from deltaci.runner.log.secret_encodings import secret_forms
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from tests.e2e.deployment import Deployment, deployed, on_loop
 
 # One of each scope, each in many lines and with signs that tools write differently.
@@ -61,7 +61,7 @@ def steps(name: str) -> list[dict[str, str] | str]:
 async def test_a_value_of_any_scope_goes_only_where_it_belongs(tmp_path: Path) -> None:
     """Set over the API, printed in many ways by a job that fails; then every byte that is kept or answered is read."""
     async with deployed(tmp_path) as place:
-        token = Signer(server_key(tmp_path / "server.key"), time.time).sign("operate", "root", "default", 3600)
+        token = Signer(load_server_key(tmp_path / "server.key"), time.time).sign("operate", "root", "default", 3600)
         with httpx.Client(base_url=place.url + ROOT, headers={"Authorization": f"Bearer {token}"}, timeout=60) as http:
             said: list[str] = []
 

@@ -18,7 +18,7 @@ from deltaci.core.errors import Refused
 from deltaci.protocol import messages as wire
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.log.sections import sections
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs import keys, open_blob_store
 from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
@@ -157,7 +157,9 @@ SECRET = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqh/+kiG9w0BAQEFAASC\nBKcwggSjAgEAA
 async def test_no_stored_byte_gives_a_secret_away(tmp_path: Path) -> None:
     """A job prints it whole, in two writes, line by line and encoded, names a step after it and puts it out."""
     async with deployed(tmp_path) as place:
-        Secrets(FolderBlobStore(tmp_path / "blobs"), server_key(tmp_path / "server.key")).set("default", "KEY", SECRET)
+        Secrets(FolderBlobStore(tmp_path / "blobs"), load_server_key(tmp_path / "server.key")).set(
+            "default", "KEY", SECRET
+        )
         place.start_runner("r1")
         record = await job(
             place,

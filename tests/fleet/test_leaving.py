@@ -133,7 +133,7 @@ async def test_draining_a_waiting_worker_ends_its_claim(fleet: OpenFleet) -> Non
         runner, other = await here.runner("w1"), await here.runner("w2")
         request = json.dumps({"type": "Lease", "runner_id": "w1", "wait_seconds": 60}).encode()
         waiting = asyncio.create_task(runner.ask("POST", "lease", request))
-        groups = here.protocol._line._groups
+        groups = here.protocol._waiters._groups
         while not any(group.waiting for group in groups.values()):
             await asyncio.wait({waiting}, timeout=0.001)
         await here.server.do(worker.Drain(id="w1", reason="", actor="user:ada"))

@@ -12,7 +12,7 @@ import msgspec
 from deltaci.controllers.change_records import Accepted
 from deltaci.forges.projects import ForgeProject
 from deltaci.pipeline.change import Change
-from deltaci.server.webhooks import Hooks
+from deltaci.server.webhooks import WebhookApp
 from deltaci.storage.port import Conflict, Document, Store
 from tests.forges.payloads import NOW, SECRET, WebhookRequest
 
@@ -72,6 +72,6 @@ class WebhookSender:
 async def webhook_sender(store: Store, clock: Callable[[], float] = lambda: NOW) -> AsyncIterator[WebhookSender]:
     """Open a sender for the webhook endpoint over this store."""
     project_documents = ProjectDocuments(store)
-    hooks: Any = Hooks(store, project_documents, project_documents, clock)
+    hooks: Any = WebhookApp(store, project_documents, project_documents, clock)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=hooks), base_url="http://here") as http:
         yield WebhookSender(http, project_documents)

@@ -169,7 +169,7 @@ async def reporting(
             forges = msgspec.structs.replace(forges, clock=clock.read, sleep=clock.wait, dice=lambda: 1.0)
         reporter = Reporter(store, server.engine, forges)
         follower = Follower(store)
-        follower.tell(reporter.on_events)
+        follower.subscribe(reporter.on_events)
         await follower.start()
         if is_started:
             reporter.start()

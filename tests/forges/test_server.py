@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from deltaci.app import KEY_FILE, HttpListener, Server
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
@@ -49,7 +49,7 @@ async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
         place.store(), data, url_policy=LOCAL, allowed_forges=allowed, public_url="https://ci.example.org/"
     )
     async with service:
-        secrets = Secrets(service.blobs, server_key(data / KEY_FILE))
+        secrets = Secrets(service.blobs, load_server_key(data / KEY_FILE))
         secrets.set(TENANT, "HOOK", SECRET)
         secrets.set(TENANT, "TOKEN", "a token of the project's own")
         listener = HttpListener(service, "127.0.0.1", 0)

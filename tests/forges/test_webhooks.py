@@ -254,7 +254,7 @@ async def test_the_total_size_of_bodies_in_memory_is_limited(memory: Place, monk
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github")
         with monkeypatch.context() as small:
-            small.setattr(webhooks, "MAX_HELD_BYTES", 100)
+            small.setattr(webhooks, "MAX_BUFFERED_BYTES", 100)
             status, response = await post.send(PUSHES["github"])
         assert (status, response["code"]) == (503, "overloaded")
 

@@ -19,7 +19,7 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.runner.client import RunnerClient
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.storage import open_store
 from tests.support.fork_server import Deltaci
 
@@ -63,7 +63,7 @@ class Prey:
 
     def operator(self) -> str:
         """A token of whoever operates the server."""
-        return Signer(server_key(self.folder / KEY_FILE), time.time).sign("operate", "root", "default", 7200)
+        return Signer(load_server_key(self.folder / KEY_FILE), time.time).sign("operate", "root", "default", 7200)
 
     async def events(self) -> list[Event]:
         """Everything that happened."""

@@ -88,7 +88,7 @@ def test_a_secret_is_kept_whole_or_refused(tenant: str, name: str, value: str) -
         secrets.set(tenant, name, value)
 
         assert len(value.strip()) >= MIN_CHARACTERS
-        assert secrets.opened(tenant, [name]) == {name: value}
+        assert secrets.decrypt(tenant, [name]) == {name: value}
 
 
 @fuzzed(100, sealed=st.binary(max_size=80) | st.binary(max_size=60).map(lambda body: b"\x01" + body))
@@ -101,7 +101,7 @@ def test_a_seal_that_was_touched_does_not_open(sealed: bytes) -> None:
     blobs.put(key, sealed)
 
     with pytest.raises(Refused, match="no_secret"):
-        secrets.opened("t", ["NAME"])
+        secrets.decrypt("t", ["NAME"])
 
 
 # -- what is stored

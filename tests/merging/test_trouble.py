@@ -304,7 +304,7 @@ async def test_a_test_run_that_ends_wakes_the_queue(site: Opened, streams: Strea
     """By the log: nobody has to look again and again."""
     async with site() as here:
         follower = Follower(here.store)
-        follower.tell(here.queue.on_events)
+        follower.subscribe(here.queue.on_events)
         await follower.start()
         heard = asyncio.Event()
 

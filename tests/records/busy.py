@@ -35,7 +35,7 @@ async def commit_runs(engine: Engine, count: int = 0) -> None:
 async def write(store: Store, folder: Path, count: int = 0) -> None:
     """Commit and write, as a server does."""
     engine, follower, live = Engine(store), Follower(store), LiveTransitions(store, folder)
-    follower.tell(live.on_events)
+    follower.subscribe(live.on_events)
     await store.open()
     await engine.start()
     await follower.start()

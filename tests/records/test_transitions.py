@@ -40,7 +40,7 @@ EVERYTHING = 1_000_000
 async def writing(store: Store, folder: Path) -> AsyncIterator[LiveTransitions]:
     """A server's part that writes, until the block ends."""
     follower, live = Follower(store), LiveTransitions(store, folder)
-    follower.tell(live.on_events)
+    follower.subscribe(live.on_events)
     await follower.start()
     live.start()
     try:

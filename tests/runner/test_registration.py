@@ -20,7 +20,7 @@ from deltaci.protocol.messages import Registered
 from deltaci.runner.client import Unreachable
 from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, CredentialProvider, NoCredential, read_token
 from deltaci.runner.tls import TlsConfig
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.auth.oidc import OidcIssuer
 from deltaci.server.tls import server_context
 from tests.certificates import HERE, Authority, uri
@@ -45,7 +45,7 @@ async def why(live: Live, folder: Path, **options: Any) -> str:
 
 def keep(live: Live, folder: Path, seconds: float) -> None:
     """A credential from another day lies in the runner's folder."""
-    signer = Signer(server_key(live.folder / KEY_FILE), time.time)
+    signer = Signer(load_server_key(live.folder / KEY_FILE), time.time)
     kept = Registered(runner_id="w1", credential=signer.sign("run", "w1", "default", seconds), expires_in_seconds=900)
     folder.mkdir(exist_ok=True)
     (folder / CREDENTIAL_FILE).write_bytes(msgspec.json.encode(kept))
@@ -94,7 +94,7 @@ async def test_a_runner_with_nothing_to_show_is_told_what_to_bring(tmp_path: Pat
         assert "has expired, because this runner was away for too long" in expired
         assert "'deltaci token NAME --again'" in expired
         assert "cannot be read; make a token" in broken
-        assert "was shut down; if it shall come back, make a token with 'deltaci token w1 --again'" in gone
+        assert "was shut down; to register it again, make a token with 'deltaci token w1 --again'" in gone
         assert "dci_" not in expired + broken + gone
 
 

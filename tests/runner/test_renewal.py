@@ -16,7 +16,7 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Registered
 from deltaci.runner.agent import Agent
 from deltaci.runner.registration import CREDENTIAL_FILE, CredentialProvider
-from deltaci.server.auth.credentials import Signer, server_key
+from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.auth.oidc import OidcIssuer
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, tiny_issuer
@@ -25,7 +25,7 @@ from tests.server.live import Live, served
 
 def credential(live: Live, seconds: float, lasts: int) -> Registered:
     """One that ends then, whatever its runner believes."""
-    token = Signer(server_key(live.folder / KEY_FILE), time.time).sign("run", "w1", "default", seconds)
+    token = Signer(load_server_key(live.folder / KEY_FILE), time.time).sign("run", "w1", "default", seconds)
     return Registered(runner_id="w1", credential=token, expires_in_seconds=lasts)
 
 

@@ -16,7 +16,7 @@ from deltaci.core.machine import Record
 from deltaci.engine import feed
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.tls import TlsConfig
-from deltaci.server.runner_api.registration import Issuer
+from deltaci.server.runner_api.registration import RunnerTokenIssuer
 from deltaci.storage import open_store
 
 PATIENCE_SECONDS: Final = 30.0
@@ -70,7 +70,9 @@ class Caller:
 
 
 @asynccontextmanager
-async def served(folder: Path, tls: ssl.SSLContext | None = None, issuer: Issuer | None = None) -> AsyncIterator[Live]:
+async def served(
+    folder: Path, tls: ssl.SSLContext | None = None, issuer: RunnerTokenIssuer | None = None
+) -> AsyncIterator[Live]:
     """Serve from here until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     async with Server(open_store("memory:"), folder, issuer=issuer) as service:

@@ -27,9 +27,9 @@ from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.lease_ids import LeaseIds
-from deltaci.server.runner_api.message_handlers import Protocol
-from deltaci.server.runner_api.registration import Registry
-from deltaci.server.runner_api.uploads import Bounds, Uploads
+from deltaci.server.runner_api.message_handlers import MessageHandlers
+from deltaci.server.runner_api.registration import RunnerRegistry
+from deltaci.server.runner_api.uploads import UploadHandlers, UploadLimits
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.blobs.memory import MemoryBlobStore
@@ -39,7 +39,7 @@ from tests.lab import TENANT
 KEY = b"k" * 32
 LEASE_IDS = LeaseIds(KEY)
 TIME = "2026-01-04T08:00:00Z"
-BOUNDS = Bounds(files=5, file_bytes=1000, lease_bytes=2500, cache_bytes=1000)
+BOUNDS = UploadLimits(files=5, file_bytes=1000, lease_bytes=2500, cache_bytes=1000)
 
 # What each message needs beside its lease and its runner.
 SAYS: dict[str, dict[str, Any]] = {
@@ -77,14 +77,14 @@ class Site:
         self.logs = LogStore(folder, max_bytes=1000)
         self.signer = Signer(KEY, lambda: place.now() / SECOND)
         self.lives = Incarnations(server.store)
-        registry = Registry(server.engine, self.signer, lives=self.lives)
+        registry = RunnerRegistry(server.engine, self.signer, incarnations=self.lives)
         self.control = ControlHub(server.store, LEASE_IDS)
         self.follower = Follower(server.store)
-        self.follower.tell(self.control.on_events)
+        self.follower.subscribe(self.control.on_events)
         self.blobs = MemoryBlobStore()
         self.sealed = Secrets(self.blobs, KEY)
-        self.protocol = protocol = Protocol(server.store, server.engine, fleet=fleet)
-        self.uploads = Uploads(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
+        self.protocol = protocol = MessageHandlers(server.store, server.engine, fleet=fleet)
+        self.uploads = UploadHandlers(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
         heartbeats = fleet.heartbeats if fleet is not None else None
         self.app = RunnerApp(protocol, registry, self.logs, self.control, self.uploads, heartbeats=heartbeats)
         self.secrets: set[str] = set()

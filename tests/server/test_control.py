@@ -34,14 +34,14 @@ class Listeners:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = asyncio.Semaphore(0)
-        original = ControlHub._wanted
+        original = ControlHub._current_cancels
 
         async def wanted(hub: ControlHub, tenant: str, asked: ControlRequest) -> list[CancelRequested]:
             found = await original(hub, tenant, asked)
             self.begun.release()  # What follows it, up to the wait itself, is not interrupted.
             return found
 
-        monkeypatch.setattr(ControlHub, "_wanted", wanted)
+        monkeypatch.setattr(ControlHub, "_current_cancels", wanted)
 
     async def all(self, count: int = 1) -> None:
         """Until so many of them wait."""
@@ -217,7 +217,7 @@ async def test_who_hung_up_is_forgotten(site: OpenSite) -> None:
         reply = await here.ask("POST", "control", body, headers=credential, gone=gone)
 
         assert reply.body == {"cancels": []}
-        assert here.control._waiting == {}
+        assert here.control._polls == {}
 
 
 # -- more than one server
@@ -268,7 +268,7 @@ async def test_a_lease_that_was_not_made_with_the_key_is_left_to_heartbeats(site
 
         assert record.lease is not None
         assert record.lease.salt == ""
-        assert LEASE_IDS.of(record) == ""
+        assert LEASE_IDS.live_lease_id(record) == ""
         # But who names it is told all the same: the record knows its fingerprint.
         assert [each.reason for each in await runner.control(claimed.lease_id)] == ["ENOUGH"]
 
@@ -278,15 +278,15 @@ async def test_every_lease_of_a_server_can_be_named(site: OpenSite) -> None:
     """Also the second one of an attempt, and none that is over."""
     async with site() as here:
         held = await of_queue(here)
-        assert LEASE_IDS.of(await here.server.find("q1", Attempt)) == held.id
+        assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == held.id
 
         here.place.after(121)
         await here.server.tick()
-        assert LEASE_IDS.of(await here.server.find("q1", Attempt)) == ""
+        assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == ""
         again = await held.runner.take()
 
         assert again.id != held.id
-        assert LEASE_IDS.of(await here.server.find("q1", Attempt)) == again.id
+        assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == again.id
 
 
 @on_loop
@@ -294,7 +294,7 @@ async def test_an_outlet_is_told_whom_it_concerns(site: OpenSite) -> None:
     """Another transport needs the tenant and the runner, and gets the same message."""
     async with site() as here:
         heard = asyncio.Queue[tuple[str, str, CancelRequested]]()
-        here.control.add_outlet(lambda *what: heard.put_nowait(what))
+        here.control.subscribe(lambda *what: heard.put_nowait(what))
         await here.listen()
         held = await of_queue(here)
 
@@ -328,7 +328,7 @@ async def test_a_store_that_was_away_takes_nothing_with_it(place: Place, monkeyp
             for event in events:
                 heard.put_nowait(event)
 
-        following.tell(hear)
+        following.subscribe(hear)
         await server.enqueue("before")
         await following.start()
 

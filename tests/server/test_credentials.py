@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.core.worker import IDLE, Worker
-from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS, Signer, server_key
+from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS, Signer, load_server_key
 from tests.contract.places import on_loop
 from tests.lab import TENANT
 from tests.server.site import OpenSite, Runner, Site
@@ -116,7 +116,7 @@ def test_half_a_key_is_refused(tmp_path: Path, size: int) -> None:
     path.write_bytes(b"k" * size)
 
     with pytest.raises(ValueError, match=f"has {size} bytes, not 32"):
-        server_key(path)
+        load_server_key(path)
 
 
 def test_the_servers_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_the_servers_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> Non
     path = tmp_path / "state" / "key"
 
     with ThreadPoolExecutor(8) as pool:
-        keys = set(pool.map(lambda _: server_key(path), range(64)))
+        keys = set(pool.map(lambda _: load_server_key(path), range(64)))
 
-    assert keys == {server_key(path)}
+    assert keys == {load_server_key(path)}
     assert {len(key) for key in keys} == {32}
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]

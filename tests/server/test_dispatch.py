@@ -63,7 +63,7 @@ class Bench:
     async def dispatching(self) -> AsyncIterator[Dispatcher]:
         """One server that tells."""
         follower, made = Follower(self.server.store), Dispatcher(self.server.store, NatsAddress(self.url))
-        follower.tell(made.on_events)
+        follower.subscribe(made.on_events)
         await follower.start()
         made.start()
         try:
@@ -195,7 +195,7 @@ async def test_a_cancel_is_told_on_the_subject_of_its_runner(nats_server: NatsSe
             lease_id="a.1.secret", job_id="a", reason="ENOUGH", deadline_seconds=30, ts=datetime.now(UTC)
         )
 
-        dispatcher.tell(TENANT, "host/1", message)
+        dispatcher.on_cancel(TENANT, "host/1", message)
 
         assert wire.decode_answer((await mine.next_msg(10)).data) == message
         assert others.pending_msgs == 0

@@ -6,7 +6,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.core.failures import FailureRule
-from deltaci.server.failure_rules import KIND, REMEMBERED_SECONDS, FailureRules
+from deltaci.server.failure_rules import CACHE_SECONDS, KIND, FailureRules
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Document
 from tests.contract.places import on_loop
@@ -22,13 +22,13 @@ async def test_a_tenants_rules_go_before_the_servers_and_are_known_elsewhere_in_
     store = MemoryStore()
     here, there = (FailureRules(store, lambda: now[0], [SERVER]) for _ in range(2))
 
-    assert await there.of("us") == (SERVER,)
+    assert await there.for_tenant("us") == (SERVER,)
     await here.save("us", OWN, by="ada", at=5, expected_version=0)
-    assert [rule.name for rule in await here.of("us")] == ["own", "of-the-server"]
-    assert await there.of("us") == (SERVER,)
-    now[0] += REMEMBERED_SECONDS
-    assert [rule.name for rule in await there.of("us")] == ["own", "of-the-server"]
-    assert await there.of("them") == (SERVER,)
+    assert [rule.name for rule in await here.for_tenant("us")] == ["own", "of-the-server"]
+    assert await there.for_tenant("us") == (SERVER,)
+    now[0] += CACHE_SECONDS
+    assert [rule.name for rule in await there.for_tenant("us")] == ["own", "of-the-server"]
+    assert await there.for_tenant("them") == (SERVER,)
     with pytest.raises(Refused, match="at version 1, not 0"):
         await there.save("us", "rules: []", by="eve", at=6, expected_version=0)
     assert (await here.read("us")).by == "ada"
@@ -42,5 +42,5 @@ async def test_what_another_version_kept_and_this_one_cannot_read_is_shown_and_n
     await store.put_documents([Document(kind=KIND, tenant="us", name=KIND, version=0, at=0, body=body)])
     rules = FailureRules(store, lambda: 0.0)
 
-    assert await rules.of("us") == ()
+    assert await rules.for_tenant("us") == ()
     assert (await rules.read("us")).text == "rules: [{name: own, class: NEW}]"

@@ -100,18 +100,18 @@ def test_there_is_an_end_to_how_many_steps_are_told() -> None:
 
 def test_what_is_appended_between_two_looks_is_counted_once(tmp_path: Path) -> None:
     """And a log that was removed and begun anew is counted anew; others are forgotten first."""
-    logs, indexes = LogStore(tmp_path), LogIndexes(most=2)
+    logs, indexes = LogStore(tmp_path), LogIndexes(max_cached=2)
     log = laid_out([("one", b"hello\n" * 30_000, 0), ("two", b"open", None)], is_ended=False)
     at = 0
     for size in (1, 40, 70_000, 65_536, 1, len(log)):
         at = logs.append("a", 1, at, log[at : at + size])
-        seen = indexes.look(logs, "a", 1)
+        seen = indexes.snapshot(logs, "a", 1)
         assert (seen.size, seen.newlines) == (at, log[:at].count(b"\n"))
-    assert indexes.look(logs, "a", 1, block=2).blocks == [log[: 2 * BLOCK_BYTES].count(b"\n")]
-    assert [each.name for each in indexes.look(logs, "a", 1).sections] == ["one", "two"]
+    assert indexes.snapshot(logs, "a", 1, block=2).blocks == [log[: 2 * BLOCK_BYTES].count(b"\n")]
+    assert [each.name for each in indexes.snapshot(logs, "a", 1).sections] == ["one", "two"]
 
     logs.path("a", 1).write_bytes(b"anew\n")
-    assert (indexes.look(logs, "a", 1).lines, indexes.look(logs, "b", 1).lines) == (1, 0)
+    assert (indexes.snapshot(logs, "a", 1).lines, indexes.snapshot(logs, "b", 1).lines) == (1, 0)
 
 
 def test_a_hundred_megabytes_take_a_moment_and_a_second_look_nothing(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_a_hundred_megabytes_take_a_moment_and_a_second_look_nothing(tmp_path: P
     place.write_bytes(SectionWriter(new_nonce()).header() + line * (100 * 1024 * 1024 // len(line)))
 
     began = time.thread_time()
-    first = indexes.look(logs, "a", 1)
+    first = indexes.snapshot(logs, "a", 1)
     between = time.thread_time()
-    indexes.look(logs, "a", 1)
+    indexes.snapshot(logs, "a", 1)
     ended = time.thread_time()
 
     assert first.lines == 1 + 100 * 1024 * 1024 // len(line)

@@ -17,7 +17,7 @@ from deltaci.core import worker
 from deltaci.core.errors import Refused
 from deltaci.core.worker import Worker
 from deltaci.protocol import messages as wire
-from deltaci.server.auth.oidc import KEEP_SECONDS, MAX_FETCH_BYTES, REFRESH_SECONDS, OidcIssuer
+from deltaci.server.auth.oidc import CACHE_SECONDS, MAX_FETCH_BYTES, REFRESH_SECONDS, OidcIssuer
 from deltaci.server.runner_api.message_handlers import Runner
 from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop
@@ -213,7 +213,7 @@ async def test_a_key_that_was_taken_back_is_forgotten_in_time(tiny: TinyIssuer) 
     assert await issuer.runner(old) == Runner("build-1", "default")
 
     tiny.keys = {"k2": made("ES256", "k2")}
-    clock.now += KEEP_SECONDS + 1
+    clock.now += CACHE_SECONDS + 1
 
     assert "has no key 'k1'" in await why(issuer, old)
 

@@ -12,7 +12,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.run import Origin
 from deltaci.runner.log.secret_encodings import MIN_SECRET_CHARACTERS
 from deltaci.server import secrets as sealing
-from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, Secrets, SecretScope, Where, is_foreign, where
+from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, JobScope, Secrets, SecretScope, is_from_fork, job_scope_of
 from deltaci.storage.blobs.keys import secret_key
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import on_loop
@@ -70,11 +70,11 @@ def test_a_seal_opens_only_where_it_was_made_for_and_with_the_servers_key() -> N
     blobs.put(secret_key(TENANT, "E"), b"\x03" + seal[1:])
 
     for tenant, name in ((TENANT, "B"), ("other", "A"), (TENANT, "C"), (TENANT, "D"), (TENANT, "E")):
-        with pytest.raises(Refused, match=f"'{name}' was not sealed with this server's key"):
-            sealed.opened(tenant, [name])
-    with pytest.raises(Refused, match="was not sealed with this server's key"):
-        Secrets(blobs, b"o" * 32).opened(TENANT, ["A"])
-    assert sealed.opened(TENANT, ["A"]) == {"A": VALUE}
+        with pytest.raises(Refused, match=f"'{name}' was not encrypted with this server's key"):
+            sealed.decrypt(tenant, [name])
+    with pytest.raises(Refused, match="was not encrypted with this server's key"):
+        Secrets(blobs, b"o" * 32).decrypt(TENANT, ["A"])
+    assert sealed.decrypt(TENANT, ["A"]) == {"A": VALUE}
 
 
 def test_a_part_that_is_not_installed_is_named() -> None:
@@ -82,7 +82,7 @@ def test_a_part_that_is_not_installed_is_named() -> None:
     code = (
         "import sys; sys.modules['cryptography.hazmat.primitives.kdf.hkdf'] = None\n"
         "from deltaci.storage.blobs.memory import MemoryBlobStore\nfrom deltaci.server.secrets import Secrets\n"
-        "held = Secrets(MemoryBlobStore(), b'k' * 32)\nprint(held.opened('t', []))\nheld.set('t', 'A', 'value')"
+        "held = Secrets(MemoryBlobStore(), b'k' * 32)\nprint(held.decrypt('t', []))\nheld.set('t', 'A', 'value')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
 
@@ -166,30 +166,30 @@ def scoped(blobs: MemoryBlobStore | None = None) -> Secrets:
 @pytest.mark.parametrize(
     ("at", "value"),
     [
-        (Where(), "of the tenant"),
-        (Where("other"), "of the tenant"),
-        (Where("", "main"), "of the tenant"),
-        (Where("Shop"), "of the tenant"),
-        (Where("shop"), "of the shop"),
-        (Where("shop", "feature"), "of the shop"),
-        (Where("shop", "main2"), "of the shop"),
-        (Where("shop", "release/a/b"), "of the shop"),
-        (Where("shop", "main"), "of main"),
-        (Where("shop", "release/1"), "of release/*"),
-        (Where("shop", "release/2.1"), "of release/2.*"),
-        (Where("shop", "release/2.0"), "of release/2.0"),
+        (JobScope(), "of the tenant"),
+        (JobScope("other"), "of the tenant"),
+        (JobScope("", "main"), "of the tenant"),
+        (JobScope("Shop"), "of the tenant"),
+        (JobScope("shop"), "of the shop"),
+        (JobScope("shop", "feature"), "of the shop"),
+        (JobScope("shop", "main2"), "of the shop"),
+        (JobScope("shop", "release/a/b"), "of the shop"),
+        (JobScope("shop", "main"), "of main"),
+        (JobScope("shop", "release/1"), "of release/*"),
+        (JobScope("shop", "release/2.1"), "of release/2.*"),
+        (JobScope("shop", "release/2.0"), "of release/2.0"),
     ],
 )
-def test_the_narrowest_secret_that_fits_is_given(at: Where, value: str) -> None:
+def test_the_narrowest_secret_that_fits_is_given(at: JobScope, value: str) -> None:
     """A branch goes before its project, that before the tenant; a name before a pattern, the longer one first."""
-    assert scoped().opened(TENANT, ["A"], at) == {"A": value}
+    assert scoped().decrypt(TENANT, ["A"], at) == {"A": value}
 
 
-@pytest.mark.parametrize(("name", "at"), [("B", Where("shop")), ("B", Where()), ("C", Where("shop", "x"))])
-def test_what_is_for_others_only_is_as_good_as_none(name: str, at: Where) -> None:
+@pytest.mark.parametrize(("name", "at"), [("B", JobScope("shop")), ("B", JobScope()), ("C", JobScope("shop", "x"))])
+def test_what_is_for_others_only_is_as_good_as_none(name: str, at: JobScope) -> None:
     """With the words for one that never was."""
     with pytest.raises(Refused, match=f"no secret '{name}' for this job"):
-        scoped().opened(TENANT, [name], at)
+        scoped().decrypt(TENANT, [name], at)
 
 
 def test_a_run_is_on_a_branch_only_if_the_server_knows_that() -> None:
@@ -199,24 +199,24 @@ def test_a_run_is_on_a_branch_only_if_the_server_knows_that() -> None:
     claimed = Origin(project="shop", branch="main")
     proposed = Origin(project="shop", branch="main", event="pull_request", is_on_branch=True)
 
-    assert sealed.opened(TENANT, ["A", "C"], where(pushed)) == {"A": "of main", "C": "of one branch only"}
+    assert sealed.decrypt(TENANT, ["A", "C"], job_scope_of(pushed)) == {"A": "of main", "C": "of one branch only"}
     for asked in (claimed, proposed):
-        assert sealed.opened(TENANT, ["A"], where(asked)) == {"A": "of the shop"}
+        assert sealed.decrypt(TENANT, ["A"], job_scope_of(asked)) == {"A": "of the shop"}
         with pytest.raises(Refused, match="no secret 'C'"):
-            sealed.opened(TENANT, ["C"], where(asked))
-    assert (is_foreign(pushed), is_foreign(Origin(is_fork=True))) == (False, True)
+            sealed.decrypt(TENANT, ["C"], job_scope_of(asked))
+    assert (is_from_fork(pushed), is_from_fork(Origin(is_fork=True))) == (False, True)
 
 
 def test_of_what_a_job_may_have_it_gets_what_there_is_for_it() -> None:
     """By the same rule; what is for others is as good as none."""
     sealed = scoped()
 
-    assert sealed.there(TENANT, ["A", "B", "C", "D", "a-b"], Where("shop", "main")) == {
+    assert sealed.decrypt_existing(TENANT, ["A", "B", "C", "D", "a-b"], JobScope("shop", "main")) == {
         "A": "of main",
         "C": "of one branch only",
     }
-    assert sealed.there(TENANT, ["A", "C"], Where("shop")) == {"A": "of the shop"}
-    assert sealed.there(TENANT, ["A", "B"]) == {"A": "of the tenant"}
+    assert sealed.decrypt_existing(TENANT, ["A", "C"], JobScope("shop")) == {"A": "of the shop"}
+    assert sealed.decrypt_existing(TENANT, ["A", "B"]) == {"A": "of the tenant"}
 
 
 def test_a_seal_opens_only_in_its_own_scope() -> None:
@@ -228,10 +228,10 @@ def test_a_seal_opens_only_in_its_own_scope() -> None:
     for project, branch in places:
         blobs.put(secret_key(TENANT, "C", project, branch), seal)
 
-    for at in (Where(), Where("shop"), Where("other"), Where("other", "main"), Where("shop", "feature")):
+    for at in (JobScope(), JobScope("shop"), JobScope("other"), JobScope("other", "main"), JobScope("shop", "feature")):
         with pytest.raises(Refused, match="'C'"):
-            sealed.opened(TENANT, ["C"], at)
-    assert sealed.opened(TENANT, ["C"], Where("shop", "main")) == {"C": "of one branch only"}
+            sealed.decrypt(TENANT, ["C"], at)
+    assert sealed.decrypt(TENANT, ["C"], JobScope("shop", "main")) == {"C": "of one branch only"}
 
 
 def test_one_that_does_not_open_is_not_replaced_by_a_wider_one() -> None:
@@ -241,10 +241,10 @@ def test_one_that_does_not_open_is_not_replaced_by_a_wider_one() -> None:
     renewed = Secrets(blobs, b"n" * 32)
     renewed.set(TENANT, "A", "of the tenant, anew")
 
-    with pytest.raises(Refused, match="'A' was not sealed with this server's key; set it again"):
-        renewed.opened(TENANT, ["A"], Where("shop", "main"))
-    assert renewed.opened(TENANT, ["A"], Where("elsewhere")) == {"A": "of the tenant, anew"}
-    assert len(renewed.listed(TENANT)) == 8
+    with pytest.raises(Refused, match="'A' was not encrypted with this server's key; set it again"):
+        renewed.decrypt(TENANT, ["A"], JobScope("shop", "main"))
+    assert renewed.decrypt(TENANT, ["A"], JobScope("elsewhere")) == {"A": "of the tenant, anew"}
+    assert len(renewed.list_all(TENANT)) == 8
 
 
 def test_what_an_earlier_version_sealed_still_opens() -> None:
@@ -256,10 +256,10 @@ def test_what_an_earlier_version_sealed_still_opens() -> None:
     blobs.put(secret_key(TENANT, "A"), b"\x01" + nonce + old)
     blobs.put(secret_key(TENANT, "A", "shop"), b"\x01" + nonce + old)
 
-    assert sealed.opened(TENANT, ["A"]) == {"A": VALUE}
-    assert [(each.name, each.version, each.at) for each in sealed.listed(TENANT)] == [("A", 1, 0)]
-    with pytest.raises(Refused, match="not sealed"):
-        sealed.opened(TENANT, ["A"], Where("shop"))
+    assert sealed.decrypt(TENANT, ["A"]) == {"A": VALUE}
+    assert [(each.name, each.version, each.at) for each in sealed.list_all(TENANT)] == [("A", 1, 0)]
+    with pytest.raises(Refused, match="not encrypted"):
+        sealed.decrypt(TENANT, ["A"], JobScope("shop"))
     assert sealed.set(TENANT, "A", "another one", by="ada", at=7).version == 2
 
 
@@ -272,16 +272,16 @@ def test_who_set_what_is_known_and_cannot_be_altered() -> None:
     key = secret_key(TENANT, "A", "shop", "release/*")
 
     assert (known.version, known.by, known.at) == (3, "ada", 5)
-    assert sealed.listed(TENANT) == [known] == [sealed.find(TENANT, "A", known.scope)]
+    assert sealed.list_all(TENANT) == [known] == [sealed.find(TENANT, "A", known.scope)]
     blobs.put(key, blobs.get(key).replace(b"ada", b"bob"))
-    with pytest.raises(Refused, match="not sealed"):
-        sealed.opened(TENANT, ["A"], Where("shop", "release/1"))
+    with pytest.raises(Refused, match="not encrypted"):
+        sealed.decrypt(TENANT, ["A"], JobScope("shop", "release/1"))
 
 
 @pytest.mark.parametrize(
     ("scope", "told"),
     [
-        (SecretScope("", "main"), "say which project"),
+        (SecretScope("", "main"), "name the project"),
         (SecretScope("p", "!main"), "only patterns with"),
         (SecretScope("p", "a//b"), "a folder without a name"),
         (SecretScope("p", "refs/heads/x"), "the short name"),
@@ -294,7 +294,7 @@ def test_a_scope_that_can_fit_nothing_is_refused(scope: SecretScope, told: str) 
     sealed = Secrets(MemoryBlobStore(), KEY)
     with pytest.raises(Refused, match=told):
         sealed.set(TENANT, "A", VALUE, scope)
-    assert sealed.listed(TENANT) == []
+    assert sealed.list_all(TENANT) == []
 
 
 def test_a_tenant_has_so_many_secrets_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS
-from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.server.connection import MAX_HEAD_BYTES, Guard
+from deltaci.server.auth.credentials import Signer, load_server_key
+from deltaci.server.connection import MAX_HEAD_BYTES, ConnectionGuard
 from tests.contract.places import on_loop
 from tests.server.live import Live, served
 
@@ -93,7 +93,7 @@ class Bench:
 
     def __init__(self, live: Live) -> None:
         self.live = live
-        self.signer = Signer(server_key(live.folder / KEY_FILE), time.time)
+        self.signer = Signer(load_server_key(live.folder / KEY_FILE), time.time)
         self.secrets: list[str] = []
         self.credential = self.lease_id = ""
 
@@ -347,7 +347,7 @@ async def test_whoever_stops_in_the_middle_is_answered_and_left(
 ) -> None:
     """In the head, in the body, in a body that was answered already, or before the first byte."""
     monkeypatch.setattr("deltaci.server.request.BODY_SECONDS", 1.0)
-    monkeypatch.setattr(Guard, "head_seconds", 1.0)
+    monkeypatch.setattr(ConnectionGuard, "head_seconds", 1.0)
     async with bench(tmp_path, caplog) as here:
         whole = here.request("messages", here.heartbeat())
         head = whole.partition(b"\r\n\r\n")[0]
@@ -361,11 +361,11 @@ async def test_whoever_stops_in_the_middle_is_answered_and_left(
             assert (await line.only()).code == "too_large"
             await line.send(b"x")
             assert await line.answer() is None
-        monkeypatch.setattr(Guard, "head_seconds", 60.0)
+        monkeypatch.setattr(ConnectionGuard, "head_seconds", 60.0)
         async with here.line() as line:  # One that is only idle between two requests is no trouble.
             await line.send(here.request("renew"))
             assert (await line.only()).status == 200
-            monkeypatch.setattr(Guard, "head_seconds", 1.0)
+            monkeypatch.setattr(ConnectionGuard, "head_seconds", 1.0)
             await line.send(whole[:10])
             assert (await line.only()).code == "too_slow"
         async with here.line() as line:  # Nor is one that is still being answered, whatever it has begun meanwhile.

@@ -151,7 +151,7 @@ async def test_a_certificate_that_the_server_does_not_believe_opens_no_connectio
     town: Town, tmp_path: Path, is_required: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection ends before a byte of the request is read. The server's log says why, the client what to do."""
-    monkeypatch.setattr("deltaci.server.tls.SAY_SECONDS", 0.0)
+    monkeypatch.setattr("deltaci.server.tls.LOG_SECONDS", 0.0)
     async with served(tmp_path / "server", town.context(require_client_cert=is_required)) as live:
         unknown = await trouble(live, town.tls(RUNNER, by=town.stranger))
         expired = await trouble(live, town.tls(RUNNER, days=-1))
@@ -160,7 +160,7 @@ async def test_a_certificate_that_the_server_does_not_believe_opens_no_connectio
             assert "check that its --client-ca signed the client certificate, and that the certificate has not" in said
         if is_required:
             assert "give --client-cert FILE" in await trouble(live, TlsConfig(town.servers.pem))
-        assert "a client's certificate is refused: unable to get local issuer certificate" in caplog.text
+        assert "a client certificate was refused: unable to get local issuer certificate" in caplog.text
         assert await live.log() == []
 
 

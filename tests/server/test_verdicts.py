@@ -12,7 +12,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult, ValidationRule
 from deltaci.protocol.rule_results import MAX_DETAILS_CHARS
-from deltaci.server.runner_api.verdicts import verdict_of
+from deltaci.server.runner_api.verdicts import validation_verdict
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task
@@ -22,7 +22,7 @@ RULES = [{"run": "make check"}, {"files": ["dist/*"]}]
 GOOD = {"rule": "make check", "is_passed": True}
 BAD = {"rule": "coverage", "is_passed": False, "found": "71.4", "wanted": "at least 80"}
 COVERAGE = "rule coverage: found 71.4, wanted at least 80"
-SILENCE = "its rules: found the runner's word for {} of 2, wanted it for each; update the runner"
+SILENCE = "the runner reported results for {} of 2 validation rules; update the runner"
 
 
 @pytest.mark.proves("WST-TG8", "WST-TG9", "WST-TA3", "WST-TA9")
@@ -92,7 +92,7 @@ async def test_a_broken_rule_fails_what_was_queued_without_a_run(site: OpenSite)
 )
 def test_the_verdict_about_a_success(spec: JobSpec, said: dict[str, Any], wanted: bool | None) -> None:
     """The server's own rules, and those of a job that was left out, are not the runner's to show."""
-    found = verdict_of(Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, **said), spec)
+    found = validation_verdict(Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, **said), spec)
 
     assert (None if found is None else found.is_passed) is wanted
 
@@ -102,7 +102,7 @@ def test_what_a_verdict_says_is_one_line_and_not_too_long() -> None:
     each = RuleResult(rule="a\x1b[31m\nb" * 100, is_passed=False, actual="c" * 2000, expected="")
     said = Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, verdicts=[each] * 100)
 
-    found = verdict_of(said, JobSpec())
+    found = validation_verdict(said, JobSpec())
 
     assert found is not None
     assert len(found.details) <= MAX_DETAILS_CHARS

@@ -11,7 +11,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import ATTEMPT, JOB, RUN, Event
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
-from deltaci.server.runner_api.registration import Registry
+from deltaci.server.runner_api.registration import RunnerRegistry
 from tests.simulation.planted_leases import without_timers
 from tests.simulation.planting import accepted_command, fault, patched, replaced_follow_up, replaced_handler, set_field
 
@@ -391,7 +391,7 @@ def expected_rev_is_ignored() -> Iterator[None]:
 @fault
 def registration_token_is_reusable() -> Iterator[None]:
     """A registration token can be used any number of times."""
-    real = Registry._admit
+    real = RunnerRegistry._redeem_token
 
     async def admit(self: Any, worker: Any, request: Any, claims: Any) -> str:
         try:
@@ -399,8 +399,8 @@ def registration_token_is_reusable() -> Iterator[None]:
         except Refused as refused:
             if refused.code != "bad_credential":
                 raise
-            incarnation = await self._life(worker)
+            incarnation = await self._latest_incarnation(worker)
             return str(incarnation.id)
 
-    with patched((Registry, "_admit", admit)):
+    with patched((RunnerRegistry, "_redeem_token", admit)):
         yield

@@ -18,7 +18,7 @@ from deltaci.protocol.messages import Complete, JobSpec, RuleResult
 from deltaci.runner.result import JobResult
 from deltaci.runner.steps.validation import RuleChecker
 from deltaci.server.runner_api import message_handlers
-from deltaci.server.runner_api.verdicts import verdict_of
+from deltaci.server.runner_api.verdicts import validation_verdict
 from tests.simulation.planting import fault, patched, replaced_follow_up
 
 
@@ -69,13 +69,13 @@ def failed_verdict_loses_its_details() -> Iterator[None]:
 @fault
 def server_checks_only_the_first_rule() -> Iterator[None]:
     """The server evaluates only the first rule."""
-    real = verdict_of
+    real = validation_verdict
 
     def first(message: Complete, spec: JobSpec) -> attempt.Verdict | None:
         shortened = structs.replace(message, verdicts=(message.verdicts or [])[:1])
         return real(shortened, structs.replace(spec, rules=spec.rules[:1]))
 
-    with patched((message_handlers, "verdict_of", first)):
+    with patched((message_handlers, "validation_verdict", first)):
         yield
 
 

@@ -156,7 +156,7 @@ async def test_commits_that_cannot_be_rebuilt_are_an_error(site: Open, upstream:
         report_of = await ask(here, player, await player.take(), "tree")
 
         assert (report_of.status, report_of.body["code"]) == (409, "wrong_state"), report_of
-        assert "the tree has no beginning" in report_of.body["message"]
+        assert "the worktree has no start commit" in report_of.body["message"]
 
 
 @on_loop
@@ -185,7 +185,7 @@ async def test_worktrees_of_failed_workstreams_are_kept(site: Open, upstream: Up
 
 def test_old_bundles_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the newest, and what a killed server left incomplete."""
-    monkeypatch.setattr(worktrees, "MAX_KEPT", 2)
+    monkeypatch.setattr(worktrees, "MAX_BUNDLES", 2)
     for number, name in enumerate(("a.bundle", "b.bundle", "c.bundle", ".d.bundle", ".e.bundle")):
         (tmp_path / name).write_bytes(b"x")
         if name != ".e.bundle":

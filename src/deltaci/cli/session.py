@@ -234,11 +234,11 @@ class _Signed:
     """Operator's tokens, each good for minutes, made as they are needed."""
 
     def __init__(self, data: Path, tenant: str) -> None:
-        from deltaci.server.auth.credentials import Signer, is_tenant_name, server_key
+        from deltaci.server.auth.credentials import Signer, is_tenant_name, load_server_key
 
         if not is_tenant_name(tenant):
             raise ValueError("--tenant has 1 to 200 printable ASCII characters")
-        self._signer = Signer(server_key(data / KEY_FILE), time.time)
+        self._signer = Signer(load_server_key(data / KEY_FILE), time.time)
         self._tenant = tenant
         self._token = ""
         self._until = 0.0

@@ -27,7 +27,7 @@ from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, Credentia
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.port import ListQuery, Store
 
@@ -56,7 +56,7 @@ class LocalEngine:
     def __init__(self, server: Server, folder: Path) -> None:
         self.server = server
         self.folder = folder
-        self.secrets = Secrets(server.blobs, server_key(folder / KEY_FILE))
+        self.secrets = Secrets(server.blobs, load_server_key(folder / KEY_FILE))
 
     @property
     def store(self) -> Store:

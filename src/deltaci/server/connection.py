@@ -1,7 +1,8 @@
-"""One connection of the server: uvicorn's own, plus what a stranger could otherwise take from it.
+"""Protections for one HTTP connection, mixed into uvicorn's protocol class.
 
-It tells the application who is on the other end, answers what is no HTTP with a problem like any other, and hangs up on
-whoever begins a request and does not go on. Which of uvicorn's two parsers is below makes no difference.
+The connection passes the client certificate to the application, answers bytes that are not HTTP with an error like any
+other, limits the size of a request's head, and closes the connection of a client that does not finish a request. It
+works with both of uvicorn's parsers, httptools and h11.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from deltaci.protocol.messages import Problem, encode
 from deltaci.protocol.routes import status_of
-from deltaci.server.tls import peer_of
+from deltaci.server.tls import peer_certificate
 
-PEER: Final = "deltaci_peer"  # Under this name in the scope's `state`.
+PEER: Final = "deltaci_peer"  # The key in the ASGI scope's `state`.
 MAX_HEAD_BYTES: Final = 64 * 1024
 HEAD_SECONDS: Final = 20.0
 
 
-class Guard:
-    """To be mixed with one of uvicorn's protocols."""
+class ConnectionGuard:
+    """A mixin for one of uvicorn's HTTP protocol classes."""
 
     head_seconds = HEAD_SECONDS
 
@@ -35,23 +36,22 @@ class Guard:
         self._head_bytes = 0
         self._is_head_begun = False
         self._is_body_coming = False
-        self._hang_up: asyncio.TimerHandle | None = None
+        self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Remember who it is."""
+        """Pass the client certificate to the application and start the timer."""
         super().connection_made(transport)  # type: ignore[misc]
-        peer = peer_of(transport.get_extra_info("ssl_object"))
+        peer = peer_certificate(transport.get_extra_info("ssl_object"))
         if peer is not None:
             self.app_state = {**self.app_state, PEER: peer}
         self._watch(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for any more."""
         self._watch(False)
         super().connection_lost(exc)  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
-        """Count what belongs to no request yet: the parsers themselves would keep all of it."""
+        """Count the bytes of an unfinished head, which the parsers would buffer without limit."""
         was_open = self._is_head_open()
         super().data_received(data)  # type: ignore[misc]
         is_open = self._is_head_open()
@@ -61,23 +61,23 @@ class Guard:
         self._watch(not self.transport.is_closing() and (is_open or self._is_draining()))
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is refused like everything else. uvicorn calls this."""
-        self._refuse("bad_request", "that is no HTTP/1.1 request; see docs/protocol.md")
+        """Refuse bytes that are not HTTP. uvicorn calls this."""
+        self._refuse("bad_request", "this is not an HTTP/1.1 request; see docs/protocol.md")
 
-    # What httptools tells. With h11 its connection knows the same.
+    # Callbacks of httptools. With h11, its connection object has the same information.
 
     def on_message_begin(self) -> None:
-        """The first byte of a head."""
+        """Note that a head has begun."""
         self._is_head_begun = True
         super().on_message_begin()  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """Note that the head is complete."""
         self._is_head_begun, self._is_body_coming = False, True
         super().on_headers_complete()  # type: ignore[misc]
 
     def on_message_complete(self) -> None:
-        """The body is whole."""
+        """Note that the body is complete."""
         self._is_body_coming = False
         super().on_message_complete()  # type: ignore[misc]
 
@@ -87,31 +87,31 @@ class Guard:
         return self._is_head_begun
 
     def _is_draining(self) -> bool:
-        """Whether a body is still coming that was answered already."""
+        """Return whether a body is still arriving whose response was already sent."""
         is_coming = self._h11_is("SEND_BODY") if hasattr(self, "conn") else self._is_body_coming
         return is_coming and self.cycle is not None and self.cycle.response_complete
 
     def _h11_is(self, state: str) -> bool:
-        import h11  # Where httptools is installed, nobody needs it.
+        import h11  # Needed only if httptools is not installed.
 
         return self.conn.their_state is getattr(h11, state)
 
     def _watch(self, is_unfinished: bool) -> None:
-        """Hang up if this lasts."""
-        if not is_unfinished and self._hang_up is not None:
-            self._hang_up.cancel()
-            self._hang_up = None
-        elif is_unfinished and self._hang_up is None:
-            self._hang_up = self.loop.call_later(self.head_seconds, self._give_up)
+        """Close the connection if it stays unfinished for `head_seconds`."""
+        if not is_unfinished and self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+        elif is_unfinished and self._timeout is None:
+            self._timeout = self.loop.call_later(self.head_seconds, self._on_timeout)
 
-    def _give_up(self) -> None:
-        self._hang_up = None
+    def _on_timeout(self) -> None:
+        self._timeout = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._watch(True)  # The request before it is still being answered, and nothing is read meanwhile.
+            self._watch(True)  # The previous request is still being answered, and nothing is read meanwhile.
         elif self._is_draining():
             self.transport.close()
         else:
-            self._refuse("too_slow", f"no whole request came within {self.head_seconds:.0f} s; send it again")
+            self._refuse("too_slow", f"no complete request came within {self.head_seconds:.0f} s; send it again")
 
     def _refuse(self, code: str, message: str) -> None:
         body = encode(Problem(code, message))
@@ -123,10 +123,10 @@ class Guard:
         self.transport.close()
 
 
-def connection_class(below: type[asyncio.Protocol] | None = None) -> type[asyncio.Protocol]:
-    """What the server makes of each connection, over the parser that uvicorn would choose."""
-    if below is None:
+def connection_class(parser_class: type[asyncio.Protocol] | None = None) -> type[asyncio.Protocol]:
+    """Return the class for the server's connections: the mixin over the parser that uvicorn would choose."""
+    if parser_class is None:
         from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-        below = AutoHTTPProtocol
-    return type("Connection", (Guard, below), {})
+        parser_class = AutoHTTPProtocol
+    return type("Connection", (ConnectionGuard, parser_class), {})

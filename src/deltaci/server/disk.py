@@ -1,4 +1,4 @@
-"""What waits for a disk or a bucket, in threads: that is no work for the loop on which everybody else is answered."""
+"""Threads for blocking reads and writes of disks and blob stores, which would otherwise block the event loop."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ THREADS: Final = 8
 T = TypeVar("T")
 
 
-class Disk:
-    """Threads of their own for one kind of work: who reads must not hold up those who write."""
+class DiskThreads:
+    """A thread pool for one kind of work, so that slow reads do not delay writes."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
 
-    async def do(self, work: Callable[[], T]) -> T:
-        """One piece of work, and what came of it."""
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run a function in a thread and return its result. An `OSError` is raised as `BlobStoreUnavailable`."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function)
         except OSError as error:
-            raise BlobStoreUnavailable(f"nothing can be kept or read now: {error.strerror or error}") from error
+            raise BlobStoreUnavailable(f"storage is unavailable: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for running work."""
         self._threads.shutdown()

@@ -12,7 +12,7 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.engine.requests import Overloaded
 from deltaci.server.rest.http.ranges import BadRange
-from deltaci.server.tenants import TooOften
+from deltaci.server.tenants import RateLimited
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Conflict, Unavailable
 
@@ -51,7 +51,7 @@ def http_error(error: Exception, request_id: str, allowed_methods: Sequence[str]
             code, message, headers = error.code, error.message, {"Content-Range": f"bytes */{error.size}"}
         case Refused():
             code, message = error.code, error.message
-        case TooOften():
+        case RateLimited():
             code, headers = "too_many_requests", {"Retry-After": str(max(1, ceil(error.seconds)))}
         case msgspec.ValidationError():
             code = "bad_message"

@@ -1,7 +1,8 @@
-"""How failures are classed: a tenant's own rules, then those of the server's file; the core knows the built-in ones.
+"""The failure rules of each tenant.
 
-Rules are sent with the result that they are about, so the decision is made from what the command says and nothing else.
-What is known of a tenant's rules is remembered for two seconds: for so long may another server still use the old ones.
+A tenant's own rules come first, then those of the server's file, then the built-in ones of the core. The rules are part
+of the command that reports a failure, so the decision depends on that command alone. A tenant's rules are cached for
+two seconds; for that long another server may still use the old ones.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from deltaci.server.rest.http.cache import TtlCache
 from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "failure-rules"  # The kind of document, and its name.
-REMEMBERED_SECONDS: Final = 2.0
+CACHE_SECONDS: Final = 2.0
 MAX_TENANTS: Final = 10_000
-MAX_TOLD: Final = 5
+MAX_LISTED: Final = 5
 
 
 class RulesRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's file as it is kept. `version` is 0 and `at` too while there is none."""
+    """A tenant's rules file as stored. `version` and `at` are 0 if there is none."""
 
     text: str = ""
     by: str = ""
@@ -33,56 +34,56 @@ class RulesRecord(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[FailureRule, ...] = ()
 
 
-class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+class _StoredRules(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     by: str
     at: int
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Kept).decode
+_decode = msgspec.json.Decoder(_StoredRules).decode
 
 
 class FailureRules:
-    """The rules of all tenants."""
+    """The failure rules of all tenants."""
 
     def __init__(self, store: Store, clock: Callable[[], float], server: Sequence[FailureRule] = ()) -> None:
         self._store = store
         self.server = tuple(server)
-        self._known: TtlCache[str, tuple[FailureRule, ...]] = TtlCache(REMEMBERED_SECONDS, MAX_TENANTS, clock)
+        self._cache: TtlCache[str, tuple[FailureRule, ...]] = TtlCache(CACHE_SECONDS, MAX_TENANTS, clock)
 
-    async def of(self, tenant: str) -> tuple[FailureRule, ...]:
-        """What is asked before the built-in rules, in this order."""
-        if (known := self._known.get(tenant)) is not None:
-            return known
-        return self._known.put(tenant, (*(await self.read(tenant)).rules, *self.server))
+    async def for_tenant(self, tenant: str) -> tuple[FailureRule, ...]:
+        """Return the rules that apply before the built-in ones, in this order."""
+        if (cached := self._cache.get(tenant)) is not None:
+            return cached
+        return self._cache.put(tenant, (*(await self.read(tenant)).rules, *self.server))
 
     async def read(self, tenant: str) -> RulesRecord:
-        """The tenant's own."""
+        """Return the tenant's own rules."""
         document = await self._store.find_document(KIND, KIND, tenant)
         if document is None:
             return RulesRecord()
-        kept = _decode(document.body)
-        # One that this version cannot read any more is shown, and not used.
-        rules = failure_rules.parse_failure_rules(kept.text).rules or ()
-        return RulesRecord(text=kept.text, by=kept.by, at=kept.at, version=document.version, rules=rules)
+        stored = _decode(document.body)
+        # A file that this version cannot parse is shown, but not applied.
+        rules = failure_rules.parse_failure_rules(stored.text).rules or ()
+        return RulesRecord(text=stored.text, by=stored.by, at=stored.at, version=document.version, rules=rules)
 
     async def save(self, tenant: str, text: str, *, by: str, at: int, expected_version: int | None) -> None:
-        """Keep another file in place of what was there; refused, before anything is kept, when it has problems."""
-        found = failure_rules.parse_failure_rules(text)
-        if found.rules is None:
-            bad = [str(each) for each in found.problems if not each.is_warning]
-            more = f"; and {len(bad) - MAX_TOLD} more" if len(bad) > MAX_TOLD else ""
-            raise Refused("bad_request", "; ".join(bad[:MAX_TOLD]) + more)
+        """Replace the tenant's rules. Raises `Refused` before anything is stored if the text has errors."""
+        parsed = failure_rules.parse_failure_rules(text)
+        if parsed.rules is None:
+            errors = [str(problem) for problem in parsed.problems if not problem.is_warning]
+            more = f"; and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
+            raise Refused("bad_request", "; ".join(errors[:MAX_LISTED]) + more)
         document = await self._store.find_document(KIND, KIND, tenant)
         version = document.version if document is not None else 0
         if expected_version is not None and expected_version != version:
             raise Refused("stale_version", f"the rules are at version {version}, not {expected_version}")
-        body = _encode(_Kept(text=text, by=by, at=at))
+        body = _encode(_StoredRules(text=text, by=by, at=at))
         try:
             await self._store.put_documents(
                 [Document(kind=KIND, tenant=tenant, name=KIND, version=version, at=0, body=body)]
             )
         except Conflict:
-            raise Refused("stale_version", "somebody else set these rules at the same moment") from None
-        self._known.discard(tenant)
+            raise Refused("stale_version", "another request set these rules at the same moment") from None
+        self._cache.discard(tenant)

@@ -1,6 +1,6 @@
-"""One reader of the log for each server: who wants to know what happened is told page by page, from its start on.
+"""One reader of the event log for each server, which passes new events to all listeners, page by page.
 
-What it tells are hints: whoever acts on one reads the records as they are by then.
+Events are hints: a listener that acts on one reads the current records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.storage.port import Begin, Store, Transaction, Unavailable
 
 RETRY_SECONDS: Final = 1.0
-PAUSE_SECONDS: Final = 0.02  # Between two looks: a busy server reads the log by the page, not by the event.
+PAUSE_SECONDS: Final = 0.02  # Between two reads: a busy server reads pages, not single events.
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -26,52 +26,51 @@ Listener = Callable[[Sequence[Event]], None]
 
 
 class Follower:
-    """Reads the log once for all listeners. They must not take long: who has more to do does it on its own."""
+    """Reads the event log once for all listeners. A listener must return fast and do longer work in a task."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._listeners: list[Listener] = []
-        self._seen = 0
+        self._last_seq = 0
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, listener: Listener) -> None:
-        """Tell this one, too."""
+    def subscribe(self, listener: Listener) -> None:
+        """Pass future events to this listener, too."""
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """From what is committed now on."""
-        self._seen = await self._store.last_seq()
+        """Follow the log from the last committed event on."""
+        self._last_seq = await self._store.last_seq()
         self._task = asyncio.create_task(self._run(), name="follower")
 
     async def stop(self) -> None:
-        """Read no more."""
         if self._task is not None:
             await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
-        is_told = False
+        is_logged = False
         while True:
             try:
-                async with aclosing(feed.pages(self._store, self._seen)) as read:
-                    async for page in read:
-                        is_told = False
-                        self._seen = page[-1].seq
+                async with aclosing(feed.pages(self._store, self._last_seq)) as pages:
+                    async for page in pages:
+                        is_logged = False
+                        self._last_seq = page[-1].seq
                         for listener in self._listeners:
                             listener(page)
                         await asyncio.sleep(PAUSE_SECONDS)
             except Unavailable as error:
-                if not is_told:
-                    LOGGER.warning("the log cannot be followed: %s; trying again until it goes", error)
-                is_told = True
+                if not is_logged:
+                    LOGGER.warning("cannot follow the event log: %s; retrying", error)
+                is_logged = True
             except Exception:
-                # Whatever it was, others must go on being told.
-                if not is_told:
-                    LOGGER.exception("the log cannot be followed: an error of ours; trying again")
-                is_told = True
+                # A failing listener must not stop the others.
+                if not is_logged:
+                    LOGGER.exception("cannot follow the event log: internal error; retrying")
+                is_logged = True
             await asyncio.sleep(RETRY_SECONDS)
 
 
-def look(ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:
-    """What the store's clock says, and those of the records that exist; nothing is written."""
-    now, held = yield Begin(tuple(ids))
-    return now, [each.record for each in held]
+def read_records(record_ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:
+    """Read the store's clock and those of the records that exist. Writes nothing."""
+    now, stored = yield Begin(tuple(record_ids))
+    return now, [entry.record for entry in stored]

@@ -1,6 +1,6 @@
-"""Where the lines and the steps of a log are, without the log: whoever shows one reads only what is seen of it.
+"""Indexes of logs: where the lines and steps of a log are, so that a page reads only the part that it shows.
 
-A log only grows, so what was counted once is kept, and a log that is followed costs what was added to it.
+A log only grows, so an index is cached and extended; following a log costs only what was appended.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from deltaci.storage.blobs.logs import LogStore
 
 BLOCK_BYTES: Final = 64 * 1024
 PART_BYTES: Final = 1024 * 1024
-MAX_MARKER_BYTES: Final = 16 * 1024  # More than the longest name of a step takes.
+MAX_MARKER_BYTES: Final = 16 * 1024  # More than a marker with the longest step name.
 MAX_SECTIONS: Final = 2000
-MAX_KEPT: Final = 128  # Logs; of the largest one 128 kB are kept.
+MAX_CACHED: Final = 128  # Logs; the index of the largest one has 128 kB.
 
 
 class LogIndex:
-    """What is known of one log so far. `blocks[n]` is how many newlines are before its n-th block of bytes."""
+    """The index of a log so far. `blocks[n]` is the number of newlines before its n-th block of bytes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -30,68 +30,68 @@ class LogIndex:
         self.blocks: array[int] = array("Q", [0])
         self.sections: list[LogSection] = []
         self._nonce = ""
-        self._line = b""  # The line that has no end yet, as long as it may be a marker.
-        self._is_line_lost = False
+        self._line = b""  # The unfinished last line, while it is short enough for a marker.
+        self._is_line_too_long = False
 
     @property
     def lines(self) -> int:
-        """How many there are; the last one may have no end yet."""
-        is_open = bool(self._line) or self._is_line_lost
+        """Return the number of lines, including an unfinished last one."""
+        is_open = bool(self._line) or self._is_line_too_long
         return self.newlines + (1 if is_open else 0)
 
     @property
     def has_header(self) -> bool:
-        """Whether its first line is its runner's, and names what markers carry."""
+        """Return whether the first line is a header of the runner, with the nonce that step markers carry."""
         return bool(self._nonce)
 
     def feed(self, data: bytes) -> None:
-        """What comes next in the log."""
+        """Index the next bytes of the log."""
         self._find_markers(data)
-        at = 0
-        while at < len(data):
-            stop = min(len(data), at + BLOCK_BYTES - self.size % BLOCK_BYTES)
-            self.newlines += data.count(b"\n", at, stop)
-            self.size += stop - at
-            at = stop
+        start = 0
+        while start < len(data):
+            stop = min(len(data), start + BLOCK_BYTES - self.size % BLOCK_BYTES)
+            self.newlines += data.count(b"\n", start, stop)
+            self.size += stop - start
+            start = stop
             if self.size % BLOCK_BYTES == 0:
                 self.blocks.append(self.newlines)
 
     def _find_markers(self, data: bytes) -> None:
-        some = self._line + data if self._line else data
-        if not self._nonce and not self.newlines and not self._is_line_lost:
-            self._nonce = log_nonce(some) or ""
+        text = self._line + data if self._line else data
+        if not self._nonce and not self.newlines and not self._is_line_too_long:
+            self._nonce = log_nonce(text) or ""
         nonce = self._nonce.encode()
-        at = some.find(nonce) if nonce else -1
+        position = text.find(nonce) if nonce else -1
         counted, line = 0, self.newlines + 1
-        while at >= 0:
-            start, stop = some.rfind(b"\n", 0, at) + 1, some.find(b"\n", at)
-            if stop < 0:
+        while position >= 0:
+            start, end = text.rfind(b"\n", 0, position) + 1, text.find(b"\n", position)
+            if end < 0:
                 break
-            if start or not self._is_line_lost:
-                mark = parse_marker(some[start : stop + 1], self._nonce)
-                line, counted = line + some.count(b"\n", counted, start), start
-                if mark is not None:
-                    self._add(mark, line)
-            at = some.find(nonce, stop)
-        last = some.rfind(b"\n") + 1
-        self._line = some[last:] if last else some
-        is_lost = self._is_line_lost and not last
-        self._is_line_lost = is_lost or len(self._line) > MAX_MARKER_BYTES
-        if self._is_line_lost:
+            if start or not self._is_line_too_long:
+                marker = parse_marker(text[start : end + 1], self._nonce)
+                line, counted = line + text.count(b"\n", counted, start), start
+                if marker is not None:
+                    self._add(marker, line)
+            position = text.find(nonce, end)
+        line_start = text.rfind(b"\n") + 1
+        self._line = text[line_start:] if line_start else text
+        was_too_long = self._is_line_too_long and not line_start
+        self._is_line_too_long = was_too_long or len(self._line) > MAX_MARKER_BYTES
+        if self._is_line_too_long:
             self._line = b""
 
-    def _add(self, mark: StepMarker, line: int) -> None:
-        """By the rules of `sections_from`: what no writer writes is passed over."""
+    def _add(self, marker: StepMarker, line: int) -> None:
+        """Apply a step marker by the rules of `sections_from`. Ignores markers that no runner writes."""
         last = self.sections[-1] if self.sections else None
-        if mark.name is not None:
+        if marker.name is not None:
             if len(self.sections) >= MAX_SECTIONS:
                 return
-            if last is not None and not last.is_over:  # Its runner died before it wrote the end.
+            if last is not None and not last.is_over:  # The runner died before it wrote the end marker.
                 self._end(last, line - 1, StepMarker(index=last.index))
             self.sections.append(
                 LogSection(
-                    index=mark.index,
-                    name=mark.name,
+                    index=marker.index,
+                    name=marker.name,
                     first_line=line,
                     last_line=None,
                     is_over=False,
@@ -99,23 +99,23 @@ class LogIndex:
                     seconds=None,
                 )
             )
-        elif last is not None and not last.is_over and last.index == mark.index:
-            self._end(last, line, mark)
+        elif last is not None and not last.is_over and last.index == marker.index:
+            self._end(last, line, marker)
 
-    def _end(self, section: LogSection, line: int, mark: StepMarker) -> None:
+    def _end(self, section: LogSection, line: int, marker: StepMarker) -> None:
         self.sections[-1] = LogSection(
             index=section.index,
             name=section.name,
             first_line=section.first_line,
             last_line=line,
             is_over=True,
-            exit_code=mark.exit_code,
-            seconds=mark.seconds,
+            exit_code=marker.exit_code,
+            seconds=marker.seconds,
         )
 
 
-class Seen:
-    """An index as it was at one moment, from a block on."""
+class LogIndexSnapshot:
+    """A copy of an index at one moment, with the counts from a block on."""
 
     def __init__(self, index: LogIndex, block: int) -> None:
         self.size = index.size
@@ -126,8 +126,8 @@ class Seen:
         self.sections = list(index.sections)
 
 
-class _Kept:
-    """The index of one log, and who counts in it now."""
+class _LockedIndex:
+    """The index of one log and the lock of the thread that extends it."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -135,28 +135,28 @@ class _Kept:
 
 
 class LogIndexes:
-    """The indexes of the logs that were looked at last. Every method may be called in any thread."""
+    """The indexes of recently read logs. All methods are thread-safe."""
 
-    def __init__(self, most: int = MAX_KEPT) -> None:
-        self._most = most
-        self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
+    def __init__(self, max_cached: int = MAX_CACHED) -> None:
+        self._max_cached = max_cached
+        self._cache: OrderedDict[tuple[str, int], _LockedIndex] = OrderedDict()
         self._lock = Lock()
 
-    def look(self, logs: LogStore, attempt_id: str, number: int, block: int = 0) -> Seen:
-        """The index of this log as it is now, with the counts from this block on."""
+    def snapshot(self, logs: LogStore, attempt_id: str, number: int, block: int = 0) -> LogIndexSnapshot:
+        """Extend the index to the current end of the log. Return a copy with the counts from this block on."""
         key = (attempt_id, number)
         with self._lock:
-            kept = self._kept.pop(key, None) or _Kept()
-            self._kept[key] = kept
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-        with kept.lock:
+            locked = self._cache.pop(key, None) or _LockedIndex()
+            self._cache[key] = locked
+            while len(self._cache) > self._max_cached:
+                self._cache.popitem(last=False)
+        with locked.lock:
             size = logs.size(attempt_id, number)
-            if size < kept.index.size:  # It was removed, and begun anew.
-                kept.index = LogIndex()
-            while kept.index.size < size:
-                part = logs.read(attempt_id, number, kept.index.size, PART_BYTES)
-                if not part:
+            if size < locked.index.size:  # The log was deleted and restarted.
+                locked.index = LogIndex()
+            while locked.index.size < size:
+                chunk = logs.read(attempt_id, number, locked.index.size, PART_BYTES)
+                if not chunk:
                     break
-                kept.index.feed(part)
-            return Seen(kept.index, block)
+                locked.index.feed(chunk)
+            return LogIndexSnapshot(locked.index, block)

@@ -1,7 +1,7 @@
-"""What each tenant may use, and whose turn it is when all want something at once.
+"""Quotas of tenants and fair scheduling of their requests.
 
-Quotas are the operator's to set. Of what is counted per request each server counts its own; of what is kept, or held
-by workers, the store knows the truth.
+The operator sets the quotas. Request rates are counted by each server on its own; stored bytes, runs and leases are
+read from the store.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from deltaci.storage.blobs.store import BlobStore
 from deltaci.storage.port import Conflict, CountLiveLeases, Document, Store, Transaction
 
 QUOTAS: Final = "quotas"  # The kind of document, and its name.
-REMEMBERED_SECONDS: Final = 2.0
-MEASURED_SECONDS: Final = 30.0
+CACHE_SECONDS: Final = 2.0
+MEASURE_SECONDS: Final = 30.0
 BURST_SECONDS: Final = 10
-AT_ONCE: Final = 64
+MAX_RUNNING: Final = 64
 MAX_WAITING: Final = 10_000
 MAX_TENANTS: Final = 10_000
 MAX_COUNTED: Final = 1_000_000
@@ -38,44 +38,47 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Quotas).decode
 
 
-class TooOften(Exception):
-    """The tenant asks more often than it may; after so many seconds it may again."""
+class RateLimited(Exception):
+    """The tenant exceeded its request rate. It may send the next request after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"more requests than the tenant may send; again in {seconds:.1f} s")
+        super().__init__(f"the tenant sends too many requests; retry in {seconds:.1f} s")
         self.seconds = seconds
 
 
-class Bucket:
-    """So many requests a second, and ten seconds' worth at once."""
+class TokenBucket:
+    """A token bucket with a burst of ten seconds' worth of requests."""
 
-    __slots__ = ("_at", "_left")
+    __slots__ = ("_refilled_at", "_tokens")
 
     def __init__(self, rate: int, now: float) -> None:
-        self._left = float(rate * BURST_SECONDS)
-        self._at = now
+        self._tokens = float(rate * BURST_SECONDS)
+        self._refilled_at = now
 
     def take(self, rate: int, now: float) -> None:
-        """One request more; `TooOften` if there were too many."""
-        self._left = min(float(rate * BURST_SECONDS), self._left + (now - self._at) * rate)
-        self._at = now
-        if self._left < 1:
-            raise TooOften((1 - self._left) / rate)
-        self._left -= 1
+        """Count one request. Raises `RateLimited` if the bucket is empty."""
+        self._tokens = min(float(rate * BURST_SECONDS), self._tokens + (now - self._refilled_at) * rate)
+        self._refilled_at = now
+        if self._tokens < 1:
+            raise RateLimited((1 - self._tokens) / rate)
+        self._tokens -= 1
 
 
-class Turns:
-    """So many requests are under way at once. Those that wait take turns by tenant, so nobody waits for a crowd."""
+class RequestSlots:
+    """Limits the number of concurrent requests.
 
-    def __init__(self, at_once: int = AT_ONCE, max_waiting: int = MAX_WAITING) -> None:
-        self._free = at_once
+    Waiting requests are served round-robin by tenant, so that a tenant with many requests does not delay the others.
+    """
+
+    def __init__(self, max_running: int = MAX_RUNNING, max_waiting: int = MAX_WAITING) -> None:
+        self._free = max_running
         self._max_waiting = max_waiting
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        self._count = 0
+        self._waiting_count = 0
 
     @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for it, and have it."""
+    async def slot(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a free slot and hold it."""
         if self._free > 0:
             self._free -= 1
         else:
@@ -83,55 +86,55 @@ class Turns:
         try:
             yield
         finally:
-            self._pass_on()
+            self._release()
 
     async def _wait(self, tenant: str) -> None:
-        if self._count >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} requests wait already")
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(mine)
-        self._count += 1
+        if self._waiting_count >= self._max_waiting:
+            raise Overloaded(f"{self._max_waiting} requests are waiting already")
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(waiter)
+        self._waiting_count += 1
         try:
-            await mine
+            await waiter
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                self._pass_on()  # It was given to one who had just left.
+            if waiter.done() and not waiter.cancelled():
+                self._release()  # The slot was assigned to a request that was cancelled meanwhile.
             raise
 
-    def _pass_on(self) -> None:
+    def _release(self) -> None:
         while self._waiting:
-            tenant, line = self._waiting.popitem(last=False)
-            given = line.popleft()
-            self._count -= 1
-            if line:
-                self._waiting[tenant] = line  # Behind the others: their turn comes first.
-            if not given.done():
-                given.set_result(None)
+            tenant, queue = self._waiting.popitem(last=False)
+            waiter = queue.popleft()
+            self._waiting_count -= 1
+            if queue:
+                self._waiting[tenant] = queue  # At the end: the other tenants are served first.
+            if not waiter.done():
+                waiter.set_result(None)
                 return
         self._free += 1
 
 
 class Tenants:
-    """Quotas, and what is used of them."""
+    """The quotas of all tenants and their usage."""
 
     def __init__(self, store: Store, blobs: BlobStore, clock: Callable[[], float]) -> None:
         self._store = store
         self._blobs = blobs
         self._clock = clock
-        self._known: TtlCache[str, Quotas] = TtlCache(REMEMBERED_SECONDS, MAX_TENANTS, clock)
-        self._buckets: dict[str, Bucket] = {}
-        self._stored: TtlCache[str, int] = TtlCache(MEASURED_SECONDS, MAX_TENANTS, clock)
-        self.turns = Turns()
+        self._quotas_cache: TtlCache[str, Quotas] = TtlCache(CACHE_SECONDS, MAX_TENANTS, clock)
+        self._buckets: dict[str, TokenBucket] = {}
+        self._stored_bytes_cache: TtlCache[str, int] = TtlCache(MEASURE_SECONDS, MAX_TENANTS, clock)
+        self.request_slots = RequestSlots()
 
     async def quotas(self, tenant: str) -> Quotas:
-        """What it may use; remembered for two seconds."""
-        if (known := self._known.get(tenant)) is not None:
-            return known
+        """Return the tenant's quotas, cached for two seconds."""
+        if (cached := self._quotas_cache.get(tenant)) is not None:
+            return cached
         document = await self._store.find_document(QUOTAS, QUOTAS, tenant)
-        return self._known.put(tenant, _decode(document.body) if document is not None else Quotas())
+        return self._quotas_cache.put(tenant, _decode(document.body) if document is not None else Quotas())
 
     async def set_quotas(self, tenant: str, quotas: Quotas) -> None:
-        """Other servers know it two seconds later at the latest."""
+        """Store the quotas. Other servers use them after at most two seconds."""
         document = await self._store.find_document(QUOTAS, QUOTAS, tenant)
         version = document.version if document is not None else 0
         try:
@@ -139,11 +142,11 @@ class Tenants:
                 [Document(kind=QUOTAS, tenant=tenant, name=QUOTAS, version=version, at=0, body=_encode(quotas))]
             )
         except Conflict:
-            raise Refused("stale_version", "somebody else set these quotas at the same moment") from None
-        self._known.discard(tenant)
+            raise Refused("stale_version", "another request set these quotas at the same moment") from None
+        self._quotas_cache.discard(tenant)
 
-    async def admit(self, tenant: str) -> None:
-        """One request of the tenant; `TooOften` if it sends too many."""
+    async def check_rate(self, tenant: str) -> None:
+        """Count one request of the tenant. Raises `RateLimited` if it sends too many."""
         rate = (await self.quotas(tenant)).requests_per_second
         if not rate:
             return
@@ -152,45 +155,45 @@ class Tenants:
         if bucket is None:
             if len(self._buckets) >= MAX_TENANTS:
                 self._buckets.clear()
-            bucket = self._buckets[tenant] = Bucket(rate, now)
+            bucket = self._buckets[tenant] = TokenBucket(rate, now)
         bucket.take(rate, now)
 
     async def running_limit(self, tenant: str) -> int:
-        """How many jobs its workers may hold at once; 0: as many as they like."""
+        """Return how many jobs the tenant's workers may run at once, 0 for no limit."""
         return (await self.quotas(tenant)).running_jobs
 
     async def check_queue(self, tenant: str) -> None:
-        """Refuse one more run when as many as may wait do so already."""
+        """Raise `Refused` if the tenant has as many runs waiting as its quota allows."""
         limit = (await self.quotas(tenant)).queued_runs
         if limit and await self._store.count(tenant, runs_with_status(PENDING), limit) >= limit:
-            raise Refused("over_quota", f"{limit} runs of this tenant have not begun; it may have {limit}")
+            raise Refused("over_quota", f"{limit} runs of this tenant are waiting; its quota is {limit}")
 
-    async def room(self, tenant: str) -> int | None:
-        """How many bytes it may still keep; None: as many as it likes. What was kept meanwhile counts later."""
+    async def remaining_bytes(self, tenant: str) -> int | None:
+        """Return how many more bytes the tenant may store, or None for no limit. May be half a minute old."""
         limit = (await self.quotas(tenant)).storage_bytes
-        return max(0, limit - await self.stored(tenant)) if limit else None
+        return max(0, limit - await self.stored_bytes(tenant)) if limit else None
 
-    async def stored(self, tenant: str) -> int:
-        """How many bytes of artifacts and caches it has; measured at most every half minute."""
-        if (known := self._stored.get(tenant)) is not None:
-            return known
-        return self._stored.put(tenant, await asyncio.to_thread(keys.bytes_of, self._blobs, tenant))
+    async def stored_bytes(self, tenant: str) -> int:
+        """Return how many bytes of artifacts and caches the tenant has stored, measured at most every half minute."""
+        if (cached := self._stored_bytes_cache.get(tenant)) is not None:
+            return cached
+        return self._stored_bytes_cache.put(tenant, await asyncio.to_thread(keys.bytes_of, self._blobs, tenant))
 
-    def kept(self, tenant: str, size: int) -> None:
-        """So many bytes were added since it was measured."""
-        self._stored.update(tenant, lambda known: known + size)
+    def add_stored_bytes(self, tenant: str, size: int) -> None:
+        """Add bytes that were stored since the last measurement."""
+        self._stored_bytes_cache.update(tenant, lambda measured: measured + size)
 
-    async def running(self, tenant: str) -> int:
-        """How many jobs its workers hold."""
-        return await self._store.transact(lambda: _held(tenant))
+    async def running_jobs(self, tenant: str) -> int:
+        """Return how many jobs the tenant's workers are running."""
+        return await self._store.transact(lambda: _count_leases(tenant))
 
     async def usage(self, tenant: str) -> Usage:
-        """What it uses now."""
-        held = await self.running(tenant)
+        """Return the tenant's current usage."""
+        running_jobs = await self.running_jobs(tenant)
         queued = await self._store.count(tenant, runs_with_status(PENDING), MAX_COUNTED)
-        return Usage(running_jobs=held, queued_runs=queued, storage_bytes=await self.stored(tenant))
+        return Usage(running_jobs=running_jobs, queued_runs=queued, storage_bytes=await self.stored_bytes(tenant))
 
 
-def _held(tenant: str) -> Transaction[int]:
+def _count_leases(tenant: str) -> Transaction[int]:
     count: int = yield CountLiveLeases(tenant, MAX_COUNTED)
     return count

@@ -1,7 +1,7 @@
-"""Test reports that jobs left behind, read test by test when somebody asks, and remembered for a while.
+"""Test reports of finished attempts, parsed on request and cached.
 
-A record keeps only the totals and the first failures of an attempt; the files have all of it. They are a stranger's:
-what is read of them is bounded, in bytes, in tests and in how much of it is remembered.
+A record stores only the totals and the first failures of an attempt; the report files have all tests. The files are
+untrusted, so their size, the number of tests and the size of the cache are limited.
 """
 
 from __future__ import annotations
@@ -23,62 +23,62 @@ from deltaci.protocol.junit import (
     TestCase,
     read_cases,
 )
-from deltaci.server.disk import Disk
+from deltaci.server.disk import DiskThreads
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStore
 
 JUNIT: Final = "junit"
 MAX_BYTES: Final = 16 * 1024 * 1024  # Of all reports of an attempt.
 MAX_TESTS: Final = 50_000  # Of an attempt.
-MAX_REMEMBERED: Final = 100_000  # Tests, of all attempts that were looked at last.
+MAX_CACHED: Final = 100_000  # Tests, of the recently requested attempts.
 
 
-class Reported(msgspec.Struct, frozen=True):
-    """All tests of an attempt; or what could be read, and why not all."""
+class ParsedReports(msgspec.Struct, frozen=True):
+    """The tests of an attempt, as far as its reports could be read, and the problems with the others."""
 
     cases: tuple[TestCase, ...] = ()
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 class TestReports:
-    """Reads one attempt's reports at a time: to read them is work for a processor, and others need it, too."""
+    """Parses the reports of one attempt at a time, because parsing uses much CPU time."""
 
-    __test__ = False  # It is none, whatever its name begins with.
+    __test__ = False  # Not a test class, despite its name.
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, int], Reported] = OrderedDict()
-        self._turn = asyncio.Lock()
+        self._cache: OrderedDict[tuple[str, int], ParsedReports] = OrderedDict()
+        self._lock = asyncio.Lock()
 
-    async def of(self, attempt: Attempt, lease_number: int, blobs: BlobStore, disk: Disk) -> Reported:
-        """The tests of an attempt that told of any. It is over, so they never change."""
+    async def read(self, attempt: Attempt, lease_number: int, blobs: BlobStore, disk: DiskThreads) -> ParsedReports:
+        """Return the tests of a finished attempt."""
         key = (attempt.id, lease_number)
-        async with self._turn:
-            found = self._known.pop(key, None)
-            if found is None:
-                found = await disk.do(lambda: read_reports(blobs, attempt, lease_number))
-            self._known[key] = found
-            left = sum(len(each.cases) for each in self._known.values())
-            while left > MAX_REMEMBERED and len(self._known) > 1:
-                _, gone = self._known.popitem(last=False)
-                left -= len(gone.cases)
-        return found
+        async with self._lock:
+            tests = self._cache.pop(key, None)
+            if tests is None:
+                tests = await disk.run(lambda: read_reports(blobs, attempt, lease_number))
+            self._cache[key] = tests
+            cached_count = sum(len(cached.cases) for cached in self._cache.values())
+            while cached_count > MAX_CACHED and len(self._cache) > 1:
+                _, evicted = self._cache.popitem(last=False)
+                cached_count -= len(evicted.cases)
+        return tests
 
 
-def read_reports(blobs: BlobStore, attempt: Attempt, lease_number: int) -> Reported:
-    """Every test of the reports that the attempt left behind."""
-    troubles: list[str] = []
-    files = _files(blobs, attempt, lease_number, troubles)
+def read_reports(blobs: BlobStore, attempt: Attempt, lease_number: int) -> ParsedReports:
+    """Parse all test reports that the attempt has uploaded."""
+    problems: list[str] = []
+    files = _files(blobs, attempt, lease_number, problems)
     try:
-        cases = read_cases(files, lambda bad: troubles.append(bad.message))
+        cases = read_cases(files, lambda error: problems.append(error.message))
     except Refused as refused:
-        return Reported((), (*troubles, refused.message))
+        return ParsedReports((), (*problems, refused.message))
     if len(cases) > MAX_TESTS:
-        return Reported((), (*troubles, f"there are {len(cases)} tests; at most {MAX_TESTS} of a job are listed"))
-    return Reported(tuple(map(_safe, cases)), tuple(troubles))
+        return ParsedReports((), (*problems, f"there are {len(cases)} tests; at most {MAX_TESTS} of a job are listed"))
+    return ParsedReports(tuple(map(_sanitize, cases)), tuple(problems))
 
 
-def _safe(case: TestCase) -> TestCase:
-    """Nothing in it that a terminal would obey, or that turns a line around; names as runners report them."""
+def _sanitize(case: TestCase) -> TestCase:
+    """Remove control characters and bidirectional marks, and shorten names as runners do."""
     output = "\n".join(plain_line(line, MAX_OUTPUT_CHARACTERS) for line in case.output.splitlines())
     message = plain_line(case.message, MAX_MESSAGE_CHARACTERS)
     return msgspec.structs.replace(
@@ -86,25 +86,29 @@ def _safe(case: TestCase) -> TestCase:
     )
 
 
-def _files(blobs: BlobStore, attempt: Attempt, lease_number: int, troubles: list[str]) -> Iterator[tuple[str, bytes]]:
-    left = MAX_BYTES
+def _files(blobs: BlobStore, attempt: Attempt, lease_number: int, problems: list[str]) -> Iterator[tuple[str, bytes]]:
+    remaining_bytes = MAX_BYTES
     for path in report_paths(attempt.report):
         try:
             key = keys.artifact_key(attempt.tenant, attempt.id, lease_number, path)
         except Refused:
-            troubles.append(f"the test report {path[:200]} has a name under which nothing is kept")
+            problems.append(f"the test report {path[:200]} has a name that cannot be stored")
             continue
         stored = blobs.stat(key)
         if stored is None:
-            troubles.append(f"the test report {path[:200]} is no longer kept")
-        elif stored.bytes > left:
-            troubles.append(f"the test report {path[:200]} has {stored.bytes} bytes; at most {MAX_BYTES} are read here")
+            problems.append(f"the test report {path[:200]} is no longer stored")
+        elif stored.bytes > remaining_bytes:
+            problems.append(f"the test report {path[:200]} has {stored.bytes} bytes; at most {MAX_BYTES} are read here")
         else:
-            left -= stored.bytes
+            remaining_bytes -= stored.bytes
             yield path, b"".join(keys.read_all(blobs, key))
 
 
 def report_paths(report: Any) -> list[str]:
-    """Which of the artifacts that an attempt told of are test reports."""
-    told = report.get("artifacts") if isinstance(report, dict) else None
-    return [str(each.get("name", "")) for each in told or () if isinstance(each, dict) and each.get("type") == JUNIT]
+    """Return the paths of those reported artifacts that are test reports."""
+    artifacts = report.get("artifacts") if isinstance(report, dict) else None
+    return [
+        str(artifact.get("name", ""))
+        for artifact in artifacts or ()
+        if isinstance(artifact, dict) and artifact.get("type") == JUNIT
+    ]

@@ -1,7 +1,7 @@
-"""TLS for the server: the context, and whom a client's certificate names.
+"""TLS for the server: the SSL context, and the runner that a client certificate names.
 
-A certificate names its runner by one URI among its alternative names, `deltaci:TENANT/RUNNER` with both parts
-percent-encoded. Its common name means nothing: people put anything there.
+A certificate names its runner by one URI among its subject alternative names, `deltaci:TENANT/RUNNER` with both parts
+percent-encoded. Its common name is ignored, because it has no fixed format.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from deltaci.protocol.certificates import load_authorities, load_certificate
 from deltaci.server.auth.credentials import is_runner_name, is_tenant_name
 
 SCHEME: Final = "deltaci:"
-SAY_SECONDS: Final = 1.0
+LOG_SECONDS: Final = 1.0
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """What a client's certificate says, after it was verified."""
+    """The contents of a verified client certificate."""
 
     uris: tuple[str, ...]
     expires_at: float
 
     def runner(self, now: float) -> tuple[str, str] | None:
-        """The tenant and the runner that it names; None if it names none."""
-        ours = [uri for uri in self.uris if uri.startswith(SCHEME)]
-        if not ours:
+        """Return the tenant and the runner that the certificate names, or None if it names none."""
+        runner_uris = [uri for uri in self.uris if uri.startswith(SCHEME)]
+        if not runner_uris:
             return None
         # A connection may outlive the certificate that it was opened with.
         if self.expires_at <= now:
             raise Refused("expired_credential", "the client certificate has expired; connect with a new one")
-        tenant, slash, runner = (unquote(part) for part in ours[0].removeprefix(SCHEME).partition("/"))
-        if len(ours) > 1 or not slash or not is_tenant_name(tenant) or not is_runner_name(runner):
+        tenant, slash, runner = (unquote(part) for part in runner_uris[0].removeprefix(SCHEME).partition("/"))
+        if len(runner_uris) > 1 or not slash or not is_tenant_name(tenant) or not is_runner_name(runner):
             raise Refused(
                 "bad_credential",
                 "the client certificate does not name one runner; give it exactly one URI deltaci:TENANT/RUNNER, "
@@ -49,51 +49,51 @@ class Peer(msgspec.Struct, frozen=True):
         return tenant, runner
 
 
-def peer_of(ssl_object: Any) -> Peer | None:
-    """Who is on the other end of a connection, if it showed a certificate."""
-    shown = ssl_object.getpeercert() if ssl_object is not None else None
-    if not shown:
+def peer_certificate(ssl_object: Any) -> Peer | None:
+    """Return the client certificate of a connection, if it has one."""
+    certificate = ssl_object.getpeercert() if ssl_object is not None else None
+    if not certificate:
         return None
-    uris = tuple(value for kind, value in shown.get("subjectAltName", ()) if kind == "URI")
-    return Peer(uris, ssl.cert_time_to_seconds(shown["notAfter"]))
+    uris = tuple(value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI")
+    return Peer(uris, ssl.cert_time_to_seconds(certificate["notAfter"]))
 
 
-class _Watched(ssl.SSLObject):
-    """Says why a handshake failed: the event loop hangs up without a word, and the client learns nothing."""
+class _LoggingSslObject(ssl.SSLObject):
+    """An SSL object that logs why a handshake failed: the event loop closes the connection without a message."""
 
-    _said_at = float("-inf")
+    _logged_at = float("-inf")
 
     def do_handshake(self) -> None:
-        """As ever; a certificate that is not believed is worth a line, but not one for each of thousands."""
+        """Log a rejected certificate, at most once per `LOG_SECONDS`."""
         try:
             super().do_handshake()
         except ssl.SSLCertVerificationError as error:
-            _tell(f"a client's certificate is refused: {error.verify_message}")
+            _warn(f"a client certificate was refused: {error.verify_message}")
             raise
         except ssl.SSLError as error:
             if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-                _tell("a client showed no certificate; it needs one that --client-ca signed")
+                _warn("a client sent no certificate; it needs one that --client-ca signed")
             raise
 
 
-def _tell(what: str) -> None:
+def _warn(message: str) -> None:
     now = time.monotonic()
-    if now - _Watched._said_at >= SAY_SECONDS:
-        _Watched._said_at = now
-        LOGGER.warning("%s", what)
+    if now - _LoggingSslObject._logged_at >= LOG_SECONDS:
+        _LoggingSslObject._logged_at = now
+        LOGGER.warning("%s", message)
 
 
 def server_context(
     cert: Path, key: Path, client_ca: Path | None = None, *, require_client_cert: bool = False
 ) -> ssl.SSLContext:
-    """TLS 1.2 or newer with this certificate. Raises `ValueError` that says which file is wrong, and how."""
+    """Return a context for TLS 1.2 or newer. Raises `ValueError` that says which file is wrong and why."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.sslobject_class = _Watched
+    context.sslobject_class = _LoggingSslObject
     load_certificate(context, cert, key)
     if client_ca is not None:
         load_authorities(context, client_ca)
         context.verify_mode = ssl.CERT_REQUIRED if require_client_cert else ssl.CERT_OPTIONAL
     elif require_client_cert:
-        raise ValueError("--require-client-cert needs to know who signs them; give --client-ca FILE")
+        raise ValueError("--require-client-cert needs the CA that signs client certificates; give --client-ca FILE")
     return context

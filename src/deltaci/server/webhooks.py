@@ -1,10 +1,12 @@
-"""Webhooks: `POST /hooks/PROJECT`, `POST /hooks/TENANT/PROJECT`. A forge says that something happened.
+"""Webhooks: a forge delivers its events to `POST /hooks/PROJECT` or `POST /hooks/TENANT/PROJECT`.
 
-In this order: the size, the project and its secret, the signature over the bytes as they came, and only then what they
-say. A project that does not exist is answered like a bad signature, and as late. Whatever was heard before, by the
-delivery's id or by what it says, has no effect. Every answer is one line of JSON that says what was done, and why.
+A delivery is checked in this order: the size, the project and its secret, the signature over the raw bytes, and only
+then the content. A project that does not exist is answered like a bad signature, after the same time. A delivery that
+was processed before, by its id or its content, has no effect. Every response is one line of JSON with the result and a
+reason.
 
-A change is durable before a delivery is remembered: a server that dies in between hears it once more and makes nothing.
+A change is stored before its delivery is recorded: after a crash in between, the repeated delivery finds the change and
+creates no second one.
 """
 
 from __future__ import annotations
@@ -33,19 +35,17 @@ from deltaci.storage.port import Conflict, Store, is_storable_text
 
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"
-MAX_BYTES: Final = 5 * 1024 * 1024  # GitHub sends up to 25 MB; what we need is at the beginning of far less.
-MAX_HELD_BYTES: Final = (
-    256 * 1024 * 1024
-)  # Of all bodies that are being read: who sends slowly takes no room of others.
+MAX_BYTES: Final = 5 * 1024 * 1024  # GitHub sends up to 25 MB, but the events that matter here are far smaller.
+MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024  # Of all bodies that are being read.
 BODY_SECONDS: Final = 30.0  # For all of one body.
-REFUSED_AFTER_SECONDS: Final = 0.05  # Nobody who is not known learns from the time why.
+REFUSED_AFTER_SECONDS: Final = 0.05  # The same for every reason, so that the time does not reveal it.
 MAX_NAME: Final = 200
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer says."""
+class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of a response."""
 
     result: str  # accepted, duplicate, ignored, pong, refused
     why: str = ""
@@ -56,15 +56,15 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str = ""
 
 
-class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a document says of a delivery."""
+class DeliveryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The stored record of a delivery."""
 
     change: str
     delivery: str = ""
 
 
-class Hooks:
-    """The addresses under /hooks/."""
+class WebhookApp:
+    """The routes under /hooks/."""
 
     def __init__(
         self, store: Store, projects: ForgeProjects, intake: ChangeIntake, clock: Callable[[], float] = time.time
@@ -73,153 +73,163 @@ class Hooks:
         self._projects = projects
         self._intake = intake
         self._clock = clock
-        self._decoy = secrets.token_urlsafe(32)  # For whoever has no secret.
-        self._held = 0
+        self._decoy = secrets.token_urlsafe(32)  # Checked in place of a missing secret.
+        self._buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        more: list[tuple[bytes, bytes]] = []
+        headers: list[tuple[bytes, bytes]] = []
         try:
-            status, said = await self._answer(request)
+            status, response = await self._answer(request)
         except Exception as error:
             path = plain_line(request.path, MAX_QUOTED_CHARS)
             refusal = http_error(error, f"delivery to {path}", ["POST"])
             status = 500 if refusal.code == "internal" else status_of(refusal.code)
-            said = _refused(refusal.code, refusal.message)
-            more = refusal.raw_headers()
+            response = _refused(refusal.code, refusal.message)
+            headers = refusal.raw_headers()
             if refusal.code == "too_large":  # The rest of the body is not read.
-                more.append((b"connection", b"close"))
-        await _send(send, status, said, more)
+                headers.append((b"connection", b"close"))
+        await _send(send, status, response, headers)
 
-    async def _answer(self, request: Request) -> tuple[int, Said]:
-        tenant, name = _named(request)
+    async def _answer(self, request: Request) -> tuple[int, WebhookResponse]:
+        tenant, name = _parse_path(request)
         delivery = await self._read(request)
         began = time.monotonic()
         project = await self._project(tenant, name)
-        if not self._is_believed(project, delivery):
+        if not self._has_valid_signature(project, delivery):
             await asyncio.sleep(began + REFUSED_AFTER_SECONDS - time.monotonic())
             raise Refused(
                 "bad_credential",
                 "there is no such project, or the signature is not made with its webhook secret, or it is too old",
             )
         assert project is not None
-        return await self._hear(project, delivery, request)
+        return await self._process(project, delivery, request)
 
     async def _read(self, request: Request) -> Delivery:
-        """All of the body, if there is room for it."""
-        parts: list[bytes] = []
+        """Read the whole body, if the limit for all bodies in memory allows it."""
+        chunks: list[bytes] = []
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                async for part in request.chunks(MAX_BYTES):
-                    parts.append(part)
-                    self._held += len(part)
-                    if self._held > MAX_HELD_BYTES:
+                async for chunk in request.chunks(MAX_BYTES):
+                    chunks.append(chunk)
+                    self._buffered_bytes += len(chunk)
+                    if self._buffered_bytes > MAX_BUFFERED_BYTES:
                         raise Overloaded("too many deliveries are being read")
         except TimeoutError:
             raise Refused("too_slow", f"the body took more than {BODY_SECONDS:.0f} s; deliver it again") from None
         finally:
-            self._held -= sum(map(len, parts))
-        return Delivery(request.header, b"".join(parts), self._clock())
+            self._buffered_bytes -= sum(map(len, chunks))
+        return Delivery(request.header, b"".join(chunks), self._clock())
 
     async def _project(self, tenant: str, name: str) -> ForgeProject | None:
-        if not all(0 < len(each) <= MAX_NAME and is_storable_text(each) for each in (tenant, name)):
+        if not all(0 < len(text) <= MAX_NAME and is_storable_text(text) for text in (tenant, name)):
             return None
         try:
             return await self._projects.find(tenant, name)
-        except Refused as refused:  # Nobody who is not known is told what is wrong with a project.
-            LOGGER.warning("project %s cannot be looked up: %s", plain_line(name, MAX_QUOTED_CHARS), refused.message)
+        except Refused as refused:  # Logged only: an unauthenticated caller must not learn it.
+            LOGGER.warning("cannot read project %s: %s", plain_line(name, MAX_QUOTED_CHARS), refused.message)
             return None
 
-    def _is_believed(self, project: ForgeProject | None, delivery: Delivery) -> bool:
-        """Whether it is signed. Who has no secret is looked at all the same, with one that nobody knows."""
+    def _has_valid_signature(self, project: ForgeProject | None, delivery: Delivery) -> bool:
+        """Return whether the delivery is signed. Without a secret, check against a random one, to take as long."""
         secret = project.webhook_secret if project is not None else ""
-        listener = WEBHOOK_PARSERS[project.forge if project is not None else "github"]
-        return listener.has_valid_signature(delivery, secret or self._decoy) and bool(secret)
+        parser = WEBHOOK_PARSERS[project.forge if project is not None else "github"]
+        return parser.has_valid_signature(delivery, secret or self._decoy) and bool(secret)
 
-    async def _hear(self, project: ForgeProject, delivery: Delivery, request: Request) -> tuple[int, Said]:
+    async def _process(
+        self, project: ForgeProject, delivery: Delivery, request: Request
+    ) -> tuple[int, WebhookResponse]:
         if not delivery.body:
             raise Refused("bad_request", "there is no body; deliver the event as JSON")
         request.check_is_json()
-        listener = WEBHOOK_PARSERS[project.forge]
-        heard = listener.parse(delivery)
-        if isinstance(heard, IgnoredEvent):
-            return (200, Said(result="pong", why=heard.reason)) if heard.is_ping else (202, _ignored(heard.reason))
-        change = heard.change
-        if not _is_about(project, change):
+        parser = WEBHOOK_PARSERS[project.forge]
+        event = parser.parse(delivery)
+        if isinstance(event, IgnoredEvent):
+            return (
+                (200, WebhookResponse(result="pong", why=event.reason))
+                if event.is_ping
+                else (202, _ignored(event.reason))
+            )
+        change = event.change
+        if not _is_about_repository(project, change):
             return 202, _ignored(
-                f"it is about {plain_line(change.repository, MAX_QUOTED_CHARS)!r}, "
-                f"and the project about {project.repository!r}"
+                f"the event is about {plain_line(change.repository, MAX_QUOTED_CHARS)!r}, "
+                f"but the project's repository is {project.repository!r}"
             )
         if not change.repository:
             change = msgspec.structs.replace(change, repository=project.repository)
-        id = plain_line(listener.delivery_id(delivery), MAX_DELIVERY)
-        content = _content(project, heard)
-        names = [f"{project.name}/{content}"]
-        if id:
-            names.append(f"{project.name}/id-{fingerprint(project.forge, id)}")
-        known = await self._known(project.tenant, names)
-        about = {"event": change.event, "ref": plain_line(change.ref, MAX_QUOTED_CHARS), "commit": change.commit}
-        if known is not None:
-            return 200, Said(result="duplicate", change=known.change, why="it was heard before", **about)
+        delivery_id = plain_line(parser.delivery_id(delivery), MAX_DELIVERY)
+        content = _content_fingerprint(project, event)
+        record_names = [f"{project.name}/{content}"]
+        if delivery_id:
+            record_names.append(f"{project.name}/id-{fingerprint(project.forge, delivery_id)}")
+        duplicate = await self._find_duplicate(project.tenant, record_names)
+        details = {"event": change.event, "ref": plain_line(change.ref, MAX_QUOTED_CHARS), "commit": change.commit}
+        if duplicate is not None:
+            return 200, WebhookResponse(
+                result="duplicate", change=duplicate.change, why="it was delivered before", **details
+            )
         accepted = await self._intake.accept(project.tenant, project.name, change, content)
-        await self._remember(project.tenant, names, Remembered(accepted.id, id))
+        await self._record_delivery(project.tenant, record_names, DeliveryRecord(accepted.id, delivery_id))
         if not accepted.is_new:
-            return 200, Said(result="duplicate", change=accepted.id, why="it was heard before", **about)
-        return 202, Said(result="accepted", change=accepted.id, **about)
+            return 200, WebhookResponse(
+                result="duplicate", change=accepted.id, why="it was delivered before", **details
+            )
+        return 202, WebhookResponse(result="accepted", change=accepted.id, **details)
 
-    async def _known(self, tenant: str, names: Sequence[str]) -> Remembered | None:
+    async def _find_duplicate(self, tenant: str, names: Sequence[str]) -> DeliveryRecord | None:
         for name in names:
             if (
-                found := await delivery_dedupe.find(self._store, delivery_dedupe.DELIVERY_KIND, tenant, name)
+                document := await delivery_dedupe.find(self._store, delivery_dedupe.DELIVERY_KIND, tenant, name)
             ) is not None:
-                return msgspec.json.decode(found.body, type=Remembered)
+                return msgspec.json.decode(document.body, type=DeliveryRecord)
         return None
 
-    async def _remember(self, tenant: str, names: Sequence[str], what: Remembered) -> None:
-        body = msgspec.json.encode(what)
+    async def _record_delivery(self, tenant: str, names: Sequence[str], record: DeliveryRecord) -> None:
+        body = msgspec.json.encode(record)
         for name in names:
-            with suppress(Conflict):  # The same was heard twice at once, and it was remembered there.
+            with suppress(Conflict):  # The same delivery is being recorded by another request.
                 await self._store.put_documents(
                     [delivery_dedupe.new_document(delivery_dedupe.DELIVERY_KIND, tenant, name, body)]
                 )
 
 
-def _content(project: ForgeProject, heard: WebhookEvent) -> str:
-    """A fingerprint of what happened: the same for the same event, whatever its delivery is called."""
-    return fingerprint(project.forge, msgspec.json.encode(heard.change).decode(), heard.occurred_at)
+def _content_fingerprint(project: ForgeProject, event: WebhookEvent) -> str:
+    """Return a fingerprint of the event, which is the same for a repeated delivery with another id."""
+    return fingerprint(project.forge, msgspec.json.encode(event.change).decode(), event.occurred_at)
 
 
-def _is_about(project: ForgeProject, change: Change) -> bool:
-    """Whether it happened in the project's repository: one webhook may tell of many.
+def _is_about_repository(project: ForgeProject, change: Change) -> bool:
+    """Return whether the event belongs to the project's repository: one webhook may serve many repositories.
 
-    A project may know it by a longer path, below which the whole forge is.
+    The project may name the repository by a longer path, if the forge is served below a path prefix.
     """
     if not change.repository or not project.repository:
         return True
     return f"/{project.repository.casefold()}".endswith(f"/{change.repository.casefold()}")
 
 
-def _named(request: Request) -> tuple[str, str]:
-    """The tenant and the project of the address."""
-    parts = request.path.removeprefix(ROOT).split("/")
-    if not request.path.startswith(ROOT) or not 1 <= len(parts) <= 2 or not all(parts):
+def _parse_path(request: Request) -> tuple[str, str]:
+    """Return the tenant and the project in the path."""
+    segments = request.path.removeprefix(ROOT).split("/")
+    if not request.path.startswith(ROOT) or not 1 <= len(segments) <= 2 or not all(segments):
         raise Refused("not_found", f"there is no {request.path[:MAX_QUOTED_CHARS]}; deliver to /hooks/TENANT/PROJECT")
     if request.method != "POST":
         raise Refused("wrong_method", f"deliveries are sent by POST, not by {request.method[:MAX_QUOTED_CHARS]}")
-    return (parts[0], parts[1]) if len(parts) == 2 else (TENANT, parts[0])
+    return (segments[0], segments[1]) if len(segments) == 2 else (TENANT, segments[0])
 
 
-def _refused(code: str, why: str) -> Said:
-    return Said(result="refused", code=code, why=why)
+def _refused(code: str, why: str) -> WebhookResponse:
+    return WebhookResponse(result="refused", code=code, why=why)
 
 
-def _ignored(why: str) -> Said:
-    return Said(result="ignored", why=why)
+def _ignored(why: str) -> WebhookResponse:
+    return WebhookResponse(result="ignored", why=why)
 
 
-async def _send(send: Send, status: int, said: Said, more: list[tuple[bytes, bytes]]) -> None:
-    body = msgspec.json.encode(said) + b"\n"
+async def _send(send: Send, status: int, response: WebhookResponse, more: list[tuple[bytes, bytes]]) -> None:
+    body = msgspec.json.encode(response) + b"\n"
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

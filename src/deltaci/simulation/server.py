@@ -17,9 +17,9 @@ from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.lease_ids import LeaseIds
-from deltaci.server.runner_api.message_handlers import Protocol
-from deltaci.server.runner_api.registration import Registry
-from deltaci.server.runner_api.uploads import Uploads
+from deltaci.server.runner_api.message_handlers import MessageHandlers
+from deltaci.server.runner_api.registration import RunnerRegistry
+from deltaci.server.runner_api.uploads import UploadHandlers
 from deltaci.server.secrets import Secrets
 from deltaci.simulation.database import ServerConnection, SharedDatabase
 from deltaci.simulation.virtual_time import Node, VirtualLoop
@@ -120,14 +120,14 @@ class SimServer:
         signer = Signer(KEY, self._wall_clock)
         self.engine = Engine(store, lease_ids.mint, MonotonicClock(lambda: round(self._loop.now * 1e9)))
         await self.engine.start()
-        protocol = Protocol(store, self.engine, self.ttl_seconds)
+        protocol = MessageHandlers(store, self.engine, self.ttl_seconds)
         control = ControlHub(store, lease_ids)
         follower = Follower(store)
-        follower.tell(control.on_events)
+        follower.subscribe(control.on_events)
         await follower.start()
         control.start()
-        uploads = Uploads(protocol, self._storage.blobs, Secrets(self._storage.blobs, KEY), self._storage.folder)
-        registry = Registry(self.engine, signer, self.credential_seconds)
+        uploads = UploadHandlers(protocol, self._storage.blobs, Secrets(self._storage.blobs, KEY), self._storage.folder)
+        registry = RunnerRegistry(self.engine, signer, self.credential_seconds)
         self._app = RunnerApp(protocol, registry, self._storage.logs, control, uploads)
         await Timers(self.engine, self.poll_seconds).run()
 

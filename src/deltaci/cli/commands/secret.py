@@ -33,7 +33,7 @@ from deltaci.client import places
 from deltaci.client.blocking import Client
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
-from deltaci.server.auth.credentials import server_key
+from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.rest.secrets import serialize_secret
 from deltaci.server.secrets import MAX_BYTES, Secrets, SecretScope
 from deltaci.storage.blobs import open_blob_store
@@ -93,7 +93,7 @@ class _Here:
         return serialize_secret(self._secrets.set(self._tenant, name, value, scope, by=person(), at=at))
 
     def listed(self) -> list[api.Secret]:
-        return [serialize_secret(each) for each in self._secrets.listed(self._tenant)]
+        return [serialize_secret(each) for each in self._secrets.list_all(self._tenant)]
 
     def remove(self, name: str, scope: SecretScope) -> None:
         if not self._secrets.remove(self._tenant, name, scope):
@@ -111,7 +111,8 @@ def _opened(command: str, blobs: str, given: dict[str, Any]) -> Iterator[_Place]
         return
     try:
         yield _Here(
-            Secrets(open_blob_store(blobs or str(data / BLOBS_FOLDER)), server_key(data / KEY_FILE)), given["tenant"]
+            Secrets(open_blob_store(blobs or str(data / BLOBS_FOLDER)), load_server_key(data / KEY_FILE)),
+            given["tenant"],
         )
     except (Refused, BlobStoreUnavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci secret: {error.message if isinstance(error, Refused) else error}", err=True)

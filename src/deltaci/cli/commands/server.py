@@ -26,7 +26,7 @@ from deltaci.engine import event_loop
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, HealthLimits
 from deltaci.git.url_policy import ALLOWABLE, UrlPolicy
 from deltaci.server.auth.credentials import is_runner_name, is_tenant_name
-from deltaci.server.runner_api.registration import Issuer
+from deltaci.server.runner_api.registration import RunnerTokenIssuer
 from deltaci.server.tls import server_context
 from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
 from deltaci.storage import open_store
@@ -165,7 +165,7 @@ def _tls(
     return None
 
 
-def _issuer(url: str, audience: str, tenant_claim: str, runner_claim: str, ca: Path | None) -> Issuer | None:
+def _issuer(url: str, audience: str, tenant_claim: str, runner_claim: str, ca: Path | None) -> RunnerTokenIssuer | None:
     if not url:
         return None
     from deltaci.server.auth.oidc import OidcIssuer

@@ -27,7 +27,7 @@ from deltaci.cli.session import (
 from deltaci.client import places
 from deltaci.client.blocking import Client
 from deltaci.client.patience import Patience
-from deltaci.server.auth.credentials import Signer, is_tenant_name, server_key
+from deltaci.server.auth.credentials import Signer, is_tenant_name, load_server_key
 
 app = typer.Typer(add_completion=False)
 
@@ -46,7 +46,7 @@ def signed_link(url: str, folder: Path, tenant: str) -> str:
 
 
 def _signer(folder: Path) -> Signer:
-    return Signer(server_key(folder / KEY_FILE), time.time)
+    return Signer(load_server_key(folder / KEY_FILE), time.time)
 
 
 @app.command("web")

@@ -1,8 +1,7 @@
-"""Who asks: API keys, and tokens that the operator of this server signed.
+"""API keys, and the tokens of the server's operator.
 
-A key's secret is shown once and kept only as a hash. What is known of a key is remembered for two seconds, so that a
-busy caller does not cost a look at the store for each request; for so long may another server still let in a key that
-was revoked here.
+The secret of a key is shown once and stored only as a hash. A key record is cached for two seconds, so that a busy
+caller does not cost a read for each request; for that long another server may accept a key that was revoked here.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from deltaci.server.rest.http.cache import TtlCache
 from deltaci.storage.port import Conflict, Document, Store
 
 KEY: Final = "key"  # The kind of document.
-KEY_PREFIX: Final = "dck_"  # So that a scanner for secrets recognises one that got out.
+KEY_PREFIX: Final = "dck_"  # Lets secret scanners recognise a leaked key.
 ID_BYTES: Final = 8
 SECRET_BYTES: Final = 32
 REMEMBERED_SECONDS: Final = 2.0
 MAX_REMEMBERED: Final = 10_000
 TOKEN: Final = re.compile(r"dck_([0-9a-f]{16})_([A-Za-z0-9_\-]{43})")
 
-# What else a scope allows.
+# The scopes that a scope includes.
 INCLUDED: Final[dict[Scope, frozenset[Scope]]] = {
     "read": frozenset({"read"}),
     "run": frozenset({"run", "read"}),
@@ -43,7 +42,7 @@ INCLUDED: Final[dict[Scope, frozenset[Scope]]] = {
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and what for. `expires_at` is 0 for a key without an end."""
+    """An authenticated caller of the API and its scopes. `expires_at` is 0 for a key that does not expire."""
 
     tenant: str
     person: str
@@ -54,18 +53,18 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     is_operator: bool = False
 
     def check(self, needed: RequiredScope) -> None:
-        """Refuse what the key is not for."""
+        """Raise `Refused` if the caller lacks this scope."""
         if needed == ANY_KEY or needed in self.scopes:
             return
         if needed != OPERATOR:
             has = ", ".join(sorted(self.scopes)) or "none"
             raise Refused("missing_scope", f"this needs the scope {needed!r}; the key has {has}")
         if not self.is_operator:
-            raise Refused("missing_scope", "only who operates the server may do this; no API key is enough")
+            raise Refused("missing_scope", "only the operator of the server may do this; no API key is enough")
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it is kept. Times are microseconds, 0 for never."""
+    """A stored key. Times are in microseconds, 0 for never."""
 
     id: str
     tenant: str
@@ -85,16 +84,16 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(KeyRecord).decode
 
 
-class Keys:
-    """The keys of all tenants."""
+class ApiKeys:
+    """The API keys of all tenants."""
 
     def __init__(self, store: Store, signer: Signer, clock: Callable[[], float]) -> None:
         self._store = store
         self._signer = signer
-        self._known: TtlCache[str, KeyRecord] = TtlCache(REMEMBERED_SECONDS, MAX_REMEMBERED, clock)
+        self._cache: TtlCache[str, KeyRecord] = TtlCache(REMEMBERED_SECONDS, MAX_REMEMBERED, clock)
 
     async def caller(self, token: str) -> Caller:
-        """Who shows this token; refused if it is not good."""
+        """Return the caller that this token authenticates. Raises `Refused` if it is not valid."""
         if token.startswith(PREFIX):
             claims = self._signer.read(token, "operate")
             return Caller(
@@ -104,18 +103,18 @@ class Keys:
                 expires_at=int(claims.expires_at * SECOND),
                 is_operator=True,
             )
-        found = TOKEN.fullmatch(token)
-        record = await self._find(found[1]) if found else None
-        # Compared also when there is none: whether a key exists must not show in the time that it takes.
-        digest = sha256(found[2].encode() if found else b"").hexdigest()
+        match = TOKEN.fullmatch(token)
+        record = await self._find(match[1]) if match else None
+        # Compared even if there is no such key, so that the response time does not reveal whether a key exists.
+        digest = sha256(match[2].encode() if match else b"").hexdigest()
         is_good = hmac.compare_digest(digest, record.digest if record is not None else "0" * 64)
-        return self._good(record if is_good else None)
+        return self._valid_caller(record if is_good else None)
 
-    async def by_id(self, id: str) -> Caller:
-        """Who a key is, for one who showed it before; refused if it is no longer good."""
-        return self._good(await self._find(id))
+    async def caller_by_id(self, id: str) -> Caller:
+        """Return the caller of a key that was presented before. Raises `Refused` if it is no longer valid."""
+        return self._valid_caller(await self._find(id))
 
-    def _good(self, record: KeyRecord | None) -> Caller:
+    def _valid_caller(self, record: KeyRecord | None) -> Caller:
         if record is None:
             raise Refused("bad_credential", "that is no API key of this server")
         if record.revoked_at:
@@ -132,39 +131,42 @@ class Keys:
         )
 
     def now(self) -> int:
-        """The time by which keys end."""
+        """Return the time by which keys expire, in microseconds."""
         return int(self._signer.now() * SECOND)
 
-    async def make(self, tenant: str, asked: KeyInput, by: str) -> tuple[KeyRecord, str]:
-        """A new key, and the token that is shown once."""
+    async def create(self, tenant: str, key_input: KeyInput, by: str) -> tuple[KeyRecord, str]:
+        """Create a key. Return its record and the token, which is shown only once."""
         id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
         now = self.now()
         record = KeyRecord(
             id=id,
             tenant=tenant,
-            person=asked.person,
-            scopes=tuple(dict.fromkeys(asked.scopes)),
-            roles=tuple(dict.fromkeys(asked.roles)),
-            description=asked.description,
+            person=key_input.person,
+            scopes=tuple(dict.fromkeys(key_input.scopes)),
+            roles=tuple(dict.fromkeys(key_input.roles)),
+            description=key_input.description,
             digest=sha256(secret.encode()).hexdigest(),
             created_at=now,
             created_by=by,
-            expires_at=now + asked.expires_seconds * SECOND if asked.expires_seconds else 0,
+            expires_at=now + key_input.expires_seconds * SECOND if key_input.expires_seconds else 0,
         )
         await self._put(record, 0)
         return record, f"{KEY_PREFIX}{id}_{secret}"
 
     async def read(self, tenant: str, id: str) -> KeyRecord | None:
-        """A key of this tenant, also one that is no longer good."""
+        """Return a key of this tenant, even if it has expired or was revoked."""
         document = await self._store.find_document(KEY, id, tenant)
         return _decode(document.body) if document is not None else None
 
-    async def page(self, tenant: str, after: str, limit: int) -> list[KeyRecord]:
-        """The tenant's keys, in the order of their ids."""
-        return [_decode(each.body) for each in await self._store.list_documents(KEY, tenant, after=after, limit=limit)]
+    async def list_page(self, tenant: str, after: str, limit: int) -> list[KeyRecord]:
+        """Return keys of the tenant in the order of their ids."""
+        return [
+            _decode(document.body)
+            for document in await self._store.list_documents(KEY, tenant, after=after, limit=limit)
+        ]
 
     async def revoke(self, tenant: str, id: str, by: str) -> KeyRecord | None:
-        """Let nobody in with it any more. Safe to repeat; None when there is no such key."""
+        """Revoke a key. Safe to repeat. Return None if there is no such key."""
         while True:
             document = await self._store.find_document(KEY, id, tenant)
             if document is None:
@@ -176,8 +178,8 @@ class Keys:
             try:
                 await self._put(record, document.version)
             except Conflict:
-                continue  # Somebody else revoked it at the same moment: theirs is what is answered.
-            self._known.discard(id)
+                continue  # Revoked at the same moment by another request: return that one.
+            self._cache.discard(id)
             return record
 
     async def _put(self, record: KeyRecord, version: int) -> None:
@@ -185,7 +187,7 @@ class Keys:
         await self._store.put_documents([document])
 
     async def _find(self, id: str) -> KeyRecord | None:
-        if (known := self._known.get(id)) is not None:
-            return known
+        if (cached := self._cache.get(id)) is not None:
+            return cached
         document = await self._store.find_document(KEY, id)
-        return self._known.put(id, _decode(document.body)) if document is not None else None
+        return self._cache.put(id, _decode(document.body)) if document is not None else None

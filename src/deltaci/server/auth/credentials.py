@@ -1,8 +1,8 @@
-"""Who a runner is: a registration token, good once, is exchanged for credentials that are short-lived and renewed.
+"""Tokens that this server signs: a registration token, valid once, is exchanged for short-lived credentials.
 
-A token is a signed statement, not a secret that is stored: the server keeps one key and nothing else. That a
-registration token is good only once follows from the record of the runner that it names, which can be made only once;
-one that lets a runner in `again` must be younger than the last time that it came in.
+A token is a signed statement and is not stored: the server has only one key. A registration token can be used only once
+because the worker record that it names can be created only once; one that is issued to register a runner `again` must
+be newer than the runner's last registration.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from deltaci.core.errors import Refused
 KEY_BYTES: Final = 32
 CREDENTIAL_SECONDS: Final = 15 * 60
 REGISTRATION_SECONDS: Final = 24 * 3600
-MAX_KNOWN: Final = 1000  # Tokens that were verified: what they say cannot change, only their time can run out.
-PREFIX: Final = "dci_"  # So that a scanner for secrets recognises one that got out.
+MAX_CACHED: Final = 1000  # Verified tokens: their contents cannot change, they can only expire.
+PREFIX: Final = "dci_"  # Lets secret scanners recognise a leaked token.
 MAX_RUNNER_NAME: Final = 100
 MAX_TENANT_NAME: Final = 200
 
@@ -32,7 +32,7 @@ Use = Literal["register", "run", "operate", "enter"]
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What a token says."""
+    """The contents of a token."""
 
     use: Use
     runner_id: str
@@ -47,44 +47,46 @@ _decode = msgspec.json.Decoder(Claims).decode
 
 
 class Signer:
-    """Makes tokens and knows its own again."""
+    """Signs tokens and verifies them."""
 
     def __init__(self, key: bytes, clock: Callable[[], float]) -> None:
         self._key = key
         self._clock = clock
-        self._known: dict[str, Claims] = {}
+        self._cache: dict[str, Claims] = {}
 
     def now(self) -> float:
-        """The time by which tokens end."""
+        """Return the time by which tokens expire."""
         return self._clock()
 
     def sign(self, use: Use, runner_id: str, tenant: str, seconds: float, *, again: bool = False) -> str:
-        """A token that is good for so long."""
+        """Return a token that is valid for this many seconds."""
         now = self._clock()
         body = _encode(Claims(use, runner_id, tenant, now + seconds, now, again))
         return PREFIX + ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in (body, self._seal(body)))
 
     def read(self, token: str, use: Use) -> Claims:
-        """What the token says, if it is ours, for this use, and still good."""
-        claims = self._known.get(token)
+        """Return the contents of a valid token that this server signed for this use. Raises `Refused` otherwise."""
+        claims = self._cache.get(token)
         if claims is None:
-            claims = self._verified(token)
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[token] = claims
+            claims = self._verify(token)
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            self._cache[token] = claims
         if claims.use != use:
             raise Refused("bad_credential", f"that token is for {claims.use!r}; here one for {use!r} is expected")
         if claims.expires_at <= self._clock():
             raise Refused("expired_credential", "the token is too old; renew it in time, or register with a new one")
         return claims
 
-    def _verified(self, token: str) -> Claims:
+    def _verify(self, token: str) -> Claims:
         try:
             body, seal = (urlsafe_b64decode(part + "==") for part in token.removeprefix(PREFIX).split("."))
         except ValueError:
             body, seal = b"", b""
         if not hmac.compare_digest(seal, self._seal(body)):
-            raise Refused("bad_credential", "that is no token of this server; register the runner with a new one")
+            raise Refused(
+                "bad_credential", "this token was not signed by this server; register the runner with a new one"
+            )
         return _decode(body)
 
     def _seal(self, body: bytes) -> bytes:
@@ -92,25 +94,25 @@ class Signer:
 
 
 def is_runner_name(name: object) -> bool:
-    """Whether a runner can be called so. What follows a slash is the runner's own business."""
+    """Return whether a runner may have this name. A slash separates the runner's name from its slot."""
     return _is_name(name, MAX_RUNNER_NAME) and "/" not in str(name)
 
 
 def is_tenant_name(name: object) -> bool:
-    """Whether a tenant can be called so."""
+    """Return whether a tenant may have this name."""
     return _is_name(name, MAX_TENANT_NAME)
 
 
-def _is_name(name: object, longest: int) -> bool:
-    return isinstance(name, str) and 0 < len(name) <= longest and name.isascii() and name.isprintable()
+def _is_name(name: object, max_chars: int) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= max_chars and name.isascii() and name.isprintable()
 
 
-def server_key(path: Path) -> bytes:
-    """The server's key: made once, readable by its owner only. One that is too short could be guessed: refused."""
+def load_server_key(path: Path) -> bytes:
+    """Return the server's key and create it if it is missing. Raises `ValueError` if it is too short to be safe."""
     try:
         key = path.read_bytes()
     except FileNotFoundError:
-        key = _made(path)
+        key = _create_key(path)
     if len(key) < KEY_BYTES:
         raise ValueError(
             f"the key in {path} has {len(key)} bytes, not {KEY_BYTES}; "
@@ -119,8 +121,8 @@ def server_key(path: Path) -> bytes:
     return key
 
 
-def _made(path: Path) -> bytes:
-    """A new key, whole or not at all: whoever starts beside us, or after a crash, must never find half of one."""
+def _create_key(path: Path) -> bytes:
+    """Create the key file atomically: no other process may read half of it, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
@@ -128,7 +130,7 @@ def _made(path: Path) -> bytes:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):  # Somebody was faster: theirs is the key.
+        with suppress(FileExistsError):  # Another process was faster: use its key.
             os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""OIDC: an issuer that runs anyway (a cluster, a cloud, another CI) vouches for runners, or for people, with tokens.
+"""OIDC: an external issuer (a cluster, a cloud, another CI system) vouches for runners or people with signed tokens.
 
-The issuer's keys are fetched from it, kept for a while, and fetched anew when a token names one that is not known, but
-never often: whoever shows nonsense must not be able to make this server a burden to the issuer.
+The issuer's keys are fetched, cached, and fetched again when a token names an unknown key, but with a minimum interval:
+invalid tokens must not make this server a burden to the issuer.
 """
 
 from __future__ import annotations
@@ -33,23 +33,26 @@ ALGORITHMS: Final = (
     *("ES256", "ES384", "ES512", "EdDSA", "Ed25519"),
 )
 LEEWAY_SECONDS: Final = 30
-KEEP_SECONDS: Final = 3600.0
+CACHE_SECONDS: Final = 3600.0
 REFRESH_SECONDS: Final = 10.0
 FETCH_SECONDS: Final = 5.0
 MAX_FETCH_BYTES: Final = 256 * 1024
 MAX_KEYS: Final = 100
-MAX_SHOWN: Final = 100
+MAX_QUOTED_CHARS: Final = 100
 OK: Final = 200
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class NotFetched(Exception):
-    """The issuer did not give what it should."""
+class FetchError(Exception):
+    """The issuer did not return what was expected."""
 
 
 class OidcIssuer:
-    """One issuer, and how its claims name a runner. A claim is a name, or a path like `/kubernetes.io/pod/name`."""
+    """An issuer of runner tokens, and the claims that name tenant and runner.
+
+    A claim is given by name or by a path like `/kubernetes.io/pod/name`.
+    """
 
     def __init__(
         self,
@@ -65,46 +68,50 @@ class OidcIssuer:
         check_installed("--oidc-issuer")
         if not audience:
             raise ValueError("--oidc-issuer needs --oidc-audience: the name by which tokens are meant for this server")
-        self._trust = Trust(issuer, ca=ca, clock=clock, monotonic=monotonic)
+        self._client = IssuerClient(issuer, ca=ca, clock=clock, monotonic=monotonic)
         self._audience = audience
         self._tenant_claim = tenant_claim
         self._runner_claim = runner_claim
 
     async def runner(self, token: str) -> Runner:
-        """Whom the token names, if the issuer signed it, for this server, and it is good now."""
-        claims = await self._trust.claims(token)
+        """Return the runner that a valid token for this server names. Raises `Refused` otherwise."""
+        claims = await self._client.claims(token)
         if claims.get("aud") not in (self._audience, [self._audience]):
-            raise bad(f"aud is {shown(claims.get('aud'))}; ask the issuer for a token for {self._audience!r} alone")
+            raise bad_token(
+                f"aud is {quote_value(claims.get('aud'))}; ask the issuer for a token for {self._audience!r} alone"
+            )
         tenant = claim(claims, self._tenant_claim) if self._tenant_claim else "default"
         runner = claim(claims, self._runner_claim)
         if not is_tenant_name(tenant):
-            raise bad(f"claim {self._tenant_claim!r} is {shown(tenant)}; expected a tenant of 1 to 200 printable ASCII")
+            raise bad_token(
+                f"claim {self._tenant_claim!r} is {quote_value(tenant)}; expected a tenant of 1 to 200 printable ASCII"
+            )
         if not is_runner_name(runner):
-            raise bad(
-                f"claim {self._runner_claim!r} is {shown(runner)}; expected a runner's name of 1 to 100 printable "
-                "ASCII characters without a slash; choose another claim with --oidc-runner-claim"
+            raise bad_token(
+                f"claim {self._runner_claim!r} is {quote_value(runner)}; expected a runner's name of 1 to 100 "
+                "printable ASCII characters without a slash; choose another claim with --oidc-runner-claim"
             )
         return Runner(runner, tenant)
 
 
 def check_installed(option: str) -> None:
-    """Refuse, at the start, what could not be done later."""
+    """Raise `ValueError` at the start if the optional dependency is missing."""
     if find_spec("joserfc") is None:
         raise ValueError(f"{option} needs the extra 'oidc'; install it with: pip install 'deltaci[oidc]'")
 
 
 def claim(claims: dict[str, Any], name: str) -> Any:
-    """What the claims say under this name, or at this path."""
+    """Return the claim with this name or at this path."""
     if not name.startswith("/"):
         return claims.get(name)
-    found: Any = claims
+    value: Any = claims
     for part in name[1:].split("/"):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
-class Trust:
-    """One issuer: what it says of itself, its keys, and what it signed with them."""
+class IssuerClient:
+    """Fetches the metadata and keys of one issuer and verifies its tokens."""
 
     def __init__(
         self,
@@ -118,173 +125,179 @@ class Trust:
         self.issuer = issuer
         self._clock = clock
         self._monotonic = monotonic
-        self._about: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
         self._keys: dict[str, Any] = {}
-        self._fetched_at = self._tried_at = float("-inf")
-        self._fetching = asyncio.Lock()
+        self._fetched_at = self._attempted_at = float("-inf")
+        self._fetch_lock = asyncio.Lock()
         self._tls = ssl.create_default_context() if urlsplit(issuer).scheme == "https" else None
         if self._tls is not None and ca is not None:
             load_authorities(self._tls, ca)
 
     async def claims(self, token: str) -> dict[str, Any]:
-        """What the token says, if the issuer signed it and it is good now. For whom it is, the caller looks at."""
-        kid = self._look(token)
+        """Return the claims of a token that the issuer signed and that is valid now. The caller checks the audience."""
+        kid = self._signing_key_id(token)
         key = await self._key(kid)
-        return self._verified(token, key)
+        return self._verify(token, key)
 
-    async def about(self) -> dict[str, Any]:
-        """What the issuer says of itself: where it is asked for what."""
-        if self._is_old():
-            async with self._fetching:
-                if self._is_old():
+    async def metadata(self) -> dict[str, Any]:
+        """Return the issuer's metadata with its endpoints."""
+        if self._is_expired():
+            async with self._fetch_lock:
+                if self._is_expired():
                     await self._refresh()
-        return self._about
+        return self._metadata
 
     async def post(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
-        """Send it a form: the status and what it answers, also when it refuses."""
-        asked = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded", **headers}
-        return await asyncio.to_thread(self._ask, url, asked, urlencode(form).encode())
+        """Post a form to the issuer. Return the status and the decoded body, also for an error status."""
+        all_headers = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded", **headers}
+        return await asyncio.to_thread(self._send, url, all_headers, urlencode(form).encode())
 
-    def _look(self, token: str) -> str:
-        """The key that it claims to be signed with. What cannot be good is refused before anything is fetched."""
+    def _signing_key_id(self, token: str) -> str:
+        """Return the id of the signing key. Refuses what cannot be valid before anything is fetched."""
         try:
             head, claims, _ = token.split(".")
-            header, told = (_decode(urlsafe_b64decode(part + "=" * (-len(part) % 4))) for part in (head, claims))
-        except (ValueError, RecursionError):  # msgspec's errors are values too.
-            raise bad("the token is neither one of this server nor a signed JWT") from None
+            header, token_claims = (
+                _decode(urlsafe_b64decode(part + "=" * (-len(part) % 4))) for part in (head, claims)
+            )
+        except (ValueError, RecursionError):  # msgspec's errors are ValueErrors.
+            raise bad_token("the token is neither one of this server nor a signed JWT") from None
         kid = header.get("kid", "")
         if header.get("alg") not in ALGORITHMS or not isinstance(kid, str):
-            raise bad(f"alg is {shown(header.get('alg'))}; expected one of {', '.join(ALGORITHMS)}")
-        if told.get("iss") != self.issuer:
-            raise bad(f"iss is {shown(told.get('iss'))}; this server trusts {self.issuer}")
+            raise bad_token(f"alg is {quote_value(header.get('alg'))}; expected one of {', '.join(ALGORITHMS)}")
+        if token_claims.get("iss") != self.issuer:
+            raise bad_token(f"iss is {quote_value(token_claims.get('iss'))}; this server trusts {self.issuer}")
         return kid
 
-    def _verified(self, token: str, key: Any) -> dict[str, Any]:
+    def _verify(self, token: str, key: Any) -> dict[str, Any]:
         from joserfc import errors, jwt
 
         try:
             claims: dict[str, Any] = jwt.decode(token, key, algorithms=ALGORITHMS).claims
         except (errors.JoseError, ValueError, TypeError) as error:
-            raise bad(f"its signature or form is wrong ({type(error).__name__})") from None
+            raise bad_token(f"its signature or form is wrong ({type(error).__name__})") from None
         if claims.get("iss") != self.issuer:
-            raise bad(f"iss is {shown(claims.get('iss'))}; this server trusts {self.issuer}")
+            raise bad_token(f"iss is {quote_value(claims.get('iss'))}; this server trusts {self.issuer}")
         now = self._clock()
-        if _time(claims, "exp") <= now - LEEWAY_SECONDS:
+        if _time_claim(claims, "exp") <= now - LEEWAY_SECONDS:
             raise Refused("expired_credential", "the OIDC token is too old; get a fresh one from the issuer")
-        if max(_time(claims, "iat"), _time(claims, "nbf", missing=0.0)) > now + LEEWAY_SECONDS:
-            raise bad("it is from the future; set the clocks of the issuer and of this server right")
+        if max(_time_claim(claims, "iat"), _time_claim(claims, "nbf", missing=0.0)) > now + LEEWAY_SECONDS:
+            raise bad_token("it is from the future; set the clocks of the issuer and of this server right")
         return claims
 
     # -- the issuer's keys
 
     async def _key(self, kid: str) -> Any:
-        if self._is_needed(kid):
-            async with self._fetching:
-                if self._is_needed(kid):  # Somebody may have fetched it meanwhile.
+        if self._must_refresh(kid):
+            async with self._fetch_lock:
+                if self._must_refresh(kid):  # Another request may have fetched it meanwhile.
                     await self._refresh()
-        key = self._known(kid)
+        key = self._cached_key(kid)
         if key is None:
-            raise bad(f"the issuer has no key {shown(kid)}; get a fresh token")
+            raise bad_token(f"the issuer has no key {quote_value(kid)}; get a fresh token")
         return key
 
-    def _is_needed(self, kid: str) -> bool:
-        return self._is_old() or self._known(kid) is None
+    def _must_refresh(self, kid: str) -> bool:
+        return self._is_expired() or self._cached_key(kid) is None
 
-    def _is_old(self) -> bool:
-        return self._monotonic() - self._fetched_at > KEEP_SECONDS
+    def _is_expired(self) -> bool:
+        return self._monotonic() - self._fetched_at > CACHE_SECONDS
 
-    def _known(self, kid: str) -> Any:
-        """The key of this name. A token without a name is signed with the only key there is."""
+    def _cached_key(self, kid: str) -> Any:
+        """Return the key with this id. A token without a key id must be signed by the issuer's only key."""
         if kid:
             return self._keys.get(kid)
         return next(iter(self._keys.values())) if len(self._keys) == 1 else None
 
     async def _refresh(self) -> None:
         now = self._monotonic()
-        if now - self._tried_at < REFRESH_SECONDS:
-            raise Unavailable("the OIDC issuer's keys were asked for just now and did not fit")
-        self._tried_at = now
+        if now - self._attempted_at < REFRESH_SECONDS:
+            raise Unavailable("the OIDC issuer's keys were fetched just now and have no such key")
+        self._attempted_at = now
         try:
-            self._about, self._keys = await asyncio.to_thread(self._fetch)
-        except NotFetched as error:
+            self._metadata, self._keys = await asyncio.to_thread(self._fetch)
+        except FetchError as error:
             raise Unavailable(f"the keys of the OIDC issuer cannot be fetched: {error}") from error
         self._fetched_at = now
 
     def _fetch(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Runs in a thread of its own."""
+        """Fetch metadata and keys. Runs in a separate thread."""
         from joserfc import errors
         from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-        about = self._get(self.issuer.rstrip("/") + "/.well-known/openid-configuration")
-        if about.get("issuer") != self.issuer:
-            raise NotFetched(f"its configuration is of issuer {shown(about.get('issuer'))}, not of {self.issuer}")
-        listed = self._get(str(about.get("jwks_uri"))).get("keys")
-        if not isinstance(listed, list):
-            raise NotFetched("its list of keys has no 'keys'")
-        kinds: dict[str, Any] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
-        found: dict[str, Any] = {}
-        for each in listed[:MAX_KEYS]:
-            # Keys for something else, or of a kind that we do not take, are none of ours.
-            if isinstance(each, dict) and each.get("kty") in kinds and each.get("use", "sig") == "sig":
+        metadata = self._get(self.issuer.rstrip("/") + "/.well-known/openid-configuration")
+        if metadata.get("issuer") != self.issuer:
+            raise FetchError(
+                f"its configuration is of issuer {quote_value(metadata.get('issuer'))}, not of {self.issuer}"
+            )
+        jwks = self._get(str(metadata.get("jwks_uri"))).get("keys")
+        if not isinstance(jwks, list):
+            raise FetchError("its list of keys has no 'keys'")
+        key_types: dict[str, Any] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
+        keys: dict[str, Any] = {}
+        for jwk in jwks[:MAX_KEYS]:
+            # Skip keys for another use and of unsupported types.
+            if isinstance(jwk, dict) and jwk.get("kty") in key_types and jwk.get("use", "sig") == "sig":
                 try:
-                    key = kinds[each["kty"]].import_key(each)
+                    key = key_types[jwk["kty"]].import_key(jwk)
                 except (errors.JoseError, ValueError, TypeError, KeyError):
                     continue
-                found[str(each.get("kid", ""))] = key
-        if not found:
-            raise NotFetched("it lists no public key that can be used")
-        return about, found
+                keys[str(jwk.get("kid", ""))] = key
+        if not keys:
+            raise FetchError("it lists no public key that can be used")
+        return metadata, keys
 
     def _get(self, url: str) -> dict[str, Any]:
-        status, found = self._ask(url, {"Accept": "application/json"})
+        status, document = self._send(url, {"Accept": "application/json"})
         if status != OK:
-            raise NotFetched(f"{url} answers {status}")
-        return found
+            raise FetchError(f"{url} answers {status}")
+        return document
 
-    def _ask(self, url: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    def _send(self, url: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, dict[str, Any]]:
         check_url(url, self.issuer)
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects(), _NoErrors()]
         if self._tls is not None:
             handlers.append(urllib.request.HTTPSHandler(context=self._tls))
         else:
             handlers.append(urllib.request.ProxyHandler({}))
-        ends_at = time.monotonic() + 2 * FETCH_SECONDS
+        deadline = time.monotonic() + 2 * FETCH_SECONDS
         try:
-            asked = urllib.request.Request(url, body, headers)
-            with urllib.request.build_opener(*handlers).open(asked, timeout=FETCH_SECONDS) as answer:
-                read = b""
-                while part := answer.read1(64 * 1024):
-                    read += part
-                    if len(read) > MAX_FETCH_BYTES:
-                        raise NotFetched(f"{url} has more than {MAX_FETCH_BYTES} bytes")
-                    if time.monotonic() > ends_at:
-                        raise NotFetched(f"{url} takes too long")
-                if body is None and answer.status != OK:
-                    return answer.status, {}  # What it says then is for nobody.
-                return answer.status, _decode(read)
+            request = urllib.request.Request(url, body, headers)
+            with urllib.request.build_opener(*handlers).open(request, timeout=FETCH_SECONDS) as response:
+                received = b""
+                while chunk := response.read1(64 * 1024):
+                    received += chunk
+                    if len(received) > MAX_FETCH_BYTES:
+                        raise FetchError(f"{url} has more than {MAX_FETCH_BYTES} bytes")
+                    if time.monotonic() > deadline:
+                        raise FetchError(f"{url} takes too long")
+                if body is None and response.status != OK:
+                    return response.status, {}  # The body of an error is not needed.
+                return response.status, _decode(received)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NotFetched(f"{url}: {getattr(error, 'reason', None) or error}") from None
+            raise FetchError(f"{url}: {getattr(error, 'reason', None) or error}") from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """An issuer is where it says it is. Following it elsewhere would let it send this server anywhere."""
+    """Follows no redirect: an issuer could otherwise send this server's requests anywhere."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Nowhere: the redirect itself becomes the answer."""
+        """Return None, so that the redirect itself is the response."""
 
 
 class _NoErrors(urllib.request.HTTPErrorProcessor):
-    """Whatever the status is, it is an answer."""
+    """Returns every response, whatever its status, instead of raising."""
 
     def http_response(self, request: Any, response: Any) -> Any:
-        """As it came."""
         return response
 
     https_response = http_response
 
 
 def check_url(url: str, issuer: str) -> None:
-    """Keys that came over an open wire prove nothing. On one machine there is no wire."""
+    """Raise unless the URL is safe: https, or http to a loopback address for an issuer that itself uses http.
+
+    Keys that came over an unencrypted network connection prove nothing.
+    """
     try:
         parts = urlsplit(url)
         is_good = bool(parts.hostname) and parts.username is None and not parts.query and not parts.fragment
@@ -293,31 +306,33 @@ def check_url(url: str, issuer: str) -> None:
     except ValueError:
         is_good = is_secure = is_local = False
     if not is_good or not is_secure or (parts.scheme == "http" and not is_local):
-        message = f"the OIDC address {shown(url)} cannot be used; expected https://HOST/… (http only on this machine)"
-        raise ValueError(message) if url == issuer else NotFetched(message)
+        message = (
+            f"the OIDC address {quote_value(url)} cannot be used; expected https://HOST/… (http only on this machine)"
+        )
+        raise ValueError(message) if url == issuer else FetchError(message)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is this machine."""
+    """Return whether the host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _time(claims: dict[str, Any], name: str, missing: float | None = None) -> float:
+def _time_claim(claims: dict[str, Any], name: str, missing: float | None = None) -> float:
     value = claims.get(name, missing)
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
-        raise bad(f"{name} is {shown(value)}; expected a time in seconds")
+        raise bad_token(f"{name} is {quote_value(value)}; expected a time in seconds")
     return value
 
 
-def bad(found: str) -> Refused:
-    """The refusal of a token."""
-    return Refused("bad_credential", f"the OIDC token is refused: {found}")
+def bad_token(problem: str) -> Refused:
+    """Return the refusal of a token."""
+    return Refused("bad_credential", f"the OIDC token is refused: {problem}")
 
 
-def shown(value: object) -> str:
-    """What was found, as far as somebody should read it."""
+def quote_value(value: object) -> str:
+    """Return the value as text of limited length for an error message."""
     text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"

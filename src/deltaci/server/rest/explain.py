@@ -61,7 +61,7 @@ async def _tenant_state(call: Call, run: Run, attempts: list[Attempt]) -> explai
         now=await store.now(),
         workers=tuple(await get_workers(call)),
         running_quota=quota,
-        running=await tenants.running(tenant) if quota else 0,
+        running=await tenants.running_jobs(tenant) if quota else 0,
         groups={group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
         flaky=await _flaky_tests(call, run, attempts),
     )

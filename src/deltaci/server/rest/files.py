@@ -29,7 +29,7 @@ async def list_artifacts(call: Call) -> api.Artifacts:
     """List the artifacts of the last lease of an attempt."""
     attempt = await get_attempt(call)
     blobs, job = call.app.blobs, call.params["job"]
-    return api.Artifacts(artifacts=await call.app.disk.do(lambda: _artifacts(blobs, attempt, job)))
+    return api.Artifacts(artifacts=await call.app.disk.run(lambda: _artifacts(blobs, attempt, job)))
 
 
 async def list_run_artifacts(call: Call) -> api.Artifacts:
@@ -41,7 +41,7 @@ async def list_run_artifacts(call: Call) -> api.Artifacts:
         batch = jobs[start : start + JOBS_PER_BATCH]
         attempts = await get_attempts(call, batch)
         named = [(attempt, job.spec.name) for job in batch for attempt in attempts.get(job.id, ())]
-        listed += await call.app.disk.do(lambda named=named: [a for pair in named for a in _artifacts(blobs, *pair)])  # type: ignore[misc]
+        listed += await call.app.disk.run(lambda named=named: [a for pair in named for a in _artifacts(blobs, *pair)])  # type: ignore[misc]
         if len(listed) > MAX_LISTED:
             raise Refused("too_large", f"the run has more than {MAX_LISTED} artifacts; list them by attempt")
     return api.Artifacts(artifacts=listed)
@@ -67,7 +67,7 @@ async def read_artifact(call: Call) -> FileResponse:
         key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, path)
     except Refused:
         raise not_found("artifact", path) from None  # No artifact can have this path.
-    stored = await call.app.disk.do(lambda: blobs.stat(key))
+    stored = await call.app.disk.run(lambda: blobs.stat(key))
     if stored is None:
         raise not_found("artifact", path)
     range_header = call.request.header(b"range")

@@ -14,7 +14,7 @@ from deltaci.server.rest.http.request import Call, Handler, not_found
 
 async def make_key(call: Call) -> api.NewKey:
     """Create a key. Its secret is only in this response."""
-    record, token = await call.app.keys.make(call.caller.tenant, call.body, call.caller.person)
+    record, token = await call.app.keys.create(call.caller.tenant, call.body, call.caller.person)
     return api.NewKey(**serializers.key(record), token=token)
 
 
@@ -22,7 +22,7 @@ async def list_keys(call: Call) -> api.KeyPage:
     """Return a page of the keys of the tenant, including expired and revoked ones."""
     query = call.query
     after = decode_cursor(query.cursor) if query.cursor else ""
-    page = await call.app.keys.page(call.caller.tenant, after, query.limit)
+    page = await call.app.keys.list_page(call.caller.tenant, after, query.limit)
     return api.KeyPage(
         keys=[api.Key(**serializers.key(record)) for record in page],
         next=encode_cursor(page[-1].id) if len(page) == query.limit else None,

@@ -21,7 +21,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import Event, to_json_line
 from deltaci.core.job import Job
 from deltaci.core.timers import is_over
-from deltaci.server.auth.revalidate import Stay
+from deltaci.server.auth.revalidate import Revalidation
 from deltaci.server.rest import log_tails
 from deltaci.server.rest.event_streams import CHUNK_BYTES, Frame, Subscription
 from deltaci.server.rest.http.lookup import get_run, load_all_jobs
@@ -134,12 +134,12 @@ class EventStream:
                     return  # End the response normally; the client connects again, to any server.
 
     async def _follow(self, out: ResponseStream, subscription: Subscription) -> None:
-        stay, clock = Stay(self._call), asyncio.get_running_loop().time
+        stay, clock = Revalidation(self._call), asyncio.get_running_loop().time
         beat_at = clock() + HEARTBEAT_SECONDS
         has_new = True
         while not subscription.is_closed:
             now = clock()
-            if now >= stay.look_at and await stay.is_over():
+            if now >= stay.next_check_at and await stay.is_revoked():
                 return
             text = subscription.next_buffered()
             if text:
@@ -156,7 +156,7 @@ class EventStream:
             elif out.is_disconnected:
                 raise ClientDisconnected
             else:
-                has_new, subscription.due_at = False, min(beat_at, stay.look_at)
+                has_new, subscription.due_at = False, min(beat_at, stay.next_check_at)
                 await subscription.wait()
                 continue
             has_new, beat_at = True, now + HEARTBEAT_SECONDS

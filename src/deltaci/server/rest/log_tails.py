@@ -20,7 +20,7 @@ from deltaci.core.job import Job
 from deltaci.core.lease import Lease
 from deltaci.core.timers import is_over
 from deltaci.protocol.routes import OFFSET_HEADER
-from deltaci.server.auth.revalidate import Stay
+from deltaci.server.auth.revalidate import Revalidation
 from deltaci.server.log_index import BLOCK_BYTES
 from deltaci.server.rest.event_streams import Subscription
 from deltaci.server.rest.http.lookup import get_attempt, get_job
@@ -71,7 +71,7 @@ async def _log(call: Call, job_id: str, id: str, attempt: Attempt | None) -> Log
     logs, range_header = call.app.logs, call.request.header(b"range")
     if call.request.header(b"if-range"):
         range_header = ""  # A log has no ETag that If-Range could match.
-    size = await call.app.disk.do(lambda: logs.size(id, number)) if number else 0
+    size = await call.app.disk.run(lambda: logs.size(id, number)) if number else 0
     if not query.follow:
         return LogFile(call, id, number, requested_range(range_header, size))
     call.app.streams.check_capacity(call.caller.tenant)
@@ -92,7 +92,7 @@ async def read_log_index(call: Call) -> LogIndex:
     attempt, query = await get_attempt(call), call.query
     number, lease = _lease_number(attempt, query.lease), attempt.lease
     logs, indexes = call.app.logs, call.app.log_indexes
-    index = await call.app.disk.do(lambda: indexes.look(logs, attempt.id, number, query.block))
+    index = await call.app.disk.run(lambda: indexes.snapshot(logs, attempt.id, number, query.block))
     return LogIndex(
         lease=number,
         size=index.size,
@@ -129,7 +129,7 @@ class LogFile:
         """Return the last `limit` bytes, for the web interface."""
         start = max(self._range.start, self._range.stop - limit)
         logs = self._call.app.logs
-        return await self._call.app.disk.do(lambda: logs.read(self._id, self._number, start, self._range.stop - start))
+        return await self._call.app.disk.run(lambda: logs.read(self._id, self._number, start, self._range.stop - start))
 
     @property
     def _file_name(self) -> str:
@@ -160,7 +160,7 @@ class LogStream:
         self._is_appended = False
         self._clock = asyncio.get_running_loop().time
         self._until = self._clock() + call.query.follow
-        self._stay = Stay(call)
+        self._stay = Revalidation(call)
 
     async def send(self, send: Send) -> None:
         """Send the log as it grows, until the lease ends, `follow` seconds have passed or the client disconnects."""
@@ -203,7 +203,7 @@ class LogStream:
             while True:
                 # Read before the log: if the lease was over by then, an empty chunk is the end of its log.
                 was_over, self._is_appended = self._is_over, False
-                chunk = await disk.do(lambda: logs.read(self._id, self._number, self._offset, PART_BYTES))
+                chunk = await disk.run(lambda: logs.read(self._id, self._number, self._offset, PART_BYTES))
                 self._offset += len(chunk)
                 if chunk:
                     await out.write(chunk)
@@ -233,7 +233,7 @@ class LogStream:
 
     async def _is_time_up(self, subscription: Subscription) -> bool:
         is_late = self._clock() >= self._until
-        return is_late or subscription.is_closed or await self._stay.is_over()
+        return is_late or subscription.is_closed or await self._stay.is_revoked()
 
     async def _refresh(self) -> None:
         """Read whether the lease is over. Without a lease, read whether there is one now or can still be one."""

@@ -106,7 +106,7 @@ async def _read_snapshot(call: Call) -> Snapshot:
         now=await store.now(),
         workers=tuple(workers),
         running_quota=quota,
-        running=await call.app.tenants.running(tenant) if quota else 0,
+        running=await call.app.tenants.running_jobs(tenant) if quota else 0,
         groups={group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
     )
     return Snapshot(

@@ -10,7 +10,7 @@ from deltaci.api.schemas.inputs import SecretInput, SecretQuery
 from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.request import Call, Handler, not_found
 from deltaci.server.rest.serializers import to_optional_datetime
-from deltaci.server.secrets import Known, SecretScope
+from deltaci.server.secrets import SecretMetadata, SecretScope
 
 PREFIX_CHARS: Final = 20  # Of the project and of the branch pattern in a cursor, so that the list is ordered by them.
 
@@ -19,7 +19,7 @@ async def list_secrets(call: Call) -> api.SecretPage:
     """Return a page of secrets: their names and scopes."""
     query = call.query
     after = decode_cursor(query.cursor) if query.cursor else ""
-    stored = await call.app.disk.do(lambda: call.app.secrets.listed(call.caller.tenant))
+    stored = await call.app.disk.run(lambda: call.app.secrets.list_all(call.caller.tenant))
     remaining = sorted((secret for secret in stored if _position(secret) > after), key=_position)
     page = remaining[: query.limit]
     return api.SecretPage(
@@ -34,7 +34,7 @@ async def set_secret(call: Call) -> api.Secret:
     name, scope = str(call.params["secret"]), SecretScope(params.project, params.branch)
     at, caller = call.app.keys.now(), call.caller
     return serialize_secret(
-        await call.app.disk.do(
+        await call.app.disk.run(
             lambda: call.app.secrets.set(caller.tenant, name, params.value, scope, by=caller.person, at=at)
         )
     )
@@ -46,20 +46,20 @@ async def remove_secret(call: Call) -> api.Secret:
     name, scope = str(call.params["secret"]), SecretScope(params.project, params.branch)
     scope.check()
     secrets, tenant = call.app.secrets, call.caller.tenant
-    secret = await call.app.disk.do(lambda: secrets.find(tenant, name, scope))
-    if secret is None or not await call.app.disk.do(lambda: secrets.remove(tenant, name, scope)):
+    secret = await call.app.disk.run(lambda: secrets.find(tenant, name, scope))
+    if secret is None or not await call.app.disk.run(lambda: secrets.remove(tenant, name, scope)):
         raise not_found("secret of this scope:", name)
     return serialize_secret(secret)
 
 
-def _position(secret: Known) -> str:
+def _position(secret: SecretMetadata) -> str:
     """Return the sort key of a secret: short enough for a cursor, and unique because of the digest."""
     scope = secret.scope
     digest = blake2b(f"{scope.project}\0{scope.branch}".encode(), digest_size=8).hexdigest()
     return f"{secret.name} {scope.project[:PREFIX_CHARS]}\0{scope.branch[:PREFIX_CHARS]}\0{digest}"
 
 
-def serialize_secret(secret: Known) -> api.Secret:
+def serialize_secret(secret: SecretMetadata) -> api.Secret:
     """Return a secret as the API shows it, without its value."""
     return api.Secret(
         name=secret.name,

@@ -35,7 +35,7 @@ from deltaci.server.rest.http.lookup import get_run_records
 from deltaci.server.rest.http.request import Call, Handler
 from deltaci.server.rest.log_tails import last_lease
 from deltaci.server.rest.serializers import to_datetime
-from deltaci.server.test_reports import Reported
+from deltaci.server.test_reports import ParsedReports
 from deltaci.storage.port import ListQuery
 
 MAX_JOBS: Final = 100
@@ -134,11 +134,11 @@ async def _read_reports(
     tests: list[ListedTest] = []
     for position, (job, attempt) in enumerate(reporting):
         name, lease = job.spec.name, last_lease(attempt)
-        reported, flakes = Reported(), dict[str, Flake]()
+        reported, flakes = ParsedReports(), dict[str, Flake]()
         if position >= MAX_JOBS:
-            reported = Reported((), (f"the tests of {MAX_JOBS} jobs are listed at once; ask for one job",))
+            reported = ParsedReports((), (f"the tests of {MAX_JOBS} jobs are listed at once; ask for one job",))
         elif lease is not None:
-            reported = await call.app.test_reports.of(attempt, lease.number, call.app.blobs, call.app.disk)
+            reported = await call.app.test_reports.read(attempt, lease.number, call.app.blobs, call.app.disk)
             history = await call.app.flaky.of_job(call.caller.tenant, project, name)
             flakes = flaky.flaky_tests(history, now)
         totals.append(_totals(name, attempt, reported))
@@ -147,7 +147,7 @@ async def _read_reports(
     return totals, tests
 
 
-def _totals(job: str, attempt: Attempt, reported: Reported) -> ReportedTests:
+def _totals(job: str, attempt: Attempt, reported: ParsedReports) -> ReportedTests:
     summary = _test_summary(attempt)
     total = summary.get("total", 0)
     return ReportedTests(
@@ -160,8 +160,8 @@ def _totals(job: str, attempt: Attempt, reported: Reported) -> ReportedTests:
         skipped=summary.get("skipped", 0),
         flaky=summary.get("flaky", 0),
         seconds=summary.get("seconds", 0.0),
-        is_whole=not reported.troubles and len(reported.cases) == total,
-        problems=list(reported.troubles),
+        is_whole=not reported.problems and len(reported.cases) == total,
+        problems=list(reported.problems),
     )
 
 

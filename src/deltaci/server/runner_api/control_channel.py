@@ -1,8 +1,8 @@
-"""What is wanted of runners, told at once: a cancel reaches whoever holds the lease without waiting for its heartbeat.
+"""The control channel: sends a cancel request to the runner that holds the lease without waiting for its heartbeat.
 
-All of it are hints. One that is lost costs a heartbeat's interval, because the answer to the heartbeat says the same;
-one that comes twice or too late is recognised by its lease. Telling costs the same however many runners wait: each
-event is looked up by whom it is for.
+All messages are hints. A lost one costs one heartbeat interval, because the response to the heartbeat says the same;
+the lease id identifies one that is repeated or late. The cost of an event does not depend on the number of connected
+runners: the runner it concerns is looked up by tenant and id.
 """
 
 from __future__ import annotations
@@ -21,155 +21,158 @@ from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Record
 from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.protocol.messages import CancelRequested, ControlRequest
-from deltaci.server.follower import look
+from deltaci.server.follower import read_records
 from deltaci.server.runner_api.lease_ids import LeaseIds
 from deltaci.server.runner_api.message_handlers import Runner
 from deltaci.storage.port import Conflict, Store, Unavailable
 
-MAX_LATE: Final = 100_000  # Attempts that wait to be looked at; what is beyond is told by heartbeats.
-LOOK_AT: Final = 500
+MAX_PENDING: Final = 100_000  # Attempts that wait to be read; heartbeats cover those beyond.
+BATCH_SIZE: Final = 500
 
 LOGGER: Final = logging.getLogger(__name__)
 
-Outlet = Callable[[str, str, CancelRequested], None]
+# (tenant, runner id, message)
+CancelListener = Callable[[str, str, CancelRequested], None]
 
 
-class _Waiting:
-    """One runner that waits to be told."""
+class _LongPoll:
+    """The open long poll of one runner."""
 
     def __init__(self) -> None:
-        self.told: list[CancelRequested] = []
-        self.is_told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.messages: list[CancelRequested] = []
+        self.is_answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def tell(self, *messages: CancelRequested) -> None:
-        self.told += messages
-        if not self.is_told.done():
-            self.is_told.set_result(None)
+    def send(self, *messages: CancelRequested) -> None:
+        self.messages += messages
+        if not self.is_answered.done():
+            self.is_answered.set_result(None)
 
 
 class ControlHub:
-    """Hears of every change, and tells those that it concerns."""
+    """Follows the event log and sends cancel requests to the runners concerned."""
 
     def __init__(self, store: Store, lease_ids: LeaseIds) -> None:
         self._store = store
         self._lease_ids = lease_ids
-        self._outlets: list[Outlet] = [self._tell_waiting]
-        self._waiting: dict[tuple[str, str], set[_Waiting]] = {}
-        self._asked: dict[str, None] = {}
-        self._is_asked = asyncio.Event()
+        self._listeners: list[CancelListener] = [self._send_to_polls]
+        self._polls: dict[tuple[str, str], set[_LongPoll]] = {}
+        self._pending: dict[str, None] = {}
+        self._has_pending = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
 
-    def add_outlet(self, outlet: Outlet) -> None:
-        """Tell it this way, too: the tenant, the runner, the message. It must not raise and not take long."""
-        self._outlets.append(outlet)
+    def subscribe(self, listener: CancelListener) -> None:
+        """Also pass each cancel request to this function, which must return fast and not raise."""
+        self._listeners.append(listener)
 
     def start(self) -> None:
-        """Begin to tell."""
         self._task = asyncio.create_task(self._run(), name="control")
 
     async def stop(self) -> None:
-        """Tell nothing more."""
         self.stop_waiting()
         if self._task is not None:
             await cancel_and_wait(self._task)
 
     def stop_waiting(self) -> None:
-        """The server is about to end: whoever waits is answered now."""
+        """Answer every open long poll, because the server is about to stop."""
         self._is_closing = True
-        for waiting in [each for all_of_one in self._waiting.values() for each in all_of_one]:
-            waiting.tell()
+        for poll in [poll for polls in self._polls.values() for poll in polls]:
+            poll.send()
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """What happened. After some of it a runner may acknowledge a cancel: it has to hear of that first."""
+        """Note the attempts whose runner may have to stop after these events."""
         for event in events:
             if (
                 event.entity == ATTEMPT
                 and event.from_ != event.to
                 and attempt.MACHINE.changes(event.to, attempt.CancelAck)
-                and len(self._asked) < MAX_LATE
+                and len(self._pending) < MAX_PENDING
             ):
-                self._asked[event.entity_id] = None
-                self._is_asked.set()
+                self._pending[event.entity_id] = None
+                self._has_pending.set()
 
-    async def wait(self, who: Runner, asked: ControlRequest, gone: asyncio.Future[Any]) -> list[CancelRequested]:
-        """What is wanted of this runner: at once if something is already, otherwise as soon as it is.
+    async def wait(
+        self, runner: Runner, request: ControlRequest, disconnected: asyncio.Future[Any]
+    ) -> list[CancelRequested]:
+        """Return the cancel requests for this runner, waiting up to `request.wait_seconds` for the first one.
 
-        It listens before it looks, so that nothing can fall in between.
+        Subscribes before it reads the store, so that no request is missed in between.
         """
-        if not who.may_speak_for(asked.runner_id):
-            raise Refused("wrong_runner", f"this credential is for runner {who.id}; use the one of that runner")
-        with self._listening(who.tenant, asked.runner_id) as waiting:
-            waiting.told += await self._wanted(who.tenant, asked)
-            if not waiting.told and not self._is_closing and asked.wait_seconds:
+        if not runner.may_speak_for(request.runner_id):
+            raise Refused("wrong_runner", f"this credential is for runner {runner.id}; use the one of that runner")
+        with self._open_poll(runner.tenant, request.runner_id) as poll:
+            poll.messages += await self._current_cancels(runner.tenant, request)
+            if not poll.messages and not self._is_closing and request.wait_seconds:
                 await asyncio.wait(
-                    {waiting.is_told, gone}, timeout=asked.wait_seconds, return_when=asyncio.FIRST_COMPLETED
+                    {poll.is_answered, disconnected}, timeout=request.wait_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
-            return list({each.lease_id: each for each in waiting.told}.values())
+            return list({message.lease_id: message for message in poll.messages}.values())
 
     @contextmanager
-    def _listening(self, tenant: str, runner_id: str) -> Iterator[_Waiting]:
-        waiting, key = _Waiting(), (tenant, runner_id)
-        self._waiting.setdefault(key, set()).add(waiting)
+    def _open_poll(self, tenant: str, runner_id: str) -> Iterator[_LongPoll]:
+        poll, key = _LongPoll(), (tenant, runner_id)
+        self._polls.setdefault(key, set()).add(poll)
         try:
-            yield waiting
+            yield poll
         finally:
-            self._waiting[key].discard(waiting)
-            if not self._waiting[key]:
-                del self._waiting[key]
+            self._polls[key].discard(poll)
+            if not self._polls[key]:
+                del self._polls[key]
 
-    async def _wanted(self, tenant: str, asked: ControlRequest) -> list[CancelRequested]:
-        """What is wanted of the leases that the runner names. One that is not its own is as good as none."""
-        named: dict[str, str] = {}
-        for lease_id in asked.lease_ids:
+    async def _current_cancels(self, tenant: str, request: ControlRequest) -> list[CancelRequested]:
+        """Return the cancel requests for those of the named leases that this runner holds."""
+        lease_ids: dict[str, str] = {}
+        for lease_id in request.lease_ids:
             try:
-                named[ids.lease_ref(lease_id).attempt_id] = lease_id
+                lease_ids[ids.lease_ref(lease_id).attempt_id] = lease_id
             except StaleLease:
                 continue
-        if not named:
+        if not lease_ids:
             return []
-        now, records = await self._store.transact(lambda: look(list(named)))
-        found: list[CancelRequested] = []
+        now, records = await self._store.transact(lambda: read_records(list(lease_ids)))
+        cancels: list[CancelRequested] = []
         for record in records:
             if not isinstance(record, Attempt) or record.tenant != tenant or record.lease is None:
                 continue
-            lease_id = named[record.id]
-            if lease.is_held_by(record.lease, ids.lease_ref(lease_id), asked.runner_id):
-                found += _requests(record, lease_id, now)
-        return found
+            lease_id = lease_ids[record.id]
+            if lease.is_held_by(record.lease, ids.lease_ref(lease_id), request.runner_id):
+                cancels += _cancel_requests(record, lease_id, now)
+        return cancels
 
     async def _run(self) -> None:
         while True:
-            await self._is_asked.wait()
-            some = list(self._asked)[:LOOK_AT]
-            for id in some:
-                del self._asked[id]
-            if not self._asked:
-                self._is_asked.clear()
+            await self._has_pending.wait()
+            attempt_ids = list(self._pending)[:BATCH_SIZE]
+            for attempt_id in attempt_ids:
+                del self._pending[attempt_id]
+            if not self._pending:
+                self._has_pending.clear()
             try:
-                now, records = await self._store.transact(lambda some=some: look(some))  # type: ignore[misc]
+                now, records = await self._store.transact(lambda attempt_ids=attempt_ids: read_records(attempt_ids))  # type: ignore[misc]
             except (Unavailable, Conflict) as error:
-                LOGGER.warning("%d cancels are left to heartbeats: %s", len(some), error)
+                LOGGER.warning(
+                    "cannot send %d cancel requests, heartbeats will deliver them: %s", len(attempt_ids), error
+                )
                 continue
             for record in records:
-                self._tell(record, now)
+                self._send(record, now)
 
-    def _tell(self, record: Record, now: int) -> None:
-        """Tell whoever holds the lease, if there is somebody and we know what it is called."""
+    def _send(self, record: Record, now: int) -> None:
+        """Send a cancel request to the holder of the lease, if there is one and its lease id is known."""
         if not isinstance(record, Attempt) or record.lease is None:
             return
-        lease_id = self._lease_ids.of(record)
-        for message in _requests(record, lease_id, now) if lease_id else ():
-            for outlet in self._outlets:
-                outlet(record.tenant, record.lease.worker_id, message)
+        lease_id = self._lease_ids.live_lease_id(record)
+        for message in _cancel_requests(record, lease_id, now) if lease_id else ():
+            for listener in self._listeners:
+                listener(record.tenant, record.lease.worker_id, message)
 
-    def _tell_waiting(self, tenant: str, runner_id: str, message: CancelRequested) -> None:
-        for waiting in self._waiting.get((tenant, runner_id), ()):
-            waiting.tell(message)
+    def _send_to_polls(self, tenant: str, runner_id: str, message: CancelRequested) -> None:
+        for poll in self._polls.get((tenant, runner_id), ()):
+            poll.send(message)
 
 
-def _requests(record: Attempt, lease_id: str, now: int) -> list[CancelRequested]:
-    """The message to the holder of the lease, if the core says that it has to stop."""
+def _cancel_requests(record: Attempt, lease_id: str, now: int) -> list[CancelRequested]:
+    """Return the cancel request for the holder of the lease, if the core says that the attempt must stop."""
     stop = attempt.stop_request(record, now)
     if stop is None:
         return []

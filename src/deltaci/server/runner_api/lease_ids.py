@@ -1,7 +1,7 @@
-"""Lease ids that a server can make again: to name a lease in what it says of its own accord.
+"""Lease ids that a server can compute again, so that it can name a lease in messages that it sends unasked.
 
-The secret part follows from the server's key and from what the record of the lease keeps. Only its fingerprint is
-stored, as ever: who reads the database learns no lease id, who has the key as well may name all of them.
+The secret part is derived from the server's key and from the stored record of the lease. The store has only its hash: a
+reader of the database learns no lease id; one who has the server's key as well can compute all of them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from deltaci.core.attempt import Attempt
 
 
 class LeaseIds:
-    """Makes the ids of leases, and knows those that were made with the same key."""
+    """Creates lease ids and computes those again that were created with the same key."""
 
     def __init__(self, server_key: bytes) -> None:
         self._key = hmac.digest(server_key, b"lease ids", "sha256")
 
     def mint(self, attempt_id: str, number: int, salt: str) -> str:
-        """The secret part. A number that is used again, after a backup was restored, comes with another salt."""
+        """Return the secret part. After a restored backup a number is used again, with another salt."""
         return hmac.digest(self._key, f"{attempt_id}|{number}|{salt}".encode(), "sha256").hex()
 
-    def of(self, record: Attempt) -> str:
-        """The id of the attempt's live lease; empty when it has none, or when it was not made with this key."""
-        held = record.lease
-        if held is None:
+    def live_lease_id(self, record: Attempt) -> str:
+        """Return the id of the attempt's live lease, or an empty string if it has none that this key created."""
+        live_lease = record.lease
+        if live_lease is None:
             return ""
-        made = ids.lease_id(record.id, held.number, self.mint(record.id, held.number, held.salt))
-        return made if lease.is_held_by(held, ids.lease_ref(made), held.worker_id) else ""
+        lease_id = ids.lease_id(record.id, live_lease.number, self.mint(record.id, live_lease.number, live_lease.salt))
+        return lease_id if lease.is_held_by(live_lease, ids.lease_ref(lease_id), live_lease.worker_id) else ""

@@ -1,8 +1,9 @@
-"""Transport A: tells runners over NATS JetStream that an attempt waits, and of cancels on their control subjects.
+"""Dispatch over NATS JetStream: announces ready attempts to runners, and cancels on their control subjects.
 
-All of it can be lost and is made again from the store: what waits is told when it becomes ready, all of it when NATS
-comes back, and what waits for long every now and then. The store alone decides who gets an attempt. So any number of
-servers may tell the same, NATS may lose everything, and a runner may be told of what somebody else has long finished.
+The messages are hints; the store alone decides who gets an attempt. Anything NATS loses is published again from the
+store: an attempt when it becomes ready, all ready attempts when NATS reconnects, and those that have been ready for
+long in a periodic sweep. So any number of servers may publish the same attempt, and a runner may receive one that was
+finished long ago.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from deltaci.protocol import messages as wire
 from deltaci.protocol import nats_subjects
 from deltaci.protocol.messages import CancelRequested, Dispatch
 from deltaci.protocol.nats_client import NatsAddress, NatsConnection
-from deltaci.server.follower import look
+from deltaci.server.follower import read_records
 from deltaci.storage.port import Conflict, ReadyAttempt, Store, Unavailable
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
 SWEEP_SECONDS: Final = 30.0
-SWEEP_LIMIT: Final = 200  # Of each queue; what is told of first is also claimed first.
+SWEEP_LIMIT: Final = 200  # Of each queue, oldest first.
 START_LIMIT: Final = 10_000
-MAX_LATE: Final = 100_000  # Attempts that wait to be told of; what is beyond is found by the next sweep.
+MAX_PENDING: Final = 100_000  # Attempts that wait to be published; the next sweep finds those beyond.
 MAX_CANCELS: Final = 10_000
-AT_ONCE: Final = 200
+BATCH_SIZE: Final = 200
 ACK_SECONDS: Final = 30.0
 MAX_RUNNERS: Final = 20_000
 MAX_AGE_SECONDS: Final = 3600.0
@@ -48,161 +49,170 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """One server's side of NATS."""
+    """Publishes ready attempts and cancel requests of one server to NATS."""
 
     def __init__(self, store: Store, address: NatsAddress) -> None:
         address.check()
         self._store = store
-        self._link = NatsConnection(address, "deltaci server")
+        self._nats = NatsConnection(address, "deltaci server")
         self._is_up = False
-        self._wanted: dict[str, None] = {}
-        self._is_wanted = asyncio.Event()
-        self._later: list[tuple[float, str]] = []
+        self._pending: dict[str, None] = {}
+        self._has_pending = asyncio.Event()
+        self._alarms: list[tuple[float, str]] = []
         self._cancels: deque[tuple[str, str, CancelRequested]] = deque(maxlen=MAX_CANCELS)
-        self._is_canceled = asyncio.Event()
-        self._known: set[tuple[str, str]] = set()
-        self._is_lost = asyncio.Event()
+        self._has_cancels = asyncio.Event()
+        self._created_queues: set[tuple[str, str]] = set()
+        self._stream_lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to tell, as soon as NATS is there."""
-        self._task = asyncio.create_task(self._link.run(self._serve), name="dispatcher")
+        """Start publishing as soon as NATS is connected."""
+        self._task = asyncio.create_task(self._nats.run(self._serve), name="dispatcher")
 
     async def stop(self) -> None:
-        """Tell nothing more."""
         if self._task is not None:
             await cancel_and_wait(self._task)
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """What happened. After some of it an attempt may be claimed, if its record says the same."""
+        """Note the attempts that may be claimable after these events."""
         if not self._is_up:
-            return  # Everything is told when it is up again.
+            return  # All ready attempts are published after the reconnect.
         for event in events:
             if event.entity == ATTEMPT and attempt.MACHINE.changes(event.to, attempt.Grant):
-                self._want(event.entity_id)
+                self._enqueue(event.entity_id)
 
-    def tell(self, tenant: str, runner_id: str, message: CancelRequested) -> None:
-        """A runner has to stop: an outlet of the control hub."""
+    def on_cancel(self, tenant: str, runner_id: str, message: CancelRequested) -> None:
+        """Publish a cancel request. A listener of the control hub."""
         if self._is_up:
             self._cancels.append((tenant, runner_id, message))
-            self._is_canceled.set()
+            self._has_cancels.set()
 
-    def _want(self, id: str) -> None:
-        if len(self._wanted) < MAX_LATE:
-            self._wanted[id] = None
-            self._is_wanted.set()
+    def _enqueue(self, attempt_id: str) -> None:
+        if len(self._pending) < MAX_PENDING:
+            self._pending[attempt_id] = None
+            self._has_pending.set()
 
     async def _serve(self, connection: Connection) -> None:
-        """For as long as this connection lives."""
+        """Publish until the connection is lost."""
         stream = connection.jetstream()
-        self._known.clear()
-        self._wanted.clear()
-        self._later.clear()
+        self._created_queues.clear()
+        self._pending.clear()
+        self._alarms.clear()
         self._cancels.clear()
         self._is_up = True
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._tell_cancels(connection))
-                group.create_task(self._tell_ready(connection, stream))
+                group.create_task(self._publish_cancels(connection))
+                group.create_task(self._publish_pending(connection, stream))
                 group.create_task(self._sweep(connection, stream))
         finally:
             self._is_up = False
 
-    async def _tell_cancels(self, connection: Connection) -> None:
+    async def _publish_cancels(self, connection: Connection) -> None:
         while True:
-            await self._is_canceled.wait()
-            self._is_canceled.clear()
+            await self._has_cancels.wait()
+            self._has_cancels.clear()
             while self._cancels:
                 tenant, runner_id, message = self._cancels.popleft()
                 await connection.publish(nats_subjects.control(tenant, runner_id), wire.encode(message))
 
-    async def _tell_ready(self, connection: Connection, stream: JetStreamContext) -> None:
-        """What just became ready, and what had to wait for its time."""
+    async def _publish_pending(self, connection: Connection, stream: JetStreamContext) -> None:
+        """Publish attempts that have just become ready, and those whose start time has come."""
         while True:
-            await self._something()
-            some = list(islice(self._wanted, AT_ONCE))
-            for id in some:
-                del self._wanted[id]
+            await self._wait_for_pending()
+            attempt_ids = list(islice(self._pending, BATCH_SIZE))
+            for attempt_id in attempt_ids:
+                del self._pending[attempt_id]
             try:
-                now, records = await self._store.transact(lambda some=some: look(some))  # type: ignore[misc]
+                now, records = await self._store.transact(lambda attempt_ids=attempt_ids: read_records(attempt_ids))  # type: ignore[misc]
             except (Unavailable, Conflict):
                 continue  # The next sweep finds them.
-            found: list[ReadyAttempt] = []
+            ready: list[ReadyAttempt] = []
             for record in records:
-                at = ready_at(record)
-                if at is not None and isinstance(record, Attempt):
-                    found.append(ReadyAttempt(record.tenant, record.queue_key, record.id, at))
-            await self._publish(connection, stream, self._due(found, now))
+                ready_time = ready_at(record)
+                if ready_time is not None and isinstance(record, Attempt):
+                    ready.append(ReadyAttempt(record.tenant, record.queue_key, record.id, ready_time))
+            await self._publish(connection, stream, self._ready_now(ready, now))
 
-    async def _something(self) -> None:
-        """Wait until there is something to tell."""
+    async def _wait_for_pending(self) -> None:
+        """Wait until an attempt is pending."""
         loop = asyncio.get_running_loop()
-        while not self._wanted:
-            left = self._later[0][0] - loop.time() if self._later else None
-            if left is None or left > 0:
-                self._is_wanted.clear()  # An alarm that was set meanwhile sets it again.
-                waiting = asyncio.create_task(self._is_wanted.wait())
-                await asyncio.wait({waiting}, timeout=left)
-                waiting.cancel()
-            while self._later and self._later[0][0] <= loop.time():
-                self._want(heapq.heappop(self._later)[1])
+        while not self._pending:
+            delay = self._alarms[0][0] - loop.time() if self._alarms else None
+            if delay is None or delay > 0:
+                self._has_pending.clear()  # A new alarm sets it again.
+                waiter = asyncio.create_task(self._has_pending.wait())
+                await asyncio.wait({waiter}, timeout=delay)
+                waiter.cancel()
+            while self._alarms and self._alarms[0][0] <= loop.time():
+                self._enqueue(heapq.heappop(self._alarms)[1])
 
-    def _due(self, ready: Sequence[ReadyAttempt], now: int) -> list[ReadyAttempt]:
-        """Those whose time has come. For the others there is an alarm; for those far away a later sweep will see."""
-        for each in ready:
-            left = (each.ready_at - now) / SECOND
-            if 0 < left < 2 * SWEEP_SECONDS and len(self._later) < MAX_LATE:
-                heapq.heappush(self._later, (asyncio.get_running_loop().time() + left, each.id))
-                self._is_wanted.set()
-        return [each for each in ready if each.ready_at <= now]
+    def _ready_now(self, ready: Sequence[ReadyAttempt], now: int) -> list[ReadyAttempt]:
+        """Return the attempts that are ready by now.
+
+        Set an alarm for those that will be ready soon; a later sweep finds the others.
+        """
+        for ready_attempt in ready:
+            delay = (ready_attempt.ready_at - now) / SECOND
+            if 0 < delay < 2 * SWEEP_SECONDS and len(self._alarms) < MAX_PENDING:
+                heapq.heappush(self._alarms, (asyncio.get_running_loop().time() + delay, ready_attempt.id))
+                self._has_pending.set()
+        return [ready_attempt for ready_attempt in ready if ready_attempt.ready_at <= now]
 
     async def _sweep(self, connection: Connection, stream: JetStreamContext) -> None:
-        """Everything that waits, at first and when JetStream has lost it; then what has waited for long.
+        """Publish all ready attempts at first, then periodically those that have been ready for long.
 
-        And what will be ready before the next sweep, whenever it was decided: then it is told in its time.
+        After JetStream has lost the stream, publish all of them again. Set an alarm for those that become ready before
+        the next sweep.
         """
-        is_new, limit = 0, START_LIMIT
+        min_age, limit = 0, START_LIMIT
         while True:
-            self._is_lost.clear()
-            self._known.clear()  # Somebody may have removed a stream or a consumer: make sure of them now and then.
+            self._stream_lost.clear()
+            self._created_queues.clear()  # Recreate streams and consumers that were deleted.
             try:
-                now, _ = await self._store.transact(lambda: look(()))
-                waiting = await self._store.ready_attempts(now + round(2 * SWEEP_SECONDS * SECOND), limit)
+                now, _ = await self._store.transact(lambda: read_records(()))
+                ready = await self._store.ready_attempts(now + round(2 * SWEEP_SECONDS * SECOND), limit)
             except (Unavailable, Conflict) as error:
-                LOGGER.warning("what waits cannot be looked through: %s; trying again later", error)
-                now, waiting = 0, []
-            due = [each for each in self._due(waiting, now) if each.ready_at <= now - is_new]
+                LOGGER.warning("cannot list ready attempts: %s; the next sweep retries", error)
+                now, ready = 0, []
+            due = [
+                ready_attempt
+                for ready_attempt in self._ready_now(ready, now)
+                if ready_attempt.ready_at <= now - min_age
+            ]
             await self._publish(connection, stream, due)
-            lost = asyncio.create_task(self._is_lost.wait())
+            lost = asyncio.create_task(self._stream_lost.wait())
             await asyncio.wait({lost}, timeout=SWEEP_SECONDS * random.uniform(0.8, 1.2))
-            is_new, limit = (0, START_LIMIT) if lost.done() else (round(SWEEP_SECONDS * SECOND), SWEEP_LIMIT)
+            min_age, limit = (0, START_LIMIT) if lost.done() else (round(SWEEP_SECONDS * SECOND), SWEEP_LIMIT)
             lost.cancel()
 
     async def _publish(self, connection: Connection, stream: JetStreamContext, ready: Sequence[ReadyAttempt]) -> None:
         from nats.js.errors import NoStreamResponseError
 
-        for start in range(0, len(ready), AT_ONCE):
-            some = ready[start : start + AT_ONCE]
-            for queue in {(each.tenant, each.queue_key) for each in some} - self._known:
-                await self._make(connection, stream, *queue)
+        for start in range(0, len(ready), BATCH_SIZE):
+            batch = ready[start : start + BATCH_SIZE]
+            for queue in {
+                (ready_attempt.tenant, ready_attempt.queue_key) for ready_attempt in batch
+            } - self._created_queues:
+                await self._create_queue(connection, stream, *queue)
             try:
-                await asyncio.gather(*(self._tell_one(stream, each) for each in some))
+                await asyncio.gather(*(self._publish_one(stream, ready_attempt) for ready_attempt in batch))
             except NoStreamResponseError:
-                LOGGER.warning("a stream of NATS is gone; it is made anew, and told of everything that waits")
-                self._is_lost.set()
+                LOGGER.warning("a NATS stream is missing; it is created again and gets all ready attempts")
+                self._stream_lost.set()
                 return
 
     @staticmethod
-    async def _tell_one(stream: JetStreamContext, ready: ReadyAttempt) -> None:
-        """Whoever tells the same within a moment tells nothing new; later, it takes the place of what was told."""
+    async def _publish_one(stream: JetStreamContext, ready: ReadyAttempt) -> None:
+        """Publish an attempt. JetStream drops duplicates within a moment; a later one replaces the earlier message."""
         await stream.publish(
             nats_subjects.dispatch(ready.tenant, ready.queue_key, ready.id),
             wire.encode(Dispatch(attempt_id=ready.id)),
             headers={"Nats-Msg-Id": f"{nats_subjects.token(ready.id)}@{ready.ready_at}"},
         )
 
-    async def _make(self, connection: Connection, stream: JetStreamContext, tenant: str, key: str) -> None:
-        """The tenant's stream and the queue's consumer, unless they are there; whoever waits for it is told."""
+    async def _create_queue(self, connection: Connection, stream: JetStreamContext, tenant: str, key: str) -> None:
+        """Create the tenant's stream and the queue's consumer if they are missing, and notify waiting runners."""
         from nats.js import api
 
         await stream.add_stream(
@@ -228,5 +238,5 @@ class Dispatcher:
                 max_ack_pending=MAX_RUNNERS,
             ),
         )
-        self._known.add((tenant, key))
+        self._created_queues.add((tenant, key))
         await connection.publish(nats_subjects.new_queues(tenant), b"")

@@ -1,7 +1,7 @@
-"""What a job may learn of others of its run, under its lease: results, artifacts that have a name, caches by prefix.
+"""What a job may read about its run, under its lease: results of other jobs, named artifacts, caches by key prefix.
 
-And what its runner alone may have: the credential with which it fetches the sources. Everything follows from the
-attempt's own record; a request only chooses among what that allows.
+Also the secrets that only its runner may have, such as the credential that fetches the sources. All of it follows from
+the record of the attempt; a request only selects among what the record allows.
 """
 
 from __future__ import annotations
@@ -20,151 +20,163 @@ from deltaci.core.status.needs import SKIPPED, job_outputs, job_result
 from deltaci.core.timers import is_over
 from deltaci.protocol.responses import CacheMatch, NeededJob, SharedArtifact, SourceCredential
 from deltaci.protocol.routes import MAX_CACHE_KEY
-from deltaci.server.disk import Disk
-from deltaci.server.runner_api.message_handlers import Protocol, job_spec
-from deltaci.server.secrets import Secrets, Where, is_foreign, where
+from deltaci.server.disk import DiskThreads
+from deltaci.server.runner_api.message_handlers import MessageHandlers, job_spec
+from deltaci.server.secrets import JobScope, Secrets, is_from_fork, job_scope_of
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStat, BlobStore
 
-NAMES: Final = frozenset(
+ROUTE_NAMES: Final = frozenset(
     {"needs", "run-artifacts", "run-artifact", "source-credential", "optional-secrets", "cache-keys"}
 )
-AT_A_TIME: Final = 200
-MAX_REPEATS: Final = 20  # Runs that repeat runs that repeat runs.
-MAX_SHARED: Final = 10_000
+BATCH_SIZE: Final = 200
+MAX_RERUNS: Final = 20  # The length of a chain of reruns.
+MAX_ARTIFACTS: Final = 10_000
 
 
-class Shared:
-    """What jobs of one run have of each other."""
+class NeedsHandlers:
+    """Handles the requests for needs, artifacts of the run, cache keys, the source credential and optional secrets."""
 
-    def __init__(self, protocol: Protocol, blobs: BlobStore, secrets: Secrets, disk: Disk) -> None:
-        self._protocol = protocol
+    def __init__(
+        self, message_handlers: MessageHandlers, blobs: BlobStore, secrets: Secrets, disk: DiskThreads
+    ) -> None:
+        self._message_handlers = message_handlers
         self._blobs = blobs
         self._secrets = secrets
         self._disk = disk
 
     # -- results
 
-    async def needs(self, held: Attempt) -> dict[str, NeededJob]:
-        """How each of the jobs ended that the attempt's record names: only of its own run, or of the one it repeats."""
-        names = list(dict.fromkeys(job_spec(held).needs))
-        found: dict[str, NeededJob] = {}
-        async for run_id in self._runs(held):
-            left = [name for name in names if name not in found]
-            if not left:
+    async def needs(self, attempt: Attempt) -> dict[str, NeededJob]:
+        """Return how each job ended that the attempt's job needs, from its own run or a run that this one repeats."""
+        names = list(dict.fromkeys(job_spec(attempt).needs))
+        needs: dict[str, NeededJob] = {}
+        async for run_id in self._runs(attempt):
+            missing = [name for name in names if name not in needs]
+            if not missing:
                 break
-            for start in range(0, len(left), AT_A_TIME):
-                jobs = await self._jobs(held, run_id, left[start : start + AT_A_TIME])
-                lasts = await self._lasts(held, jobs)
-                found |= {each.spec.name: _need(each, lasts.get(each.id)) for each in jobs}
-        return {name: found.get(name) or NeededJob(result=SKIPPED, exists=False) for name in names}
+            for start in range(0, len(missing), BATCH_SIZE):
+                jobs = await self._jobs(attempt, run_id, missing[start : start + BATCH_SIZE])
+                last_attempts = await self._last_attempts(attempt, jobs)
+                needs |= {job.spec.name: _need(job, last_attempts.get(job.id)) for job in jobs}
+        return {name: needs.get(name) or NeededJob(result=SKIPPED, exists=False) for name in names}
 
-    async def _runs(self, held: Attempt) -> AsyncIterator[str]:
-        """The attempt's run; then the one that it repeats, of which it has what it need not do again; and so on."""
-        run_id = held.run_id
-        for _ in range(MAX_REPEATS):
+    async def _runs(self, attempt: Attempt) -> AsyncIterator[str]:
+        """Yield the attempt's run, then the run of which it is a rerun, and so on: a rerun does not repeat all jobs."""
+        run_id = attempt.run_id
+        for _ in range(MAX_RERUNS):
             if not run_id:
                 return
             yield run_id
-            records = await self._protocol.looked([run_id])
+            records = await self._message_handlers.find_records([run_id])
             record = records[0] if records else None
-            run_id = record.rerun_of if isinstance(record, Run) and record.tenant == held.tenant else ""
+            run_id = record.rerun_of if isinstance(record, Run) and record.tenant == attempt.tenant else ""
 
-    async def _jobs(self, held: Attempt, run_id: str, names: list[str]) -> list[Job]:
-        records = await self._protocol.looked([job_id(run_id, name) for name in names])
-        return [each for each in records if isinstance(each, Job) and each.tenant == held.tenant]
+    async def _jobs(self, attempt: Attempt, run_id: str, names: list[str]) -> list[Job]:
+        records = await self._message_handlers.find_records([job_id(run_id, name) for name in names])
+        return [record for record in records if isinstance(record, Job) and record.tenant == attempt.tenant]
 
-    async def _lasts(self, held: Attempt, jobs: list[Job]) -> dict[str, Attempt]:
-        """The last attempt of each job."""
-        wanted = [each.attempt_id for each in jobs if each.attempt_id]
-        records = await self._protocol.looked(wanted) if wanted else []
-        return {each.job_id: each for each in records if isinstance(each, Attempt) and each.tenant == held.tenant}
+    async def _last_attempts(self, attempt: Attempt, jobs: list[Job]) -> dict[str, Attempt]:
+        """Return the last attempt of each job, by job id."""
+        attempt_ids = [each.attempt_id for each in jobs if each.attempt_id]
+        records = await self._message_handlers.find_records(attempt_ids) if attempt_ids else []
+        return {last.job_id: last for last in records if isinstance(last, Attempt) and last.tenant == attempt.tenant}
 
     # -- artifacts with a name
 
-    async def artifacts(self, held: Attempt, number: int) -> list[SharedArtifact]:
-        """Those of every job of the run that is over, and its own; of a run that repeats another, also of what that
-        one did and this one need not."""
-        names, found = set[str](), list[SharedArtifact]()
-        async for run_id in self._runs(held):
-            jobs = [each for each in await self._protocol.load_jobs(run_id) if each.tenant == held.tenant]
-            found += await self._of_jobs(held, [each for each in jobs if each.spec.name not in names])
-            names |= {each.spec.name for each in jobs}
-        own = held.job_id.removeprefix(f"{held.run_id}/") if held.job_id else held.id
-        return found + await self._kept(held, number, own)
+    async def artifacts(self, attempt: Attempt, own_lease_number: int) -> list[SharedArtifact]:
+        """Return the artifacts of the run's finished jobs and of the attempt itself.
 
-    async def _of_jobs(self, held: Attempt, jobs: list[Job]) -> list[SharedArtifact]:
-        over = sorted((each for each in jobs if is_over(each)), key=lambda each: each.position)
-        found: list[SharedArtifact] = []
-        for start in range(0, len(over), AT_A_TIME):
-            some = over[start : start + AT_A_TIME]
-            lasts = await self._lasts(held, some)
-            for each in some:
-                last = lasts.get(each.id)
+        For a rerun, include the artifacts of the earlier runs' jobs that it did not repeat.
+        """
+        job_names, artifacts = set[str](), list[SharedArtifact]()
+        async for run_id in self._runs(attempt):
+            jobs = [job for job in await self._message_handlers.load_jobs(run_id) if job.tenant == attempt.tenant]
+            artifacts += await self._job_artifacts(attempt, [job for job in jobs if job.spec.name not in job_names])
+            job_names |= {job.spec.name for job in jobs}
+        own_name = attempt.job_id.removeprefix(f"{attempt.run_id}/") if attempt.job_id else attempt.id
+        return artifacts + await self._attempt_artifacts(attempt, own_lease_number, own_name)
+
+    async def _job_artifacts(self, attempt: Attempt, jobs: list[Job]) -> list[SharedArtifact]:
+        finished = sorted((job for job in jobs if is_over(job)), key=lambda job: job.position)
+        artifacts: list[SharedArtifact] = []
+        for start in range(0, len(finished), BATCH_SIZE):
+            batch = finished[start : start + BATCH_SIZE]
+            last_attempts = await self._last_attempts(attempt, batch)
+            for job in batch:
+                last = last_attempts.get(job.id)
                 if last is not None and last.ended_lease is not None:
-                    found += await self._kept(last, last.ended_lease.number, each.spec.name)
-                if len(found) > MAX_SHARED:
-                    raise Refused("too_large", f"the run has more than {MAX_SHARED} artifacts; keep fewer, packed")
-        return found
+                    artifacts += await self._attempt_artifacts(last, last.ended_lease.number, job.spec.name)
+                if len(artifacts) > MAX_ARTIFACTS:
+                    raise Refused("too_large", f"the run has more than {MAX_ARTIFACTS} artifacts; pack them into fewer")
+        return artifacts
 
-    async def _kept(self, attempt: Attempt, number: int, job: str) -> list[SharedArtifact]:
-        kept = await self._disk.do(lambda: keys.artifacts(self._blobs, attempt.tenant, attempt.id, number))
-        found: list[SharedArtifact] = []
-        for each in kept:
-            name, uri = keys.shared_name(each.path), keys.artifact_uri(attempt.id, number, each.path)
-            path = "" if name else each.path
-            found.append(SharedArtifact(job=job, name=name, path=path, uri=uri, bytes=each.bytes))
-        return found
+    async def _attempt_artifacts(self, attempt: Attempt, lease_number: int, job: str) -> list[SharedArtifact]:
+        stored = await self._disk.run(lambda: keys.artifacts(self._blobs, attempt.tenant, attempt.id, lease_number))
+        artifacts: list[SharedArtifact] = []
+        for artifact in stored:
+            name, uri = keys.shared_name(artifact.path), keys.artifact_uri(attempt.id, lease_number, artifact.path)
+            path = "" if name else artifact.path
+            artifacts.append(SharedArtifact(job=job, name=name, path=path, uri=uri, bytes=artifact.bytes))
+        return artifacts
 
-    async def artifact(self, held: Attempt, number: int, uri: str) -> tuple[str, BlobStat]:
-        """Where one of them is. Whatever is asked for is compared with what there is, never taken apart."""
-        if any(each.uri == uri for each in await self.artifacts(held, number)):
-            key = keys.key_of_uri(held.tenant, uri)
-            stored = await self._disk.do(lambda: self._blobs.stat(key))
+    async def artifact(self, attempt: Attempt, own_lease_number: int, uri: str) -> tuple[str, BlobStat]:
+        """Return the blob key and size of an artifact of the run.
+
+        The URI is compared with those of existing artifacts and never parsed.
+        """
+        if any(artifact.uri == uri for artifact in await self.artifacts(attempt, own_lease_number)):
+            key = keys.key_of_uri(attempt.tenant, uri)
+            stored = await self._disk.run(lambda: self._blobs.stat(key))
             if stored is not None:
                 return key, stored
-        raise Refused("not_found", "no job of this run that is over kept such an artifact; look at run-artifacts")
+        raise Refused("not_found", "no finished job of this run has this artifact; list them with run-artifacts")
 
     # -- caches
 
-    async def cache_key(self, held: Attempt, prefix: str) -> CacheMatch:
-        """The newest key with this beginning: in the job's own scope, or else in that of trusted runs."""
+    async def cache_key(self, attempt: Attempt, prefix: str) -> CacheMatch:
+        """Return the newest cache key with this prefix, in the job's own scope or else in that of trusted runs."""
         if len(prefix) > MAX_CACHE_KEY:
             raise Refused("bad_request", f"the key has {len(prefix)} characters; at most {MAX_CACHE_KEY}")
-        for scope in dict.fromkeys((job_spec(held).cache_scope, "")):
-            found = await self._disk.do(
-                lambda scope=scope: keys.newest_cache(self._blobs, held.tenant, scope, prefix)  # type: ignore[misc]
+        for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
+            key = await self._disk.run(
+                lambda scope=scope: keys.newest_cache(self._blobs, attempt.tenant, scope, prefix)  # type: ignore[misc]
             )
-            if found:
-                return CacheMatch(key=found)
-        raise Refused("not_found", "there is no cache whose key begins so")
+            if key:
+                return CacheMatch(key=key)
+        raise Refused("not_found", "there is no cache whose key has this prefix")
 
     def remember_cache(self, tenant: str, scope: str, key: str) -> None:
-        """It was kept just now."""
+        """Record that the cache entry was stored just now."""
         keys.remember_cache(self._blobs, tenant, scope, key, int(time.time() * 1000))
 
     # -- secrets
 
-    async def source_credential(self, held: Attempt) -> SourceCredential:
-        """For the runner, also of a run that is not trusted: what it is for does not come from the run."""
-        spec = job_spec(held)
+    async def source_credential(self, attempt: Attempt) -> SourceCredential:
+        """Return the credential that fetches the job's sources.
+
+        The runner of an untrusted run gets it, too: the project determines where it is used, not the run.
+        """
+        spec = job_spec(attempt)
         source = spec.source or (spec.tree.source if spec.tree is not None else None)
         if source is None or not source.credential:
             raise Refused("not_found", "the job's sources need no credential")
-        # It is the project's, whatever the run is about: a branch has none of its own.
-        at = Where((await self._protocol.origin(held)).project)
-        opened = await self._disk.do(lambda: self._secrets.opened(held.tenant, [source.credential], at))
-        return SourceCredential(value=opened[source.credential])
+        # The credential belongs to the project as a whole, not to a branch.
+        scope = JobScope((await self._message_handlers.run_origin(attempt)).project)
+        secrets = await self._disk.run(lambda: self._secrets.decrypt(attempt.tenant, [source.credential], scope))
+        return SourceCredential(value=secrets[source.credential])
 
-    async def optional_secrets(self, held: Attempt) -> dict[str, str]:
-        """Those that the job may have and that there are."""
-        spec = job_spec(held)
+    async def optional_secrets(self, attempt: Attempt) -> dict[str, str]:
+        """Return the optional secrets of the job that exist."""
+        spec = job_spec(attempt)
         if spec.cache_scope or not spec.optional_secrets:
             return {}
-        origin = await self._protocol.origin(held)
-        if is_foreign(origin):
+        origin = await self._message_handlers.run_origin(attempt)
+        if is_from_fork(origin):
             return {}
-        return await self._disk.do(lambda: self._secrets.there(held.tenant, spec.optional_secrets, where(origin)))
+        return await self._disk.run(
+            lambda: self._secrets.decrypt_existing(attempt.tenant, spec.optional_secrets, job_scope_of(origin))
+        )
 
 
 def _need(needed: Job, last: Attempt | None) -> NeededJob:
@@ -172,6 +184,6 @@ def _need(needed: Job, last: Attempt | None) -> NeededJob:
     return NeededJob(result=result, outputs=job_outputs(last), family=needed.spec.family)  # type: ignore[arg-type]
 
 
-def number_of(lease_id: str) -> int:
-    """The number of a lease that was checked before."""
+def lease_number(lease_id: str) -> int:
+    """Return the lease number of a lease id that was checked before."""
     return ids.lease_ref(lease_id).number

@@ -1,7 +1,7 @@
-"""Runners come in here: registration, renewal, and who it is that speaks.
+"""Registration of runners, renewal of their credentials, and authentication.
 
-A runner is known by a token of this server, by a client certificate, or by both together. Whether it may still come in
-the core decides, by the runner's record.
+A runner authenticates with a token of this server, with a client certificate, or with both. The core decides by the
+runner's worker record whether it is still admitted.
 """
 
 from __future__ import annotations
@@ -24,216 +24,244 @@ from deltaci.server.tls import Peer
 MAX_REMEMBERED: Final = 100_000
 
 
-class Issuer(Protocol):
-    """Somebody else who knows runners."""
+class RunnerTokenIssuer(Protocol):
+    """An external issuer that vouches for runners."""
 
     async def runner(self, token: str) -> Runner:
-        """Whom this token of the issuer names; `Refused` if it is not good."""
+        """Return the runner that this token names. Raises `Refused` if the token is not valid."""
 
 
-class Registry:
-    """Knows runners by what they show."""
+class RunnerRegistry:
+    """Registers and authenticates runners."""
 
     def __init__(
         self,
         engine: Engine,
         signer: Signer,
         seconds: int = CREDENTIAL_SECONDS,
-        issuer: Issuer | None = None,
-        lives: Incarnations | None = None,
+        issuer: RunnerTokenIssuer | None = None,
+        incarnations: Incarnations | None = None,
     ) -> None:
         self._engine = engine
         self._signer = signer
         self._seconds = seconds
         self._issuer = issuer
-        self._lives = lives
-        self._seen: dict[Runner, float] = {}
+        self._incarnations = incarnations
+        self._next_check_at: dict[Runner, float] = {}
 
-    async def register(self, asked: Registration) -> Registered:
-        """Exchange a token for a credential.
+    async def register(self, registration: Registration) -> Registered:
+        """Exchange a registration token for a credential.
 
-        One of ours is good once: the record of the runner sees to that, and also knows the request again of which the
-        answer was lost. An issuer vouches for its runner as often as it likes.
+        A token of this server is valid once: the worker record refuses a second registration, and recognises a repeated
+        request whose response was lost. An external issuer's token may be used any number of times.
         """
-        if not asked.token.startswith(PREFIX) and self._is_issuers(asked.token):
+        if not registration.token.startswith(PREFIX) and self._is_from_issuer(registration.token):
             assert self._issuer is not None
-            who = await self._issuer.runner(asked.token)
-            id = await self._come(who, asked, is_known=False)
+            runner = await self._issuer.runner(registration.token)
+            worker_id = await self._check_in(runner, registration, must_exist=False)
         else:
-            claims = self._signer.read(asked.token, "register")
-            who = Runner(claims.runner_id, claims.tenant)
-            id = await self._admit(who, asked, claims)
-        return self._credential(who, id)
+            claims = self._signer.read(registration.token, "register")
+            runner = Runner(claims.runner_id, claims.tenant)
+            worker_id = await self._redeem_token(runner, registration, claims)
+        return self._credential(runner, worker_id)
 
-    def _is_issuers(self, token: str) -> bool:
+    def _is_from_issuer(self, token: str) -> bool:
+        """Return whether the token must be checked by the external issuer."""
         if self._issuer is None and token.startswith("eyJ") and token.count(".") == 2:
             raise Refused("bad_credential", "this server trusts no OIDC issuer; start it with --oidc-issuer")
         return self._issuer is not None
 
-    async def renew(self, who: Runner, asked: Renewal | None, *, has_token: bool) -> Registered:
-        """A fresh credential for a runner that is known and not gone. Who came by its certificate needs none."""
-        id = await self._come(who, asked)
+    async def renew(self, runner: Runner, request: Renewal | None, *, has_token: bool) -> Registered:
+        """Return a new credential for a registered runner. A runner that used only its certificate gets none."""
+        worker_id = await self._check_in(runner, request)
         if has_token:
-            return self._credential(who, id)
-        return Registered(runner_id=id, credential="", expires_in_seconds=self._seconds, tenant=who.tenant)
+            return self._credential(runner, worker_id)
+        return Registered(runner_id=worker_id, credential="", expires_in_seconds=self._seconds, tenant=runner.tenant)
 
-    async def who(self, token: str, peer: Peer | None = None) -> Runner:
-        """Who shows this credential, this certificate, or both; at least one of them must be there."""
+    async def authenticate(self, token: str, peer: Peer | None = None) -> Runner:
+        """Return the runner that this token, this certificate or both prove. Raises `Refused` if neither does."""
         certified = peer.runner(self._signer.now()) if peer is not None else None
-        named = Runner(certified[1], certified[0]) if certified is not None else None
+        certified_runner = Runner(certified[1], certified[0]) if certified is not None else None
         if token:
             claims = self._signer.read(token, "run")
-            who = Runner(claims.runner_id, claims.tenant)
-            if named is not None and named != who:
+            runner = Runner(claims.runner_id, claims.tenant)
+            if certified_runner is not None and certified_runner != runner:
                 raise Refused(
-                    "wrong_runner", f"the token is for runner {who.id}, the client certificate for {named.id}; use one"
+                    "wrong_runner",
+                    f"the token is for runner {runner.id}, the client certificate for {certified_runner.id}; use one",
                 )
-            return who
-        if named is None:
+            return runner
+        if certified_runner is None:
             raise Refused(
                 "bad_credential",
                 "no credential, and the client certificate names no runner; "
                 "give it the URI deltaci:TENANT/RUNNER, or send 'Authorization: Bearer …'",
             )
-        await self._see(named)
-        return named
+        await self._check_certificate_runner(certified_runner)
+        return certified_runner
 
-    async def _see(self, who: Runner) -> None:
-        """A certificate makes its runner known, and is looked at again as often as a credential is renewed."""
+    async def _check_certificate_runner(self, runner: Runner) -> None:
+        """Register the runner of a certificate, and check its record again as often as a credential is renewed."""
         now = self._signer.now()
-        if self._seen.get(who, 0.0) <= now:
-            await self._come(who, None, is_known=False)
-            if len(self._seen) >= MAX_REMEMBERED:
-                self._seen.clear()
-            self._seen[who] = now + self._seconds
+        if self._next_check_at.get(runner, 0.0) <= now:
+            await self._check_in(runner, None, must_exist=False)
+            if len(self._next_check_at) >= MAX_REMEMBERED:
+                self._next_check_at.clear()
+            self._next_check_at[runner] = now + self._seconds
 
-    async def _come(self, who: Runner, asked: Registration | Renewal | None, *, is_known: bool = True) -> str:
-        """Somebody whom we trust already is here, again or for the first time; the id of its life.
+    async def _check_in(
+        self, runner: Runner, request: Registration | Renewal | None, *, must_exist: bool = True
+    ) -> str:
+        """Register a trusted runner or update its capabilities. Return the id of its incarnation.
 
-        One that went by itself comes back in a new life, which knows all tokens that the last one knew.
+        A runner that left by itself gets a new incarnation, which accepts the same registration tokens as the last one.
         """
-        life = await self._life(who)
-        if life.is_over and life.may_return:
-            before = life.worker
-            assert before is not None
-            offered = _offered(asked, before)
-            await self._bear(who, life.next_id, offered, or_existing=True, token_at=before.token_at, before=before)
-            await self._began(who, life)
-            life = await self._life(who)
-        elif not is_known and life.worker is None:
-            await self._bear(who, life.id, _offered(asked, None), or_existing=True)
-        await self._offer(who, life.id, asked)
-        return life.id
+        incarnation = await self._latest_incarnation(runner)
+        if incarnation.is_over and incarnation.may_return:
+            previous = incarnation.worker
+            assert previous is not None
+            registration = _initial_registration(request, previous)
+            await self._create_worker(
+                runner,
+                incarnation.next_id,
+                registration,
+                or_existing=True,
+                token_at=previous.token_at,
+                previous=previous,
+            )
+            await self._count_incarnation(runner, incarnation)
+            incarnation = await self._latest_incarnation(runner)
+        elif not must_exist and incarnation.worker is None:
+            await self._create_worker(runner, incarnation.id, _initial_registration(request, None), or_existing=True)
+        await self._update_capabilities(runner, incarnation.id, request)
+        return incarnation.id
 
-    async def _admit(self, who: Runner, asked: Registration, claims: Claims) -> str:
-        """Let somebody in by a token of ours; the id of its life."""
-        shown = f"{asked.token} {asked.request_id}"
-        request_id = f"register-{sha256(shown.encode()).hexdigest()[:32]}" if asked.request_id else ""
-        made_at = int(claims.issued_at * SECOND)
-        life = await self._life(who)
-        is_back = life.is_over and life.accepts_token(made_at, is_recovery=claims.again)
-        id = life.next_id if is_back else life.id
+    async def _redeem_token(self, runner: Runner, registration: Registration, claims: Claims) -> str:
+        """Register a runner by a token of this server. Return the id of its incarnation."""
+        fingerprint = f"{registration.token} {registration.request_id}"
+        request_id = f"register-{sha256(fingerprint.encode()).hexdigest()[:32]}" if registration.request_id else ""
+        issued_at = int(claims.issued_at * SECOND)
+        incarnation = await self._latest_incarnation(runner)
+        is_new_incarnation = incarnation.is_over and incarnation.accepts_token(issued_at, is_recovery=claims.again)
+        worker_id = incarnation.next_id if is_new_incarnation else incarnation.id
         try:
-            if claims.again and not is_back:
-                await self._offer(who, id, asked, token_at=made_at, request_id=request_id)
+            if claims.again and not is_new_incarnation:
+                await self._update_capabilities(
+                    runner, worker_id, registration, token_at=issued_at, request_id=request_id
+                )
                 is_new = False
             else:
-                before = _forgiven(life.worker) if is_back else None
-                is_new = await self._bear(who, id, asked, token_at=made_at, request_id=request_id, before=before)
+                previous = _without_quarantine(incarnation.worker) if is_new_incarnation else None
+                is_new = await self._create_worker(
+                    runner, worker_id, registration, token_at=issued_at, request_id=request_id, previous=previous
+                )
         except Refused as refused:
             if refused.code == "bad_request":
                 raise Refused(
                     "bad_credential",
-                    f"runner {who.id} has registered already; if it lost its credential, "
-                    f"make a token with 'deltaci token {who.id} --again'",
+                    f"runner {runner.id} has registered already; if it lost its credential, "
+                    f"make a token with 'deltaci token {runner.id} --again'",
                 ) from refused
             if refused.code != "request_id_reused":
                 raise
-            is_new = False  # The same runner with the same token, and with another offer than the first time.
-        if is_back:
-            await self._began(who, life)
+            is_new = False  # The same runner with the same token, but other capabilities than the first time.
+        if is_new_incarnation:
+            await self._count_incarnation(runner, incarnation)
         if not is_new:
-            await self._offer(who, id, asked)  # A repeat is known without a look at the state: it may be gone since.
-        return id
+            # A repeated request is recognised even if the worker was shut down since.
+            await self._update_capabilities(runner, worker_id, registration)
+        return worker_id
 
-    async def _life(self, who: Runner) -> Incarnation:
-        """The latest life of the runner; where nobody counts them, each has one."""
-        if self._lives is not None:
-            return await self._lives.latest(who.tenant, who.id)
-        return Incarnation(name=who.id, number=1, worker=None)
+    async def _latest_incarnation(self, runner: Runner) -> Incarnation:
+        """Return the runner's latest incarnation. Without a counter, every runner has exactly one."""
+        if self._incarnations is not None:
+            return await self._incarnations.latest(runner.tenant, runner.id)
+        return Incarnation(name=runner.id, number=1, worker=None)
 
-    async def _began(self, who: Runner, life: Incarnation) -> None:
-        if self._lives is not None:
-            await self._lives.count_next(who.tenant, life)
+    async def _count_incarnation(self, runner: Runner, incarnation: Incarnation) -> None:
+        if self._incarnations is not None:
+            await self._incarnations.count_next(runner.tenant, incarnation)
 
-    async def _bear(
+    async def _create_worker(
         self,
-        who: Runner,
-        id: str,
-        offered: Registration,
+        runner: Runner,
+        worker_id: str,
+        registration: Registration,
         *,
         or_existing: bool = False,
         token_at: int = 0,
         request_id: str = "",
-        before: Worker | None = None,
+        previous: Worker | None = None,
     ) -> bool:
-        """Make its record; whether it was made just now. What holds its last life back holds back this one, too."""
+        """Create the worker record of an incarnation. Return whether it was created now.
+
+        A hold on the previous incarnation is carried over.
+        """
         record = Worker(
-            id=id,
-            tenant=who.tenant,
-            labels=tuple(offered.capabilities),
-            max_concurrent_tasks=offered.slots,
+            id=worker_id,
+            tenant=runner.tenant,
+            labels=tuple(registration.capabilities),
+            max_concurrent_tasks=registration.slots,
             token_at=token_at,
         )
-        birth = NewRecord(id=record.id, record=record, or_existing=or_existing, request_id=request_id)
-        orders: list[Command] = [birth]
-        if before is not None and (held := carry_over_hold(before, id)) is not None:
-            orders.append(held)
-        born = (await self._engine.do_all(orders))[0]  # One batch, and so one transaction.
-        if isinstance(born, Refused):
-            raise born
-        return bool(born.events)
+        creation = NewRecord(id=record.id, record=record, or_existing=or_existing, request_id=request_id)
+        commands: list[Command] = [creation]
+        if previous is not None and (hold := carry_over_hold(previous, worker_id)) is not None:
+            commands.append(hold)
+        created = (await self._engine.do_all(commands))[0]  # One batch is one transaction.
+        if isinstance(created, Refused):
+            raise created
+        return bool(created.events)
 
-    async def _offer(
-        self, who: Runner, id: str, asked: Registration | Renewal | None, *, token_at: int = 0, request_id: str = ""
+    async def _update_capabilities(
+        self,
+        runner: Runner,
+        worker_id: str,
+        request: Registration | Renewal | None,
+        *,
+        token_at: int = 0,
+        request_id: str = "",
     ) -> None:
-        """Let its record know what it offers. This is also how the core says that it may not come in any more."""
-        labels = asked.capabilities if asked is not None else None
-        offer = UpdateCapabilities(
-            id=id,
-            tenant=who.tenant,
+        """Update the capabilities in the worker record.
+
+        Raises `Refused` if the runner is not registered or was shut down.
+        """
+        labels = request.capabilities if request is not None else None
+        update = UpdateCapabilities(
+            id=worker_id,
+            tenant=runner.tenant,
             labels=tuple(labels) if labels is not None else None,
-            slots=asked.slots if asked is not None else None,
+            slots=request.slots if request is not None else None,
             token_at=token_at,
             request_id=request_id,
         )
         try:
-            await self._engine.do(offer)
+            await self._engine.do(update)
         except Refused as refused:
             if refused.code not in ("not_found", "wrong_state"):
                 raise
-            # The same words for both: whether another tenant has a runner of this name is nobody's business.
+            # One message for both, so that it does not reveal whether another tenant has a runner of this name.
             raise Refused(
                 "bad_credential",
-                f"runner {who.id} is not registered, or was shut down; if it shall come back, "
-                f"make a token with 'deltaci token {who.id} --again'",
+                f"runner {runner.id} is not registered, or was shut down; to register it again, "
+                f"make a token with 'deltaci token {runner.id} --again'",
             ) from refused
 
-    def _credential(self, who: Runner, id: str) -> Registered:
-        token = self._signer.sign("run", who.id, who.tenant, self._seconds)
-        return Registered(runner_id=id, credential=token, expires_in_seconds=self._seconds, tenant=who.tenant)
+    def _credential(self, runner: Runner, worker_id: str) -> Registered:
+        token = self._signer.sign("run", runner.id, runner.tenant, self._seconds)
+        return Registered(runner_id=worker_id, credential=token, expires_in_seconds=self._seconds, tenant=runner.tenant)
 
 
-def _forgiven(before: Worker | None) -> Worker | None:
-    """Who comes with a new token was set up anew, and is trusted anew. What somebody decided stays decided."""
-    return before if before is not None and not is_quarantined(before) else None
+def _without_quarantine(previous: Worker | None) -> Worker | None:
+    """Return the previous worker unless it is in quarantine: a new token shows that the runner was set up anew."""
+    return previous if previous is not None and not is_quarantined(previous) else None
 
 
-def _offered(asked: Registration | Renewal | None, before: Worker | None) -> Registration:
-    """What a record begins with: what its runner says now; or else what it said in its last life."""
-    labels = asked.capabilities if asked is not None else None
-    slots = asked.slots if asked is not None else None
-    if before is not None:
-        labels = list(before.labels) if labels is None else labels
-        slots = before.max_concurrent_tasks if slots is None else slots
+def _initial_registration(request: Registration | Renewal | None, previous: Worker | None) -> Registration:
+    """Return the labels and slots of a new record: the request's, or else those of the previous incarnation."""
+    labels = request.capabilities if request is not None else None
+    slots = request.slots if request is not None else None
+    if previous is not None:
+        labels = list(previous.labels) if labels is None else labels
+        slots = previous.max_concurrent_tasks if slots is None else slots
     return Registration(token="-", capabilities=labels or [], slots=slots or 1)

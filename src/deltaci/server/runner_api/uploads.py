@@ -1,8 +1,8 @@
 """Artifacts, caches and secrets over HTTP, each under a live lease.
 
-Where something is kept, whose cache it is and which secrets a job gets follow from the attempt's own record; what the
-request says is only a name within that. A body is taken into a file first. The lease is checked before that, when the
-body is whole, and once more when it is kept: what was written for a lease that was lost meanwhile is removed again.
+The blob key, the cache scope and the secrets follow from the record of the attempt; the request only gives a name
+within them. A body is first received into a temporary file. The lease is checked before that, when the body is
+complete, and once more after it was stored: what was stored for a lease that was lost meanwhile is deleted again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
-from typing import Protocol as Protocol_
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -25,11 +24,11 @@ from deltaci.engine.requests import Overloaded
 from deltaci.protocol import messages as wire
 from deltaci.protocol.responses import StoredArtifact, StoredCache
 from deltaci.protocol.routes import MAX_CACHE_KEY, SHA256_HEADER
-from deltaci.server.disk import Disk
-from deltaci.server.runner_api.message_handlers import Protocol, Runner, job_spec
-from deltaci.server.runner_api.needs import NAMES as SHARED
-from deltaci.server.runner_api.needs import Shared, number_of
-from deltaci.server.secrets import Secrets, is_foreign, where
+from deltaci.server.disk import DiskThreads
+from deltaci.server.runner_api.message_handlers import MessageHandlers, Runner, job_spec
+from deltaci.server.runner_api.needs import ROUTE_NAMES as NEEDS_ROUTES
+from deltaci.server.runner_api.needs import NeedsHandlers, lease_number
+from deltaci.server.secrets import Secrets, is_from_fork, job_scope_of
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.disk_reserve import check_free_space
 from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
@@ -37,8 +36,8 @@ from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailabl
 if TYPE_CHECKING:
     from deltaci.server.request import Request
 
-NAMES: Final = frozenset({"artifacts", "caches", "secrets"}) | SHARED
-AT_ONCE: Final = 64  # So many bodies are taken at a time, each in a file of its own.
+ROUTE_NAMES: Final = frozenset({"artifacts", "caches", "secrets"}) | NEEDS_ROUTES
+MAX_RUNNING: Final = 64  # Bodies received at the same time, each into its own file.
 STALL_SECONDS: Final = 60.0
 BUFFER_BYTES: Final = 1024 * 1024
 
@@ -46,8 +45,8 @@ T = TypeVar("T")
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may be kept."""
+class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits for stored artifacts and caches."""
 
     files: int = wire.MAX_ARTIFACTS
     file_bytes: int = wire.MAX_ARTIFACT_BYTES
@@ -55,15 +54,18 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = wire.MAX_CACHE_BYTES
 
 
-class Streamed:
-    """An answer that is too large to be one: bytes, part by part."""
+class StreamedResponse:
+    """A response whose body is sent in chunks."""
 
-    def __init__(self, stored: BlobStat, parts: AsyncIterator[bytes]) -> None:
+    def __init__(self, stored: BlobStat, chunks: AsyncIterator[bytes]) -> None:
         self._stored = stored
-        self._parts = parts
+        self._chunks = chunks
 
     async def send(self, send: Send) -> None:
-        """All of it. When the store fails on the way the connection breaks off, so nobody takes half for the whole."""
+        """Send the response.
+
+        If the blob store fails on the way, the connection is closed early, so that the client notices a truncated body.
+        """
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(self._stored.bytes).encode()),
@@ -71,230 +73,235 @@ class Streamed:
             (SHA256_HEADER.lower().encode(), self._stored.sha256.encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for part in self._parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        async for chunk in self._chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
-class Storage(Protocol_):
-    """Who knows how much a tenant may keep."""
+class StorageQuota(Protocol):
+    """Knows how much storage a tenant may still use."""
 
-    async def room(self, tenant: str) -> int | None:
-        """How many bytes more; None: as many as it likes."""
+    async def remaining_bytes(self, tenant: str) -> int | None:
+        """Return how many more bytes the tenant may store, or None for no limit."""
         ...
 
-    def kept(self, tenant: str, size: int) -> None:
-        """So many were added."""
+    def add_stored_bytes(self, tenant: str, size: int) -> None:
+        """Count bytes that were added."""
         ...
 
 
-class Uploads:
-    """What runners bring and fetch beside their messages."""
+class UploadHandlers:
+    """Handles the requests for artifacts, caches and secrets, and passes those of `NeedsHandlers` on."""
 
     def __init__(
         self,
-        protocol: Protocol,
+        message_handlers: MessageHandlers,
         blobs: BlobStore,
         secrets: Secrets,
         folder: Path,
-        bounds: Bounds | None = None,
-        storage: Storage | None = None,
+        limits: UploadLimits | None = None,
+        quota: StorageQuota | None = None,
     ) -> None:
-        self._protocol = protocol
+        self._message_handlers = message_handlers
         self._blobs = blobs
         self._secrets = secrets
         self._folder = folder
-        self._bounds = bounds or Bounds()
-        self._storage = storage
-        # Threads of their own: a slow store of blobs must not hold up those who write logs.
-        self._disk = Disk("blobs")
-        self._shared = Shared(protocol, blobs, secrets, self._disk)
-        self._under_way = 0
+        self._limits = limits or UploadLimits()
+        self._quota = quota
+        # Separate threads: a slow blob store must not delay log writes.
+        self._disk = DiskThreads("blobs")
+        self._needs = NeedsHandlers(message_handlers, blobs, secrets, self._disk)
+        self._running = 0
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for disk operations in progress."""
         self._disk.close()
 
-    async def answer(self, who: Runner, name: str, rest: str, request: Request) -> Any:
-        """One request to one of `NAMES`."""
-        request.digest()  # What is no request is refused as that, whatever the lease is.
-        held = await self._protocol.held(who, request.lease_id())
-        if name in SHARED:
-            return await self._share(held, name, rest, number_of(request.lease_id()))
+    async def handle(self, runner: Runner, name: str, rest: str, request: Request) -> Any:
+        """Answer one request to one of `ROUTE_NAMES`."""
+        request.digest()  # Refuse a malformed header before the lease is checked.
+        attempt = await self._message_handlers.leased_attempt(runner, request.lease_id())
+        if name in NEEDS_ROUTES:
+            return await self._answer_needs(attempt, name, rest, lease_number(request.lease_id()))
         if name == "secrets":
-            return await self._open_secrets(held)
+            return await self._decrypt_secrets(attempt)
         if name == "artifacts":
-            return await self._keep_artifact(who, held, rest, request)
+            return await self._store_artifact(runner, attempt, rest, request)
         if len(rest) > MAX_CACHE_KEY:
             raise Refused("bad_request", f"the key has {len(rest)} characters; at most {MAX_CACHE_KEY}")
         if request.method == "GET":
-            return await self._read_cache(held, rest)
-        return await self._keep_cache(who, held, rest, request)
+            return await self._read_cache(attempt, rest)
+        return await self._store_cache(runner, attempt, rest, request)
 
-    async def _share(self, held: Attempt, name: str, rest: str, number: int) -> Any:
-        """What jobs of a run have of each other."""
+    async def _answer_needs(self, attempt: Attempt, name: str, rest: str, number: int) -> Any:
+        """Answer a request to one of the routes of `NeedsHandlers`."""
         match name:
             case "needs":
-                return await self._shared.needs(held)
+                return await self._needs.needs(attempt)
             case "run-artifacts":
-                return await self._shared.artifacts(held, number)
+                return await self._needs.artifacts(attempt, number)
             case "run-artifact":
-                key, stored = await self._shared.artifact(held, number, rest)
-                return Streamed(stored, self._read(key))
+                key, stored = await self._needs.artifact(attempt, number, rest)
+                return StreamedResponse(stored, self._read_chunks(key))
             case "cache-keys":
-                return await self._shared.cache_key(held, rest)
+                return await self._needs.cache_key(attempt, rest)
             case "source-credential":
-                return await self._shared.source_credential(held)
-        return await self._shared.optional_secrets(held)
+                return await self._needs.source_credential(attempt)
+        return await self._needs.optional_secrets(attempt)
 
-    async def forget_lost(self, who: Runner, lease_id: str) -> None:
-        """The attempt has its result: what earlier leases of it left will never be referred to."""
+    async def remove_lost_uploads(self, runner: Runner, lease_id: str) -> None:
+        """Delete what earlier leases of a completed attempt have stored: no result refers to it."""
         ref = ids.lease_ref(lease_id)
         if ref.number > 1:
-            # The result stands, whether or not the store can be asked now.
+            # The attempt is complete even if the blob store is unavailable now.
             with suppress(BlobStoreUnavailable):
-                await self._disk.do(lambda: keys.remove_lost(self._blobs, who.tenant, ref.attempt_id, ref.number))
+                await self._disk.run(lambda: keys.remove_lost(self._blobs, runner.tenant, ref.attempt_id, ref.number))
 
     # -- secrets
 
-    async def _open_secrets(self, held: Attempt) -> dict[str, str]:
-        """What the job names, as far as its run may have it: where that comes from is in the run's own record."""
-        spec = job_spec(held)
-        origin = await self._protocol.origin(held)
-        if spec.cache_scope or is_foreign(origin):
+    async def _decrypt_secrets(self, attempt: Attempt) -> dict[str, str]:
+        """Return the secrets that the job names. Raises `Refused` if its run is not trusted."""
+        spec = job_spec(attempt)
+        origin = await self._message_handlers.run_origin(attempt)
+        if spec.cache_scope or is_from_fork(origin):
             raise Refused("untrusted", "a run that is not trusted gets no secrets; run the job from a trusted source")
-        return await self._disk.do(lambda: self._secrets.opened(held.tenant, spec.secrets, where(origin)))
+        return await self._disk.run(lambda: self._secrets.decrypt(attempt.tenant, spec.secrets, job_scope_of(origin)))
 
     # -- artifacts
 
-    async def _keep_artifact(self, who: Runner, held: Attempt, path: str, request: Request) -> StoredArtifact:
+    async def _store_artifact(self, runner: Runner, attempt: Attempt, path: str, request: Request) -> StoredArtifact:
         number = ids.lease_ref(request.lease_id()).number
-        key = keys.artifact_key(held.tenant, held.id, number, path)
-        limit = await self._disk.do(lambda: self._left(held, number, path))
-        limit = await self._within_quota(held.tenant, limit, request)
-        async with self._body(request, limit) as (file, stored):
-            await self._protocol.held(who, request.lease_id())
-            await self._disk.do(lambda: self._blobs.put(key, file))
-        await self._check_still_held(who, request, key)
-        self._keep_count(held.tenant, stored.bytes)
-        uri = keys.artifact_uri(held.id, number, path)
+        key = keys.artifact_key(attempt.tenant, attempt.id, number, path)
+        max_bytes = await self._disk.run(lambda: self._artifact_limit(attempt, number, path))
+        max_bytes = await self._within_quota(attempt.tenant, max_bytes, request)
+        async with self._received_body(request, max_bytes) as (file, stored):
+            await self._message_handlers.leased_attempt(runner, request.lease_id())
+            await self._disk.run(lambda: self._blobs.put(key, file))
+        await self._delete_if_lease_lost(runner, request, key)
+        self._count_stored(attempt.tenant, stored.bytes)
+        uri = keys.artifact_uri(attempt.id, number, path)
         return StoredArtifact(uri=uri, bytes=stored.bytes, sha256=stored.sha256)
 
-    def _left(self, held: Attempt, number: int, path: str) -> int:
-        """How large this artifact may be. Of those that come at the same moment none counts for the others."""
-        kept = keys.artifacts(self._blobs, held.tenant, held.id, number)
-        if not kept and number > 1:
-            keys.remove_lost(self._blobs, held.tenant, held.id, number)
-        others = [each for each in kept if each.path != path]
-        if len(others) >= self._bounds.files:
-            raise Refused("too_large", f"a job keeps at most {self._bounds.files} files; pack them")
-        left = self._bounds.lease_bytes - sum(each.bytes for each in others)
-        return max(0, min(self._bounds.file_bytes, left))
+    def _artifact_limit(self, attempt: Attempt, number: int, path: str) -> int:
+        """Return how large this artifact may be. Uploads at the same moment do not count for each other."""
+        stored = keys.artifacts(self._blobs, attempt.tenant, attempt.id, number)
+        if not stored and number > 1:
+            keys.remove_lost(self._blobs, attempt.tenant, attempt.id, number)
+        others = [artifact for artifact in stored if artifact.path != path]
+        if len(others) >= self._limits.files:
+            raise Refused("too_large", f"a job keeps at most {self._limits.files} files; pack them")
+        remaining = self._limits.lease_bytes - sum(artifact.bytes for artifact in others)
+        return max(0, min(self._limits.file_bytes, remaining))
 
     # -- caches
 
-    async def _read_cache(self, held: Attempt, key: str) -> Streamed:
-        """From its own scope, or else from that of trusted runs, which everybody of the tenant may read."""
-        for scope in dict.fromkeys((job_spec(held).cache_scope, "")):
-            found = keys.cache_key(held.tenant, scope, key)
-            stored = await self._disk.do(lambda found=found: self._blobs.stat(found))  # type: ignore[misc]
+    async def _read_cache(self, attempt: Attempt, key: str) -> StreamedResponse:
+        """Return a cache entry of the job's own scope, or else of the scope of trusted runs.
+
+        All jobs of the tenant may read the entries of trusted runs.
+        """
+        for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
+            found = keys.cache_key(attempt.tenant, scope, key)
+            stored = await self._disk.run(lambda found=found: self._blobs.stat(found))  # type: ignore[misc]
             if stored is not None:
-                return Streamed(stored, self._read(found))
+                return StreamedResponse(stored, self._read_chunks(found))
         raise Refused("not_found", "there is no cache of this key; make it, and send it when the job succeeded")
 
-    async def _keep_cache(self, who: Runner, held: Attempt, name: str, request: Request) -> StoredCache:
-        key = keys.cache_key(held.tenant, job_spec(held).cache_scope, name)
-        there = await self._disk.do(lambda: self._blobs.stat(key))
-        if there is not None:
-            async for _ in request.chunks(self._bounds.cache_bytes):
-                pass  # Whoever sends a body must be able to send all of it before it hears an answer.
-            return StoredCache(stored=False, bytes=there.bytes, sha256=there.sha256)
-        limit = await self._within_quota(held.tenant, self._bounds.cache_bytes, request)
-        async with self._body(request, limit) as (file, stored):
-            await self._protocol.held(who, request.lease_id())
-            is_first = await self._disk.do(lambda: self._blobs.put_if_absent(key, file)) is not None
+    async def _store_cache(self, runner: Runner, attempt: Attempt, cache_key: str, request: Request) -> StoredCache:
+        key = keys.cache_key(attempt.tenant, job_spec(attempt).cache_scope, cache_key)
+        existing = await self._disk.run(lambda: self._blobs.stat(key))
+        if existing is not None:
+            async for _ in request.chunks(self._limits.cache_bytes):
+                pass  # Clients send the whole body before they read the response.
+            return StoredCache(stored=False, bytes=existing.bytes, sha256=existing.sha256)
+        limit = await self._within_quota(attempt.tenant, self._limits.cache_bytes, request)
+        async with self._received_body(request, limit) as (file, stored):
+            await self._message_handlers.leased_attempt(runner, request.lease_id())
+            is_first = await self._disk.run(lambda: self._blobs.put_if_absent(key, file)) is not None
         if is_first:
-            await self._check_still_held(who, request, key)
-            self._keep_count(held.tenant, stored.bytes)
-            scope = job_spec(held).cache_scope
-            await self._disk.do(lambda: self._shared.remember_cache(held.tenant, scope, name))
+            await self._delete_if_lease_lost(runner, request, key)
+            self._count_stored(attempt.tenant, stored.bytes)
+            scope = job_spec(attempt).cache_scope
+            await self._disk.run(lambda: self._needs.remember_cache(attempt.tenant, scope, cache_key))
         return StoredCache(stored=is_first, bytes=stored.bytes, sha256=stored.sha256)
 
-    # -- what they share
+    # -- bodies
 
     async def _within_quota(self, tenant: str, limit: int, request: Request) -> int:
-        """How many bytes may come: no more than the tenant may still keep."""
-        room = await self._storage.room(tenant) if self._storage is not None else None
-        if room is None:
+        """Return `limit`, or fewer bytes if the tenant's quota does not allow that many."""
+        remaining = await self._quota.remaining_bytes(tenant) if self._quota is not None else None
+        if remaining is None:
             return limit
-        told = request.header(b"content-length")
-        if room == 0 or (told.isdecimal() and len(told) < 16 and room < int(told) <= limit):
-            raise Refused("too_large", f"the tenant may keep {room} bytes more of artifacts and caches; remove some")
-        return min(limit, room)
+        announced = request.header(b"content-length")
+        if remaining == 0 or (announced.isdecimal() and len(announced) < 16 and remaining < int(announced) <= limit):
+            raise Refused(
+                "too_large", f"the tenant may store {remaining} more bytes of artifacts and caches; remove some"
+            )
+        return min(limit, remaining)
 
-    def _keep_count(self, tenant: str, size: int) -> None:
-        if self._storage is not None:
-            self._storage.kept(tenant, size)
+    def _count_stored(self, tenant: str, size: int) -> None:
+        if self._quota is not None:
+            self._quota.add_stored_bytes(tenant, size)
 
-    async def _check_still_held(self, who: Runner, request: Request, key: str) -> None:
+    async def _delete_if_lease_lost(self, runner: Runner, request: Request, key: str) -> None:
         try:
-            await self._protocol.held(who, request.lease_id())
+            await self._message_handlers.leased_attempt(runner, request.lease_id())
         except StaleLease:
-            await self._disk.do(lambda: self._blobs.delete(key))
+            await self._disk.run(lambda: self._blobs.delete(key))
             raise
 
     @asynccontextmanager
-    async def _body(self, request: Request, limit: int) -> AsyncIterator[tuple[BinaryIO, BlobStat]]:
-        """All of the body in a file that nobody else can see, with what it is."""
-        told = request.digest()
-        if self._under_way >= AT_ONCE:
-            raise Overloaded(f"{AT_ONCE} uploads are under way already; try again later")
-        self._under_way += 1
+    async def _received_body(self, request: Request, limit: int) -> AsyncIterator[tuple[BinaryIO, BlobStat]]:
+        """Receive the whole body into an unnamed temporary file. Yields the file with the size and hash of the body."""
+        expected_digest = request.digest()
+        if self._running >= MAX_RUNNING:
+            raise Overloaded(f"{MAX_RUNNING} uploads are in progress; try again later")
+        self._running += 1
         try:
-            with await self._disk.do(self._file) as file:
-                stored = await self._take(request, limit, file)
-                if told is not None and told.lower() != stored.sha256:
+            with await self._disk.run(self._temporary_file) as file:
+                stored = await self._receive_into(request, limit, file)
+                if expected_digest is not None and expected_digest.lower() != stored.sha256:
                     raise Refused("bad_request", f"the body is not what {SHA256_HEADER} says; send it again")
                 file.seek(0)
                 yield file, stored
         finally:
-            self._under_way -= 1
+            self._running -= 1
 
-    def _file(self) -> BinaryIO:
+    def _temporary_file(self) -> BinaryIO:
         self._folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self._folder)
 
-    async def _take(self, request: Request, limit: int, file: BinaryIO) -> BlobStat:
+    async def _receive_into(self, request: Request, limit: int, file: BinaryIO) -> BlobStat:
         digest, size = hashlib.sha256(), 0
-        waiting: list[bytes] = []
-        gathered = 0
+        buffer: list[bytes] = []
+        buffered_bytes = 0
 
         def write() -> None:
-            check_free_space(self._folder, gathered)
-            for part in waiting:
-                digest.update(part)
-                file.write(part)
+            check_free_space(self._folder, buffered_bytes)
+            for chunk in buffer:
+                digest.update(chunk)
+                file.write(chunk)
 
-        parts = request.chunks(limit)
-        while (part := await _next(parts)) is not None:
-            waiting.append(part)
-            gathered += len(part)
-            size += len(part)
-            if gathered >= BUFFER_BYTES:
-                await self._disk.do(write)
-                waiting, gathered = [], 0
-        await self._disk.do(write)
+        chunks = request.chunks(limit)
+        while (chunk := await _next_chunk(chunks)) is not None:
+            buffer.append(chunk)
+            buffered_bytes += len(chunk)
+            size += len(chunk)
+            if buffered_bytes >= BUFFER_BYTES:
+                await self._disk.run(write)
+                buffer, buffered_bytes = [], 0
+        await self._disk.run(write)
         return BlobStat(size, digest.hexdigest())
 
-    async def _read(self, key: str) -> AsyncIterator[bytes]:
-        parts: Iterator[bytes] = keys.read_all(self._blobs, key)
-        while (part := await self._disk.do(lambda: next(parts, None))) is not None:
-            yield part
+    async def _read_chunks(self, key: str) -> AsyncIterator[bytes]:
+        chunks: Iterator[bytes] = keys.read_all(self._blobs, key)
+        while (chunk := await self._disk.run(lambda: next(chunks, None))) is not None:
+            yield chunk
 
 
-async def _next(parts: AsyncIterator[bytes]) -> bytes | None:
+async def _next_chunk(chunks: AsyncIterator[bytes]) -> bytes | None:
     try:
         async with asyncio.timeout(STALL_SECONDS):
-            return await anext(parts, None)
+            return await anext(chunks, None)
     except TimeoutError:
         raise Refused("bad_request", f"nothing came for {STALL_SECONDS:.0f} s; send the body at once") from None

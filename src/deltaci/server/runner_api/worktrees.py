@@ -1,7 +1,7 @@
-"""What the worktrees of runners begin with, each under a live lease, and which of them may go.
+"""The commits from which runners create their worktrees, each under a live lease, and which worktrees may be deleted.
 
-Which stream, which base and which commit follow from the attempt's own record and from the workstream's; a request
-names nothing. Commits that this server does not have it makes again first, or fetches.
+The workstream, the base and the commit follow from the records of the attempt and the workstream; a request only names
+the lease. Commits that this server does not have are restored or fetched first.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.protocol.job_spec import Worktree
 from deltaci.protocol.responses import EndedStreams, WorktreeStart
-from deltaci.server.disk import Disk
-from deltaci.server.runner_api.message_handlers import Protocol, Runner, job_spec
-from deltaci.server.runner_api.uploads import Streamed
+from deltaci.server.disk import DiskThreads
+from deltaci.server.runner_api.message_handlers import MessageHandlers, Runner, job_spec
+from deltaci.server.runner_api.uploads import StreamedResponse
 from deltaci.storage.blobs.disk_reserve import check_free_space
 from deltaci.storage.blobs.keys import PART_BYTES
 from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
 from deltaci.storage.port import Store
 
-NAMES: Final = frozenset({"tree", "tree-bundle"})
+ROUTE_NAMES: Final = frozenset({"tree", "tree-bundle"})
 FOLDER: Final = "bundles"
-MAX_KEPT: Final = 100  # Bundles that may be asked for once more; each can be made again.
-MAX_KEPT_BYTES: Final = 4 * 1024**3
+MAX_BUNDLES: Final = 100  # Bundles; a deleted one is created again when it is requested.
+MAX_BUNDLE_BYTES: Final = 4 * 1024**3
 SUFFIX: Final = ".bundle"
 UNFINISHED_SECONDS: Final = 3600.0
 
 
-Bring = Callable[[str, str, str], Awaitable[bool]]  # Of a tenant's line of merges a commit: have it here, if it can be.
+# (tenant, merge queue, commit) -> whether the commit is in the mirror now
+EnsureQueuedCommit = Callable[[str, str, str], Awaitable[bool]]
 
 
 class _Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a tree begins, and where its commits are."""
+    """The base and the tip of a worktree, and the repository with their commits."""
 
     builder: CommitBuilder
     base: str
@@ -54,131 +55,131 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of the file with what lies between."""
+        """Return the name of the bundle file with the commits from base to tip."""
         text = f"{self.builder.mirror.folder.name}\n{self.base}\n{self.tip}"
         return hashlib.sha256(text.encode()).hexdigest() + SUFFIX
 
 
-class Trees:
-    """Answers runners about trees."""
+class WorktreeHandlers:
+    """Handles the requests of runners about worktrees."""
 
     def __init__(
         self,
-        protocol: Protocol,
+        message_handlers: MessageHandlers,
         store: Store,
         repositories: Repositories,
         blobs: BlobStore,
         folder: Path,
-        disk: Disk,
-        bring: Bring,
+        disk: DiskThreads,
+        ensure_queued_commit: EnsureQueuedCommit,
     ) -> None:
-        self._protocol = protocol
+        self._message_handlers = message_handlers
         self._streams = Workstreams(store)
         self._projects = repositories.projects
         self._mirrors = repositories.mirrors
         self._blobs = blobs
         self._folder = folder.absolute() / FOLDER
         self._disk = disk
-        self._bring = bring
+        self._ensure_queued_commit = ensure_queued_commit
 
-    async def answer(self, held: Attempt, name: str) -> WorktreeStart | Streamed:
-        """One request to one of `NAMES`, under the lease of this attempt."""
+    async def handle(self, attempt: Attempt, name: str) -> WorktreeStart | StreamedResponse:
+        """Answer one request to one of `ROUTE_NAMES`, under the lease of this attempt."""
         try:
-            start = await self._start(held)
+            start = await self._start(attempt)
             if name == "tree":
-                return WorktreeStart(base=start.base, tip=start.tip, bundle_bytes=await self._size(start))
+                return WorktreeStart(base=start.base, tip=start.tip, bundle_bytes=await self._bundle_bytes(start))
             return await self._streamed(start)
         except GitFailed as failed:
             if failed.is_transient:
-                raise BlobStoreUnavailable(f"the commits of the tree cannot be had now: {failed}") from None
-            raise Refused("wrong_state", f"the tree has no beginning: {failed}") from None
+                raise BlobStoreUnavailable(f"cannot read the commits of the worktree: {failed}") from None
+            raise Refused("wrong_state", f"the worktree has no start commit: {failed}") from None
 
-    async def over(self, who: Runner, ids: list[str]) -> EndedStreams:
-        """Those of these streams that are over and need no tree. What this tenant does not have is left as it is."""
-        records = await self._protocol.looked(list(dict.fromkeys(ids)))
-        gone = {
-            each.id
-            for each in records
-            if isinstance(each, Run) and each.tenant == who.tenant and may_discard_workspace(each)
+    async def ended_streams(self, runner: Runner, ids: list[str]) -> EndedStreams:
+        """Return those of these workstreams that have ended and need no worktree. Ignores ids of other tenants."""
+        records = await self._message_handlers.find_records(list(dict.fromkeys(ids)))
+        ended_ids = {
+            record.id
+            for record in records
+            if isinstance(record, Run) and record.tenant == runner.tenant and may_discard_workspace(record)
         }
-        return EndedStreams([id for id in dict.fromkeys(ids) if id in gone])
+        return EndedStreams([id for id in dict.fromkeys(ids) if id in ended_ids])
 
-    # -- where it begins
+    # -- base and tip
 
-    async def _start(self, held: Attempt) -> _Start:
-        tree = job_spec(held).tree
-        if tree is None or not held.run_id:
-            raise Refused("not_found", "the job has no tree")
+    async def _start(self, attempt: Attempt) -> _Start:
+        tree = job_spec(attempt).tree
+        if tree is None or not attempt.run_id:
+            raise Refused("not_found", "the job has no worktree")
         if tree.commit:
-            return await self._exactly(held, tree)
-        # A task has the tree of its own workstream, whatever its specification says of others.
-        stream = await self._streams.find(held.tenant, tree.stream) if tree.stream == held.run_id else None
+            return await self._start_at_commit(attempt, tree)
+        # A task gets the worktree of its own workstream only, whatever its job spec names.
+        stream = await self._streams.find(attempt.tenant, tree.stream) if tree.stream == attempt.run_id else None
         if stream is None or not stream.base_commit:
-            raise Refused("not_found", "there is no workstream of this job that is planned")
-        return await self._of_stream(stream)
+            raise Refused("not_found", "the job has no planned workstream")
+        return await self._start_of_stream(stream)
 
-    async def _of_stream(self, stream: Workstream) -> _Start:
+    async def _start_of_stream(self, stream: Workstream) -> _Start:
         builder = await self._builder(stream.tenant, stream.project)
         await commits.restored(builder, stream, self._blobs)
         return _Start(builder=builder, base=stream.base_commit, tip=stream.tip)
 
-    async def _exactly(self, held: Attempt, tree: Worktree) -> _Start:
-        """One commit, of the project that the run is about."""
-        project, base = (await self._protocol.origin(held)).project, tree.source.commit
-        builder = await self._builder(held.tenant, project)
+    async def _start_at_commit(self, attempt: Attempt, tree: Worktree) -> _Start:
+        """Return the start of a worktree at one exact commit of the run's project."""
+        project, base = (await self._message_handlers.run_origin(attempt)).project, tree.source.commit
+        builder = await self._builder(attempt.tenant, project)
         await builder.mirror.ensure_commit(base, tree.source.ref)
-        if not await builder.mirror.has_commit(tree.commit) and not await self._bring(
-            held.tenant, tree.stream, tree.commit
+        if not await builder.mirror.has_commit(tree.commit) and not await self._ensure_queued_commit(
+            attempt.tenant, tree.stream, tree.commit
         ):
-            raise GitFailed(f"nobody tests the commit {tree.commit} any more")
+            raise GitFailed(f"the merge queue no longer tests the commit {tree.commit}")
         return _Start(builder=builder, base=base, tip=tree.commit)
 
     async def _builder(self, tenant: str, project: str) -> CommitBuilder:
-        found = await self._projects.find(tenant, project) if project else None
-        if found is None:
-            raise Refused("not_found", f"there is no project {project[:80]!r} any more")
-        return CommitBuilder(self._mirrors.for_project(found))
+        record = await self._projects.find(tenant, project) if project else None
+        if record is None:
+            raise Refused("not_found", f"the project {project[:80]!r} no longer exists")
+        return CommitBuilder(self._mirrors.for_project(record))
 
     # -- bundles
 
     async def _bundle(self, start: _Start) -> Path:
-        """The file with what lies between; made if nobody asked for it lately."""
+        """Return the bundle file with the commits from base to tip. Reuses a recent one or creates it."""
         path = self._folder / start.name
-        if await self._disk.do(lambda: _touched(path)):
+        if await self._disk.run(lambda: _touch(path)):
             return path
-        await self._disk.do(self._check)
+        await self._disk.run(self._prepare_folder)
         draft = path.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
         try:
             await start.builder.write_bundle(start.tip, [start.base], draft)
-            await self._disk.do(lambda: os.replace(draft, path))
+            await self._disk.run(lambda: os.replace(draft, path))
         finally:
             draft.unlink(missing_ok=True)
-        await self._disk.do(lambda: _prune(self._folder, keep=path))
+        await self._disk.run(lambda: _prune(self._folder, keep=path))
         return path
 
-    def _check(self) -> None:
+    def _prepare_folder(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         check_free_space(self._folder, 0)
 
-    async def _size(self, start: _Start) -> int:
+    async def _bundle_bytes(self, start: _Start) -> int:
         if start.base == start.tip:
             return 0
         path = await self._bundle(start)
-        return await self._disk.do(lambda: path.stat().st_size)
+        return await self._disk.run(lambda: path.stat().st_size)
 
-    async def _streamed(self, start: _Start) -> Streamed:
+    async def _streamed(self, start: _Start) -> StreamedResponse:
         path = await self._bundle(start) if start.base != start.tip else Path(os.devnull)
-        file, stored = await self._disk.do(lambda: _opened(path))
-        return Streamed(stored, self._parts(file))
+        file, stored = await self._disk.run(lambda: _open_hashed(path))
+        return StreamedResponse(stored, self._chunks(file))
 
-    async def _parts(self, file: BinaryIO) -> AsyncIterator[bytes]:
+    async def _chunks(self, file: BinaryIO) -> AsyncIterator[bytes]:
         with file:
-            while part := await self._disk.do(lambda: file.read(PART_BYTES)):
-                yield part
+            while chunk := await self._disk.run(lambda: file.read(PART_BYTES)):
+                yield chunk
 
 
-def _touched(path: Path) -> bool:
-    """Whether it is there; it was used now."""
+def _touch(path: Path) -> bool:
+    """Mark the file as used now. Return whether it exists."""
     try:
         os.utime(path)
     except FileNotFoundError:
@@ -186,8 +187,8 @@ def _touched(path: Path) -> bool:
     return True
 
 
-def _opened(path: Path) -> tuple[BinaryIO, BlobStat]:
-    """The file, which stays readable if somebody removes it now, and what it is."""
+def _open_hashed(path: Path) -> tuple[BinaryIO, BlobStat]:
+    """Open the file and compute its size and hash. It stays readable if it is deleted meanwhile."""
     file = path.open("rb")
     try:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -200,20 +201,20 @@ def _opened(path: Path) -> tuple[BinaryIO, BlobStat]:
 
 
 def _prune(folder: Path, keep: Path) -> None:
-    """Remove those that were not used for longest while there are too many, and what a killed server left."""
-    found: list[tuple[float, int, Path]] = []
-    for each in folder.iterdir():
+    """Delete the least recently used bundles beyond the limits, and unfinished ones that a killed server left."""
+    bundles: list[tuple[float, int, Path]] = []
+    for path in folder.iterdir():
         try:
-            status = each.stat()
+            status = path.stat()
         except OSError:
             continue
-        if each.name.startswith("."):
+        if path.name.startswith("."):
             if status.st_mtime < time.time() - UNFINISHED_SECONDS:
-                each.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             continue
-        found.append((status.st_mtime, status.st_size, each))
+        bundles.append((status.st_mtime, status.st_size, path))
     total = 0
-    for number, (_, size, path) in enumerate(sorted(found, reverse=True)):
+    for number, (_, size, path) in enumerate(sorted(bundles, reverse=True)):
         total += size
-        if path != keep and (number >= MAX_KEPT or total > MAX_KEPT_BYTES):
+        if path != keep and (number >= MAX_BUNDLES or total > MAX_BUNDLE_BYTES):
             path.unlink(missing_ok=True)

@@ -161,7 +161,7 @@ class WebApp:
             who = await self._sessions.caller(session)
         except Refused as refused:
             return sign_in_first(request, query, refused.message)
-        await self._parts.tenants.admit(who.tenant)
+        await self._parts.tenants.check_rate(who.tenant)
         if is_post:
             self._sessions.check_form(session, form.get("csrf", []))
         answer = await handler(self._visit(request, session, who, found, asked, form))

@@ -196,7 +196,7 @@ class ApiApp:
     async def _respond(self, request: Request, query: bytes) -> JsonResponse | StreamingResponse:
         route, values = _route(request)
         caller = await self._authenticate(request)
-        await self._app_state.tenants.admit(caller.tenant)
+        await self._app_state.tenants.check_rate(caller.tenant)
         caller.check(route.required_scope)
         call = Call(
             route=route,
@@ -218,7 +218,7 @@ class ApiApp:
 
     async def _handle(self, call: Call) -> JsonResponse | StreamingResponse:
         route = call.route
-        async with self._app_state.tenants.turns.turn(call.caller.tenant):
+        async with self._app_state.tenants.request_slots.slot(call.caller.tenant):
             response = await HANDLERS[route.id](call)
         if isinstance(response, StreamingResponse):
             return response

@@ -20,9 +20,9 @@ from deltaci.engine.unreadable_records import unreadable_refusal
 from deltaci.fleet.incarnations import Incarnations
 from deltaci.fleet.liveness import Fleet
 from deltaci.pipeline.workstream.model import Workstream as WorkstreamFile
-from deltaci.server.auth.callers import Caller, Keys
+from deltaci.server.auth.callers import ApiKeys, Caller
 from deltaci.server.auth.credentials import Signer
-from deltaci.server.disk import Disk
+from deltaci.server.disk import DiskThreads
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.log_index import LogIndexes
 from deltaci.server.request import Request
@@ -61,9 +61,9 @@ class AppState(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine
     logs: LogStore
     blobs: BlobStore
-    disk: Disk
+    disk: DiskThreads
     signer: Signer
-    keys: Keys
+    keys: ApiKeys
     tenants: Tenants
     streams: EventStreams
     secrets: Secrets

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from deltaci.api.routes import REQUEST_ID_HEADER
-from deltaci.server.disk import Disk
+from deltaci.server.disk import DiskThreads
 from deltaci.server.request import Request, Send
 from deltaci.server.rest.http.ranges import ByteRange
 
@@ -104,11 +104,13 @@ async def open_response(send: Send, request: Request) -> AsyncIterator[ResponseS
         disconnected.cancel()
 
 
-async def write_range(out: ResponseStream, byte_range: ByteRange, disk: Disk, read: Callable[[int], bytes]) -> None:
+async def write_range(
+    out: ResponseStream, byte_range: ByteRange, disk: DiskThreads, read: Callable[[int], bytes]
+) -> None:
     """Write all bytes of a range. `read(offset)` returns the next chunk, after the previous one was sent."""
     offset = byte_range.start
     while offset < byte_range.stop:
-        chunk = await disk.do(partial(read, offset))
+        chunk = await disk.run(partial(read, offset))
         await out.write(chunk)
         offset += len(chunk)
 

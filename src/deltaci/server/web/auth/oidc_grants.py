@@ -29,7 +29,7 @@ from deltaci.api.schemas.inputs import Person, Scope, Tag
 from deltaci.core.errors import Refused
 from deltaci.server.auth.callers import INCLUDED, Caller
 from deltaci.server.auth.credentials import is_tenant_name
-from deltaci.server.auth.oidc import bad, check_url, claim, shown
+from deltaci.server.auth.oidc import bad_token, check_url, claim, quote_value
 from deltaci.server.web.auth.sessions import Grant
 
 SECRET_VARIABLE: Final = "DELTACI_WEB_OIDC_SECRET"
@@ -82,7 +82,9 @@ def settings_in(file: Path) -> tuple[Settings, str]:
         raise ValueError(f"{file}: scopes are {list(found.scopes)}; 'openid' must be one of them")
     for rule in found.grant:
         if not is_tenant_name(rule.tenant):
-            raise ValueError(f"{file}: {shown(rule.tenant)} is no tenant; expected 1 to 200 printable ASCII characters")
+            raise ValueError(
+                f"{file}: {quote_value(rule.tenant)} is no tenant; expected 1 to 200 printable ASCII characters"
+            )
     return found, _secret(file.parent, found.client_secret_file)
 
 
@@ -114,13 +116,13 @@ class Grants:
         told = dict(claims)
         name = self._settings.person_claim
         if name == "email" and told.get("email_verified") is not True:
-            raise bad("its email is not verified; verify it at the issuer, or choose another person_claim")
+            raise bad_token("its email is not verified; verify it at the issuer, or choose another person_claim")
         found = claim(told, name)
         try:
             return msgspec.convert(found, Person)
         except msgspec.ValidationError:
-            raise bad(
-                f"claim {name!r} is {shown(found)}; expected a name of 1 to 100 of A-Z a-z 0-9 _ . @ + -; "
+            raise bad_token(
+                f"claim {name!r} is {quote_value(found)}; expected a name of 1 to 100 of A-Z a-z 0-9 _ . @ + -; "
                 "choose another person_claim"
             ) from None
 

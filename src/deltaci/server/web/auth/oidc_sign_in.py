@@ -21,7 +21,16 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
-from deltaci.server.auth.oidc import OK, NotFetched, Trust, bad, check_installed, check_url, is_loopback, shown
+from deltaci.server.auth.oidc import (
+    OK,
+    FetchError,
+    IssuerClient,
+    bad_token,
+    check_installed,
+    check_url,
+    is_loopback,
+    quote_value,
+)
 from deltaci.server.web import layout
 from deltaci.server.web.auth.oidc_grants import Grants, Settings, settings_in
 from deltaci.server.web.auth.sessions import VOUCHED_SECONDS, Grant, cookie_of, set_cookie
@@ -67,7 +76,7 @@ class OidcSignIn:
         clock: Callable[[], float] | None = None,
     ) -> None:
         check_installed("--web-oidc")
-        self.trust = Trust(settings.issuer, ca=ca, **({"clock": clock} if clock is not None else {}))
+        self.trust = IssuerClient(settings.issuer, ca=ca, **({"clock": clock} if clock is not None else {}))
         self.grants = Grants(settings)
         self.name = settings.name or urlsplit(settings.issuer).hostname or "the issuer"
         self._settings = settings
@@ -92,7 +101,7 @@ class OidcSignIn:
 
     async def begin(self, door: Door) -> Redirect:
         """To the issuer, with what binds its answer to this browser."""
-        about = await self.trust.about()
+        about = await self.trust.metadata()
         flow = Flow(
             state=secrets.token_urlsafe(24),
             nonce=secrets.token_urlsafe(24),
@@ -123,12 +132,12 @@ class OidcSignIn:
     async def back(self, door: Door) -> tuple[list[Grant], str]:
         """What somebody who comes back is granted, and where they wanted to go."""
         flow = self._flow(door)
-        about = await self.trust.about()
+        about = await self.trust.metadata()
         told = door.query.get("iss", "")
         if (told or about.get("authorization_response_iss_parameter_supported") is True) and told != self.trust.issuer:
-            raise bad(f"the answer is of the issuer {shown(told)}, not of {self.trust.issuer}")  # RFC 9207.
+            raise bad_token(f"the answer is of the issuer {quote_value(told)}, not of {self.trust.issuer}")  # RFC 9207.
         if error := door.query.get("error", ""):
-            raise Refused("not_allowed", f"{self.name} did not let you in: {shown(error)}")
+            raise Refused("not_allowed", f"{self.name} did not let you in: {quote_value(error)}")
         code = door.query.get("code", "")
         if not 0 < len(code) <= MAX_CODE_CHARS:
             raise Refused("bad_request", f"{self.name} sent no code; {AGAIN}")
@@ -178,8 +187,10 @@ class OidcSignIn:
             status, answer = await self.trust.post(endpoint, form, headers)
         token = answer.get("id_token")
         if status != OK or not isinstance(token, str):
-            LOGGER.warning("signing in: %s answers %d %s", endpoint, status, shown(answer.get("error")))
-            raise Refused("bad_credential", f"{self.name} did not take the code: {shown(answer.get('error'))}; {AGAIN}")
+            LOGGER.warning("signing in: %s answers %d %s", endpoint, status, quote_value(answer.get("error")))
+            raise Refused(
+                "bad_credential", f"{self.name} did not take the code: {quote_value(answer.get('error'))}; {AGAIN}"
+            )
         return await self.trust.claims(token)
 
     def _check_is_ours(self, claims: dict[str, Any], flow: Flow) -> None:
@@ -187,10 +198,12 @@ class OidcSignIn:
         audience = claims.get("aud")
         listed = audience if isinstance(audience, list) else [audience]
         if ours not in listed or (len(listed) > 1 and claims.get("azp") != ours) or claims.get("azp", ours) != ours:
-            raise bad(f"it is for {shown(audience)}, by {shown(claims.get('azp'))}; expected it for {ours!r}")
+            raise bad_token(
+                f"it is for {quote_value(audience)}, by {quote_value(claims.get('azp'))}; expected it for {ours!r}"
+            )
         nonce = claims.get("nonce")
         if not isinstance(nonce, str) or not hmac.compare_digest(nonce.encode(), flow.nonce.encode()):
-            raise bad("it was not made for this browser")
+            raise bad_token("it was not made for this browser")
 
 
 def _own_address(door: Door) -> str:
@@ -210,7 +223,7 @@ async def start(door: Door) -> Answer:
         raise Refused("not_found", "this server trusts no issuer; sign in with an API key")
     try:
         return await door.oidc.begin(door)
-    except (NotFetched, Unavailable, ValueError) as error:
+    except (FetchError, Unavailable, ValueError) as error:
         return _not_now(door.oidc, error)
 
 
@@ -223,7 +236,7 @@ async def back(door: Door) -> Answer:
         granted, to = await door.oidc.back(door)
     except Refused as refused:
         return Redirect(to="/sign-in", said=layout.sentence(refused.message), is_bad=True, cookies=(gone,))
-    except (NotFetched, Unavailable, ValueError) as error:
+    except (FetchError, Unavailable, ValueError) as error:
         return msgspec.structs.replace(_not_now(door.oidc, error), cookies=(gone,))
     session = await door.sessions.begin(granted, door.session)
     kept = sum(each in granted for each in session.grants)

@@ -17,7 +17,7 @@ import msgspec
 from deltaci.api.schemas.inputs import SCOPES
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
-from deltaci.server.auth.callers import Caller, Keys
+from deltaci.server.auth.callers import ApiKeys, Caller
 from deltaci.server.request import Request
 from deltaci.server.web.auth.revoked_sessions import Endings
 
@@ -74,7 +74,7 @@ class Sessions:
     def __init__(
         self,
         key: bytes,
-        keys: Keys,
+        keys: ApiKeys,
         clock: Callable[[], float],
         endings: Endings,
         trusted: Trusted | None = None,
@@ -144,7 +144,7 @@ class Sessions:
 
     async def _granted(self, grant: Grant) -> Caller:
         if grant.key_id:
-            return await self._keys.by_id(grant.key_id)
+            return await self._keys.caller_by_id(grant.key_id)
         if grant.expires_at <= self._clock() * SECOND:
             raise Refused("expired_credential", "you were signed in for as long as that was vouched for; sign in again")
         if grant.is_operator:
