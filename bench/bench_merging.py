@@ -26,13 +26,13 @@ from bench.sites import CORES, PROJECT
 from deltaci.app import HttpListener, Server, registration_token
 from deltaci.controllers.merge_queue.candidates import Candidates
 from deltaci.controllers.merge_queue.controller import MergeQueue
-from deltaci.controllers.merge_queue.landing import Pushing
 from deltaci.controllers.merge_queue.records import Entry, Outcome
 from deltaci.controllers.merge_queue.state import Batch, Limits
 from deltaci.controllers.projects import Project
 from deltaci.engine import event_loop, feed
+from deltaci.forges.landing import PushLanding
 from deltaci.git.commit_builder import CommitBuilder
-from deltaci.git.mirrors import Mirror
+from deltaci.git.mirrors import Mirror, Repository
 from deltaci.storage.sqlite import SqliteStore
 from tests.repositories.site import LOCAL
 from tests.repositories.upstream import Upstream, git
@@ -89,13 +89,13 @@ class Large:
         return ref, self._heads[ref]
 
 
-class Timed(Pushing):
+class Timed(PushLanding):
     """Lands by a push, and remembers how long that took."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         """Push it."""
         began = time.perf_counter()
         await super().land(project, builder, branch, commit, expected)

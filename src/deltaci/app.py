@@ -21,7 +21,6 @@ import uvicorn
 
 from deltaci.api.routes import ROOT as API_ROOT
 from deltaci.controllers.flaky import FlakyTests
-from deltaci.controllers.merge_queue.landing import Landing, Pushing
 from deltaci.controllers.reporter import Reporter
 from deltaci.controllers.repositories import Repositories
 from deltaci.controllers.statuses import Forges
@@ -41,7 +40,7 @@ from deltaci.fleet.incarnations import Incarnations
 from deltaci.fleet.liveness import Fleet
 from deltaci.forges.credentials import CachedForgeProjects
 from deltaci.forges.http import ForgeHttpClient
-from deltaci.forges.landing import ForgeLanding
+from deltaci.forges.landing import ForgeLanding, Landing, PushLanding
 from deltaci.forges.reports import ReportBuilder
 from deltaci.git.mirrors import ReadSecret
 from deltaci.git.url_policy import UrlPolicy
@@ -277,7 +276,7 @@ class ControlPlane:
         client = ForgeHttpClient(allowed_forges)
         self.forges = Forges(projects, client, ReportBuilder(store, server.logs, public_url))
         self.transitions = LiveTransitions(store, folder) if has_transitions else None
-        self.workstreams = self._create_workstreams(server, ForgeLanding(projects, client, Pushing()))
+        self.workstreams = self._create_workstreams(server, ForgeLanding(projects, client, PushLanding()))
         self.worktrees = WorktreeHandlers(
             server.message_handlers,
             store,

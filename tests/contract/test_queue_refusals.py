@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from deltaci.core.errors import Refused, StaleLease
+from deltaci.core.json_values import MAX_DEPTH, MAX_PAYLOAD_BYTES
 from deltaci.engine.queue import AsyncQueue, JobOutcome, NewJob, QueueJob
-from deltaci.engine.validation import MAX_CLAIM, MAX_DEPTH, MAX_LABELS, MAX_PAYLOAD_BYTES, MAX_SECONDS, MAX_TEXT
+from deltaci.engine.validation import MAX_CLAIM, MAX_LABELS, MAX_SECONDS, MAX_TEXT
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import EVERYTHING, Place, in_memory, on_loop, refused
 from tests.contract.test_queue import claimed, started

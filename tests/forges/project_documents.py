@@ -9,8 +9,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from deltaci.controllers.change_records import Accepted
-from deltaci.forges.projects import ForgeProject
+from deltaci.forges.projects import AcceptedChange, ForgeProject
 from deltaci.pipeline.change import Change
 from deltaci.server.webhooks import WebhookApp
 from deltaci.storage.port import Conflict, Document, Store
@@ -38,14 +37,14 @@ class ProjectDocuments:
         document = await self.store.find_document(PROJECTS, project, tenant)
         return msgspec.json.decode(document.body, type=ForgeProject) if document is not None else None
 
-    async def accept(self, tenant: str, project: str, change: Change, delivery: str) -> Accepted:
+    async def accept(self, tenant: str, project: str, change: Change, delivery: str) -> AcceptedChange:
         """Store the change once for each delivery."""
         name = f"{project}/{delivery}"
         try:
             await self.store.put_documents([Document(CHANGES, tenant, name, 0, 0, msgspec.json.encode(change))])
         except Conflict:
-            return Accepted(name, is_new=False)
-        return Accepted(name, is_new=True)
+            return AcceptedChange(name, is_new=False)
+        return AcceptedChange(name, is_new=True)
 
     async def changes(self, tenant: str = TENANT) -> list[Change]:
         """Return all changes of a tenant."""

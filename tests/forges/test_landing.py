@@ -18,6 +18,7 @@ from deltaci.forges.projects import ForgeProject
 from deltaci.forges.webhook_event import IgnoredEvent, PullRequest, Push, pull_request_change, push_change
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BranchMoved, CommitBuilder, Signature
+from deltaci.git.mirrors import Repository
 from tests.contract.places import on_loop
 from tests.forges.merging_forge import NAME, TOKEN, ApiRequest, MergingForge
 from tests.repositories.test_mirrors import mirrors
@@ -33,7 +34,7 @@ class CountingPush:
     def __init__(self) -> None:
         self.count = 0
 
-    async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         self.count += 1
         await builder.push(branch, commit, expected)
 

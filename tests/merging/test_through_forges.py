@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from deltaci.controllers.merge_queue.landing import Pushing
 from deltaci.forges.http import ForgeHttpClient
-from deltaci.forges.landing import ForgeLanding
+from deltaci.forges.landing import ForgeLanding, PushLanding
 from deltaci.forges.projects import ForgeProject
 from tests.contract.places import on_loop
 from tests.forges.merging_forge import NAME, TOKEN, MergingForge
@@ -25,7 +24,7 @@ async def test_a_batch_lands_through_the_forge_without_who_is_bad(site: Opened, 
         known = msgspec.convert({**told, "api_token": TOKEN}, ForgeProject)
         client = ForgeHttpClient([forge.host], timeout_seconds=5.0)
         try:
-            async with site(landing=ForgeLanding(OneProject(known), client, Pushing(), sleep=no_sleep)) as here:
+            async with site(landing=ForgeLanding(OneProject(known), client, PushLanding(), sleep=no_sleep)) as here:
                 good = [streams.made(f"w{n}", {f"{n}.txt": "good\n"}) for n in range(2)]
                 await here.enter(*good, streams.made("bad", {"bad.txt": "BAD\n"}))
                 await here.settle()
@@ -49,7 +48,7 @@ async def test_a_forge_that_says_no_costs_nobody_their_place(site: Opened, strea
         )
         client = ForgeHttpClient([forge.host], timeout_seconds=5.0)
         try:
-            async with site(landing=ForgeLanding(OneProject(known), client, Pushing(), sleep=no_sleep)) as here:
+            async with site(landing=ForgeLanding(OneProject(known), client, PushLanding(), sleep=no_sleep)) as here:
                 await here.enter(streams.made("w", {"a.txt": "good\n"}))
                 await here.settle()
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import httpx
 
 from deltaci.app import HttpListener, Server
-from deltaci.controllers.change_records import Accepted
 from deltaci.controllers.poller import push
+from deltaci.forges.projects import AcceptedChange
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.pipeline.change import Change
 from tests.api.site import TENANT, WAIT_SECONDS, ApiSite, Caller
@@ -32,11 +32,11 @@ class RepositorySite(ApiSite):
         assert reply.status == 200, reply
         return caller
 
-    async def pushed(self, commit: str, before: str = "", branch: str = "main", delivery: str = "") -> Accepted:
+    async def pushed(self, commit: str, before: str = "", branch: str = "main", delivery: str = "") -> AcceptedChange:
         """Report a push."""
         return await self.happened(push(f"refs/heads/{branch}", before, commit), delivery or f"{branch} {commit}")
 
-    async def happened(self, change: Change, delivery: str) -> Accepted:
+    async def happened(self, change: Change, delivery: str) -> AcceptedChange:
         """Report a change and wait until it is planned."""
         accepted = await self.service.control_plane.repositories.changes.accept(TENANT, PROJECT, change, delivery)
         await self.settled()

@@ -19,6 +19,7 @@ from deltaci.controllers.projects import BETWEEN, of
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
+from deltaci.forges.projects import AcceptedChange
 from deltaci.pipeline.change import Change
 from deltaci.storage.port import Conflict, Document, Store, Unavailable, is_storable_text
 
@@ -39,13 +40,6 @@ _LAST: Final = 2**63 - 1
 
 WAITING, HANDLED, PUT_ASIDE = "waiting", "handled", "put_aside"
 Status = Literal["waiting", "handled", "put_aside"]
-
-
-class Accepted(msgspec.Struct, frozen=True):
-    """The id of the change, and whether it was not known before."""
-
-    id: str
-    is_new: bool
 
 
 class FileOutcome(msgspec.Struct, frozen=True):
@@ -147,7 +141,9 @@ class Changes:
         """Tell this one when a change was accepted here: its name among what waits."""
         self._listeners.append(listener)
 
-    async def accept(self, tenant: str, project: str, change: Change, delivery: str, *, file: str = "") -> Accepted:
+    async def accept(
+        self, tenant: str, project: str, change: Change, delivery: str, *, file: str = ""
+    ) -> AcceptedChange:
         """Keep it to be handled. Safe to repeat: the same delivery, or the same event, is answered with the first.
 
         With `file` it concerns only this pipeline file.
@@ -156,7 +152,7 @@ class Changes:
         id = f"c{digest(tenant, project, delivery)}"
         for _ in range(TRIES):
             if await self._store.find_document(CHANGE, id, tenant) is not None:
-                return Accepted(id, is_new=False)
+                return AcceptedChange(id, is_new=False)
             now = await self._store.now()
             kept = Kept(
                 id=id,
@@ -174,7 +170,7 @@ class Changes:
                 name = of(tenant, f"{project}{BETWEEN}{digest(place)}")
                 version, past = await self._past(name)
                 if (known := _same(past, change, now)) is not None:
-                    return Accepted(known, is_new=False)
+                    return AcceptedChange(known, is_new=False)
                 event = Happened(id, content_of(change), change.commit, now, is_end(change), change.before)
                 grown = Past((*past.events, event)[-MAX_PAST:])
                 documents.append(Document(PAST, ALL_TENANTS, name, version, 0, _encode(grown)))
@@ -184,7 +180,7 @@ class Changes:
                 continue  # Somebody else wrote of the same branch; or it is the same delivery, at the same moment.
             for listener in self._listeners:
                 listener(waiting)
-            return Accepted(id, is_new=True)
+            return AcceptedChange(id, is_new=True)
         raise Unavailable(f"too much happens to {project!r} at once; say it again")
 
     async def keep_handled(self, kept: Kept) -> Kept:

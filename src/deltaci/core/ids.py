@@ -7,6 +7,7 @@ second index. Only its hash is stored; events and logs name a lease `<attempt id
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 
@@ -22,6 +23,9 @@ class LeaseRef(msgspec.Struct, frozen=True):
     attempt_id: str
     number: int
     fingerprint: str
+
+
+MERGE_RUN_PREFIX: Final = "merge-"  # Ids of the runs that test candidates of a merge queue.
 
 
 def attempt_id(job_id: str, index: int) -> str:

@@ -25,6 +25,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import rfc3339
+from deltaci.core.json_values import bad_request, json_copy, replace_surrogates, short_repr
 from deltaci.core.machine import Command
 from deltaci.core.status.queue import job_status
 from deltaci.core.worker import queue_key
@@ -36,17 +37,13 @@ from deltaci.engine.unreadable_records import unreadable_refusal
 from deltaci.engine.validation import (
     MAX_CLAIM,
     MAX_SECONDS,
-    bad_request,
     check_labels,
     check_number,
     check_options,
     check_seconds,
     check_text,
-    json_copy,
     parse_instant,
     parse_lease_id,
-    replace_surrogates,
-    short_repr,
     valid_id,
 )
 from deltaci.engine.waiters import ClaimWaiters

@@ -25,9 +25,10 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.core.json_values import json_copy
 from deltaci.engine.event_loop import new_loop
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, QueueJob
-from deltaci.engine.validation import MAX_CLAIM, json_copy
+from deltaci.engine.validation import MAX_CLAIM
 from deltaci.storage.port import Conflict, Unavailable
 
 TTL_SECONDS: Final = 30

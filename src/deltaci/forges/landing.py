@@ -11,20 +11,36 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
-from typing import Final
+from typing import Final, Protocol
 
-from deltaci.controllers.merge_queue.landing import Landing
-from deltaci.controllers.projects import Project
 from deltaci.forges.fast_forward import FAST_FORWARDERS, BranchMove, FastForwarder, FastForwardError, RepositoryApi
 from deltaci.forges.github_app import AppTokens
 from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
 from deltaci.forges.projects import ForgeProject, ForgeProjects
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BRANCH_REFS, BranchMoved, CommitBuilder
-from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX
+from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX, Repository
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 
 LOGGER: Final = logging.getLogger(__name__)
+
+
+class Landing(Protocol):
+    """Moves a branch of a repository to a tested commit."""
+
+    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+        """Move the branch from exactly `expected` to the commit, which descends from it. A repeat is no error.
+
+        Raises `BranchMoved` if the branch is elsewhere, and `GitFailed` if it cannot be moved now; both change nothing.
+        """
+
+
+class PushLanding:
+    """Moves the branch by a push, which the repository refuses if its branch is not at `expected`."""
+
+    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+        """Push the commit."""
+        await builder.push(branch, commit, expected)
 
 
 class ForgeLanding:
@@ -43,7 +59,7 @@ class ForgeLanding:
         self._sleep = sleep
         self._app_tokens = AppTokens(client)
 
-    async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         """Move the branch from exactly `expected` to the commit, which descends from it.
 
         Raises `BranchMoved` if the branch is elsewhere, and `GitFailed` otherwise. May be repeated after any failure.
@@ -108,7 +124,7 @@ class ForgeLanding:
         except (FastForwardError, NotAllowed, Unreachable) as error:
             LOGGER.warning("project %s: cannot delete the branch %s: %s", api.project.name, move.source_branch, error)
 
-    async def _forge_project(self, project: Project) -> ForgeProject | None:
+    async def _forge_project(self, project: Repository) -> ForgeProject | None:
         try:
             forge = await self._projects.find(project.tenant, project.name)
         except BlobStoreUnavailable as error:

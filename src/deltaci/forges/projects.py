@@ -6,13 +6,19 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from deltaci.controllers.change_records import Accepted
-from deltaci.controllers.merge_queue.state import RUN_PREFIX
+from deltaci.core.ids import MERGE_RUN_PREFIX
 from deltaci.core.run import Run
 from deltaci.pipeline.change import Change
 
 ForgeName = Literal["github", "gitlab", "gitea", "forgejo", "git"]
 ReportKind = Literal["statuses", "checks", "nothing"]
+
+
+class AcceptedChange(msgspec.Struct, frozen=True):
+    """The id of the change, and whether it was not known before."""
+
+    id: str
+    is_new: bool
 
 
 class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +58,7 @@ class ForgeProjects(Protocol):
 class ChangeIntake(Protocol):
     """Accepts the changes that webhooks report."""
 
-    async def accept(self, tenant: str, project: str, change: Change, delivery: str) -> Accepted:
+    async def accept(self, tenant: str, project: str, change: Change, delivery: str) -> AcceptedChange:
         """Store the change. Calls with the same `delivery`, even concurrent ones, create one change."""
         ...
 
@@ -81,7 +87,7 @@ class OriginTargets:
         """Return the origin's commit; the pipeline is the template or the file that the run was created from."""
         origin = run.origin
         # The forge does not have the commits that the merge queue tests until they are merged.
-        if not origin.project or not origin.commit or run.id.startswith(RUN_PREFIX):
+        if not origin.project or not origin.commit or run.id.startswith(MERGE_RUN_PREFIX):
             return None
         pipeline = origin.template or pipeline_name(origin.file)
         return StatusTarget(project=origin.project, commit=origin.commit, pipeline=pipeline)

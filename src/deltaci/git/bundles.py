@@ -19,9 +19,8 @@ from typing import BinaryIO, Final
 
 from deltaci.git.command import FETCH_SECONDS, GitFailed
 from deltaci.git.mirrors import Mirror
-from deltaci.protocol.messages import MAX_TREE_BYTES
 
-MAX_BUNDLE_BYTES: Final = MAX_TREE_BYTES
+MAX_BUNDLE_BYTES: Final = 2 * 1024**3
 MAX_HEADER_BYTES: Final = 256 * 1024
 MAX_MEMORY_BYTES: Final = 4 * 1024**3  # A few bytes of a pack can expand to any size.
 LEFTOVER_SECONDS: Final = 24 * 3600.0  # An older quarantine was left behind by a server that was killed.

@@ -16,11 +16,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from deltaci.controllers.projects import Project
 from deltaci.git import url_policy
 from deltaci.git.command import FETCH_SECONDS, Git, GitFailed, GitRemote
 from deltaci.git.diff import parse_changed_paths
@@ -42,6 +41,20 @@ REGULAR_FILE_MODES: Final = ("100644", "100755")
 _MISSING_ON_REMOTE: Final = ("not our ref", "couldn't find remote ref", "no such remote ref")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _INVALID_IN_REF: Final = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|\.$|/$")
+
+
+class Repository(Protocol):
+    """A project's repository: where it is, and the name of the secret that opens it."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def credential(self) -> str: ...
+
 
 ReadSecret = Callable[[str, str, str], str]  # Returns a secret's value by tenant, project and name; may block.
 
@@ -85,14 +98,14 @@ class Mirrors:
         self._read_secret = read_secret
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def for_project(self, project: Project) -> Mirror:
+    def for_project(self, project: Repository) -> Mirror:
         """Return the mirror of a project. Another tenant, project or URL has another mirror."""
         digest = blake2b(f"{project.tenant}\n{project.name}\n{project.url}".encode(), digest_size=16).hexdigest()
         lock = self._locks.setdefault(digest, asyncio.Lock())
         return Mirror(self, project, self.folder / f"{digest}.git", lock)
 
     @asynccontextmanager
-    async def open_remote(self, project: Project) -> AsyncIterator[GitRemote]:
+    async def open_remote(self, project: Repository) -> AsyncIterator[GitRemote]:
         """Resolve the host and read the credential of a project's repository.
 
         An SSH key is in a file only until the context ends. Raises `Refused` for a URL that the policy does not allow,
@@ -124,7 +137,7 @@ class Mirrors:
 class Mirror:
     """The bare mirror of one repository. A commit is fetched when it is first needed, and stays."""
 
-    def __init__(self, mirrors: Mirrors, project: Project, folder: Path, lock: asyncio.Lock) -> None:
+    def __init__(self, mirrors: Mirrors, project: Repository, folder: Path, lock: asyncio.Lock) -> None:
         self._mirrors = mirrors
         self._git = mirrors.git
         self._project = project

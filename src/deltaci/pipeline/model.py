@@ -447,9 +447,7 @@ class Job(FileStruct, frozen=True, kw_only=True):
         Annotated[tuple[Word, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})],
         doc("it runs if one of these projects or one of their dependencies changed"),
     ] = ()
-    priority: Annotated[
-        Annotated[int, Meta(ge=-1000, le=1000)], doc("jobs with a higher priority start first")
-    ] = 0
+    priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], doc("jobs with a higher priority start first")] = 0
     executor: Annotated[
         Literal["process", "sandbox", "container"] | None, doc("the isolation; absent: the runner's default")
     ] = None

@@ -98,6 +98,7 @@ MAX_ARTIFACTS: Final = 999  # The log is the thousandth artifact of `Complete`.
 MAX_ARTIFACT_BYTES: Final = 5 * 1024**3
 MAX_STREAMS: Final = 1000  # Per request.
 MAX_TREE_BYTES: Final = 2 * 1024**3  # Of the commits that a job adds to its worktree.
+MAX_LOG_BYTES: Final = 1024**3  # Of one lease.
 MAX_LEASE_BYTES: Final = 10 * 1024**3  # Of all artifacts of a lease.
 MAX_CACHE_BYTES: Final = 5 * 1024**3
 MAX_OUTPUT_BYTES: Final = 256 * 1024

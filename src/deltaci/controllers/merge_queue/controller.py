@@ -19,21 +19,22 @@ from deltaci.controllers.claims import Claims
 from deltaci.controllers.merge_queue import candidate_runs
 from deltaci.controllers.merge_queue import state as lines
 from deltaci.controllers.merge_queue.candidates import Candidates, Ensure
-from deltaci.controllers.merge_queue.landing import Landing, Pushing
 from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome, QueueView, Told
 from deltaci.controllers.merge_queue.serializers import shown
-from deltaci.controllers.merge_queue.state import RUN_PREFIX, Batch, Limits, Line, Step, queue_digest
+from deltaci.controllers.merge_queue.state import Batch, Limits, Line, Step, queue_digest
 from deltaci.controllers.projects import Project, Projects, of
 from deltaci.controllers.work_queue import Hands
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
+from deltaci.core.ids import MERGE_RUN_PREFIX
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
+from deltaci.forges.landing import Landing, PushLanding
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BranchMoved, CommitBuilder
 from deltaci.git.mirrors import Mirrors
@@ -75,7 +76,7 @@ class MergeQueue:
         self._mirrors = mirrors
         self._ensure = ensure
         self._is_wanted = is_wanted
-        self._landing = landing or Pushing()
+        self._landing = landing or PushLanding()
         self._limits = limits or Limits()
         self._lines = TypedDocuments(store, KIND, Line)
         self._claims = Claims(store, CLAIM, owner or secrets.token_hex(8), CLAIM_SECONDS)
@@ -124,7 +125,7 @@ class MergeQueue:
     def on_events(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log: a test run that ended is looked at."""
         for event in events:
-            if event.entity == RUN and event.entity_id.startswith(RUN_PREFIX) and run.is_over_state(event.to):
+            if event.entity == RUN and event.entity_id.startswith(MERGE_RUN_PREFIX) and run.is_over_state(event.to):
                 self.hands.give(of(event.tenant, event.entity_id.split("-")[1]))
 
     async def queues(self, tenant: str) -> list[QueueView]:

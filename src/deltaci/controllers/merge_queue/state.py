@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from deltaci.controllers.change_records import digest
 from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome, Split
 from deltaci.core.backoff import backoff_seconds
+from deltaci.core.ids import MERGE_RUN_PREFIX
 from deltaci.core.instants import SECOND
 from deltaci.engine.requests import Overloaded
 
@@ -425,10 +426,7 @@ def run_of(line: Line, batch: Batch) -> str:
     """The run that tests a batch: the same whoever asks, another one for every try."""
     queue = queue_digest(line.tenant, line.project, line.base)
     what = (str(batch.number), str(batch.at), str(batch.trouble.tries), batch.start, *batch.members, *batch.commits)
-    return f"{RUN_PREFIX}{queue}-{digest(*what, size=8)}"
-
-
-RUN_PREFIX: Final = "merge-"
+    return f"{MERGE_RUN_PREFIX}{queue}-{digest(*what, size=8)}"
 
 
 def _of_run(line: Line, run_id: str) -> Batch | None:

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from deltaci.controllers.claims import Claims
 from deltaci.controllers.merge_queue.controller import MergeQueue
-from deltaci.controllers.merge_queue.landing import Landing
 from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome, QueueView
 from deltaci.controllers.projects import BETWEEN, Project, of
 from deltaci.controllers.work_queue import Hands
@@ -36,6 +35,7 @@ from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
 from deltaci.engine.requests import Overloaded
+from deltaci.forges.landing import Landing
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.pipeline.parse.validation_rules import protocol_rules

@@ -20,6 +20,7 @@ from typing import BinaryIO, Final
 from urllib.parse import quote
 
 from deltaci.core.errors import Refused
+from deltaci.protocol.artifact_paths import shared_path
 from deltaci.protocol.messages import MAX_ARTIFACT_BYTES, Artifact, ArtifactRule
 from deltaci.protocol.responses import SharedArtifact
 from deltaci.runner.actions.context import JobContext, StepFailed, boolean_input, check_inputs, non_empty_lines
@@ -28,7 +29,6 @@ from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.workspace.archive import COMPRESSION, unpack
 from deltaci.runner.workspace.artifacts import ArtifactFile, SearchLimits, find_files, open_file
 from deltaci.runner.workspace.safe_fs import merge_tree
-from deltaci.storage.blobs.keys import shared_path
 
 UPLOAD_INPUTS: Final = (
     *("name", "path", "if-no-files-found", "retention-days", "compression-level", "overwrite"),

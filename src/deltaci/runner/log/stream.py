@@ -18,9 +18,9 @@ from typing import Final
 
 from deltaci.core.backoff import Backoff
 from deltaci.core.errors import Refused
+from deltaci.protocol.messages import MAX_LOG_BYTES
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.log.sections import looks_like_marker
-from deltaci.storage.blobs.logs import MAX_LOG_BYTES
 
 CHUNK_BYTES: Final = 1024 * 1024
 FIRST_CHUNK_BYTES: Final = 4 * 1024

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.engine.validation import json_copy
+from deltaci.core.json_values import json_copy
 from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Artifact, ArtifactRule, FailedTest, JobSpec, TestTotals

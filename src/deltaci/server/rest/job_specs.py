@@ -12,9 +12,9 @@ from deltaci.core import job
 from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
+from deltaci.core.json_values import json_copy
 from deltaci.core.plan import dependents, resolve_needs
 from deltaci.core.worker import queue_key
-from deltaci.engine.validation import json_copy
 
 
 def specs(plan: PlanInput, env: Mapping[str, str] | None = None) -> tuple[JobSpec, ...]:

@@ -22,6 +22,7 @@ from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.flaky import failed_tests
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
+from deltaci.core.json_values import json_copy, short_repr
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
 from deltaci.core.text import plain_line
@@ -29,7 +30,6 @@ from deltaci.core.timers import ready_at
 from deltaci.core.worker import LEFT, Shutdown, Worker, is_over
 from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
 from deltaci.engine.unreadable_records import unreadable_refusal
-from deltaci.engine.validation import json_copy, short_repr
 from deltaci.engine.waiters import ClaimWaiters, Disconnected, LeaseLimit
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire

@@ -18,6 +18,7 @@ from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.needs import SKIPPED, job_outputs, job_result
 from deltaci.core.timers import is_over
+from deltaci.protocol.artifact_paths import shared_name
 from deltaci.protocol.responses import CacheMatch, NeededJob, SharedArtifact, SourceCredential
 from deltaci.protocol.routes import MAX_CACHE_KEY
 from deltaci.server.disk import DiskThreads
@@ -115,7 +116,7 @@ class NeedsHandlers:
         stored = await self._disk.run(lambda: keys.artifacts(self._blobs, attempt.tenant, attempt.id, lease_number))
         artifacts: list[SharedArtifact] = []
         for artifact in stored:
-            name, uri = keys.shared_name(artifact.path), keys.artifact_uri(attempt.id, lease_number, artifact.path)
+            name, uri = shared_name(artifact.path), keys.artifact_uri(attempt.id, lease_number, artifact.path)
             path = "" if name else artifact.path
             artifacts.append(SharedArtifact(job=job, name=name, path=path, uri=uri, bytes=artifact.bytes))
         return artifacts

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import msgspec
 
@@ -30,8 +30,6 @@ PART_BYTES: Final = 512 * 1024  # A slow reader keeps one or two of them in memo
 MAX_NAME_LENGTH: Final = 100
 TRUSTED: Final = "trusted"
 ANY_BRANCH: Final = "any"
-SHARED: Final = "@"  # Prefix of the path of a named artifact, which other jobs of the run can request.
-PACKED: Final = ".tar.gz"
 MAX_RECENT_KEYS: Final = 10_000  # Keys that are compared to find the newest cache.
 MAX_CHECKED_CACHES: Final = 20  # Newest caches that are checked for existence: they may have been deleted.
 SECRET_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_NAME_LENGTH - 1}}}")
@@ -81,17 +79,6 @@ def artifact_uri(attempt_id: str, number: int, path: str) -> str:
 def key_of_uri(tenant: str, uri: str) -> str:
     """Return the key of an artifact from its URI in a record of this tenant."""
     return f"artifacts/{safe_name(tenant)}/{uri.removeprefix('artifact:')}"
-
-
-def shared_path(name: str) -> str:
-    """Return the path of a named artifact. No file of a workspace is stored under this path."""
-    return f"{SHARED}{quote(name, safe=' ')}{PACKED}"
-
-
-def shared_name(path: str) -> str:
-    """Return the name of a named artifact, empty for all others."""
-    is_named = path.startswith(SHARED) and path.endswith(PACKED) and "/" not in path
-    return unquote(path[len(SHARED) : -len(PACKED)]) if is_named else ""
 
 
 def artifacts(blobs: BlobStore, tenant: str, attempt_id: str, number: int) -> list[Artifact]:

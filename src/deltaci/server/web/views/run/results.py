@@ -12,6 +12,7 @@ from deltaci.api.routes import ROOT
 from deltaci.api.schemas import records as api
 from deltaci.core.errors import Refused
 from deltaci.core.text import format_size
+from deltaci.protocol.artifact_paths import shared_name
 from deltaci.server.web.markup import EMPTY, Child, Markup, a, code, p, span, strong
 from deltaci.server.web.page_request import Answer, Visit
 from deltaci.server.web.pages import PageRoute
@@ -19,7 +20,6 @@ from deltaci.server.web.paging import pages, start_of
 from deltaci.server.web.parts import card, path, rows, seconds_text
 from deltaci.server.web.views.run.folding import STYLES, told
 from deltaci.server.web.views.run.frame import framed
-from deltaci.storage.blobs.keys import shared_name
 
 PER_PAGE: Final = 50
 MAX_TEXT_CHARS: Final = 100

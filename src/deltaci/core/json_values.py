@@ -1,0 +1,87 @@
+"""JSON values of callers: checked, and as they will be read back from the store."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, Final
+
+import msgspec
+
+from deltaci.core.errors import Refused
+
+MAX_PAYLOAD_BYTES: Final = 1024 * 1024
+MAX_DEPTH: Final = 100
+MAX_REPR: Final = 60
+
+_MIN_INT: Final = -(2**63)
+_MAX_INT: Final = 2**64 - 1
+
+
+def bad_request(message: str) -> Refused:
+    return Refused("bad_request", message)
+
+
+def short_repr(value: object) -> str:
+    """Return the value's `repr` for a message, shortened. Does not raise, even if `repr` does."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"some {type(value).__name__}"
+    return text if len(text) <= MAX_REPR else f"{text[:MAX_REPR]}…"
+
+
+def replace_surrogates(value: object) -> str:
+    """Return the text with every lone surrogate replaced by a question mark, so that it can be stored."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def json_copy(name: str, value: Any) -> Any:
+    """Return a copy of a JSON value as it will be read back from the store. Raises `Refused` if it is not JSON."""
+    if value is None or value is True or value is False:
+        return value
+    problem = ""
+    try:
+        body = msgspec.json.encode(value)
+        copy = msgspec.json.decode(body)
+        msgspec.msgpack.encode(copy)  # The stored form; fails for integers beyond 64 bits.
+        is_plain = copy == value and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        body, copy, is_plain, problem = b"", None, False, str(error)
+    if not is_plain:
+        problem = _json_problem(value) or problem
+    if problem:
+        raise bad_request(f"{name} is not JSON: {problem}; give numbers, texts, lists and objects")
+    if len(body) > MAX_PAYLOAD_BYTES:
+        raise bad_request(f"{name} has {len(body)} bytes; at most {MAX_PAYLOAD_BYTES}: store it elsewhere, refer to it")
+    return copy
+
+
+def _json_problem(value: Any) -> str:
+    """Return a description of the first part that JSON cannot represent or that would not be read back unchanged."""
+    pending: list[tuple[Any, int]] = [(value, 0)]
+    while pending:
+        part, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            return f"it is nested more than {MAX_DEPTH} deep"
+        if isinstance(part, dict):
+            keys = [key for key in part if not isinstance(key, str)]
+            if keys:
+                return f"the key {short_repr(keys[0])} is no text"
+            pending += [(child, depth + 1) for pair in part.items() for child in pair]
+        elif isinstance(part, list | tuple):
+            pending += [(child, depth + 1) for child in part]
+        elif problem := _scalar_problem(part):
+            return problem
+    return ""
+
+
+def _scalar_problem(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return ""
+    if isinstance(value, str):
+        return "" if replace_surrogates(value) == value else f"the text {short_repr(value)} has lone surrogates"
+    if isinstance(value, int):
+        return "" if _MIN_INT <= value <= _MAX_INT else f"the number {short_repr(value)} does not fit 64 bits"
+    if isinstance(value, float):
+        return "" if isfinite(value) else f"{value} is no number"
+    return f"{short_repr(value)} is a {type(value).__name__}"
