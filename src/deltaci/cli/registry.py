@@ -64,9 +64,7 @@ COMMANDS: Final = {
     ),
     "verify": Entry("verify", PROOF, "Check that a log is legal: every transition, owner, number, time and invariant."),
     "conformance": Entry("conformance", PROOF, "Check a runner or a server against the runner protocol."),
-    "sim": Entry(
-        "sim", PROOF, "Let servers, runners and people live through faults in virtual time, and check every step."
-    ),
+    "sim": Entry("sim", PROOF, "Simulate servers, runners, users and faults in virtual time, and check every event."),
     "completion": Entry(
         "completion", SERVER, "Print a script that lets your shell complete commands, options and the ids of runs."
     ),
