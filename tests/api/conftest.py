@@ -1,6 +1,6 @@
-"""The fixtures of the API's cases: each runs over SQLite, and over PostgreSQL too where it is marked `on_both_stores`.
+"""Fixtures of the API tests. Each test runs on SQLite, and also on PostgreSQL if it is marked `on_both_stores`.
 
-That the stores cannot be told apart is proved in tests/contract; tests/fuzz sends its requests to PostgreSQL.
+The tests in tests/contract prove that both stores behave alike; tests/fuzz sends its requests to PostgreSQL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["contract_dsn", "place", "site"]
 
 @pytest.fixture(params=("sqlite",))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """The store that is tested."""
+    """Return the store under test."""
     if request.param == "sqlite":
         return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "api.db"), clock=place.now), origin=wall_clock)
     return make_place(request.param, tmp_path, request)
@@ -30,5 +30,5 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def site(place: Place, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[ApiSite]]:
-    """Opens the server over this place."""
+    """Return a function that starts the server on this store."""
     return lambda: opened(place, tmp_path / "data")

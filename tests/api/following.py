@@ -1,4 +1,4 @@
-"""A client that reads an answer while it comes, as slowly as a case wants."""
+"""A client that reads a response while it is sent, as slowly as a test wants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deltaci.api.routes import ROOT
 from tests.api.site import WAIT_SECONDS
 
 
-class Told(NamedTuple):
+class StreamEvent(NamedTuple):
     """One event of a stream."""
 
     id: int
@@ -23,8 +23,8 @@ class Told(NamedTuple):
     line: str
 
 
-class Answer:
-    """An answer that may not be over."""
+class OpenResponse:
+    """A response whose body may not be complete yet."""
 
     def __init__(self, reader: asyncio.StreamReader, status: int, headers: dict[str, str]) -> None:
         self._reader = reader
@@ -33,8 +33,8 @@ class Answer:
         self.comments = 0
         self.retry = 0
 
-    async def part(self) -> bytes:
-        """The next part; empty when the answer is over. One that breaks off is an error."""
+    async def read_chunk(self) -> bytes:
+        """Return the next chunk, empty at the end of the body. Raise if the connection breaks before."""
         async with asyncio.timeout(WAIT_SECONDS):
             if "content-length" in self.headers:
                 return await self._reader.readexactly(int(self.headers.pop("content-length")))
@@ -42,26 +42,26 @@ class Answer:
             data = await self._reader.readexactly(size + 2)
             return data[:-2]
 
-    async def rest(self) -> bytes:
-        """All that comes until its end."""
-        parts = []
-        while part := await self.part():
-            parts.append(part)
-        return b"".join(parts)
+    async def read_all(self) -> bytes:
+        """Return the body up to its end."""
+        chunks = []
+        while chunk := await self.read_chunk():
+            chunks.append(chunk)
+        return b"".join(chunks)
 
-    async def take(self, size: int) -> bytes:
-        """So many bytes, which come in whatever parts."""
+    async def read_bytes(self, size: int) -> bytes:
+        """Return `size` bytes or a few more, from any number of chunks."""
         data = b""
         while len(data) < size:
-            part = await self.part()
+            part = await self.read_chunk()
             assert part, f"it ended after {len(data)} of {size} bytes"
             data += part
         return data
 
-    async def events(self) -> AsyncIterator[Told]:
-        """A stream of events, read as the standard says."""
+    async def events(self) -> AsyncIterator[StreamEvent]:
+        """Yield the events of a stream, parsed as the standard says."""
         text = b""
-        while part := await self.part():
+        while part := await self.read_chunk():
             text += part
             *blocks, text = text.split(b"\n\n")
             for block in blocks:
@@ -70,39 +70,44 @@ class Answer:
                     self.retry = int(fields["retry"])
                 elif fields:
                     data = fields["data"]
-                    yield Told(int(fields["id"]), fields["event"], json.loads(data), data)
+                    yield StreamEvent(int(fields["id"]), fields["event"], json.loads(data), data)
                 else:
                     self.comments += 1
         assert not text, text
 
 
 @asynccontextmanager
-async def asked(url: str, path: str, token: str, buffer: int = 0, **headers: str) -> AsyncIterator[Answer]:
-    """Ask over a connection of its own, which ends with this. With `buffer` the kernel keeps about so much."""
-    where = urlsplit(url)
+async def open_response(
+    url: str, path: str, token: str, buffer: int = 0, **headers: str
+) -> AsyncIterator[OpenResponse]:
+    """Send a GET request over its own connection, which is closed at exit.
+
+    `buffer` is the size of the receive buffer of the socket, 0 for the default.
+    """
+    address = urlsplit(url)
     raw = socket.socket()
     raw.setblocking(False)
     if buffer:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     try:
-        await asyncio.get_running_loop().sock_connect(raw, (where.hostname, where.port))
+        await asyncio.get_running_loop().sock_connect(raw, (address.hostname, address.port))
         reader, writer = await asyncio.open_connection(sock=raw, limit=buffer or 2**20)
     except BaseException:
         raw.close()
         raise
     try:
-        told = {name.replace("_", "-"): value for name, value in headers.items()}
+        extra = {name.replace("_", "-"): value for name, value in headers.items()}
         lines = [f"GET {ROOT}{path} HTTP/1.1", "Host: here", f"Authorization: Bearer {token}"]
-        lines += [f"{name}: {value}" for name, value in told.items()]
+        lines += [f"{name}: {value}" for name, value in extra.items()]
         writer.write("\r\n".join([*lines, "", ""]).encode())
         async with asyncio.timeout(WAIT_SECONDS):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        found = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
-        yield Answer(reader, int(head[0].split()[1]), found)
+        received = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
+        yield OpenResponse(reader, int(head[0].split()[1]), received)
     finally:
         writer.transport.abort()
 
 
-def stream(url: str, path: str, token: str, **headers: Any) -> Any:
-    """Ask for a stream of events."""
-    return asked(url, path, token, accept="text/event-stream", **headers)
+def open_stream(url: str, path: str, token: str, **headers: Any) -> Any:
+    """Request a stream of events."""
+    return open_response(url, path, token, accept="text/event-stream", **headers)

@@ -1,4 +1,4 @@
-"""Approval gates over the API: who may, how many, for which plan, and what the events say."""
+"""Approval gates over the API: who may approve, how many people, for which plan, and what the events contain."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ AT_ONCE = 20
 
 @pytest.mark.proves("STP-P1", "STP-P2", "STP-R3", "STP-S6")
 @on_loop
-async def test_approve_works_only_on_what_waits_and_may_be_repeated(site: Opened) -> None:
-    """Who, when and why are in the event."""
+async def test_approve_needs_a_waiting_job_and_can_be_repeated(site: Opened) -> None:
+    """The event has the person, the time and the comment."""
     async with site() as here:
         ada, bob = await here.key("ada", "run"), await here.key("bob", "approve")
         player = await here.player()
@@ -48,8 +48,8 @@ async def test_approve_works_only_on_what_waits_and_may_be_repeated(site: Opened
 
 
 @on_loop
-async def test_a_gate_asks_for_a_role_for_several_people_and_not_for_who_started(site: Opened) -> None:
-    """Each refusal says whom to ask."""
+async def test_a_gate_can_require_a_role_several_people_and_not_the_starter(site: Opened) -> None:
+    """Each refusal says who can approve."""
     async with site() as here:
         ada = await here.key("ada", "run", "approve", roles=["lead"])
         bob = await here.key("bob", "approve", roles=["lead"])
@@ -76,7 +76,7 @@ async def test_a_gate_asks_for_a_role_for_several_people_and_not_for_who_started
 
 
 @on_loop
-async def test_one_of_several_gates_can_be_named_and_a_rejection_fails_the_run(site: Opened) -> None:
+async def test_a_decision_can_name_one_gate_and_a_rejection_fails_the_run(site: Opened) -> None:
     """A rejected gate is FAILED with the reason REJECTED."""
     async with site() as here:
         ada = await here.key("ada", "run", "approve")
@@ -92,7 +92,7 @@ async def test_one_of_several_gates_can_be_named_and_a_rejection_fails_the_run(s
 
 
 @on_loop
-async def test_a_gate_that_nobody_decides_expires(site: Opened) -> None:
+async def test_an_undecided_gate_expires(site: Opened) -> None:
     """The store's clock decides."""
     async with site() as here:
         ada = await here.key("ada", "run", "approve")
@@ -106,8 +106,8 @@ async def test_a_gate_that_nobody_decides_expires(site: Opened) -> None:
 
 @on_both_stores
 @within(170)
-async def test_approve_races_cancel_and_exactly_one_legal_thing_happens_each_time(site: Opened) -> None:
-    """Whichever was first; the other is refused or comes too late, and the log is legal."""
+async def test_concurrent_approve_and_cancel_have_one_legal_outcome(site: Opened) -> None:
+    """The later one is refused or has no effect, and the log is legal."""
     async with site() as here:
         ada, bob = await here.key("ada", "run"), await here.key("bob", "approve")
         answers: dict[str, tuple[int, int]] = {}

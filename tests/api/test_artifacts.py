@@ -1,4 +1,4 @@
-"""What jobs left behind, over the API: found, read whole or in part, and never taken for a page of ours."""
+"""Artifacts over the API: listed, read whole or in ranges, and never shown as a page of this server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from deltaci.server.rest import files
 from deltaci.server.rest.http.streaming import content_disposition
 from deltaci.storage.blobs import keys
-from tests.api.following import asked
+from tests.api.following import open_response
 from tests.api.site import ApiSite, task
 from tests.contract.places import Place, on_loop
 
@@ -25,7 +25,7 @@ DATA = bytes(range(256)) * 10
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """What is shown here does not depend on the store."""
+    """Return the SQLite store: artifacts do not depend on the store."""
     from deltaci.storage.memory import wall_clock
     from deltaci.storage.sqlite import SqliteStore
 
@@ -36,8 +36,8 @@ def place(tmp_path: Path) -> Place:
 
 
 @on_loop
-async def test_files_that_are_not_there_and_files_of_others_look_the_same(site: Opened) -> None:
-    """Nobody learns by asking what another tenant has, and no path leads out of an attempt."""
+async def test_missing_artifacts_and_those_of_other_tenants_get_the_same_response(site: Opened) -> None:
+    """No response reveals what another tenant has, and no path leads out of an attempt."""
     async with site() as here:
         ada, eve, player = await here.key(), await here.key("eve", tenant="other"), await here.player()
         id = await ada.start(task("build"))
@@ -55,8 +55,8 @@ async def test_files_that_are_not_there_and_files_of_others_look_the_same(site: 
 
 
 @on_loop
-async def test_bytes_that_do_not_exist_are_refused(site: Opened) -> None:
-    """With how many there are."""
+async def test_a_range_outside_the_file_is_refused(site: Opened) -> None:
+    """The response has the size of the file."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
@@ -72,8 +72,8 @@ async def test_bytes_that_do_not_exist_are_refused(site: Opened) -> None:
 
 
 @on_loop
-async def test_files_are_listed_by_attempt_and_by_run(site: Opened) -> None:
-    """Of every attempt those of its last lease: what a lost one left counts no more."""
+async def test_artifacts_are_listed_by_attempt_and_by_run(site: Opened) -> None:
+    """Only the artifacts of the last lease of each attempt count, not those of a lost lease."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"), task("test"), task("never"))
@@ -96,8 +96,10 @@ async def test_files_are_listed_by_attempt_and_by_run(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_run_with_too_many_files_for_one_list_says_so(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a list would look like a whole one."""
+async def test_a_run_with_too_many_artifacts_for_one_list_is_refused(
+    site: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A truncated list would look like a complete one."""
     monkeypatch.setattr(files, "MAX_LISTED", 1)
     async with site() as here:
         ada, player = await here.key(), await here.player()
@@ -111,8 +113,8 @@ async def test_a_run_with_too_many_files_for_one_list_says_so(site: Opened, monk
 
 
 @on_loop
-async def test_a_file_is_read_whole_and_in_parts(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As something to be saved, with its checksum when it is all of it."""
+async def test_an_artifact_is_read_whole_and_in_ranges(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent as a download, with its checksum if the response has the whole file."""
     monkeypatch.setattr(keys, "PART_BYTES", 100)
     async with site() as here:
         ada, player = await here.key(), await here.player()
@@ -139,10 +141,10 @@ async def test_a_file_is_read_whole_and_in_parts(site: Opened, monkeypatch: pyte
 
 
 @on_loop
-async def test_a_file_for_somebody_who_hung_up_is_not_read_to_its_end(
+async def test_an_artifact_is_not_read_further_after_the_client_disconnects(
     site: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A download of gigabytes must not go on for nobody."""
+    """A download of gigabytes must not continue without a client."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
@@ -155,7 +157,7 @@ async def test_a_file_for_somebody_who_hung_up_is_not_read_to_its_end(
             return get(key, offset, limit)
 
         monkeypatch.setattr(here.service.blobs, "get", counted)
-        async with asked(
+        async with open_response(
             here.url, f"/runs/{id}/jobs/build/attempts/1/artifacts/large", ada.token, buffer=4096
         ) as answer:
             assert answer.status == 200
@@ -169,7 +171,7 @@ async def test_a_file_for_somebody_who_hung_up_is_not_read_to_its_end(
         assert len(read) < 30  # Of 58 parts; the buffers on the way hold some.
 
 
-def test_a_name_is_safe_to_save_under() -> None:
-    """Whatever a job calls its files: no quote, no line break and no folder gets through."""
+def test_a_download_name_is_safe() -> None:
+    """Names from jobs may have quotes, line breaks and folders; none of them gets into the header."""
     assert content_disposition("a.txt") == "attachment; filename=\"a.txt\"; filename*=UTF-8''a.txt"
     assert content_disposition('a"\\é\n') == "attachment; filename=\"a____\"; filename*=UTF-8''a%22%5C%C3%A9%0A"

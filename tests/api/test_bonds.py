@@ -1,4 +1,4 @@
-"""Plans whose jobs only come after others, or go one at a time, over the API."""
+"""Plans with `after` and with groups, over the API."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 @pytest.mark.proves("MOD-S1", "MOD-F5")
 @on_loop
-async def test_bonds_that_make_no_sense_are_refused(site: Opened) -> None:
-    """And nothing exists."""
+async def test_invalid_ordering_and_groups_are_refused(site: Opened) -> None:
+    """A refused request creates nothing."""
     async with site() as here:
         ada = await here.key("ada", "run")
         for jobs, code, said in (
@@ -33,8 +33,8 @@ async def test_bonds_that_make_no_sense_are_refused(site: Opened) -> None:
 
 @pytest.mark.proves("MOD-D1")
 @on_loop
-async def test_a_job_runs_after_one_that_failed(site: Opened) -> None:
-    """Who names only what it comes after has said what it waits for: the plan is a graph."""
+async def test_a_job_runs_after_a_failed_one(site: Opened) -> None:
+    """A job with `after` and without `needs` has no implicit dependencies."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()
@@ -57,8 +57,8 @@ async def test_a_job_runs_after_one_that_failed(site: Opened) -> None:
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_one_of_a_group_goes_at_a_time_and_explain_says_which(site: Opened) -> None:
-    """In whatever run; the next one begins when it is over."""
+async def test_one_job_of_a_group_runs_at_a_time_and_explain_names_it(site: Opened) -> None:
+    """A group spans runs; the next job starts when the current one is over."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()

@@ -1,4 +1,4 @@
-"""Events for people and programs: page by page, or as they happen. None missed, none twice, none of anybody else."""
+"""Events over the API, as pages and as streams: complete, without repeats, and only those of the tenant."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deltaci.core.events import Event, to_json_line
 from deltaci.server.auth import revalidate
 from deltaci.server.rest import event_streams, live
 from deltaci.server.rest.live import prefers_stream
-from tests.api.following import Answer, Told, stream
-from tests.api.site import TIME, ApiSite, Caller, Player, opened, task
+from tests.api.following import OpenResponse, StreamEvent, open_stream
+from tests.api.site import TIME, ApiSite, Caller, ScriptedRunner, opened, task
 from tests.contract.places import Place, on_both_stores, on_loop, within
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -24,9 +24,9 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 RUNS = {"sqlite": 200, "postgres": 50}
 
 
-async def told(answer: Answer, count: int = 0) -> list[Told]:
-    """So many events of a stream, or all until it ends."""
-    found: list[Told] = []
+async def read_events(answer: OpenResponse, count: int = 0) -> list[StreamEvent]:
+    """Return `count` events of a stream, or all until it ends."""
+    found: list[StreamEvent] = []
     async for each in answer.events():
         found.append(each)
         if len(found) == count:
@@ -35,13 +35,13 @@ async def told(answer: Answer, count: int = 0) -> list[Told]:
     return found
 
 
-def lines(events: list[Event]) -> list[str]:
-    """As they are sent."""
+def encoded(events: list[Event]) -> list[str]:
+    """Return the events as they are sent."""
     return [to_json_line(event).decode() for event in events]
 
 
-async def over(site: ApiSite, caller: Caller, player: Player, **fields: Any) -> str:
-    """A run that is reported."""
+async def run_to_report(site: ApiSite, caller: Caller, player: ScriptedRunner, **fields: Any) -> str:
+    """Return the id of a run that has been reported."""
     id = await caller.start(task("build"), **fields)
     await player.finish(await player.take())
     await site.until(caller, id, "REPORTED")
@@ -52,8 +52,8 @@ async def over(site: ApiSite, caller: Caller, player: Player, **fields: Any) -> 
 
 
 @on_loop
-async def test_a_place_in_the_log_that_makes_no_sense_is_refused(site: Opened) -> None:
-    """A client that lost count must hear of it, not wait for events that never come."""
+async def test_a_malformed_or_future_position_in_the_log_is_refused(site: Opened) -> None:
+    """A client with a wrong position must get an error instead of waiting for events that never come."""
     async with site() as here:
         ada = await here.key()
         id = await ada.start(task("build"))
@@ -69,12 +69,12 @@ async def test_a_place_in_the_log_that_makes_no_sense_is_refused(site: Opened) -
 
 
 @on_loop
-async def test_events_of_another_tenant_are_not_there(site: Opened) -> None:
-    """Neither in a page nor in a stream, and a run of theirs looks like one that never was."""
+async def test_events_of_another_tenant_are_not_visible(site: Opened) -> None:
+    """Neither in a page nor in a stream; a run of another tenant gets the response for an unknown run."""
     async with site() as here:
         ada, eve = await here.key(), await here.key("eve", tenant="other")
-        async with stream(here.url, "/events", eve.token) as answer:
-            id = await over(here, ada, await here.player())
+        async with open_stream(here.url, "/events", eve.token) as answer:
+            id = await run_to_report(here, ada, await here.player())
             own = await eve.start(task("theirs"))
             await eve.post(f"/runs/{own}/cancel")
             await here.until(eve, own, "REPORTED")
@@ -94,13 +94,13 @@ async def test_events_of_another_tenant_are_not_there(site: Opened) -> None:
 
 
 @on_loop
-async def test_who_has_no_key_or_not_the_right_one_gets_no_stream(site: Opened) -> None:
-    """A stream is refused like anything else."""
+async def test_a_stream_needs_a_valid_key_with_the_right_scope(site: Opened) -> None:
+    """A stream is refused like any other request."""
     async with site() as here:
         runner = await here.key("ci", "runner")
 
         assert (await runner.get("/events", accept="text/event-stream")).code == "missing_scope"
-        async with stream(here.url, "/events", "wrong") as answer:
+        async with open_stream(here.url, "/events", "wrong") as answer:
             assert answer.status == 401
 
 
@@ -108,12 +108,12 @@ async def test_who_has_no_key_or_not_the_right_one_gets_no_stream(site: Opened) 
 
 
 @on_loop
-async def test_pages_and_streams_have_exactly_the_log_from_every_point(site: Opened) -> None:
-    """Whoever was cut off anywhere goes on there."""
+async def test_pages_and_streams_return_exactly_the_log_from_every_position(site: Opened) -> None:
+    """A client can resume at any event."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
-        id = await over(here, ada, player)
-        await over(here, ada, player)
+        id = await run_to_report(here, ada, player)
+        await run_to_report(here, ada, player)
         log = await here.store.events(0, 10_000, run_id=id)
 
         for n in range(len(log) + 1):
@@ -121,9 +121,11 @@ async def test_pages_and_streams_have_exactly_the_log_from_every_point(site: Ope
             page = (await ada.get(f"/runs/{id}/events?after={after}&limit=3")).body
             assert [each["seq"] for each in page["events"]] == [each.seq for each in rest[:3]]
             assert page["last"] == (rest[:3][-1].seq if rest else after)
-            async with stream(here.url, f"/runs/{id}/events?after=0", ada.token, last_event_id=str(after)) as answer:
-                found = await told(answer)  # It ends by itself: the run is reported.
-            assert [each.line for each in found] == lines(rest)
+            async with open_stream(
+                here.url, f"/runs/{id}/events?after=0", ada.token, last_event_id=str(after)
+            ) as answer:
+                found = await read_events(answer)  # It ends by itself: the run is reported.
+            assert [each.line for each in found] == encoded(rest)
             assert [(each.id, each.kind) for each in found] == [(each.seq, each.entity) for each in rest]
         assert answer.retry == 1000
         assert answer.headers["delta-request-id"]
@@ -132,8 +134,8 @@ async def test_pages_and_streams_have_exactly_the_log_from_every_point(site: Ope
 
 
 @on_loop
-async def test_a_page_of_the_tenant_says_how_far_it_looked(site: Opened) -> None:
-    """Of a log that is full of others' events a page may be empty, and the next one goes on behind it."""
+async def test_a_page_of_the_tenant_says_how_far_it_searched(site: Opened) -> None:
+    """A page may be empty if the log is full of other tenants' events; the next page continues behind it."""
     async with site() as here:
         ada, eve = await here.key(), await here.key("eve", tenant="other")
         await ada.start(task("build"))
@@ -153,32 +155,32 @@ async def test_a_page_of_the_tenant_says_how_far_it_looked(site: Opened) -> None
 
 
 @on_loop
-async def test_a_stream_shows_what_happens_as_it_happens(site: Opened) -> None:
-    """From the first event to the last, then it ends by itself."""
+async def test_a_stream_sends_events_as_they_happen(site: Opened) -> None:
+    """It sends the first event to the last, then ends."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
         async with (
-            stream(here.url, f"/runs/{id}/events", ada.token) as answer,
-            stream(here.url, "/events", ada.token) as all_of_them,
+            open_stream(here.url, f"/runs/{id}/events", ada.token) as answer,
+            open_stream(here.url, "/events", ada.token) as all_of_them,
         ):
-            begun = await told(answer, 1)
+            begun = await read_events(answer, 1)
             assert begun[0].event["to"] == "CREATED"
             lease = await player.take()
             await player.finish(lease)
-            rest = await told(answer)
+            rest = await read_events(answer)
             log = await here.log()
-            everything = await told(all_of_them, len(log))
+            everything = await read_events(all_of_them, len(log))
 
         assert rest[-1].event["to"] == "REPORTED"
-        assert [each.line for each in everything] == lines(log)
+        assert [each.line for each in everything] == encoded(log)
         assert lease["lease_id"].rpartition(".")[2] not in "".join(each.line for each in everything)
 
 
 @on_both_stores
 @within(600)
-async def test_two_hundred_streams_see_exactly_their_own_run(place: Place, tmp_path: Path) -> None:
-    """Each from its beginning, while all of them happen, in order and to the end."""
+async def test_two_hundred_streams_get_exactly_their_own_run(place: Place, tmp_path: Path) -> None:
+    """Each gets all events of its run in order, while all runs are in progress."""
     count = RUNS[place.name]
     async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
         ada, player = await here.key(), await here.player(slots=count)
@@ -190,9 +192,9 @@ async def test_two_hundred_streams_see_exactly_their_own_run(place: Place, tmp_p
 
         ids = await asyncio.gather(*(start() for _ in range(count // 2)))
 
-        async def follow(id: str) -> list[Told]:
-            answer = await stack.enter_async_context(stream(here.url, f"/runs/{id}/events", ada.token))
-            return await told(answer)
+        async def follow(id: str) -> list[StreamEvent]:
+            answer = await stack.enter_async_context(open_stream(here.url, f"/runs/{id}/events", ada.token))
+            return await read_events(answer)
 
         early = [asyncio.create_task(follow(id)) for id in ids]
         ids += await asyncio.gather(*(start() for _ in range(count - count // 2)))
@@ -206,105 +208,103 @@ async def test_two_hundred_streams_see_exactly_their_own_run(place: Place, tmp_p
         found = await asyncio.gather(*early, *late)
 
         for id, seen in zip(ids, found, strict=True):
-            assert [each.line for each in seen] == lines(await here.store.events(0, 1000, run_id=id))
+            assert [each.line for each in seen] == encoded(await here.store.events(0, 1000, run_id=id))
 
 
 @on_both_stores
 @on_loop
-async def test_what_another_server_commits_is_seen(place: Place, tmp_path: Path) -> None:
+async def test_a_stream_has_events_that_another_server_committed(place: Place, tmp_path: Path) -> None:
     """Servers that share a database share its log."""
     if place.name != "postgres":
         pytest.skip("one process has a SQLite file for itself")
     async with opened(place, tmp_path / "data") as one, opened(place, tmp_path / "data") as other:
         ada = await one.key()
         id = await ada.start(task("build"))
-        async with stream(other.url, f"/runs/{id}/events", ada.token) as answer:
-            await told(answer, 1)
+        async with open_stream(other.url, f"/runs/{id}/events", ada.token) as answer:
+            await read_events(answer, 1)
             player = await one.player()
             await player.finish(await player.take())
-            rest = await told(answer)
+            rest = await read_events(answer)
 
         assert rest[-1].event["to"] == "REPORTED"
         assert (await one.store.events(0, 1000, run_id=id))[-1].seq == rest[-1].id
 
 
 @on_loop
-async def test_a_stream_without_news_shows_that_it_lives(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody on the way takes it for dead, and whoever reads sees that the server is there."""
+async def test_an_idle_stream_sends_heartbeats(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies and clients would otherwise take the connection for dead."""
     monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(event_streams, "TICK_SECONDS", 0.05)
     async with opened(place, tmp_path / "data") as here:
         ada = await here.key()
-        async with stream(here.url, "/events", ada.token) as answer:
-            assert await answer.part() == b"retry: 1000\n\n"
-            assert [await answer.part() for _ in range(3)] == [b":\n\n"] * 3
+        async with open_stream(here.url, "/events", ada.token) as answer:
+            assert await answer.read_chunk() == b"retry: 1000\n\n"
+            assert [await answer.read_chunk() for _ in range(3)] == [b":\n\n"] * 3
 
 
 # -- how a stream ends
 
 
 @on_loop
-async def test_a_stream_goes_on_while_jobs_of_a_reported_run_still_stop(site: Opened) -> None:
-    """A run that failed fast is over at once; its workers take a while."""
+async def test_a_stream_continues_while_jobs_of_a_reported_run_are_stopping(site: Opened) -> None:
+    """A run under fail_fast is over at once; its jobs take longer."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("a", needs=[]), task("b", needs=[]), plan={"fail_fast": True})
         one, two = await player.take(), await player.take()
-        async with stream(here.url, f"/runs/{id}/events", ada.token) as answer:
+        async with open_stream(here.url, f"/runs/{id}/events", ada.token) as answer:
             await player.fail(one)
             async for each in answer.events():
                 if each.event["to"] == "REPORTED":
                     break
             await player.say(two, "CancelAck", final_status="CANCELED", ts=TIME)
-            rest = await told(answer)
+            rest = await read_events(answer)
 
         log = await here.store.events(0, 1000, run_id=id)
-        assert [each.line for each in rest] == lines(log)[-len(rest) :]
+        assert [each.line for each in rest] == encoded(log)[-len(rest) :]
         assert (rest[-1].kind, rest[-1].event["to"]) == ("job", "CANCELED")
 
 
 @on_loop
-async def test_a_stream_ends_with_its_key(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that expires, and one that is revoked: what may not be opened may not stay open."""
+async def test_a_stream_ends_when_its_key_ends(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream must not stay open with a key that expired or was revoked."""
     monkeypatch.setattr(revalidate, "LOOK_SECONDS", 0.1)
     async with opened(place, tmp_path / "data") as here:
         short, long = await here.key("ada", "read", expires_seconds=60), await here.key("bob", "read")
         async with (
-            stream(here.url, "/events", short.token) as expires,
-            stream(here.url, "/events", long.token) as revoked,
+            open_stream(here.url, "/events", short.token) as expires,
+            open_stream(here.url, "/events", long.token) as revoked,
         ):
             assert (expires.status, revoked.status) == (200, 200)
             clock = here.service.signer._clock
             monkeypatch.setattr(here.service.signer, "_clock", lambda: clock() + 61)
-            await told(expires)
+            await read_events(expires)
             [mine] = [each for each in (await here.operator().get("/keys")).body["keys"] if each["person"] == "bob"]
             await here.operator().post(f"/keys/{mine['id']}/revoke")
-            await told(revoked)
+            await read_events(revoked)
 
 
 @on_loop
-async def test_a_server_that_stops_ends_its_streams(site: Opened) -> None:
-    """In order, so that whoever follows goes on at another server at once."""
+async def test_a_stopping_server_ends_its_streams(site: Opened) -> None:
+    """The response ends normally, so that clients connect to another server at once."""
     async with site() as here:
         ada = await here.key()
-        async with stream(here.url, "/events", ada.token) as answer:
-            assert await answer.part() == b"retry: 1000\n\n"
+        async with open_stream(here.url, "/events", ada.token) as answer:
+            assert await answer.read_chunk() == b"retry: 1000\n\n"
             here.service.stop_waiting()
-            await told(answer)
+            await read_events(answer)
 
         assert (await ada.get("/events", accept="text/event-stream")).code == "overloaded"
 
 
 @on_loop
-async def test_a_client_that_hangs_up_leaves_nothing_behind(place: Place, tmp_path: Path) -> None:
-    """Neither a channel nor a place among the streams."""
+async def test_a_disconnected_client_is_removed(place: Place, tmp_path: Path) -> None:
+    """Neither its channel nor its count among the streams remains."""
     async with opened(place, tmp_path / "data") as here:
         ada = await here.key()
         id = await ada.start(task("build"))
-        async with stream(here.url, f"/runs/{id}/events", ada.token) as answer:
-            await told(answer, 1)
+        async with open_stream(here.url, f"/runs/{id}/events", ada.token) as answer:
+            await read_events(answer, 1)
             assert here.service.control_plane.streams.count == 1
 
         async with asyncio.timeout(30):
@@ -314,18 +314,18 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(place: Place, tmp_pa
 
 
 @on_loop
-async def test_there_are_only_so_many_streams(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one tenant cannot have all of them."""
+async def test_the_number_of_streams_is_limited(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tenant cannot use all of them."""
     monkeypatch.setattr(event_streams, "MAX_STREAMS", 3)
     monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_TENANT", 2)
     async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
         ada, eve = await here.key(), await here.key("eve", tenant="other")
         for _ in range(2):
-            answer = await stack.enter_async_context(stream(here.url, "/events", ada.token))
-            await answer.part()
+            answer = await stack.enter_async_context(open_stream(here.url, "/events", ada.token))
+            await answer.read_chunk()
 
         assert (await ada.get("/events", accept="text/event-stream")).code == "overloaded"
-        assert (await stack.enter_async_context(stream(here.url, "/events", eve.token))).status == 200
+        assert (await stack.enter_async_context(open_stream(here.url, "/events", eve.token))).status == 200
         assert (await eve.get("/events", accept="text/event-stream")).code == "overloaded"
         assert (await ada.get("/events")).status == 200
 
@@ -349,14 +349,14 @@ async def test_there_are_only_so_many_streams(place: Place, tmp_path: Path, monk
         ("text/*", False),
     ],
 )
-def test_the_accept_header_decides(accept: str, is_stream: bool) -> None:
-    """A stream is given only to whoever asks for one by its name."""
+def test_the_accept_header_selects_a_stream_or_a_page(accept: str, is_stream: bool) -> None:
+    """Only a client that names the media type of streams gets a stream."""
     assert prefers_stream(accept) is is_stream
 
 
 @on_loop
-async def test_the_client_hears_of_the_last_job_of_a_run_that_failed_fast(site: Opened) -> None:
-    """The run is over while a worker still stops; whoever follows hears of that, and then comes to an end."""
+async def test_the_client_gets_the_end_of_the_last_job_after_fail_fast(site: Opened) -> None:
+    """The run is over while a job is still stopping; the client waits for that job and then stops following."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("a", needs=[]), task("b", needs=[]), plan={"fail_fast": True})

@@ -1,4 +1,4 @@
-"""A tenant's own rules for failures: set and shown over the API, asked before all others, told in the event."""
+"""The failure rules of a tenant over the API: they are set, listed and applied before all others."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from deltaci.core.failures import RULES
-from tests.api.site import ApiSite, Caller, Player, task
+from tests.api.site import ApiSite, Caller, ScriptedRunner, task
 from tests.contract.places import on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 GPU = "rules: [{name: gpu, class: INFRA, log: 'gpu .* lost'}, {name: mine, class: USER, signals: 9}]"
 
 
-async def failed(here: ApiSite, caller: Caller, player: Player, **fields: Any) -> Any:
-    """A job with two attempts, of which the first failed like this: the job."""
+async def failed_once(here: ApiSite, caller: Caller, player: ScriptedRunner, **fields: Any) -> Any:
+    """Return a job with two attempts, of which the first failed with these fields."""
     run = await caller.start(task("a", retry={"max_attempts": 2}))
     await player.fail(await player.take(), **fields)
     [job] = (await caller.run(run))["jobs"]
@@ -24,8 +24,8 @@ async def failed(here: ApiSite, caller: Caller, player: Player, **fields: Any) -
 
 
 @on_loop
-async def test_rules_with_problems_change_nothing(site: Opened) -> None:
-    """The refusal has the places."""
+async def test_invalid_rules_are_refused_and_change_nothing(site: Opened) -> None:
+    """The error has the lines of the problems."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         assert (await admin.ask("PUT", "/failure-rules", {"text": GPU})).body["version"] == 1
@@ -39,18 +39,18 @@ async def test_rules_with_problems_change_nothing(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_tenants_rules_are_asked_first_and_are_nobody_elses(site: Opened) -> None:
-    """What is a mistake by the built-in rules is a fault of the machine by ours, and the other way round."""
+async def test_rules_of_a_tenant_come_first_and_apply_only_to_it(site: Opened) -> None:
+    """They can turn a USER failure of the built-in rules into an INFRA failure, and vice versa."""
     async with site() as here:
         us, them = await here.key("ada", "admin", tenant="us"), await here.key("eve", "admin", tenant="them")
         ours, theirs = await here.player(tenant="us"), await here.player(tenant="them")
         assert (await us.ask("PUT", "/failure-rules", {"text": GPU})).status == 200
         lines = ["begin", "GPU 3 was lost", "end"]
 
-        lost = await failed(here, us, ours, log_tail=lines)
-        other = await failed(here, them, theirs, log_tail=lines)
-        killed = await failed(here, us, ours, exit_code=137, signal=9)
-        usual = await failed(here, us, ours, exit_code=127)
+        lost = await failed_once(here, us, ours, log_tail=lines)
+        other = await failed_once(here, them, theirs, log_tail=lines)
+        killed = await failed_once(here, us, ours, exit_code=137, signal=9)
+        usual = await failed_once(here, us, ours, exit_code=127)
 
         assert [lost["last_error"][each] for each in ("failure_class", "rule", "line")] == ["INFRA", "gpu", lines[1]]
         assert lost["state"] == "RETRYING"
@@ -64,8 +64,8 @@ async def test_a_tenants_rules_are_asked_first_and_are_nobody_elses(site: Opened
 
 
 @on_loop
-async def test_all_rules_are_shown_in_the_order_in_which_they_are_asked(site: Opened) -> None:
-    """Who set the tenant's own, and when; other tenants see only what holds for them."""
+async def test_rules_are_listed_in_the_order_of_application(site: Opened) -> None:
+    """With the author and the time of the tenant's rules; other tenants see only the rules that apply to them."""
     async with site() as here:
         admin, other = await here.key("ada", "admin"), await here.key("eve", "read", tenant="them")
         before = (await admin.get("/failure-rules")).body

@@ -1,4 +1,4 @@
-"""Flaky tests on a real server: learned from its log, used when the next result comes, shown and explained."""
+"""Flaky tests on a running server: learned from its log, used to classify failures, listed and explained."""
 
 from __future__ import annotations
 
@@ -13,48 +13,54 @@ from deltaci.controllers import flaky as control
 from deltaci.controllers.flaky import KIND, FlakyTests
 from deltaci.core import flaky
 from deltaci.storage.port import Document
-from tests.api.site import ApiSite, Caller, Player, task
+from tests.api.site import ApiSite, Caller, ScriptedRunner, task
 from tests.contract.places import on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
-def told(*failed: str) -> dict[str, Any]:
-    """What a runner reports of tests."""
+def report_of_tests(*failed: str) -> dict[str, Any]:
+    """Return the report of a runner with these failed tests."""
     return {"total": 5, "failed": len(failed), "failures": [{"name": name} for name in failed]}
 
 
-async def ran(
-    here: ApiSite, caller: Caller, player: Player, *failed: str, commit: str = "c1", project: str = "shop", **more: Any
+async def run_with_failures(
+    here: ApiSite,
+    caller: Caller,
+    player: ScriptedRunner,
+    *failed: str,
+    commit: str = "c1",
+    project: str = "shop",
+    **more: Any,
 ) -> str:
-    """A run of one job, whose first attempt ends with these tests failed: its id."""
+    """Run one job whose first attempt ends with these failed tests, and return the id of the run."""
     plan = {"jobs": [task("test", retry={"max_attempts": 2, "base_delay_seconds": 0}, **more)]}
     asked = {"plan": plan, "project": project, "commit": commit}
     run = str((await caller.post("/runs", asked)).body["id"])
     lease = await player.take()
     if failed:
-        await player.fail(lease, tests=told(*failed))
+        await player.fail(lease, tests=report_of_tests(*failed))
     else:
-        await player.finish(lease, tests=told())
+        await player.finish(lease, tests=report_of_tests())
     return run
 
 
 @on_loop
-async def test_a_failure_of_known_flaky_tests_alone_is_tried_again(site: Opened) -> None:
-    """Two runs of one commit disagree about a test; in the third its failure is worth a second attempt."""
+async def test_a_failure_of_only_flaky_tests_is_retried(site: Opened) -> None:
+    """Two runs of one commit disagree about a test; in the third run its failure leads to a second attempt."""
     async with site() as here:
         ada, player = await here.key("ada", "run"), await here.player()
-        first = await ran(here, ada, player, "net.test_slow")
+        first = await run_with_failures(here, ada, player, "net.test_slow")
         assert (await ada.run(first))["jobs"][0]["last_error"]["rule"] == "failed-tests"
-        await ran(here, ada, player)
+        await run_with_failures(here, ada, player)
         await here.service.flaky.catch_up()
 
-        third = await ran(here, ada, player, "net.test_slow", commit="c2")
+        third = await run_with_failures(here, ada, player, "net.test_slow", commit="c2")
         [job] = (await ada.run(third))["jobs"]
-        await player.finish(await player.take(), tests=told())  # The second attempt of the third run.
+        await player.finish(await player.take(), tests=report_of_tests())  # The second attempt of the third run.
         done = await here.until(ada, third, "SUCCESS")
         # Of a commit of its own: on one that succeeded both of its tests would soon be known to be flaky.
-        mixed = await ran(here, ada, player, "net.test_slow", "math.test_sum", commit="c3")
+        mixed = await run_with_failures(here, ada, player, "net.test_slow", "math.test_sum", commit="c3")
 
         assert [job["last_error"][each] for each in ("failure_class", "rule")] == ["FLAKY", "known-flaky-tests"]
         assert job["state"] in ("RETRYING", "QUEUED")
@@ -68,15 +74,15 @@ async def test_a_failure_of_known_flaky_tests_alone_is_tried_again(site: Opened)
 
 
 @on_loop
-async def test_what_is_flaky_is_listed_by_project_and_is_nobody_elses(site: Opened) -> None:
-    """The job itself, too; another project, job or tenant knows nothing of it."""
+async def test_flaky_jobs_and_tests_are_listed_by_project_and_tenant(site: Opened) -> None:
+    """Other projects, jobs and tenants are not affected."""
     async with site() as here:
         ada, eve = await here.key("ada", "run", tenant="us"), await here.key("eve", "run", tenant="them")
         ours, theirs = await here.player(tenant="us"), await here.player(tenant="them")
         for failed in (["a"], []):
-            await ran(here, ada, ours, *failed)
+            await run_with_failures(here, ada, ours, *failed)
         for failed in (["a"], ["a"]):
-            await ran(here, ada, ours, *failed, project="other")
+            await run_with_failures(here, ada, ours, *failed, project="other")
         await here.service.flaky.catch_up()
 
         found = (await ada.get("/flaky")).body
@@ -88,57 +94,57 @@ async def test_what_is_flaky_is_listed_by_project_and_is_nobody_elses(site: Open
         assert (await ada.get("/flaky?project=shop")).body == found
         assert (await ada.get("/flaky?project=other")).body["jobs"] == []
         assert (await eve.get("/flaky")).body["jobs"] == []
-        await ran(here, eve, theirs, "a")
-        strange = await ran(here, eve, theirs, "a")
+        await run_with_failures(here, eve, theirs, "a")
+        strange = await run_with_failures(here, eve, theirs, "a")
         assert (await eve.run(strange))["jobs"][0]["last_error"]["rule"] == "failed-tests"
 
 
 @on_loop
-async def test_a_run_that_is_not_trusted_teaches_nothing(site: Opened) -> None:
-    """Otherwise a fork could have its failures called flaky, and those of others."""
+async def test_an_untrusted_run_does_not_change_flakiness(site: Opened) -> None:
+    """Otherwise a fork could have its failures, and those of others, treated as flaky."""
     async with site() as here:
         ada, player = await here.key("ada", "run"), await here.player()
         work = {"steps": ["true"], "cache_scope": "fork"}
         for failed in (["a"], []):
-            await ran(here, ada, player, *failed, work=work)
+            await run_with_failures(here, ada, player, *failed, work=work)
         await here.service.flaky.catch_up()
 
         assert (await ada.get("/flaky")).body["jobs"] == []
 
 
-class Waited(FlakyTests):
-    """One that says when it has learned something."""
+class ObservableFlakyTests(FlakyTests):
+    """Flaky tests that signal when they have processed runs."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.has_learned = asyncio.Event()
 
     async def learn(self, ids: Sequence[str]) -> None:
-        """And says so."""
+        """Process the runs and signal it."""
         await super().learn(ids)
         if ids:
             self.has_learned.set()
 
 
 @on_loop
-async def test_it_is_learned_as_it_happens_and_where_somebody_left_off(
+async def test_flakiness_is_learned_live_and_from_the_last_position(
     site: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own loop; two servers learn the same, and what one missed it reads in the log."""
+    """Two servers learn the same; events that one of them missed are read from the log."""
     monkeypatch.setattr(control, "PAUSE_SECONDS", 0.0)
     async with site() as here:
         ada, player = await here.key("ada", "run"), await here.player()
-        second = Waited(here.store)
+        second = ObservableFlakyTests(here.store)
         here.service._follower.subscribe(second.on_events)
         second.start()
         try:
-            await ran(here, ada, player, "a")
+            await run_with_failures(here, ada, player, "a")
             async with asyncio.timeout(20):
                 await second.has_learned.wait()
         finally:
             await second.stop()
-        await ran(here, ada, player)  # Nobody tells the second one.
-        third = Waited(here.store)
+        await run_with_failures(here, ada, player)  # Nobody tells the second one.
+        third = ObservableFlakyTests(here.store)
 
         await third.catch_up()
         history = await third.of_job("default", "shop", "test")
@@ -153,8 +159,10 @@ async def test_it_is_learned_as_it_happens_and_where_somebody_left_off(
 
 
 @on_loop
-async def test_what_is_old_or_too_much_or_unreadable_is_left(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents are dropped when all of what they say is forgotten."""
+async def test_expired_excess_and_unreadable_histories_are_dropped(
+    site: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document is removed when everything in it has expired."""
     monkeypatch.setattr(control, "MAX_JOBS", 2)
     async with site() as here:
         await here.service.flaky.stop()
@@ -163,7 +171,7 @@ async def test_what_is_old_or_too_much_or_unreadable_is_left(site: Opened, monke
             put = Document(kind=KIND, tenant="default", name=name, version=0, at=0, body=b"nonsense")
             await here.store.put_documents([put])
         assert (await ada.get("/flaky")).body["jobs"] == []
-        await ran(here, ada, player)
+        await run_with_failures(here, ada, player)
         await FlakyTests(here.store).catch_up()
         left = [each.name for each in await here.store.list_documents(KIND, "default")]
         monkeypatch.setattr(flaky, "EXPIRES", -(10**12))
@@ -175,13 +183,13 @@ async def test_what_is_old_or_too_much_or_unreadable_is_left(site: Opened, monke
 
 
 @on_loop
-async def test_servers_that_learn_the_same_at_the_same_moment_learn_it_once(site: Opened) -> None:
-    """Whoever is slower reads again what the faster one wrote."""
+async def test_concurrent_servers_count_an_outcome_once(site: Opened) -> None:
+    """The slower server re-reads what the faster one wrote."""
     async with site() as here:
         await here.service.flaky.stop()
         ada, player = await here.key("ada", "run"), await here.player()
         for failed in (["a"], [], ["a"]):
-            await ran(here, ada, player, *failed)
+            await run_with_failures(here, ada, player, *failed)
         ends = [event.entity_id for event in await here.log() if control.is_telling(event)]
 
         await asyncio.gather(*(FlakyTests(here.store).learn(ends) for _ in range(4)))

@@ -1,4 +1,4 @@
-"""A run's events in the words of each document, page by page; and its tests, one by one, with their past."""
+"""A run's transitions in each vocabulary, and its tests with their outcomes in earlier runs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import pytest
 from deltaci.server import test_reports
 from deltaci.server.rest import history
 from deltaci.server.rest import tests as tested
-from tests.api.site import ApiSite, Caller, Player, gate, task
+from tests.api.site import ApiSite, Caller, ScriptedRunner, gate, task
 from tests.contract.places import on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
-async def asked(caller: Caller, run: str, part: str, **query: Any) -> Any:
-    """A part of the run, which must be there."""
+async def get_part(caller: Caller, run: str, part: str, **query: Any) -> Any:
+    """Return a part of the run. Fail if the response is not 200."""
     reply = await caller.get(f"/runs/{run}/{part}?{urlencode(query)}")
     assert reply.status == 200, reply
     return reply.body
 
 
 async def all_pages(caller: Caller, run: str, **query: Any) -> list[Any]:
-    """Every step, in pages of a few."""
+    """Return all steps, read in small pages."""
     found: list[Any] = []
     name = "before" if query.get("order") == "newest" else "after"
     next: int | None = 0
     while next is not None:
-        page = await asked(caller, run, "transitions", limit=3, **{name: next}, **query)
+        page = await get_part(caller, run, "transitions", limit=3, **{name: next}, **query)
         assert page["transitions"] or page["next"] is None
         found += page["transitions"]
         next = page["next"]
@@ -42,8 +42,8 @@ async def all_pages(caller: Caller, run: str, **query: Any) -> list[Any]:
 
 
 @on_loop
-async def test_every_vocabulary_is_whole_from_both_ends_and_page_by_page(site: Opened) -> None:
-    """The newest first is the oldest first turned round; no step is missed and none is told twice."""
+async def test_every_vocabulary_is_complete_in_both_orders_and_in_pages(site: Opened) -> None:
+    """The newest-first order is the reverse of the other; no step is missing or repeated."""
     async with site() as here:
         ada, player = await here.key("ada", "run", "read"), await here.player()
         run = await ada.start(task("a"), task("b", needs=["a"]), gate("g", ["b"]))
@@ -52,29 +52,29 @@ async def test_every_vocabulary_is_whole_from_both_ends_and_page_by_page(site: O
         await here.until(ada, run, "REPORTED")
 
         for view in ("canonical", "orchestration", "steps", "workstreams", "queue"):
-            whole = (await asked(ada, run, "transitions", view=view, limit=1000))["transitions"]
+            whole = (await get_part(ada, run, "transitions", view=view, limit=1000))["transitions"]
             told = [(each["seq"], each["kind"], each["from"], each["to"]) for each in whole]
 
             assert [(e["seq"], e["kind"], e["from"], e["to"]) for e in await all_pages(ada, run, view=view)] == told
             turned = await all_pages(ada, run, view=view, order="newest")
             assert [(e["seq"], e["kind"], e["from"], e["to"]) for e in turned] == told[::-1]
             assert all(bool(each["rule"]) for each in whole) == (view != "canonical")
-            of_a = await asked(ada, run, "transitions", view=view, job="a", limit=1000)
+            of_a = await get_part(ada, run, "transitions", view=view, job="a", limit=1000)
             assert [each for each in whole if each["job"] == "a"] == of_a["transitions"] != []
 
 
 @on_loop
-async def test_only_what_is_asked_for_is_told_and_never_too_much_is_read(
+async def test_transitions_are_filtered_and_the_search_is_bounded(
     site: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each word belongs to one vocabulary; a run that is too long is refused with what to do."""
+    """A kind belongs to one vocabulary; a run that is too long is refused with advice."""
     async with site() as here:
         ada = await here.key("ada", "run", "read")
         run = await ada.start(task("a"))
 
-        steps = await asked(ada, run, "transitions", view="steps", kind="step")
+        steps = await get_part(ada, run, "transitions", view="steps", kind="step")
         assert {each["kind"] for each in steps["transitions"]} == {"step"}
-        assert (await asked(ada, run, "transitions", view="steps", kind="lease"))["transitions"] == []
+        assert (await get_part(ada, run, "transitions", view="steps", kind="lease"))["transitions"] == []
         assert (await ada.get(f"/runs/{run}/transitions?view=french")).code == "bad_message"
         monkeypatch.setattr(history, "MAX_EVENTS_READ", 2)
         refused = await ada.get(f"/runs/{run}/transitions?view=steps")
@@ -83,10 +83,10 @@ async def test_only_what_is_asked_for_is_told_and_never_too_much_is_read(
 
 
 @on_loop
-async def test_the_newest_events_of_a_long_run_are_found_without_reading_all_of_it(
+async def test_the_newest_events_of_a_long_run_are_found_by_binary_search(
     site: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In our own words; the others need to know what was before."""
+    """Only in the canonical vocabulary: the others depend on all earlier events."""
     async with site() as here:
         ada = await here.key("ada", "run", "read")
         run = await ada.start(*(task(f"job{n}", needs=[]) for n in range(20)))
@@ -94,7 +94,7 @@ async def test_the_newest_events_of_a_long_run_are_found_without_reading_all_of_
             await ada.start(task(f"other{n}"))
         await ada.post(f"/runs/{run}/cancel")
         await here.until(ada, run, "REPORTED")
-        whole = (await asked(ada, run, "transitions", limit=1000))["transitions"]
+        whole = (await get_part(ada, run, "transitions", limit=1000))["transitions"]
         monkeypatch.setattr(history, "PAGE_SIZE", 10)
         monkeypatch.setattr(history, "MAX_EVENTS_READ", 20)
 
@@ -111,18 +111,20 @@ async def test_the_newest_events_of_a_long_run_are_found_without_reading_all_of_
 TOTAL = 4
 
 
-def xml(*failed: str) -> bytes:
-    """A report: tests that failed, and tests that did not, each slower than the one before."""
+def report_xml(*failed: str) -> bytes:
+    """Return a test report with these failed tests and some passed ones, each slower than the one before."""
     cases = [f"<testcase name='{name}'><failure message='no'>why &lt;b></failure></testcase>" for name in failed]
     cases += [f"<testcase name='fine{n}' time='{n}.5'/>" for n in range(TOTAL - len(failed))]
     return f"<testsuite>{''.join(cases)}</testsuite>".encode()
 
 
-async def ran(player: Player, *failed: str, report: bytes | None = None, kept: bool = True) -> None:
-    """The next job leaves a report with these tests failed."""
+async def run_job(player: ScriptedRunner, *failed: str, report: bytes | None = None, kept: bool = True) -> None:
+    """Run the next job with a report in which these tests failed."""
     lease = await player.take()
     if kept:
-        assert (await player.keep(lease, "r.xml", report if report is not None else xml(*failed))).status_code == 200
+        assert (
+            await player.keep(lease, "r.xml", report if report is not None else report_xml(*failed))
+        ).status_code == 200
     tests = {"total": TOTAL, "passed": TOTAL - len(failed), "failed": len(failed), "seconds": 2.0}
     told = {**tests, "failures": [{"name": name, "message": "no"} for name in failed]}
     artifact = {"type": "junit", "uri": "artifact:x/1/r.xml", "name": "r.xml", "bytes": 1}
@@ -131,24 +133,24 @@ async def ran(player: Player, *failed: str, report: bytes | None = None, kept: b
 
 
 @on_loop
-async def test_tests_are_told_worst_first_with_what_is_known_from_before(site: Opened) -> None:
-    """Of earlier runs of the same branch, as far as their records go; what is flaky is marked."""
+async def test_tests_are_listed_worst_first_with_earlier_outcomes(site: Opened) -> None:
+    """Earlier outcomes come from the records of runs of the same branch; flaky tests are marked."""
     async with site() as here:
         ada, player = await here.key("ada", "run", "read"), await here.player()
         about = {"project": "shop", "branch": "main"}
         other = await ada.start(task("test"), project="shop", branch="other")
-        await ran(player, "net")
+        await run_job(player, "net")
         first = await ada.start(task("test"), **about, commit="c1")
-        await ran(player, "net")
+        await run_job(player, "net")
         silent = await ada.start(task("test"), **about)
         await player.finish(await player.take())
         again = await ada.start(task("test"), **about, commit="c1")
-        await ran(player)
+        await run_job(player)
         await here.service.flaky.catch_up()
         run = await ada.start(task("test"), **about, commit="c2")
-        await ran(player, "math", "net")
+        await run_job(player, "math", "net")
 
-        found = await asked(ada, run, "tests")
+        found = await get_part(ada, run, "tests")
         assert [(each["name"], each["outcome"]) for each in found["tests"]] == [
             *(("math", "failed"), ("net", "failed"), ("fine1", "passed"), ("fine0", "passed")),
         ]
@@ -166,25 +168,25 @@ async def test_tests_are_told_worst_first_with_what_is_known_from_before(site: O
 
 
 @on_loop
-async def test_tests_are_searched_and_paged(site: Opened) -> None:
-    """All that is given must hold, and each test is on one page."""
+async def test_tests_are_filtered_and_paginated(site: Opened) -> None:
+    """All filters apply together, and each test is on one page."""
     async with site() as here:
         ada, player = await here.key("ada", "run", "read"), await here.player()
         run = await ada.start(task("one", needs=[]), task("two", needs=[]))
-        await ran(player, "Broken")
-        await ran(player)
+        await run_job(player, "Broken")
+        await run_job(player)
 
         names: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
-            page = await asked(ada, run, "tests", limit=2, cursor=cursor, order="name")
+            page = await get_part(ada, run, "tests", limit=2, cursor=cursor, order="name")
             names += [each["name"] for each in page["tests"]]
             cursor = page["next"]
         assert names == ["Broken", "fine0", "fine0", "fine1", "fine1", "fine2", "fine2", "fine3"]
-        assert [each["name"] for each in (await asked(ada, run, "tests", q="bROK"))["tests"]] == ["Broken"]
-        assert (await asked(ada, run, "tests", job="one", q="fine"))["found"] == 3
-        assert (await asked(ada, run, "tests", outcome="failed"))["found"] == 1
-        slowest = (await asked(ada, run, "tests", order="slowest", limit=1))["tests"]
+        assert [each["name"] for each in (await get_part(ada, run, "tests", q="bROK"))["tests"]] == ["Broken"]
+        assert (await get_part(ada, run, "tests", job="one", q="fine"))["found"] == 3
+        assert (await get_part(ada, run, "tests", outcome="failed"))["found"] == 1
+        slowest = (await get_part(ada, run, "tests", order="slowest", limit=1))["tests"]
         assert [each["seconds"] for each in slowest] == [3.5]
         assert (await ada.get(f"/runs/{run}/tests?cursor=nonsense")).code == "bad_request"
 
@@ -199,17 +201,17 @@ async def test_tests_are_searched_and_paged(site: Opened) -> None:
     ids=["no-report", "too-large", "gone"],
 )
 @on_loop
-async def test_of_what_cannot_be_read_the_record_tells(
+async def test_an_unreadable_report_falls_back_to_the_record(
     site: Opened, report: bytes, kept: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The totals, and the first that failed; and it says why there is no more."""
+    """The response has the totals, the first failures and the reason why there is no more."""
     monkeypatch.setattr(test_reports, "MAX_BYTES", 300)
     async with site() as here:
         ada, player = await here.key("ada", "run", "read"), await here.player()
         run = await ada.start(task("test"))
-        await ran(player, "net", report=report, kept=kept)
+        await run_job(player, "net", report=report, kept=kept)
 
-        found = await asked(ada, run, "tests")
+        found = await get_part(ada, run, "tests")
 
         [totals] = found["jobs"]
         assert (totals["total"], totals["is_whole"]) == (TOTAL, False)
@@ -219,36 +221,36 @@ async def test_of_what_cannot_be_read_the_record_tells(
 
 
 @on_loop
-async def test_a_report_says_nothing_that_a_terminal_or_a_page_would_obey(site: Opened) -> None:
-    """Names as runners report them, so that they are known again; outputs line by line."""
+async def test_control_characters_of_a_report_are_removed(site: Opened) -> None:
+    """Names stay as runners report them, so that they match later reports; outputs keep their lines."""
     async with site() as here:
         ada, player = await here.key("ada", "run", "read"), await here.player()
         run = await ada.start(task("test"))
         report = (
             "<testsuite><testcase name='turned\u202earound'><failure>one\u202e\ntwo</failure></testcase></testsuite>"
         )
-        await ran(player, "turned\u202earound", report=report.encode())
+        await run_job(player, "turned\u202earound", report=report.encode())
 
-        [only] = (await asked(ada, run, "tests"))["tests"]
+        [only] = (await get_part(ada, run, "tests"))["tests"]
 
         assert only["name"] == "turned\ufffdaround"
         assert only["output"] == "one\ufffd\ntwo"
 
 
 @on_loop
-async def test_only_so_many_jobs_are_read_at_once(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others say how they can be; what was read is not read again."""
+async def test_the_number_of_reports_per_request_is_limited(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other jobs say how to list their tests; a report is read only once."""
     monkeypatch.setattr(tested, "MAX_JOBS", 1)
     async with site() as here:
         ada, player = await here.key("ada", "run", "read"), await here.player()
         run = await ada.start(task("one", needs=[]), task("two", needs=[]))
-        await ran(player)
-        await ran(player)
+        await run_job(player)
+        await run_job(player)
 
-        found = await asked(ada, run, "tests")
+        found = await get_part(ada, run, "tests")
         assert [each["is_whole"] for each in found["jobs"]] == [True, False]
         assert "ask for one job" in found["jobs"][1]["troubles"][0]
-        assert (await asked(ada, run, "tests", job="two"))["found"] == TOTAL
+        assert (await get_part(ada, run, "tests", job="two"))["found"] == TOTAL
         for blob in list(here.service.blobs.list("artifacts/")):
             here.service.blobs.delete(blob.key)
-        assert (await asked(ada, run, "tests"))["tests"] == found["tests"]
+        assert (await get_part(ada, run, "tests"))["tests"] == found["tests"]

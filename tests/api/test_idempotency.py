@@ -1,4 +1,4 @@
-"""A request may be repeated: one key, one run, however often and wherever it is sent."""
+"""Idempotency keys: repeats of a request with one key create one run, on any server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BODY = {"plan": {"jobs": [task("a"), task("b")]}, "title": "once"}
 
 @pytest.mark.proves("STP-D1", "STP-D2")
 @on_loop
-async def test_the_same_key_with_the_same_request_is_the_same_run(site: Opened) -> None:
-    """Also long after, and whatever became of the run; another body under the key is refused."""
+async def test_a_repeated_key_returns_the_same_run(site: Opened) -> None:
+    """Also after the run has ended; another body with the same key is refused."""
     async with site() as here:
         ada, other = await here.key("ada", "run"), await here.key("ada", "run")
 
@@ -42,8 +42,8 @@ async def test_the_same_key_with_the_same_request_is_the_same_run(site: Opened) 
 
 
 @on_loop
-async def test_a_template_that_changed_meanwhile_does_not_make_a_repeat_something_else(site: Opened) -> None:
-    """What counts is what was asked, not what it came to."""
+async def test_a_repeat_ignores_a_new_version_of_the_template(site: Opened) -> None:
+    """The request counts, not the plan that it resolved to."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         await admin.ask("PUT", "/templates/t", {"plan": {"jobs": [task("a")]}})
@@ -56,8 +56,8 @@ async def test_a_template_that_changed_meanwhile_does_not_make_a_repeat_somethin
 
 
 @on_loop
-async def test_a_rerun_can_be_repeated_too(site: Opened) -> None:
-    """Its key names the run that it repeats, so that it cannot be taken for another one."""
+async def test_a_rerun_is_idempotent(site: Opened) -> None:
+    """The fingerprint contains the run that is rerun, so the key cannot be reused for another one."""
     async with site() as here:
         ada = await here.key("ada", "run")
         id = await ada.start(task("a"))
@@ -73,7 +73,7 @@ async def test_a_rerun_can_be_repeated_too(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_key_that_is_none_is_refused(site: Opened) -> None:
+async def test_an_invalid_idempotency_key_is_refused(site: Opened) -> None:
     """A key is one to two hundred printable characters."""
     async with site() as here:
         ada = await here.key("ada", "run")
@@ -84,8 +84,10 @@ async def test_a_key_that_is_none_is_refused(site: Opened) -> None:
 @pytest.mark.proves("STP-D2")
 @on_both_stores
 @within(120)
-async def test_a_thousand_repeats_at_once_make_one_run(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """On PostgreSQL by two servers, on SQLite by one."""
+async def test_a_thousand_concurrent_repeats_create_one_run(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With two servers on PostgreSQL and one on SQLite."""
     folder = tmp_path_factory.mktemp("data")
     async with AsyncExitStack() as stack:
         sites = [await stack.enter_async_context(opened(place, folder))]

@@ -1,4 +1,4 @@
-"""Tenants see nothing of each other: every address, with another tenant's id, answers like one that never was."""
+"""Isolation of tenants: every route responds to another tenant's id as to an unknown one."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ OPERATORS = {"setQuotas"}
 FOREIGN = [route for route in ROUTES if route.path_parameters and route.id not in OWN_NAMES | OPERATORS]
 
 
-async def filled(here: ApiSite) -> dict[str, str]:
-    """One of everything, of the tenant `them`."""
+async def create_one_of_each(here: ApiSite) -> dict[str, str]:
+    """Create one object of each kind in the tenant `them`, and return their names."""
     them = await here.key("ada", "admin", tenant="them")
     player = await here.player(tenant="them")
     id = await them.start(task("a"), gate("g"), labels=["l"], project="p")
@@ -59,21 +59,21 @@ async def filled(here: ApiSite) -> dict[str, str]:
     }
 
 
-def address(route: Route, names: dict[str, str]) -> str:
-    """The route's address with these names in it."""
+def path_of(route: Route, names: dict[str, str]) -> str:
+    """Return the path of the route with these names."""
     path = route.path.replace("*}", "}")
     for name, value in names.items():
         path = path.replace(f"{{{name}}}", value)
     return path
 
 
-async def asked(caller: Caller, route: Route, names: dict[str, str]) -> Reply:
-    """One request to the route."""
-    return await caller.ask(route.method, address(route, names), BODIES.get(route.id))
+async def send(caller: Caller, route: Route, names: dict[str, str]) -> Reply:
+    """Send a request to the route."""
+    return await caller.ask(route.method, path_of(route, names), BODIES.get(route.id))
 
 
-def plain(reply: Reply, names: dict[str, str]) -> Any:
-    """The answer without what names this request and what it asked for."""
+def without_names(reply: Reply, names: dict[str, str]) -> Any:
+    """Return the response without the request id and the names in the request."""
     body = dict(reply.body)
     body.pop("request_id")
     for field in ("message", "detail"):
@@ -85,10 +85,10 @@ def plain(reply: Reply, names: dict[str, str]) -> Any:
 @pytest.mark.proves("STP-X1", "STP-X2")
 @on_both_stores
 @on_loop
-async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Opened) -> None:
-    """404 with the same body. A scope that is missing is told before, whatever the id is."""
+async def test_every_route_responds_to_another_tenants_id_as_to_an_unknown_one(site: Opened) -> None:
+    """404 with the same body. A missing scope is reported first, for any id."""
     async with site() as here:
-        theirs = await filled(here)
+        theirs = await create_one_of_each(here)
         us = await here.key("eve", "admin", tenant="us")
         # Of the same shape, and nobody's.
         nobodys = {
@@ -99,11 +99,11 @@ async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Op
         seq = await here.store.last_seq()
 
         for route in FOREIGN:
-            foreign = await asked(us, route, theirs)
-            missing = await asked(us, route, nobodys)
+            foreign = await send(us, route, theirs)
+            missing = await send(us, route, nobodys)
 
             assert (foreign.status, missing.status) == (404, 404), (route.id, foreign, missing)
-            assert plain(foreign, theirs) == plain(missing, nobodys), route.id
+            assert without_names(foreign, theirs) == without_names(missing, nobodys), route.id
 
         assert await here.store.last_seq() == seq
         assert {route.id for route in FOREIGN} | OWN_NAMES | OPERATORS == {
@@ -113,26 +113,26 @@ async def test_every_address_answers_for_another_tenants_id_as_for_none(site: Op
 
 @pytest.mark.proves("STP-X1")
 @on_loop
-async def test_the_same_addresses_answer_to_their_own_tenant(site: Opened) -> None:
-    """So that the table above shows what it says, and no address that is always missing."""
+async def test_the_same_routes_respond_to_their_own_tenant(site: Opened) -> None:
+    """Otherwise the test above would also pass for paths that never exist."""
     async with site() as here:
-        theirs = await filled(here)
+        theirs = await create_one_of_each(here)
         them = await here.key("ada", "admin", tenant="them")
 
         by_id = {route.id: route for route in FOREIGN}
         reads = [route.id for route in FOREIGN if route.method == "GET"]
         for id in (*reads, "approveRun", "cancelJob", "removeTemplate", "removeProject", "removeSecret", "revokeKey"):
-            reply = await asked(them, by_id[id], theirs)
+            reply = await send(them, by_id[id], theirs)
             assert reply.status == 200, (id, reply)
 
 
 @pytest.mark.proves("STP-X1")
 @on_both_stores
 @on_loop
-async def test_lists_and_events_hold_only_ones_own(site: Opened) -> None:
-    """Whatever is asked for."""
+async def test_lists_and_events_contain_only_the_callers_tenant(site: Opened) -> None:
+    """With every filter."""
     async with site() as here:
-        await filled(here)
+        await create_one_of_each(here)
         us = await here.key("eve", "admin", tenant="us")
 
         for path in ("/runs", "/runs?label=l", "/runs?project=p", "/runs?status=RUNNING", "/runs?person=ada"):
@@ -154,8 +154,8 @@ async def test_lists_and_events_hold_only_ones_own(site: Opened) -> None:
 
 
 @on_loop
-async def test_one_tenants_template_name_and_idempotency_key_are_not_anothers(site: Opened) -> None:
-    """Names are a tenant's own."""
+async def test_template_names_and_idempotency_keys_are_per_tenant(site: Opened) -> None:
+    """Two tenants may use the same name."""
     async with site() as here:
         them, us = await here.key("ada", "admin", tenant="them"), await here.key("eve", "admin", tenant="us")
         plans = [{"plan": {"jobs": [task(name)]}} for name in ("theirs", "ours")]

@@ -1,4 +1,4 @@
-"""API keys: hashed at rest, scoped, expirable, revocable; and who asks."""
+"""API keys are stored as hashes, have scopes, expire and can be revoked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deltaci.server.auth.callers import INCLUDED, REMEMBERED_SECONDS, ApiKeys
 from deltaci.server.auth.credentials import Signer
 from deltaci.storage.memory import MemoryStore
 from tests.api.site import ApiSite, Caller
-from tests.api.test_isolation import address
+from tests.api.test_isolation import path_of
 from tests.contract.places import Place, on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -27,14 +27,14 @@ NAMES = {
 
 
 @on_loop
-async def test_a_key_does_what_its_scopes_allow_and_nothing_else(site: Opened) -> None:
-    """Every address with a key of every scope; the refusal names the scope that is missing."""
+async def test_a_key_allows_exactly_its_scopes(site: Opened) -> None:
+    """Every route with a key of every scope; the error names the missing scope."""
     async with site() as here:
         callers: dict[Scope, Caller] = {scope: await here.key("ada", scope) for scope in SCOPES}
 
         for route in ROUTES:
             for scope, caller in callers.items():
-                reply = await caller.ask(route.method, address(route, NAMES), {} if route.body else None)
+                reply = await caller.ask(route.method, path_of(route, NAMES), {} if route.body else None)
 
                 may = route.required_scope == ANY_KEY or (
                     route.required_scope != OPERATOR and route.required_scope in INCLUDED[scope]
@@ -46,8 +46,8 @@ async def test_a_key_does_what_its_scopes_allow_and_nothing_else(site: Opened) -
 
 
 @on_loop
-async def test_without_a_good_key_every_address_answers_401(site: Opened) -> None:
-    """None, another's, a runner's credential, one that is altered."""
+async def test_every_route_responds_401_without_a_valid_key(site: Opened) -> None:
+    """No key, an unknown key, the credential of a runner, an altered key."""
     async with site() as here:
         ada = await here.key("ada", "admin")
         player = await here.player()
@@ -56,15 +56,15 @@ async def test_without_a_good_key_every_address_answers_401(site: Opened) -> Non
 
         for route in ROUTES:
             for token in wrong:
-                reply = await Caller(here.http, token).ask(route.method, address(route, NAMES))
+                reply = await Caller(here.http, token).ask(route.method, path_of(route, NAMES))
                 assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer"), (route.id, token, reply)
         bare = await here.http.get("/api/v1/runs")
         assert (bare.status_code, bare.json()["code"]) == (401, "bad_credential")
 
 
 @on_loop
-async def test_a_revoked_key_lets_nobody_in(site: Opened) -> None:
-    """At once on this server; revoking it again changes nothing."""
+async def test_a_revoked_key_is_refused(site: Opened) -> None:
+    """At once on this server; revoking it again has no effect."""
     async with site() as here:
         admin, bob = await here.key("ada", "admin"), await here.key("bob", "read", description="laptop")
         me = (await bob.get("/me")).body
@@ -81,10 +81,8 @@ async def test_a_revoked_key_lets_nobody_in(site: Opened) -> None:
 
 
 @on_loop
-async def test_the_secret_of_a_key_is_nowhere_but_in_its_first_answer(
-    site: Opened, place: Place, tmp_path: Path
-) -> None:
-    """Who reads the database cannot use what is in it."""
+async def test_the_secret_of_a_key_is_only_in_its_first_response(site: Opened, place: Place, tmp_path: Path) -> None:
+    """A reader of the database cannot use the keys in it."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         made = (await admin.post("/keys", {"person": "bob", "scopes": ["read"]})).body
@@ -102,8 +100,8 @@ async def test_the_secret_of_a_key_is_nowhere_but_in_its_first_answer(
 
 
 @on_loop
-async def test_keys_are_listed_page_by_page_and_wrong_ones_are_refused(site: Opened) -> None:
-    """A key needs a person and a scope that exists."""
+async def test_keys_are_listed_in_pages_and_invalid_ones_are_refused(site: Opened) -> None:
+    """A key needs a person and an existing scope."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         for n in range(4):
@@ -122,8 +120,8 @@ async def test_keys_are_listed_page_by_page_and_wrong_ones_are_refused(site: Ope
 
 
 @on_loop
-async def test_a_key_ends_when_its_time_is_over_and_others_learn_of_a_revocation_in_two_seconds() -> None:
-    """By clocks that the case moves."""
+async def test_a_key_expires_and_other_servers_see_a_revocation_within_two_seconds() -> None:
+    """With clocks that the test controls."""
     now, monotonic = [1000.0], [0.0]
     store = MemoryStore()
     signer = Signer(b"k" * 32, lambda: now[0])
@@ -143,8 +141,8 @@ async def test_a_key_ends_when_its_time_is_over_and_others_learn_of_a_revocation
 
 
 @on_loop
-async def test_the_operator_acts_for_any_tenant_and_sets_its_quotas(site: Opened) -> None:
-    """Whoever can read the server's key needs no other."""
+async def test_the_operator_acts_for_any_tenant_and_sets_quotas(site: Opened) -> None:
+    """A person who can read the server's key file needs no API key."""
     async with site() as here:
         root = here.operator("us", "root")
         admin = await here.key("ada", "admin", tenant="us")
@@ -161,8 +159,8 @@ async def test_the_operator_acts_for_any_tenant_and_sets_its_quotas(site: Opened
 
 
 @on_loop
-async def test_a_worker_comes_in_by_a_token_that_a_key_with_the_scope_runner_made(site: Opened) -> None:
-    """For the key's own tenant, and once."""
+async def test_a_worker_registers_with_a_token_made_by_a_runner_key(site: Opened) -> None:
+    """The token is for the key's tenant and works once."""
     async with site() as here:
         ops, ada = await here.key("ops", "runner", tenant="us"), await here.key("ada", "run", tenant="us")
         token = (await ops.post("/workers/tokens", {"name": "w-us", "expires_seconds": 60})).body["token"]

@@ -1,4 +1,4 @@
-"""Logs over the API: any part of one, and one that is being written."""
+"""Logs over the API: ranges, and logs that are still being written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.server.rest.http.ranges import BadRange, requested_range, requested_start
 from deltaci.storage.blobs.logs import LogStore
-from tests.api.following import asked
+from tests.api.following import open_response
 from tests.api.site import ApiSite, gate, opened, task
 from tests.contract.places import Place, on_loop
 
@@ -28,7 +28,7 @@ NUMBERS = st.integers(0, 50)
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """What is shown here does not depend on the store."""
+    """Return the SQLite store: logs do not depend on the store."""
     from deltaci.storage.memory import wall_clock
     from deltaci.storage.sqlite import SqliteStore
 
@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Place:
 
 @given(size=SIZES, first=NUMBERS, last=st.none() | NUMBERS)
 def test_a_range_is_a_slice(size: int, first: int, last: int | None) -> None:
-    """As Python slices bytes, unless there is nothing in it."""
+    """Like a Python slice of bytes, unless it is empty."""
     data = bytes(range(size))
     header = f"bytes={first}-{'' if last is None else last}"
     if last is not None and last < first:
@@ -60,8 +60,8 @@ def test_a_range_is_a_slice(size: int, first: int, last: int | None) -> None:
 
 
 @given(size=SIZES, length=NUMBERS)
-def test_a_suffix_is_the_end(size: int, length: int) -> None:
-    """So many of the last bytes, or as many as there are."""
+def test_a_suffix_range_is_the_end_of_the_file(size: int, length: int) -> None:
+    """It has the last bytes, or the whole file if that is shorter."""
     data = bytes(range(size))
     if not length:
         with pytest.raises(BadRange):
@@ -73,8 +73,8 @@ def test_a_suffix_is_the_end(size: int, length: int) -> None:
 
 
 @given(size=SIZES, header=st.text(max_size=30) | st.from_regex(r"bytes=[-0-9, ]{0,12}", fullmatch=True))
-def test_whatever_is_asked_the_answer_is_some_bytes_or_a_refusal(size: int, header: str) -> None:
-    """Nothing that somebody sends is an error of ours."""
+def test_any_range_header_gives_bytes_or_a_refusal(size: int, header: str) -> None:
+    """No header causes an internal error."""
     try:
         span = requested_range(header, size)
     except BadRange:
@@ -84,13 +84,13 @@ def test_whatever_is_asked_the_answer_is_some_bytes_or_a_refusal(size: int, head
 
 
 @pytest.mark.parametrize("header", ["", "bytes", "bytes=", "bytes=-", "lines=0-1", "bytes=0-1,3-4", "bytes=a-b", "0-1"])
-def test_what_is_no_single_range_is_answered_with_everything(header: str) -> None:
+def test_a_header_without_a_single_range_gives_the_whole_file(header: str) -> None:
     """As RFC 9110 allows."""
     assert requested_range(header, 10) == requested_range("", 10)
 
 
-def test_numbers_of_any_length_are_read() -> None:
-    """Python itself would refuse to read the longest ones."""
+def test_numbers_of_any_length_are_parsed() -> None:
+    """Python's int() refuses to parse very long numbers."""
     assert requested_range("bytes=0-" + "9" * 5000, 10).stop == 10
     assert requested_range("bytes=-" + "9" * 5000, 10).start == 0
     assert requested_range("bytes=" + "0" * 5000 + "3-", 10).start == 3
@@ -98,8 +98,8 @@ def test_numbers_of_any_length_are_read() -> None:
         requested_range("bytes=" + "9" * 5000 + "-", 10)
 
 
-def test_who_waits_for_more_may_begin_at_the_end() -> None:
-    """There is no such byte yet, but there will be."""
+def test_a_follower_may_start_at_the_end() -> None:
+    """That byte does not exist yet but may be appended."""
     assert [requested_start(header, 5) for header in ("", "bytes=0-", "bytes=3-", "bytes=5-", "bytes=-2")] == [
         0,
         0,
@@ -115,8 +115,8 @@ def test_who_waits_for_more_may_begin_at_the_end() -> None:
 
 
 @on_loop
-async def test_logs_that_are_not_there_and_logs_of_others_look_the_same(site: Opened) -> None:
-    """Nobody learns by asking what another tenant has."""
+async def test_missing_logs_and_those_of_other_tenants_get_the_same_response(site: Opened) -> None:
+    """No response reveals what another tenant has."""
     async with site() as here:
         ada, eve, player = await here.key(), await here.key("eve", tenant="other"), await here.player()
         id = await ada.start(task("build"))
@@ -133,8 +133,8 @@ async def test_logs_that_are_not_there_and_logs_of_others_look_the_same(site: Op
 
 
 @on_loop
-async def test_bytes_that_do_not_exist_are_refused_with_how_many_do(site: Opened) -> None:
-    """So that whoever asks can ask again for some that do."""
+async def test_a_range_outside_the_log_is_refused_with_its_size(site: Opened) -> None:
+    """So that the client can request an existing range."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
@@ -150,8 +150,8 @@ async def test_bytes_that_do_not_exist_are_refused_with_how_many_do(site: Opened
 
 
 @on_loop
-async def test_a_log_is_read_whole_and_in_parts(site: Opened) -> None:
-    """Of a job and of its attempt, as text that no browser takes for anything else."""
+async def test_a_log_is_read_whole_and_in_ranges(site: Opened) -> None:
+    """By job and by attempt, as text that no browser interprets as anything else."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
@@ -172,8 +172,8 @@ async def test_a_log_is_read_whole_and_in_parts(site: Opened) -> None:
 
 
 @on_loop
-async def test_an_attempt_that_nobody_took_has_an_empty_log(site: Opened) -> None:
-    """As has a job without any attempt."""
+async def test_an_unclaimed_attempt_has_an_empty_log(site: Opened) -> None:
+    """So has a job without attempts."""
     async with site() as here:
         ada = await here.key()
         id = await ada.start(task("build"), gate("ask"), task("later"))
@@ -184,8 +184,8 @@ async def test_an_attempt_that_nobody_took_has_an_empty_log(site: Opened) -> Non
 
 
 @on_loop
-async def test_the_log_of_a_lease_that_was_lost_is_still_there(site: Opened) -> None:
-    """Each lease has its own; the last one is shown unless another is asked for."""
+async def test_the_log_of_a_lost_lease_is_kept(site: Opened) -> None:
+    """Each lease has its own log; the default is the last one."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
@@ -197,13 +197,13 @@ async def test_the_log_of_a_lease_that_was_lost_is_still_there(site: Opened) -> 
 
         assert (await ada.get(path)).body == b"second"
         assert (await ada.get(f"{path}?lease=1")).body == b"first"
-        async with asked(here.url, f"{path}?lease=1&follow=60", ada.token) as old:
-            assert await old.rest() == b"first"  # That lease is over: nothing will be added.
+        async with open_response(here.url, f"{path}?lease=1&follow=60", ada.token) as old:
+            assert await old.read_all() == b"first"  # That lease is over: nothing will be added.
 
 
 @on_loop
-async def test_an_index_says_where_lines_and_steps_are(site: Opened) -> None:
-    """As far as the log is now; of another lease if that is asked for; whether more may come."""
+async def test_an_index_has_the_positions_of_lines_and_steps(site: Opened) -> None:
+    """Of the present log or of another lease, and whether it may still grow."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
@@ -232,8 +232,8 @@ async def test_an_index_says_where_lines_and_steps_are(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_log_can_be_taken_as_a_file(site: Opened) -> None:
-    """Under a name that says whose it is; otherwise it is only shown. It is never a page of ours."""
+async def test_a_log_can_be_downloaded(site: Opened) -> None:
+    """With a file name that identifies the job; a browser never interprets it as a page of this server."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build (linux)"))
@@ -252,52 +252,54 @@ async def test_a_log_can_be_taken_as_a_file(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_log_is_followed_until_its_lease_is_over(site: Opened) -> None:
-    """Part by part as the runner sends it, then the answer ends by itself."""
+async def test_a_log_is_followed_until_its_lease_ends(site: Opened) -> None:
+    """Chunks arrive as the runner sends them, then the response ends."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
         lease = await player.take()
         await player.log(lease, b"a" * 5)
-        async with asked(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token, range="bytes=2-") as answer:
+        async with open_response(
+            here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token, range="bytes=2-"
+        ) as answer:
             assert (answer.status, answer.headers["transfer-encoding"]) == (200, "chunked")
             assert (answer.headers["delta-offset"], answer.headers["delta-lease-number"]) == ("2", "1")
-            assert await answer.take(3) == b"aaa"
+            assert await answer.read_bytes(3) == b"aaa"
             for n in range(20):
                 await player.log(lease, b"%05d" % n, 5 + 5 * n)
-                assert await answer.take(5) == b"%05d" % n
+                assert await answer.read_bytes(5) == b"%05d" % n
             await player.log(lease, b"the end", 105)
             await player.finish(lease)
 
-            assert await answer.rest() == b"the end"
+            assert await answer.read_all() == b"the end"
 
 
 @on_loop
-async def test_what_another_server_appends_is_followed_too(site: Opened) -> None:
-    """It tells nobody here, but the folder is the same."""
+async def test_a_log_is_followed_while_another_server_appends(site: Opened) -> None:
+    """The other server sends no notification; the log is polled."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
         lease = await player.take()
         other = LogStore(here.folder / "logs")
-        async with asked(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token) as answer:
+        async with open_response(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token) as answer:
             await asyncio.to_thread(other.append, f"{id}/build.1", 1, 0, b"from afar")
-            assert await answer.take(9) == b"from afar"
+            assert await answer.read_bytes(9) == b"from afar"
             await player.finish(lease)
 
-            assert await answer.rest() == b""
+            assert await answer.read_all() == b""
 
 
 @on_loop
-async def test_who_follows_before_there_is_a_lease_waits_for_the_first(site: Opened) -> None:
-    """Also of a job whose first attempt is not there yet."""
+async def test_following_before_the_first_lease_waits_for_it(site: Opened) -> None:
+    """Also for a job whose first attempt does not exist yet."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"), task("later"))
 
         async def follow(path: str) -> tuple[str, bytes]:
-            async with asked(here.url, f"/runs/{id}/jobs/{path}?follow=60", ada.token) as answer:
-                return answer.headers["delta-lease-number"], await answer.rest()
+            async with open_response(here.url, f"/runs/{id}/jobs/{path}?follow=60", ada.token) as answer:
+                return answer.headers["delta-lease-number"], await answer.read_all()
 
         paths = ("build/log", "build/attempts/1/log", "later/log")
         following = [asyncio.create_task(follow(path)) for path in paths]
@@ -313,15 +315,15 @@ async def test_who_follows_before_there_is_a_lease_waits_for_the_first(site: Ope
 
 
 @on_loop
-async def test_who_follows_what_never_begins_is_told_when_that_is_sure(site: Opened) -> None:
-    """A job that was cancelled before anybody took it has an empty log for ever."""
+async def test_following_ends_when_the_job_can_no_longer_start(site: Opened) -> None:
+    """A job that was cancelled before it was claimed keeps an empty log."""
     async with site() as here:
         ada = await here.key()
         id = await ada.start(task("build"), gate("ask"))
 
         async def follow(name: str) -> Any:
-            async with asked(here.url, f"/runs/{id}/jobs/{name}/log?follow=60", ada.token) as answer:
-                return answer.headers["delta-lease-number"], await answer.rest()
+            async with open_response(here.url, f"/runs/{id}/jobs/{name}/log?follow=60", ada.token) as answer:
+                return answer.headers["delta-lease-number"], await answer.read_all()
 
         following = [asyncio.create_task(follow(name)) for name in ("build", "ask")]
         async with asyncio.timeout(30):
@@ -333,29 +335,29 @@ async def test_who_follows_what_never_begins_is_told_when_that_is_sure(site: Ope
 
 
 @on_loop
-async def test_following_ends_when_the_time_is_over_and_when_the_server_stops(site: Opened) -> None:
-    """In order; whoever wants more asks for what comes next."""
+async def test_following_ends_after_the_given_time_and_when_the_server_stops(site: Opened) -> None:
+    """The response ends normally; a client can continue at the next byte."""
     async with site() as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
         await player.log(await player.take(), b"so far")
         path = f"/runs/{id}/jobs/build/log"
 
-        async with asked(here.url, f"{path}?follow=1", ada.token) as answer:
-            assert await answer.rest() == b"so far"
-        async with asked(here.url, f"{path}?follow=60", ada.token, range="bytes=6-") as answer:
+        async with open_response(here.url, f"{path}?follow=1", ada.token) as answer:
+            assert await answer.read_all() == b"so far"
+        async with open_response(here.url, f"{path}?follow=60", ada.token, range="bytes=6-") as answer:
             here.service.stop_waiting()
-            assert await answer.rest() == b""
+            assert await answer.read_all() == b""
 
 
 @on_loop
-async def test_who_hangs_up_is_no_longer_followed_for(place: Place, tmp_path: Path) -> None:
-    """Neither the hub nor the logs keep anything of it."""
+async def test_a_disconnected_follower_is_removed(place: Place, tmp_path: Path) -> None:
+    """Neither the event streams nor the log store keep a reference to it."""
     async with opened(place, tmp_path / "data") as here:
         ada, player = await here.key(), await here.player()
         id = await ada.start(task("build"))
         lease = await player.take()
-        async with asked(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token):
+        async with open_response(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token):
             assert here.service.control_plane.streams.count == 1
 
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""The queue by the API: what waits and why, in which order, what workers have, and nothing of others."""
+"""The queue over the API: what waits and why, in which order, what workers run, and nothing of other tenants."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.contract.places import on_both_stores, on_loop
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
-async def read(caller: Caller, query: str = "") -> Any:
-    """The queue."""
+async def read_queue(caller: Caller, query: str = "") -> Any:
+    """Return the queue."""
     reply = await caller.get(f"/queue{query}")
     assert reply.status == 200, reply
     return reply.body
 
 
-async def why(caller: Caller, job: str) -> tuple[str, str]:
-    """The code and the sentence of a job's first reason."""
-    [found] = [each for each in (await read(caller))["waiting"] if each["job"] == job]
+async def first_reason(caller: Caller, job: str) -> tuple[str, str]:
+    """Return the code and the text of the first reason why a job waits."""
+    [found] = [each for each in (await read_queue(caller))["waiting"] if each["job"] == job]
     return found["reasons"][0]["code"], found["reasons"][0]["text"]
 
 
 @on_loop
-async def test_what_makes_no_sense_is_refused(site: Opened) -> None:
-    """A field that is not known, a cursor of another list or with more in it than a place."""
+async def test_an_invalid_query_is_refused(site: Opened) -> None:
+    """An unknown field, a cursor of another list or a cursor with extra text."""
     async with site() as here:
         ada = await here.key("ada", "run")
         for _ in range(3):
@@ -49,10 +49,9 @@ async def test_what_makes_no_sense_is_refused(site: Opened) -> None:
 
 
 @on_loop
-async def test_an_empty_queue_says_so(site: Opened) -> None:
-    """With all of its fields."""
+async def test_an_empty_queue_has_all_fields(site: Opened) -> None:
     async with site() as here:
-        assert await read(await here.key("ada", "read")) == {
+        assert await read_queue(await here.key("ada", "read")) == {
             **{"waiting": [], "next": None, "count": 0, "reasons": [], "running": [], "running_count": 0},
             "is_whole": True,
         }
@@ -60,13 +59,13 @@ async def test_an_empty_queue_says_so(site: Opened) -> None:
 
 @on_both_stores
 @on_loop
-async def test_each_kind_of_wait_has_its_sentence(site: Opened) -> None:
-    """Nobody at all, nobody with the label, all busy, a group, people, other jobs, a hold."""
+async def test_each_kind_of_wait_has_its_reason(site: Opened) -> None:
+    """No worker, no worker with the label, all busy, a group, an approval, other jobs, a hold."""
     async with site() as here:
         ada, ops = await here.key("ada", "run"), await here.key("ops", "runner")
         await ada.start(task("lonely"))
-        assert await why(ada, "lonely") == ("no_worker", "Waits for a worker: no worker is registered.")
-        [shared] = (await read(ada))["reasons"]
+        assert await first_reason(ada, "lonely") == ("no_worker", "Waits for a worker: no worker is registered.")
+        [shared] = (await read_queue(ada))["reasons"]
         assert shared["text"] == "Waits for a worker: no worker is registered. Start one with `deltaci runner`."
 
         player = await here.player("linux", slots=1)
@@ -79,19 +78,22 @@ async def test_each_kind_of_wait_has_its_sentence(site: Opened) -> None:
             title="A run of many kinds",
         )
 
-        assert await why(ada, "busy") == ("workers_busy", "Waits for a worker: the only matching worker is busy.")
-        assert (await why(ada, "gpu"))[0] == "no_fitting_worker"
-        assert "the only worker, w1, lacks gpu" in (await why(ada, "gpu"))[1]
-        assert await why(ada, "people") == (
+        assert await first_reason(ada, "busy") == (
+            "workers_busy",
+            "Waits for a worker: the only matching worker is busy.",
+        )
+        assert (await first_reason(ada, "gpu"))[0] == "no_fitting_worker"
+        assert "the only worker, w1, lacks gpu" in (await first_reason(ada, "gpu"))[1]
+        assert await first_reason(ada, "people") == (
             "waiting_for_approval",
             "Waits for approval by a person. There is no deadline.",
         )
-        assert await why(ada, "after") == ("waiting_for_jobs", "Waits for busy and gpu.")
+        assert await first_reason(ada, "after") == ("waiting_for_jobs", "Waits for busy and gpu.")
         await ops.post(f"/workers/{player.name}/drain", {"reason": "new disk"})
-        assert (await why(ada, "busy"))[0] == "workers_held"
-        assert "“new disk”" in (await why(ada, "busy"))[1]
+        assert (await first_reason(ada, "busy"))[0] == "workers_held"
+        assert "“new disk”" in (await first_reason(ada, "busy"))[1]
 
-        found = await read(ada)
+        found = await read_queue(ada)
         assert [each["job"] for each in found["waiting"]] == ["busy", "gpu", "people", "after"]
         [under_way] = found["running"]
         assert (under_way["job"], under_way["worker_id"], under_way["index"]) == ("lonely", player.name, 1)
@@ -103,8 +105,8 @@ async def test_each_kind_of_wait_has_its_sentence(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_group_a_retry_and_a_quota_are_told(site: Opened) -> None:
-    """What has a time says when it comes."""
+async def test_a_group_a_retry_and_a_quota_are_reasons(site: Opened) -> None:
+    """A reason with a known end says when that is."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()
@@ -116,9 +118,9 @@ async def test_a_group_a_retry_and_a_quota_are_told(site: Opened) -> None:
         other = await player.take()
         await player.fail(other, error_code="CACHE_FETCH")
 
-        code, text = await why(ada, "two")
+        code, text = await first_reason(ada, "two")
         assert (code, "which job one of run" in text) == ("waiting_for_group", True)
-        found = {each["job"]: each for each in (await read(ada))["waiting"]}
+        found = {each["job"]: each for each in (await read_queue(ada))["waiting"]}
         assert found["again"]["reasons"][0]["code"] == "retry_scheduled"
         assert found["again"]["ready_at"] is not None
         assert (found["again"]["id"], found["again"]["index"]) == (f"{flaky}/again", 0)
@@ -126,21 +128,21 @@ async def test_a_group_a_retry_and_a_quota_are_told(site: Opened) -> None:
 
         assert (await here.operator().ask("PUT", "/tenants/default/quotas", {"running_jobs": 1})).status == 200
         await ada.start(task("over"))
-        assert (await why(ada, "over"))[0] == "quota"
+        assert (await first_reason(ada, "over"))[0] == "quota"
         await player.finish(lease)
 
 
 @on_both_stores
 @on_loop
-async def test_those_who_wait_for_the_same_are_counted_together(site: Opened) -> None:
-    """What needs somebody comes first; each can be asked for by its id or its code."""
+async def test_jobs_with_the_same_reason_are_counted_together(site: Opened) -> None:
+    """Reasons that need a person come first; the queue can be filtered by the id or the code of a reason."""
     async with site() as here:
         ada = await here.key("ada", "run")
         await here.player("linux")
         await ada.start(*(task(f"g{n}", runs_on=["gpu"], needs=[]) for n in range(3)), project="shop")
         await ada.start(task("arm", runs_on=["arm", "linux"]), task("after"), project="app")
 
-        reasons = (await read(ada))["reasons"]
+        reasons = (await read_queue(ada))["reasons"]
         assert [(each["id"], each["count"]) for each in reasons] == [
             ("no_fitting_worker:gpu", 3),
             ("no_fitting_worker:arm,linux", 1),
@@ -156,15 +158,15 @@ async def test_those_who_wait_for_the_same_are_counted_together(site: Opened) ->
             ("?project=app&reason=waiting_for_jobs", ["after"]),
             ("?reason=nonsense", []),
         ):
-            found = await read(ada, query)
+            found = await read_queue(ada, query)
             assert sorted(each["job"] for each in found["waiting"]) == sorted(jobs), query
             assert found["count"] == len(jobs)
 
 
 @on_both_stores
 @on_loop
-async def test_the_order_is_that_of_claims_on_every_page(site: Opened) -> None:
-    """The most important first, then the oldest; pages have each once."""
+async def test_pages_follow_the_order_of_claims(site: Opened) -> None:
+    """The highest priority first, then the oldest; each entry is on one page."""
     async with site() as here:
         ada = await here.key("ada", "run")
         for name, priority in (("low", -5), ("old", 0), ("young", 0), ("high", 9)):
@@ -173,7 +175,7 @@ async def test_the_order_is_that_of_claims_on_every_page(site: Opened) -> None:
         found: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
-            page = await read(ada, f"?limit=3&cursor={cursor}")
+            page = await read_queue(ada, f"?limit=3&cursor={cursor}")
             found += [each["job"] for each in page["waiting"]]
             cursor = page["next"]
             assert page["count"] == 4
@@ -182,25 +184,25 @@ async def test_the_order_is_that_of_claims_on_every_page(site: Opened) -> None:
 
 
 @on_loop
-async def test_of_very_much_only_the_beginning_is_looked_at(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the answer says so."""
+async def test_a_very_long_queue_is_read_in_part(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response says that it is incomplete."""
     async with site() as here:
         ada = await here.key("ada", "run")
         for _ in range(3):
             await ada.start(task("a"), task("b"))
-        whole = await read(ada)
+        whole = await read_queue(ada)
         for name, limit in (("MAX_QUEUED", 2), ("MAX_RUNS", 2), ("MAX_JOBS", 1)):
             with monkeypatch.context() as patch:
                 patch.setattr(queue, name, limit)
-                assert not (await read(ada))["is_whole"], name
+                assert not (await read_queue(ada))["is_whole"], name
 
         assert (whole["is_whole"], whole["count"]) == (True, 6)
 
 
 @on_both_stores
 @on_loop
-async def test_tenants_see_nothing_of_each_others_queues(site: Opened) -> None:
-    """Neither what waits, nor what is under way, nor by the sentences, nor by a cursor."""
+async def test_tenants_cannot_see_each_others_queues(site: Opened) -> None:
+    """Neither the waiting nor the running work, nor through reasons or cursors."""
     async with site() as here:
         them, us = await here.key("ada", "run", tenant="them"), await here.key("eve", "run", tenant="us")
         player = await here.player(tenant="them")
@@ -209,10 +211,10 @@ async def test_tenants_see_nothing_of_each_others_queues(site: Opened) -> None:
         await them.start(task("next", group="deploy"), task("third"))
         await us.start(task("ours", group="deploy"))
 
-        found = await read(us)
+        found = await read_queue(us)
         assert [each["job"] for each in found["waiting"]] == ["ours"]
         assert found["waiting"][0]["reasons"][0]["code"] == "no_worker"
         assert (found["running"], found["running_count"]) == ([], 0)
-        cursor = (await read(them, "?limit=1"))["next"]
-        assert {each["job"] for each in (await read(us, f"?cursor={cursor}"))["waiting"]} <= {"ours"}
+        cursor = (await read_queue(them, "?limit=1"))["next"]
+        assert {each["job"] for each in (await read_queue(us, f"?cursor={cursor}"))["waiting"]} <= {"ours"}
         await player.finish(lease)

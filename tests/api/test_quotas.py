@@ -1,4 +1,4 @@
-"""What a tenant may use, and that a crowd of one does not hold up another."""
+"""Quotas of a tenant, and fairness between tenants."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
 @on_loop
-async def test_workers_hold_no_more_jobs_than_the_tenant_may_and_explain_says_so(site: Opened) -> None:
-    """Slots are derived from live leases; another tenant's do not count."""
+async def test_running_jobs_are_limited_and_explain_says_so(site: Opened) -> None:
+    """The count is derived from the live leases of the tenant."""
     async with site() as here:
         ada, bob = await here.key("ada", "run", tenant="us"), await here.key("bob", "run", tenant="them")
         ours, theirs = await here.player(tenant="us"), await here.player(tenant="them")
@@ -42,8 +42,8 @@ async def test_workers_hold_no_more_jobs_than_the_tenant_may_and_explain_says_so
 
 
 @on_loop
-async def test_who_waits_for_work_goes_by_the_quota_of_the_moment(site: Opened) -> None:
-    """A runner's poll lasts for minutes; a quota that is set meanwhile holds for it too."""
+async def test_a_waiting_claim_follows_a_changed_quota(site: Opened) -> None:
+    """A long poll lasts for minutes; a quota that is set meanwhile applies to it."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()
@@ -56,8 +56,8 @@ async def test_who_waits_for_work_goes_by_the_quota_of_the_moment(site: Opened) 
 
 
 @on_loop
-async def test_no_more_runs_may_wait_than_the_quota_allows(site: Opened) -> None:
-    """A run that has begun makes room for the next one."""
+async def test_waiting_runs_are_limited(site: Opened) -> None:
+    """A run that starts makes room for the next one."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()
@@ -75,8 +75,8 @@ async def test_no_more_runs_may_wait_than_the_quota_allows(site: Opened) -> None
 
 
 @on_loop
-async def test_nothing_more_is_kept_than_the_quota_allows(site: Opened) -> None:
-    """The job is told, and its tenant sees how much there is."""
+async def test_stored_bytes_are_limited(site: Opened) -> None:
+    """The job gets an error, and its tenant sees the usage."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()
@@ -95,8 +95,8 @@ async def test_nothing_more_is_kept_than_the_quota_allows(site: Opened) -> None:
 
 
 @on_loop
-async def test_who_asks_too_often_is_told_when_to_come_back(site: Opened) -> None:
-    """Another tenant is not held up by it."""
+async def test_too_many_requests_are_refused_with_retry_after(site: Opened) -> None:
+    """Other tenants are not affected."""
     async with site() as here:
         us, them = await here.key("ada", "read", tenant="us"), await here.key("bob", "read", tenant="them")
         await here.operator().ask("PUT", "/tenants/us/quotas", {"requests_per_second": 1})
@@ -110,8 +110,8 @@ async def test_who_asks_too_often_is_told_when_to_come_back(site: Opened) -> Non
         assert {reply.status for reply in others} == {200}
 
 
-def test_ten_seconds_worth_may_come_at_once_and_then_as_many_as_the_rate_says() -> None:
-    """By a clock that the case moves."""
+def test_a_burst_of_ten_seconds_is_allowed_and_then_the_rate() -> None:
+    """With a clock that the test controls."""
     bucket = TokenBucket(5, 0.0)
 
     for _ in range(50):
@@ -126,22 +126,22 @@ def test_ten_seconds_worth_may_come_at_once_and_then_as_many_as_the_rate_says() 
 
 
 @on_loop
-async def test_those_who_wait_take_turns_by_tenant() -> None:
-    """A hundred requests of one tenant are before one of another: it is served second, not last."""
-    turns = RequestSlots(max_running=1)
+async def test_waiting_requests_take_turns_by_tenant() -> None:
+    """After a hundred requests of one tenant, the request of another is served second, not last."""
+    slots = RequestSlots(max_running=1)
     served: list[str] = []
     go = asyncio.Event()
 
     async def request(tenant: str) -> None:
-        async with turns.slot(tenant):
+        async with slots.slot(tenant):
             served.append(tenant)
             if len(served) == 1:
                 await go.wait()
 
     crowd = [asyncio.create_task(request("crowd")) for _ in range(100)]
-    await _settled()
+    await _let_tasks_run()
     quiet = asyncio.create_task(request("quiet"))
-    await _settled()
+    await _let_tasks_run()
     go.set()
     await asyncio.gather(*crowd, quiet)
 
@@ -149,29 +149,29 @@ async def test_those_who_wait_take_turns_by_tenant() -> None:
 
 
 @on_loop
-async def test_a_turn_is_passed_on_when_who_waited_has_left_and_too_many_are_refused() -> None:
-    """No turn is ever lost, and no line grows without a limit."""
-    turns = RequestSlots(max_running=1, max_waiting=2)
-    async with turns.slot("a"):
-        waiting = [asyncio.create_task(_take(turns, "b")) for _ in range(2)]
-        await _settled()
+async def test_a_turn_of_a_cancelled_waiter_is_passed_on_and_the_queue_is_bounded() -> None:
+    """No turn is lost, and the queue does not grow without limit."""
+    slots = RequestSlots(max_running=1, max_waiting=2)
+    async with slots.slot("a"):
+        waiting = [asyncio.create_task(_take(slots, "b")) for _ in range(2)]
+        await _let_tasks_run()
         with pytest.raises(Overloaded, match="2 requests are waiting already"):
-            await _take(turns, "c")
+            await _take(slots, "c")
         waiting[0].cancel()
-        await _settled()
+        await _let_tasks_run()
 
     await waiting[1]
     async with asyncio.timeout(5):
-        await _take(turns, "d")
+        await _take(slots, "d")
 
 
-async def _take(turns: RequestSlots, tenant: str) -> None:
-    async with turns.slot(tenant):
+async def _take(slots: RequestSlots, tenant: str) -> None:
+    async with slots.slot(tenant):
         pass
 
 
-async def _settled() -> None:
-    """Everybody who can go on has done so."""
+async def _let_tasks_run() -> None:
+    """Wait until every task that can run has run."""
     for _ in range(3):
         reached = asyncio.Event()
         asyncio.get_running_loop().call_soon(reached.set)

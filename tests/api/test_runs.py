@@ -1,4 +1,4 @@
-"""Runs over the API: started, found, read, in order, with what they leave behind."""
+"""Runs over the API: started, listed, read and rerun, with their outputs and costs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
 @on_loop
-async def test_a_run_is_made_in_one_request_and_shows_both_state_and_status(site: Opened) -> None:
-    """`state` is for whoever looks for a mistake, `status` for whoever asks whether it is done."""
+async def test_a_run_is_created_in_one_request_and_has_state_and_status(site: Opened) -> None:
+    """`state` is for debugging, `status` says whether it is done."""
     async with site() as here:
         ada = await here.key("ada", "run")
 
@@ -48,8 +48,8 @@ async def test_a_run_is_made_in_one_request_and_shows_both_state_and_status(site
 
 @pytest.mark.proves("STP-O1", "STP-O2", "STP-O3")
 @on_loop
-async def test_without_any_needs_jobs_run_in_the_order_of_their_positions(site: Opened) -> None:
-    """Document 002's strict sequence; as soon as one job says what it needs, it is a graph."""
+async def test_jobs_without_needs_run_in_sequence(site: Opened) -> None:
+    """Document 002 demands a strict sequence; once a job has `needs`, the plan is a graph."""
     async with site() as here:
         ada = await here.key("ada", "run")
 
@@ -63,8 +63,8 @@ async def test_without_any_needs_jobs_run_in_the_order_of_their_positions(site: 
 
 
 @on_loop
-async def test_a_run_goes_from_its_start_to_its_report_with_output_and_cost(site: Opened) -> None:
-    """What a job gave and used is kept with its attempt."""
+async def test_a_run_completes_with_outputs_and_costs(site: Opened) -> None:
+    """The outputs and costs of a job are stored with its attempt."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()
@@ -87,8 +87,8 @@ async def test_a_run_goes_from_its_start_to_its_report_with_output_and_cost(site
 
 @pytest.mark.proves("STP-S3", "STP-E3")
 @on_loop
-async def test_a_retry_shows_when_it_is_due_and_by_which_rule(site: Opened) -> None:
-    """`next_run_at = now + 2^attempts * base_delay`, and the rule and the line that decided."""
+async def test_a_retry_has_its_time_and_its_rule(site: Opened) -> None:
+    """`next_run_at = now + 2^attempts * base_delay`, and the rule and the line that it matched."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()
@@ -104,8 +104,8 @@ async def test_a_retry_shows_when_it_is_due_and_by_which_rule(site: Opened) -> N
 
 
 @on_loop
-async def test_a_job_that_a_worker_lost_stays_running_and_shows_that_it_was_reclaimed(site: Opened) -> None:
-    """A lost lease is no failed attempt."""
+async def test_a_job_with_a_lost_lease_stays_running_and_is_marked_reclaimed(site: Opened) -> None:
+    """A lost lease is not a failed attempt."""
     async with site() as here:
         ada = await here.key("ada", "run")
         lost, second = await here.player(), await here.player()
@@ -154,8 +154,8 @@ WRONG: list[tuple[Any, int, str, str]] = [
 
 
 @on_loop
-async def test_what_makes_no_sense_is_refused_with_its_place_and_nothing_exists(site: Opened) -> None:
-    """One shape for every refusal: code, message, hint, request_id."""
+async def test_an_invalid_run_is_refused_with_a_path_and_not_created(site: Opened) -> None:
+    """All errors have a code, a message, a hint and a request_id."""
     async with site() as here:
         ada = await here.key("ada", "run")
         before = await here.store.last_seq()
@@ -175,8 +175,8 @@ async def test_what_makes_no_sense_is_refused_with_its_place_and_nothing_exists(
 
 @on_both_stores
 @on_loop
-async def test_runs_are_found_by_every_filter_and_by_all_of_them_together(site: Opened) -> None:
-    """All that is given must hold."""
+async def test_runs_are_filtered_by_each_filter_and_by_all_together(site: Opened) -> None:
+    """A run must match all filters."""
     async with site() as here:
         ada, bob = await here.key("ada", "run"), await here.key("bob", "run")
         first = await ada.start(task("a"), project="shop", branch="main", labels=["x", "y"])
@@ -207,8 +207,8 @@ async def test_runs_are_found_by_every_filter_and_by_all_of_them_together(site: 
 
 @on_both_stores
 @on_loop
-async def test_pages_neither_skip_nor_repeat_while_runs_are_made(site: Opened) -> None:
-    """A cursor names a place, not a number of rows."""
+async def test_pages_neither_skip_nor_repeat_while_runs_are_created(site: Opened) -> None:
+    """A cursor is a position, not a number of rows."""
     async with site() as here:
         ada = await here.key("ada", "run")
         made = [await ada.start(task("a")) for _ in range(7)]
@@ -232,8 +232,8 @@ async def test_pages_neither_skip_nor_repeat_while_runs_are_made(site: Opened) -
 
 
 @on_loop
-async def test_jobs_and_attempts_have_addresses_of_their_own(site: Opened) -> None:
-    """Each as the run shows it."""
+async def test_jobs_and_attempts_have_their_own_paths(site: Opened) -> None:
+    """Each response is the same as in the run."""
     async with site() as here:
         ada = await here.key("ada", "run")
         player = await here.player()
@@ -261,8 +261,8 @@ async def test_jobs_and_attempts_have_addresses_of_their_own(site: Opened) -> No
 
 
 @on_loop
-async def test_a_rerun_does_all_or_only_what_failed_again(site: Opened) -> None:
-    """A rerun is a new run that points at the old one; no approval is inherited."""
+async def test_a_rerun_repeats_all_or_only_failed_jobs(site: Opened) -> None:
+    """A rerun is a new run that refers to the old one; approvals are not inherited."""
     async with site() as here:
         ada = await here.key("ada", "run", "approve")
         player = await here.player()

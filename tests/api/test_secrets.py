@@ -1,4 +1,4 @@
-"""Secrets over the API: names and scopes are shown, values never; a job gets what its run may have."""
+"""Secrets over the API: names and scopes are shown, values never; a job receives the secrets in its scope."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from tests.api.site import ApiSite, Player, task
+from tests.api.site import ApiSite, ScriptedRunner, task
 from tests.contract.places import Place, on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 VALUE = "hunter2-of-the-house"
 
 
-async def given(here: ApiSite, player: Player, lease: Any, what: str = "secrets") -> Any:
-    """What the lease's job, or its runner, is given."""
+async def secrets_of(here: ApiSite, player: ScriptedRunner, lease: Any, what: str = "secrets") -> Any:
+    """Return the secrets that the job of the lease, or its runner, receives."""
     headers = {"Authorization": f"Bearer {player._credential}", "Delta-Lease": lease["lease_id"]}
     return (await here.http.get(f"/runner/v1/{what}", headers=headers)).json()
 
 
 @on_loop
-async def test_what_makes_no_sense_is_refused_without_the_value(site: Opened) -> None:
-    """And nothing is kept."""
+async def test_an_invalid_secret_is_refused_without_repeating_its_value(site: Opened) -> None:
+    """Nothing is stored."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         bad: list[tuple[str, Any, str]] = [
@@ -44,8 +44,8 @@ async def test_what_makes_no_sense_is_refused_without_the_value(site: Opened) ->
 
 
 @on_loop
-async def test_a_secret_is_set_listed_and_removed_by_its_scope(site: Opened) -> None:
-    """Who set it, when and how often stands beside it; pages go on where the last one ended."""
+async def test_a_secret_is_set_listed_and_removed_by_scope(site: Opened) -> None:
+    """With its author, its time and its version; the list is paginated."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         scopes = [{}, {"project": "p"}, {"project": "p", "branch": "main"}, {"project": "ü" * 200, "branch": "r/*"}]
@@ -80,8 +80,8 @@ async def test_a_secret_is_set_listed_and_removed_by_its_scope(site: Opened) -> 
     ],
 )
 @on_loop
-async def test_a_job_gets_what_its_run_may_have(site: Opened, about: dict[str, Any], value: str) -> None:
-    """By the run's own record, under a live lease; afterwards nothing."""
+async def test_a_job_receives_the_secrets_that_match_its_run(site: Opened, about: dict[str, Any], value: str) -> None:
+    """The scope is compared with the run's record, only under a live lease."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         for body in (
@@ -97,17 +97,17 @@ async def test_a_job_gets_what_its_run_may_have(site: Opened, about: dict[str, A
         await admin.start(job, **about)
         lease = await player.take()
 
-        assert await given(here, player, lease) == {"A": value}
-        assert await given(here, player, lease, "optional-secrets") == {"A": value}
-        read_by = await given(here, player, lease, "source-credential")
+        assert await secrets_of(here, player, lease) == {"A": value}
+        assert await secrets_of(here, player, lease, "optional-secrets") == {"A": value}
+        read_by = await secrets_of(here, player, lease, "source-credential")
         assert read_by == {"value": value}
         await player.finish(lease)
-        assert (await given(here, player, lease))["type"] == "StaleLease"
+        assert (await secrets_of(here, player, lease))["type"] == "StaleLease"
 
 
 @on_loop
-async def test_a_value_is_in_no_answer_and_no_stored_byte(site: Opened, place: Place) -> None:
-    """Whatever is asked, and whatever is read of the folder and the log."""
+async def test_a_value_is_in_no_response_and_no_stored_byte(site: Opened, place: Place) -> None:
+    """In every response, every file and every event."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         for scope in ({}, {"project": "p"}, {"project": "p", "branch": "main"}):

@@ -1,4 +1,4 @@
-"""The hub of all streams: whatever it forgets, whoever is slow, each reader gets its own events once and in order."""
+"""EventStreams: each reader gets its own events once and in order, whatever is dropped and whoever is slow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deltaci.core.events import Event, with_seq
 from deltaci.server.rest import event_streams
 from deltaci.server.rest.event_streams import EventStreams, Frame, Subscription
 from deltaci.storage.sqlite import SqliteStore
-from tests.api.following import stream
+from tests.api.following import open_stream
 from tests.api.site import ApiSite
 from tests.contract.places import Place, fact, on_loop, write
 
@@ -24,47 +24,47 @@ TENANTS = ("a", "b")
 SEEDS = range(60)
 
 
-def event(seq: int, tenant: str, run_id: str, **fields: Any) -> Event:
-    """One that was committed."""
+def committed(seq: int, tenant: str, run_id: str, **fields: Any) -> Event:
+    """Return an event with a seq."""
     made = with_seq(fact(f"e{seq}", run_id=run_id), seq)
     return msgspec.structs.replace(made, tenant=tenant, **fields)
 
 
-class Log:
-    """A log that grows, and counts how often it was read. Only what a hub asks a store for."""
+class GrowingLog:
+    """A store with only the two methods that EventStreams calls. It counts the reads."""
 
     def __init__(self) -> None:
         self.events_: list[Event] = []
         self.reads = 0
 
     def grow(self, count: int, random: random.Random) -> list[Event]:
-        """So many events more, of whoever."""
+        """Append events of random tenants and runs."""
         new = [
-            event(len(self.events_) + n + 1, random.choice(TENANTS), random.choice(("", "r1", "r2")))
+            committed(len(self.events_) + n + 1, random.choice(TENANTS), random.choice(("", "r1", "r2")))
             for n in range(count)
         ]
         self.events_ += new
         return new
 
     async def events(self, after: int, limit: int, *, run_id: str = "") -> list[Event]:
-        """As a store has them; others may go on meanwhile."""
+        """Return a page of events like a store, giving other tasks a chance to run."""
         self.reads += 1
         found = [each for each in self.events_[after:] if run_id in ("", each.run_id)][:limit]
-        await asyncio.wait([asyncio.get_running_loop().create_task(_nothing())])
+        await asyncio.wait([asyncio.get_running_loop().create_task(_one_loop_turn())])
         return found
 
     async def last_seq(self) -> int:
-        """The newest."""
-        await asyncio.wait([asyncio.get_running_loop().create_task(_nothing())])
+        """Return the seq of the last event."""
+        await asyncio.wait([asyncio.get_running_loop().create_task(_one_loop_turn())])
         return len(self.events_)
 
 
-async def _nothing() -> None:
-    """One turn of the loop."""
+async def _one_loop_turn() -> None:
+    """Complete in one turn of the event loop."""
 
 
 class Reader:
-    """One who follows, and what it has got."""
+    """A subscriber, and the seqs of the events that it has received."""
 
     def __init__(self, tenant: str, run_id: str, after: int) -> None:
         self.tenant = tenant
@@ -72,16 +72,16 @@ class Reader:
         self.after = after
         self.got: list[int] = []
 
-    def wanted(self, log: Log) -> list[int]:
-        """What it should have got in the end."""
+    def expected(self, log: GrowingLog) -> list[int]:
+        """Return the seqs that it must have received in the end."""
         return [
             each.seq
             for each in log.events_
             if each.seq > self.after and each.tenant == self.tenant and self.run_id in ("", each.run_id)
         ]
 
-    async def take(self, subscription: Subscription) -> bool:
-        """Once; whether there was something."""
+    async def read(self, subscription: Subscription) -> bool:
+        """Read once. Return True if there were events."""
         frames = await subscription.next_frames()
         self.got += [frame.seq for frame in frames]
         return bool(frames)
@@ -89,12 +89,12 @@ class Reader:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @on_loop
-async def test_whatever_happens_in_between_each_reader_gets_its_own(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers come and wait, the log grows, the hub hears late, misses pages and forgets: in any order."""
+async def test_each_reader_gets_its_events_in_any_interleaving(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random order of readers, new events, delayed and missing pages, and dropped buffers."""
     chance = random.Random(seed)
     monkeypatch.setattr(event_streams, "PAGE_SIZE", chance.choice((1, 3, 500)))
     monkeypatch.setattr(event_streams, "MAX_BUFFERED_BYTES", chance.choice((0, 2000, 10_000, 10**7)))
-    log = Log()
+    log = GrowingLog()
     log.grow(chance.randrange(30), chance)
     hub = EventStreams(log)  # type: ignore[arg-type]
     heard = len(log.events_)
@@ -116,23 +116,23 @@ async def test_whatever_happens_in_between_each_reader_gets_its_own(seed: int, m
                     hub.on_events(log.events_[heard:until])
                     heard = until
             elif readers:
-                await asyncio.gather(*(reader.take(each) for reader, each in chance.sample(readers, 1)))
+                await asyncio.gather(*(reader.read(each) for reader, each in chance.sample(readers, 1)))
         if heard < len(log.events_):
             hub.on_events(log.events_[heard:])
         log.grow(1, chance)
         hub.on_events(log.events_[-1:])
         for reader, each in readers:
-            while await reader.take(each):
+            while await reader.read(each):
                 pass
-            assert reader.got == reader.wanted(log)
+            assert reader.got == reader.expected(log)
     assert not hub.channels
     assert hub.count == 0
 
 
 @on_loop
-async def test_who_is_up_to_date_does_not_ask_the_store() -> None:
-    """A thousand readers that wait must not read the log a thousand times."""
-    log, hub_of = Log(), EventStreams
+async def test_an_up_to_date_reader_does_not_query_the_store() -> None:
+    """A thousand idle readers must not read the log a thousand times."""
+    log, hub_of = GrowingLog(), EventStreams
     hub = hub_of(log)  # type: ignore[arg-type]
     chance = random.Random(0)
     hub.on_events(log.grow(5, chance))
@@ -147,10 +147,10 @@ async def test_who_is_up_to_date_does_not_ask_the_store() -> None:
 
 
 @on_loop
-async def test_no_more_is_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads slowly keeps nothing here: the store has it all."""
+async def test_the_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow reader holds nothing in memory, because the store has all events."""
     monkeypatch.setattr(event_streams, "MAX_BUFFERED_BYTES", 5000)
-    log = Log()
+    log = GrowingLog()
     hub = EventStreams(log)  # type: ignore[arg-type]
     chance = random.Random(0)
     with hub.subscribe("a", 0) as slow:
@@ -166,10 +166,10 @@ async def test_no_more_is_remembered_than_allowed(monkeypatch: pytest.MonkeyPatc
 
 
 @on_loop
-async def test_a_slow_reader_gets_everything_and_holds_up_nobody(
+async def test_a_slow_reader_gets_everything_and_does_not_delay_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes nothing while far more is sent than any buffer holds; another one reads all of it meanwhile."""
+    """It reads nothing while more is sent than any buffer holds; another reader gets all of it meanwhile."""
     monkeypatch.setattr(event_streams, "MAX_BUFFERED_BYTES", 100_000)
     place = Place("sqlite", lambda _: SqliteStore(str(tmp_path / "slow.db")))
     async with Server(place.store(), tmp_path) as service:
@@ -181,8 +181,8 @@ async def test_a_slow_reader_gets_everything_and_holds_up_nobody(
                 msgspec.structs.replace(fact(f"e{n}"), tenant="default", metadata={"x": "y" * 8000}) for n in range(50)
             ]
             async with (
-                stream(listener.url, "/events", token, buffer=4096) as slow,
-                stream(listener.url, "/events", token) as quick,
+                open_stream(listener.url, "/events", token, buffer=4096) as slow,
+                open_stream(listener.url, "/events", token) as quick,
             ):
                 count = 0
                 for _ in range(40):

@@ -1,4 +1,4 @@
-"""What a lenient server would guess about: it is refused with its name, or names nothing. Found by `make fuzz`."""
+"""Malformed input is refused with the name of the field. Most cases were found by `make fuzz`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
 @on_loop
-async def test_a_text_that_is_no_value_of_its_field_is_refused(site: Opened) -> None:
-    """`until=null` found everything, as if it had not been asked; `1e1` was ten and 17 a time in 1970."""
+async def test_a_malformed_query_value_is_refused(site: Opened) -> None:
+    """Regression: `until=null` matched everything; `1e1` was ten and 17 a time in 1970."""
     async with site() as here:
         ada = await here.key("ada", "run")
         await ada.start(task("a"), branch="null")
@@ -34,8 +34,8 @@ async def test_a_text_that_is_no_value_of_its_field_is_refused(site: Opened) -> 
         assert (await ada.get("/workers?gone=true")).body == {"workers": [], "next": None}
 
 
-def test_a_query_that_cannot_be_read_is_refused() -> None:
-    """Bytes that are no UTF-8, names given twice, and more fields than anybody needs."""
+def test_an_undecodable_query_is_refused() -> None:
+    """Invalid UTF-8, repeated names and too many fields."""
     for query in (b"branch=%ff", b"branch=\xff", b"limit=1&limit=1", b"&".join([b"label=x"] * 101)):
         with pytest.raises(Refused, match="bad_request"):
             query_parameters.parse_query(query, RunQuery)
@@ -45,8 +45,8 @@ def test_a_query_that_cannot_be_read_is_refused() -> None:
 
 
 @on_loop
-async def test_an_empty_idempotency_key_is_no_key_and_no_absence_of_one(site: Opened) -> None:
-    """Who sends the header means to be safe: a program whose key got lost must hear of it."""
+async def test_an_empty_idempotency_key_is_refused(site: Opened) -> None:
+    """A client that sends the header relies on it, so a lost key must be an error."""
     async with site() as here:
         ada = await here.key("ada", "run")
 
@@ -57,8 +57,8 @@ async def test_an_empty_idempotency_key_is_no_key_and_no_absence_of_one(site: Op
 
 
 @on_loop
-async def test_an_address_is_one_thing_for_every_method(site: Opened) -> None:
-    """`/workers/tokens` is not also the worker of that name, and a slash at the end makes another address."""
+async def test_a_path_is_one_resource_for_every_method(site: Opened) -> None:
+    """`/workers/tokens` is not also the worker `tokens`, and a trailing slash makes a different path."""
     async with site() as here:
         ada = await here.key("ada", "admin")
 
@@ -70,8 +70,8 @@ async def test_an_address_is_one_thing_for_every_method(site: Opened) -> None:
 
 
 @on_loop
-async def test_what_cannot_be_a_name_names_nothing(site: Opened) -> None:
-    """The same answer as for a name that nobody has."""
+async def test_a_malformed_name_is_not_found(site: Opened) -> None:
+    """The response is the same as for an unknown name."""
     async with site() as here:
         ada = await here.key("ada", "admin")
         player = await here.player()
@@ -88,8 +88,8 @@ async def test_what_cannot_be_a_name_names_nothing(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_last_event_that_is_none_is_refused_with_and_without_a_stream(site: Opened) -> None:
-    """A client that lost count must not be served as if it had not; an empty one says that there was none."""
+async def test_a_malformed_last_event_id_is_refused_with_and_without_a_stream(site: Opened) -> None:
+    """A client with a wrong position must get an error; an empty header means that there was no event."""
     async with site() as here:
         ada = await here.key("ada", "run")
         id = await ada.start(task("a"))
@@ -103,8 +103,8 @@ async def test_a_last_event_that_is_none_is_refused_with_and_without_a_stream(si
 
 
 @on_loop
-async def test_a_refusal_is_short_however_much_was_wrong(site: Opened) -> None:
-    """The name of a field that is not known was sent back, all of it, twice."""
+async def test_an_error_message_is_short_for_any_input(site: Opened) -> None:
+    """Regression: the name of an unknown field was returned in full, twice."""
     async with site() as here:
         ada = await here.key("ada", "run")
 
@@ -117,8 +117,8 @@ async def test_a_refusal_is_short_however_much_was_wrong(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_number_that_cannot_be_kept_is_refused_wherever_any_json_may_stand(site: Opened) -> None:
-    """Beyond 64 bits there is no form in which it could be stored: it was an error of ours."""
+async def test_a_number_beyond_64_bits_is_refused_in_any_json(site: Opened) -> None:
+    """It cannot be stored. Regression: it was an internal error."""
     async with site() as here:
         ada = await here.key("ada", "run")
         job = task("a")

@@ -1,4 +1,4 @@
-"""Templates: every save a version, runs keep the one that they started with, inputs are checked."""
+"""Templates: each save is a version, runs keep the version that they started with, inputs are validated."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
 def template(*names: str, **fields: Any) -> dict[str, Any]:
-    """A template of these tasks."""
+    """Return a template of these tasks."""
     return {"plan": {"jobs": [task(name) for name in names]}, **fields}
 
 
 @on_loop
 async def test_a_run_keeps_the_version_that_it_started_with(site: Opened) -> None:
-    """A newer version changes nothing of what is there."""
+    """A newer version does not change existing runs."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         first = await admin.ask("PUT", "/templates/deploy", template("a", description="one"))
@@ -44,8 +44,8 @@ async def test_a_run_keeps_the_version_that_it_started_with(site: Opened) -> Non
 
 
 @on_loop
-async def test_what_is_removed_starts_nothing_and_goes_on_counting(site: Opened) -> None:
-    """No version is ever given twice."""
+async def test_a_removed_template_starts_nothing_and_keeps_its_version_count(site: Opened) -> None:
+    """No version number is used twice."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         await admin.ask("PUT", "/templates/t", template("a"))
@@ -66,8 +66,8 @@ async def test_what_is_removed_starts_nothing_and_goes_on_counting(site: Opened)
 
 
 @on_loop
-async def test_of_many_who_save_at_once_each_gets_a_version_or_is_told(site: Opened) -> None:
-    """Nobody overwrites anybody."""
+async def test_concurrent_saves_get_a_version_or_an_error(site: Opened) -> None:
+    """No save overwrites another."""
     async with site() as here:
         admin = await here.key("ada", "admin")
 
@@ -82,8 +82,8 @@ async def test_of_many_who_save_at_once_each_gets_a_version_or_is_told(site: Ope
 
 
 @on_loop
-async def test_inputs_reach_the_tasks_and_what_does_not_fit_is_refused(site: Opened) -> None:
-    """A required one, a default, choices; nothing that the template does not know."""
+async def test_inputs_reach_the_tasks_and_invalid_ones_are_refused(site: Opened) -> None:
+    """Required inputs, defaults, choices and unknown inputs."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         player = await here.player()
@@ -106,8 +106,8 @@ async def test_inputs_reach_the_tasks_and_what_does_not_fit_is_refused(site: Ope
 
 
 @on_loop
-async def test_a_template_that_makes_no_sense_is_not_kept(site: Opened) -> None:
-    """What could never be started is refused when it is saved."""
+async def test_an_invalid_template_is_not_stored(site: Opened) -> None:
+    """A template that can never be started is refused when it is saved."""
     async with site() as here:
         admin = await here.key("ada", "admin")
         circle = {"plan": {"jobs": [task("a", needs=["b"]), task("b", needs=["a"])]}}

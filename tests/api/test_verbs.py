@@ -1,4 +1,4 @@
-"""What can be done in which state: the table of docs/api.md, cell by cell, against a running server."""
+"""The operations that are allowed in each state: the table of docs/api.md, cell by cell, against a running server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import APPROVAL, JobSpec
 from deltaci.core.run import Run
-from tests.api.site import TENANT, ApiSite, Caller, Player, gate, task
+from tests.api.site import TENANT, ApiSite, Caller, ScriptedRunner, gate, task
 from tests.contract.places import within
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -20,17 +20,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 VERBS = ("cancel", "approve", "reject", "rerun")
 
 
-def table() -> dict[str, dict[str, int]]:
-    """What the page promises: for every state, what each verb is answered with."""
+def documented_responses() -> dict[str, dict[str, int]]:
+    """Return the table of docs/api.md: for every state, the HTTP status of each operation."""
     text = PAGE.read_text(encoding="utf-8").partition("| state of the run |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
     return {row[0].replace("`", ""): dict(zip(VERBS, map(int, row[1:]), strict=True)) for row in rows}
 
 
-class Stage:
-    """Brings a fresh run into any state. Nobody reports: outcomes stand still to be looked at."""
+class RunFactory:
+    """Brings a new run into any state. No reporter is running, so that finished runs stay as they are."""
 
-    def __init__(self, here: ApiSite, ada: Caller, player: Player) -> None:
+    def __init__(self, here: ApiSite, ada: Caller, player: ScriptedRunner) -> None:
         self.here, self.ada, self.player = here, ada, player
         self._count = 0
         self.makers: dict[str, Callable[[], Awaitable[str]]] = {
@@ -65,7 +65,7 @@ class Stage:
         return id
 
     async def running(self, *more: dict[str, object]) -> str:
-        id = await self.ada.start(self._next(), *more)
+        id = await self.ada.start(self._urgent_task(), *more)
         await self.player.take()
         return id
 
@@ -81,13 +81,13 @@ class Stage:
         await self.ada.post(f"/runs/{id}/cancel")
         return id
 
-    def _next(self) -> dict[str, Any]:
-        """A task that is claimed before all that earlier cases left."""
+    def _urgent_task(self) -> dict[str, Any]:
+        """Return a task that is claimed before those of earlier runs."""
         self._count += 1
         return task("a", needs=[], priority=self._count)
 
     async def success(self) -> str:
-        id = await self.ada.start(self._next())
+        id = await self.ada.start(self._urgent_task())
         await self.player.finish(await self.player.take())
         return id
 
@@ -97,12 +97,12 @@ class Stage:
         return id
 
     async def failed(self) -> str:
-        id = await self.ada.start(self._next())
+        id = await self.ada.start(self._urgent_task())
         await self.player.fail(await self.player.take())
         return id
 
     async def timeout(self) -> str:
-        id = await self.ada.start(self._next(), plan={"timeout_seconds": 5})
+        id = await self.ada.start(self._urgent_task(), plan={"timeout_seconds": 5})
         await self.player.take()
         self.here.place.after(6)
         await self.here.until(self.ada, id, "TIMEOUT")
@@ -120,20 +120,20 @@ class Stage:
 
 
 @within(170)
-async def test_every_state_answers_every_verb_as_the_page_says(site: Opened) -> None:
-    """A refusal changes nothing, neither of the run nor of its jobs."""
-    promised = table()
+async def test_every_state_responds_to_every_operation_as_documented(site: Opened) -> None:
+    """A refusal changes neither the run nor its jobs."""
+    promised = documented_responses()
     async with site() as here:
         await here.service.reporter.stop()
         ada = await here.key("ada", "run", "approve")
-        stage = Stage(here, ada, await here.player(slots=100))
+        runs = RunFactory(here, ada, await here.player(slots=100))
 
-        assert set(promised) == set(stage.makers)
+        assert set(promised) == set(runs.makers)
         states = {state.partition(",")[0] for state in promised}
         assert states | {"PLAN_FAILED"} == set(run.MACHINE.states)
         for state, answers in promised.items():
             for verb, expected in answers.items():
-                id = await stage.makers[state]()
+                id = await runs.makers[state]()
                 before = await ada.run(id)
                 assert before["state"] == state.partition(",")[0], state
 

@@ -1,4 +1,4 @@
-"""The fleet by the API: who is there and how it is, and who is drained, resumed or sent away."""
+"""Workers over the API: listed, drained, resumed and removed."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import httpx
 
 from deltaci.app import registration_token
 from deltaci.core import worker
-from tests.api.site import ApiSite, Caller, Player
+from tests.api.site import ApiSite, Caller, ScriptedRunner
 from tests.contract.places import on_loop
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
-async def asked(site: ApiSite, player: Player, name: str, **fields: object) -> httpx.Response:
-    """One request of a runner."""
+async def send(site: ApiSite, player: ScriptedRunner, name: str, **fields: object) -> httpx.Response:
+    """Send a request of a runner."""
     headers = {"Authorization": f"Bearer {player._credential}"}
     return await site.http.post(f"/runner/v1/{name}", json=fields, headers=headers)
 
 
-async def refused(caller: Caller, path: str) -> tuple[int, str]:
-    """With what it is refused."""
+async def refusal(caller: Caller, path: str) -> tuple[int, str]:
+    """Return the status and the code of a refused request."""
     reply = await caller.post(path)
     return reply.status, reply.code
 
 
 @on_loop
-async def test_only_who_looks_after_runners_may_send_them_away(site: Opened) -> None:
-    """Whoever may read sees them; another tenant's are not there; a name that never was is not found."""
+async def test_only_a_key_with_the_scope_runner_may_change_workers(site: Opened) -> None:
+    """A key with the scope read sees them; another tenant's workers and unknown names are not found."""
     async with site() as here:
         ops, ada, them = (
             await here.key("ops", "runner"),
@@ -39,17 +39,17 @@ async def test_only_who_looks_after_runners_may_send_them_away(site: Opened) -> 
         player = await here.player()
 
         for verb in ("drain", "resume", "remove"):
-            assert await refused(ada, f"/workers/{player.name}/{verb}") == (403, "missing_scope")
-            assert await refused(them, f"/workers/{player.name}/{verb}") == (404, "not_found")
-            assert await refused(ops, f"/workers/none/{verb}") == (404, "not_found")
+            assert await refusal(ada, f"/workers/{player.name}/{verb}") == (403, "missing_scope")
+            assert await refusal(them, f"/workers/{player.name}/{verb}") == (404, "not_found")
+            assert await refusal(ops, f"/workers/none/{verb}") == (404, "not_found")
         reply = await ops.post(f"/workers/{player.name}/drain", {"why": "x"})
         assert (reply.status, reply.code) == (422, "bad_message")
         assert (await ada.get(f"/workers/{player.name}")).body["hold"] == ""
 
 
 @on_loop
-async def test_a_worker_is_shown_with_all_that_matters(site: Opened) -> None:
-    """Its name, its life, both documents' words, why it takes nothing, what it holds, and when it was heard."""
+async def test_a_worker_has_all_its_fields(site: Opened) -> None:
+    """Its name, incarnation, states in both vocabularies, hold, attempts and last message."""
     async with site() as here:
         ops = await here.key("ops", "runner", "run")
         player = await here.player("gpu", slots=2)
@@ -67,8 +67,8 @@ async def test_a_worker_is_shown_with_all_that_matters(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_drained_worker_gets_nothing_until_it_is_resumed(site: Opened) -> None:
-    """Both are safe to repeat; the first reason stays."""
+async def test_a_drained_worker_gets_no_work_until_it_is_resumed(site: Opened) -> None:
+    """Both operations can be repeated; the first reason is kept."""
     async with site() as here:
         ops = await here.key("ops", "runner", "run")
         player, other = await here.player(), await here.player()
@@ -90,8 +90,8 @@ async def test_a_drained_worker_gets_nothing_until_it_is_resumed(site: Opened) -
 
 
 @on_loop
-async def test_a_removed_worker_goes_after_its_job_and_stays_out_until_there_is_a_token(site: Opened) -> None:
-    """People see one worker by its name, whichever life it is in."""
+async def test_a_removed_worker_stops_after_its_job_and_needs_a_new_token(site: Opened) -> None:
+    """A worker has one name, whatever its incarnation."""
     async with site() as here:
         ops = await here.key("ops", "runner", "run")
         player = await here.player()
@@ -104,8 +104,8 @@ async def test_a_removed_worker_goes_after_its_job_and_stays_out_until_there_is_
         await player.finish(lease)
         reply = await ops.post(f"/workers/{player.name}/remove")
         assert (reply.status, reply.body["status"]) == (200, "shutdown")
-        assert await refused(ops, f"/workers/{player.name}/drain") == (409, "wrong_state")
-        assert (await asked(here, player, "renew")).json()["code"] == "bad_credential"
+        assert await refusal(ops, f"/workers/{player.name}/drain") == (409, "wrong_state")
+        assert (await send(here, player, "renew")).json()["code"] == "bad_credential"
 
         token = (await ops.post("/workers/tokens", {"name": player.name, "again": True})).body["token"]
         back = await here.http.post("/runner/v1/register", json={"token": token})
@@ -117,23 +117,23 @@ async def test_a_removed_worker_goes_after_its_job_and_stays_out_until_there_is_
 
 
 @on_loop
-async def test_who_went_by_itself_is_removed_by_a_word(site: Opened) -> None:
-    """Otherwise it would come back with the credential that it has."""
+async def test_a_worker_that_stopped_by_itself_can_be_removed(site: Opened) -> None:
+    """Otherwise it could register again with its credential."""
     async with site() as here:
         ops = await here.key("ops", "runner")
         first, second = await here.player(), await here.player()
         for each in (first, second):
-            assert (await asked(here, each, "leave", type="Leave", runner_id=each.name)).json() == {"gone": True}
+            assert (await send(here, each, "leave", type="Leave", runner_id=each.name)).json() == {"gone": True}
 
         assert (await ops.post(f"/workers/{first.name}/remove")).status == 200
 
-        assert (await asked(here, first, "renew")).json()["code"] == "bad_credential"
-        assert (await asked(here, second, "renew")).json()["runner_id"] == "w2/2"
+        assert (await send(here, first, "renew")).json()["code"] == "bad_credential"
+        assert (await send(here, second, "renew")).json()["runner_id"] == "w2/2"
 
 
 @on_loop
-async def test_a_silent_worker_is_removed_when_its_leases_ended(site: Opened) -> None:
-    """Nobody can ask it to go; before its lease is over it may still work, and the refusal says so."""
+async def test_a_silent_worker_is_removed_after_its_leases_ended(site: Opened) -> None:
+    """It cannot be told to stop; until its lease is over it may still work, and the refusal says so."""
     async with site() as here:
         ops = await here.key("ops", "runner", "run")
         player = await here.player()
@@ -142,7 +142,7 @@ async def test_a_silent_worker_is_removed_when_its_leases_ended(site: Opened) ->
         await ops.post(f"/runs/{run}/cancel")
         await here.service.engine.do(worker.MissHealthChecks(id=player.name))
 
-        assert await refused(ops, f"/workers/{player.name}/remove") == (409, "wrong_state")
+        assert await refusal(ops, f"/workers/{player.name}/remove") == (409, "wrong_state")
         await player.say(lease, "CancelAck", final_status="CANCELED", ts="2026-01-04T08:00:00Z")
         reply = await ops.post(f"/workers/{player.name}/remove")
 

@@ -1,4 +1,4 @@
-"""Workstreams through the API: started from a file, found, read in both vocabularies, stopped."""
+"""Workstreams over the API: created from a file, listed, read in both vocabularies and cancelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.controllers.merge_queue.records import BatchView, EntryView, QueueView, Split
 from deltaci.core import job
-from tests.api.site import TENANT, ApiSite, Player, task
+from tests.api.site import TENANT, ApiSite, ScriptedRunner, task
 from tests.contract.places import on_loop
 from tests.workstream_desk import BASE, SPEC, StandIn
 
@@ -18,8 +18,8 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 FILE = "workstream: login\nproject: shop\ntasks:\n  - {name: a, run: make}\n"
 
 
-async def executed(here: ApiSite, player: Player, *, is_good: bool = True) -> str:
-    """The next task, done and validated; its id."""
+async def complete_next_task(here: ApiSite, player: ScriptedRunner, *, is_good: bool = True) -> str:
+    """Complete and validate the next task, and return its id."""
     lease = await player.take()
     rules = lease["job_spec"].get("rules", [])
     await player.finish(lease, verdicts=[{"rule": each["run"], "is_passed": True} for each in rules])
@@ -32,8 +32,8 @@ async def executed(here: ApiSite, player: Player, *, is_good: bool = True) -> st
 
 
 @on_loop
-async def test_a_file_with_problems_starts_nothing_and_is_told_where(site: Opened) -> None:
-    """All of them, by line for a file and by path for an object."""
+async def test_an_invalid_file_is_refused_with_the_positions_of_its_problems(site: Opened) -> None:
+    """All problems, by line for a file and by path for an object."""
     async with site() as here:
         StandIn(here.service)
         ada = await here.key("ada", "run")
@@ -54,8 +54,8 @@ async def test_a_file_with_problems_starts_nothing_and_is_told_where(site: Opene
 
 
 @on_loop
-async def test_what_makes_no_sense_is_refused_before_anything_is_done(site: Opened) -> None:
-    """Both or neither, a branch that git does not allow, a project that there is not, a key that may only look."""
+async def test_an_invalid_request_is_refused_without_effects(site: Opened) -> None:
+    """Both or neither of file and spec, an invalid branch, an unknown project, a key that may only read."""
     async with site() as here:
         desk = StandIn(here.service)
         ada, bob = await here.key("ada", "run"), await here.key("bob", "read")
@@ -75,8 +75,8 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_done(site: Open
 
 
 @on_loop
-async def test_a_run_that_is_no_workstream_and_one_of_others_are_not_found(site: Opened) -> None:
-    """In the same words as one that never was."""
+async def test_plain_runs_and_workstreams_of_other_tenants_are_not_found(site: Opened) -> None:
+    """The response is the same as for an unknown id."""
     async with site() as here:
         StandIn(here.service)
         ada, them = await here.key("ada", "run"), await here.key("eve", "run", tenant="them")
@@ -91,8 +91,8 @@ async def test_a_run_that_is_no_workstream_and_one_of_others_are_not_found(site:
 
 
 @on_loop
-async def test_a_server_without_repositories_takes_none(site: Opened) -> None:
-    """And still answers what it knows."""
+async def test_a_server_without_repositories_refuses_workstreams(site: Opened) -> None:
+    """It still responds to reads."""
     async with site() as here:
         ada = await here.key("ada", "run")
         here.service.control_plane.api._app_state = msgspec.structs.replace(
@@ -107,8 +107,8 @@ async def test_a_server_without_repositories_takes_none(site: Opened) -> None:
 
 
 @on_loop
-async def test_the_same_key_is_the_same_workstream(site: Opened) -> None:
-    """As for runs: a repeat changes nothing, another body under the key is refused."""
+async def test_a_repeated_key_returns_the_same_workstream(site: Opened) -> None:
+    """As for runs: a repeat changes nothing, another body with the same key is refused."""
     async with site() as here:
         StandIn(here.service)
         ada = await here.key("ada", "run")
@@ -125,8 +125,8 @@ async def test_the_same_key_is_the_same_workstream(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_file_is_started_for_another_project_and_branch(site: Opened) -> None:
-    """What is said beside it is stronger."""
+async def test_a_file_can_be_started_for_another_project_and_branch(site: Opened) -> None:
+    """The fields of the request take precedence over the file."""
     async with site() as here:
         StandIn(here.service)
         ada = await here.key("ada", "run")
@@ -139,13 +139,13 @@ async def test_a_file_is_started_for_another_project_and_branch(site: Opened) ->
 @pytest.mark.proves("WST-WD1", "WST-WD4")
 @on_loop
 async def test_a_workstream_is_read_in_both_vocabularies(site: Opened) -> None:
-    """Its own state beside the run's, each task's beside its job's, and what follows from the tasks alone."""
+    """Its own state and the run's, each task's state and its job's, and the state derived from the tasks."""
     async with site() as here:
         desk, ada, player = StandIn(here.service), await here.key("ada", "run"), await here.player()
         id = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
 
         ready = (await ada.get(f"/workstreams/{id}")).body
-        await executed(here, player)
+        await complete_next_task(here, player)
         await desk.join(TENANT, id, "schema", "c" * 40, place="w1:/workstreams/x")
         await player.take()
         found = (await ada.get(f"/workstreams/{id}")).body
@@ -177,8 +177,8 @@ async def test_a_workstream_is_read_in_both_vocabularies(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_failed_rule_is_told_with_what_was_found(site: Opened) -> None:
-    """The workstream fails with its critical task, at once, and says which rule it was."""
+async def test_a_failed_validation_rule_is_shown_with_its_actual_value(site: Opened) -> None:
+    """The workstream fails with its critical task at once and names the rule."""
     async with site() as here:
         StandIn(here.service)
         ada, player = await here.key("ada", "run"), await here.player()
@@ -201,8 +201,8 @@ async def test_a_failed_rule_is_told_with_what_was_found(site: Opened) -> None:
 
 
 @on_loop
-async def test_workstreams_are_found_by_state_project_and_person(site: Opened) -> None:
-    """Page by page, the newest first; ordinary runs are not among them."""
+async def test_workstreams_are_filtered_by_state_project_and_person(site: Opened) -> None:
+    """In pages, the newest first; plain runs are not included."""
     async with site() as here:
         StandIn(here.service)
         ada, bob = await here.key("ada", "run"), await here.key("bob", "run")
@@ -230,8 +230,8 @@ async def test_workstreams_are_found_by_state_project_and_person(site: Opened) -
 
 
 @on_loop
-async def test_a_list_says_how_far_each_is_when_it_is_asked_to(site: Opened) -> None:
-    """Tasks by state, what goes on, the place in the merge queue, and the first rule that did not hold."""
+async def test_a_list_has_progress_if_requested(site: Opened) -> None:
+    """Tasks by state, running tasks, the position in the merge queue and the first failed rule."""
     async with site() as here:
         desk, ada, player = StandIn(here.service), await here.key("ada", "run"), await here.player()
         failing = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}
@@ -266,8 +266,8 @@ async def test_a_list_says_how_far_each_is_when_it_is_asked_to(site: Opened) -> 
 
 
 @on_loop
-async def test_a_merge_queue_shows_how_a_bad_batch_was_split(site: Opened) -> None:
-    """Both halves, and what the test said."""
+async def test_a_merge_queue_shows_how_a_failed_batch_was_split(site: Opened) -> None:
+    """Both halves and the result of the test."""
     async with site() as here:
         desk, ada = StandIn(here.service), await here.key("ada", "run")
         split = Split(number=3, first=("a",), second=("b", "c"), problem="no good")
@@ -279,8 +279,8 @@ async def test_a_merge_queue_shows_how_a_bad_batch_was_split(site: Opened) -> No
 
 
 @on_loop
-async def test_a_merge_queue_shows_who_is_tested_with_whom(site: Opened) -> None:
-    """And each workstream its place in it."""
+async def test_a_merge_queue_shows_the_members_of_a_batch(site: Opened) -> None:
+    """Each workstream has its position in the queue."""
     async with site() as here:
         desk, ada = StandIn(here.service), await here.key("ada", "run")
         one, two = [(await ada.post("/workstreams", {"spec": SPEC})).body["id"] for _ in range(2)]
@@ -313,7 +313,7 @@ async def test_a_merge_queue_shows_who_is_tested_with_whom(site: Opened) -> None
 
 
 @on_loop
-async def test_a_workstream_that_is_not_to_be_merged_has_no_merge(site: Opened) -> None:
+async def test_a_workstream_without_merge_has_no_merge_state(site: Opened) -> None:
     """Nobody should wait for one."""
     async with site() as here:
         StandIn(here.service)
@@ -323,7 +323,7 @@ async def test_a_workstream_that_is_not_to_be_merged_has_no_merge(site: Opened) 
 
 
 @on_loop
-async def test_a_workstream_cannot_be_run_again_as_a_run(site: Opened) -> None:
+async def test_a_workstream_cannot_be_rerun_as_a_run(site: Opened) -> None:
     """Its tasks would have no branch."""
     async with site() as here:
         StandIn(here.service)

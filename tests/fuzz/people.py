@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from deltaci.app import registration_token
-from tests.api.site import Caller, Player, gate, task
+from tests.api.site import Caller, ScriptedRunner, gate, task
 from tests.fuzz.prey import Prey
 
 TENANT: Final = "default"
@@ -40,13 +40,13 @@ async def _key(operator: Caller, person: str, *scopes: str) -> str:
     return str(reply.body["token"])
 
 
-async def _player(http: httpx.AsyncClient, folder: Path, name: str) -> Player:
+async def _player(http: httpx.AsyncClient, folder: Path, name: str) -> ScriptedRunner:
     body = {"token": registration_token(folder, name, TENANT), "capabilities": [], "slots": 100}
     answer = await http.post("/runner/v1/register", json=body)
-    return Player(http, name, answer.json()["credential"], [])
+    return ScriptedRunner(http, name, answer.json()["credential"], [])
 
 
-async def _play(ada: Caller, player: Player) -> None:
+async def _play(ada: Caller, player: ScriptedRunner) -> None:
     """One run for each way in which a run can be."""
     await ada.start(task("build"), gate("release"), task("deploy"), project="shop", branch="main", labels=["x", "y"])
     lease = await player.take()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.controllers.poller import push
-from tests.api.site import TENANT, TIME, Caller, Player
+from tests.api.site import TENANT, TIME, Caller, ScriptedRunner
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite, opened
 from tests.repositories.upstream import Upstream
@@ -36,7 +36,7 @@ async def states(caller: Caller, runs: list[str]) -> list[Any]:
     return [(await caller.run(id))["state"] for id in runs]
 
 
-async def ended(here: RepositorySite, player: Player, caller: Caller, run: str) -> None:
+async def ended(here: RepositorySite, player: ScriptedRunner, caller: Caller, run: str) -> None:
     """Do the one job of a run."""
     lease = await player.take()
     assert lease["job_id"].startswith(run), lease

@@ -19,7 +19,7 @@ from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
 from deltaci.server.runner_api import worktrees
-from tests.api.site import TENANT, Player, Reply
+from tests.api.site import TENANT, Reply, ScriptedRunner
 from tests.contract.places import on_loop
 from tests.repositories.site import PROJECT, RepositorySite
 from tests.repositories.upstream import Upstream, git
@@ -29,7 +29,7 @@ from tests.trees.workstream_fixture import WorkstreamFixture, worktree_spec
 Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 
 
-async def ask(site: RepositorySite, player: Player, lease: Any, name: str) -> Reply:
+async def ask(site: RepositorySite, player: ScriptedRunner, lease: Any, name: str) -> Reply:
     """Ask under the lease, with the runner's credential."""
     headers = {"Authorization": f"Bearer {player._credential}", "Delta-Lease": lease["lease_id"]}
     answer = await site.http.get(f"/runner/v1/{name}", headers=headers)
@@ -37,7 +37,7 @@ async def ask(site: RepositorySite, player: Player, lease: Any, name: str) -> Re
     return Reply(answer.status_code, answer.json() if is_json else answer.content, answer.headers)
 
 
-async def over(site: RepositorySite, player: Player, *ids: str) -> Any:
+async def over(site: RepositorySite, player: ScriptedRunner, *ids: str) -> Any:
     """Return which streams are finished."""
     headers = {"Authorization": f"Bearer {player._credential}"}
     answer = await site.http.post("/runner/v1/streams", json={"ids": list(ids)}, headers=headers)
