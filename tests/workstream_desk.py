@@ -1,4 +1,4 @@
-"""Somebody who starts workstreams, for cases that are about what people ask and see: no repository is needed."""
+"""A stand-in for the workstream controllers, for tests of the API and the clients that need no repository."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import msgspec
 from deltaci.app import Server
 from deltaci.controllers.merge_queue.records import QueueView
 from deltaci.controllers.workstreams.records import Joined, Workstream, Workstreams
+from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
+from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Origin, Run
 from deltaci.pipeline.workstream import model
@@ -34,9 +36,10 @@ SPEC: dict[str, Any] = {
 
 
 class StandIn:
-    """Plans at once, and validates nothing by itself. Its runs are none that the server's own would take up."""
+    """Creates workstreams with a plan, or without one if `is_planned` is false. It runs and validates nothing."""
 
-    def __init__(self, service: Server) -> None:
+    def __init__(self, service: Server, *, is_planned: bool = True) -> None:
+        self._is_planned = is_planned
         self.records = Workstreams(service.store)
         self.waiting: list[QueueView] = []
         self._service = service
@@ -47,7 +50,7 @@ class StandIn:
     async def create(
         self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str, asked: str = ""
     ) -> Workstream:
-        """A run with a document beside it; the document is first."""
+        """Create the document of a workstream, then its run."""
         if stream.project != "shop":
             raise Refused("not_found", f"there is no project {stream.project!r}; deltaci project list shows them")
         made = Workstream(
@@ -76,16 +79,19 @@ class StandIn:
             is_fail_fast=stream.fail_fast,
             origin=origin,
         )
-        hashed = plan_hash(specs, is_fail_fast=stream.fail_fast)
-        await self._service.engine.do(StartRun(id=id, actor=f"user:{by}", record=record, jobs=specs, plan_hash=hashed))
+        digest = plan_hash(specs, is_fail_fast=stream.fail_fast)
+        command: Command = NewRecord(id=id, actor=f"user:{by}", record=record)
+        if self._is_planned:
+            command = StartRun(id=id, actor=f"user:{by}", record=record, jobs=specs, plan_hash=digest)
+        await self._service.engine.do(command)
         return made
 
     async def queues(self, tenant: str) -> Sequence[QueueView]:
-        """What the case says."""
+        """Return the queues that the test has set."""
         return self.waiting
 
     async def join(self, tenant: str, id: str, task: str, tip: str, **fields: str) -> None:
-        """As if a task had brought something."""
+        """Record the commits of a task."""
 
         def change(before: Workstream | None) -> Workstream | None:
             assert before is not None

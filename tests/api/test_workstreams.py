@@ -177,6 +177,24 @@ async def test_a_workstream_is_read_in_both_vocabularies(site: Opened) -> None:
 
 
 @on_loop
+async def test_a_workstream_without_a_plan_shows_the_tasks_of_its_file(site: Opened) -> None:
+    """Before planning there are no jobs. Regression: the request failed with an internal error."""
+    async with site() as here:
+        StandIn(here.service, is_planned=False)
+        ada = await here.key("ada", "run")
+        id = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
+
+        reply = await ada.get(f"/workstreams/{id}")
+
+        assert reply.status == 200, reply
+        assert [(task["name"], task["state"], task["place"]) for task in reply.body["tasks"]] == [
+            ("schema", "", ""),
+            ("api", "", ""),
+            ("notes", "", ""),
+        ]
+
+
+@on_loop
 async def test_a_failed_validation_rule_is_shown_with_its_actual_value(site: Opened) -> None:
     """The workstream fails with its critical task at once and names the rule."""
     async with site() as here:

@@ -284,7 +284,7 @@ def _task(
 _NOT_PLANNED: Final[dict[str, Any]] = {
     **{"state": "", "job_state": "", "reason": "", "attempts": 0, "next_run_at": None, "worker_id": ""},
     **{"started_at": None, "completed_at": None, "seconds": None, "last_error": None, "failed_rules": []},
-    "place": "",
+    "worktree_path": "",
 }
 
 
