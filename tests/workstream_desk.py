@@ -48,7 +48,7 @@ class StandIn:
         )
 
     async def create(
-        self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str, asked: str = ""
+        self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str, fingerprint: str = ""
     ) -> Workstream:
         """Create the document of a workstream, then its run."""
         if stream.project != "shop":
@@ -75,7 +75,7 @@ class StandIn:
             run_id=id,
             tenant=tenant,
             started_by=by,
-            request_fingerprint=asked,
+            request_fingerprint=fingerprint,
             is_fail_fast=stream.fail_fast,
             origin=origin,
         )

@@ -213,7 +213,9 @@ def run_id(change_id: str, file: str) -> str:
     return f"r{digest(change_id, file, size=RUN_ID_BYTES)}"
 
 
-def run_of(id: str, kept: Kept, project: Project, file: str, *, asked: str = "", labels: Sequence[str] = ()) -> Run:
+def run_of(
+    id: str, kept: Kept, project: Project, file: str, *, fingerprint: str = "", labels: Sequence[str] = ()
+) -> Run:
     """A run for a change, as it is born: without a plan."""
     change = kept.change
     origin = Origin(
@@ -239,7 +241,7 @@ def run_of(id: str, kept: Kept, project: Project, file: str, *, asked: str = "",
         started_by=change.actor,
         origin=origin,
         planning_seconds=PLANNING_SECONDS,
-        request_fingerprint=asked,
+        request_fingerprint=fingerprint,
     )
 
 

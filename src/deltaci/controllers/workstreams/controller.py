@@ -81,7 +81,7 @@ class Streams:
     # -- for people
 
     async def create(
-        self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str = "", asked: str = ""
+        self, tenant: str, stream: model.Workstream, *, id: str, by: str, request_id: str = "", fingerprint: str = ""
     ) -> Workstream:
         """Begin it under this id, with the fingerprint of the request, if it has one. Refused if it cannot be."""
         project = await self._project(tenant, stream.project)
@@ -98,7 +98,7 @@ class Streams:
         # Before the run: whoever sees the run finds what it is about.
         await self.desk.records.kept.add(tenant, id, kept)
         await self.desk.records.opened.add(ALL_TENANTS, of(tenant, id), Open(tenant, id))
-        record = _born(kept, stream, project, asked)
+        record = _born(kept, stream, project, fingerprint)
         await self.desk.engine.do(NewRecord(id=id, record=record, actor=f"{USER}:{by}", request_id=request_id))
         self._give(tenant, id)
         return kept
@@ -314,7 +314,7 @@ class Streams:
         self._tries.pop(id, None)
 
 
-def _born(kept: Workstream, stream: model.Workstream, project: Project, asked: str) -> Run:
+def _born(kept: Workstream, stream: model.Workstream, project: Project, fingerprint: str) -> Run:
     """Its run, without a plan."""
     return Run(
         id=kept.id,
@@ -332,7 +332,7 @@ def _born(kept: Workstream, stream: model.Workstream, project: Project, asked: s
             title=stream.title or stream.workstream,
             workstream=stream.workstream,
         ),
-        request_fingerprint=asked,
+        request_fingerprint=fingerprint,
     )
 
 

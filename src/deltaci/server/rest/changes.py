@@ -93,7 +93,7 @@ async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
         files=(FileOutcome(params.file, record.id, "somebody started it"),),
     )
     handled = await call.app.repositories.changes.keep_handled(handled)
-    run = run_of(record.id, handled, project, params.file, asked=record.request_fingerprint, labels=params.labels)
+    run = run_of(record.id, handled, project, params.file, fingerprint=record.request_fingerprint, labels=params.labels)
     origin = msgspec.structs.replace(
         run.origin,
         title=params.title or run.origin.title,

@@ -64,7 +64,7 @@ async def create_workstream(call: Call) -> JsonResponse:
             id=request.id,
             by=call.caller.person,
             request_id=call.request.id,
-            asked=request.fingerprint,
+            fingerprint=request.fingerprint,
         )
     except Refused:
         # A concurrent repeat may have created the workstream.

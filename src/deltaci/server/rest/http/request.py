@@ -41,9 +41,9 @@ class WorkstreamService(Protocol):
     """The controllers of workstreams and merge queues, as handlers use them."""
 
     async def create(
-        self, tenant: str, stream: WorkstreamFile, *, id: str, by: str, request_id: str, asked: str = ""
+        self, tenant: str, stream: WorkstreamFile, *, id: str, by: str, request_id: str, fingerprint: str = ""
     ) -> Workstream:
-        """Create a workstream with this id. `asked` is the fingerprint of the request, if it has an idempotency key.
+        """Create a workstream with this id. `fingerprint` is that of a request with an idempotency key, else empty.
 
         Raise Refused if it cannot be created.
         """
