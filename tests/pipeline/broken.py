@@ -1,4 +1,4 @@
-"""Broken pipeline files: each with the place of its problem and what must be said."""
+"""Invalid pipeline files, each with the position of its problem and parts of the message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Broken(NamedTuple):
-    """A text, where its first problem stands, and parts of what is said of it."""
+    """The text of a file, the position of its first problem, and parts of the message."""
 
     name: str
     text: str | bytes
@@ -17,12 +17,12 @@ class Broken(NamedTuple):
 
 
 def job(lines: str) -> str:
-    """A pipeline with one job, whose keys begin in line 4, column 5."""
+    """Return a pipeline with one job. Its keys begin in line 4, column 5."""
     return "jobs:\n  test:\n    steps: [make]\n" + "".join(f"    {line}\n" for line in lines.splitlines())
 
 
 def top(lines: str) -> str:
-    """A pipeline with keys of its own, from line 3 on."""
+    """Return a pipeline with top-level keys from line 3 on."""
     return "jobs:\n  test: {steps: [make]}\n" + lines
 
 
@@ -254,7 +254,7 @@ VALUES = (
 
 
 def steps(lines: str, more: str = "") -> str:
-    """A pipeline with one job, whose steps begin in line 4, column 7."""
+    """Return a pipeline with one job. Its steps begin in line 4, column 7."""
     return "jobs:\n  test:\n    steps:\n" + "".join(f"      {line}\n" for line in lines.splitlines()) + more
 
 

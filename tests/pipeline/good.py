@@ -1,4 +1,4 @@
-"""Good pipeline files: what is on the page about them, and what people write otherwise."""
+"""Valid pipeline files: the examples of docs/pipelines.md, and further notations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHERS: Final = {
 
 
 def on_the_page() -> list[str]:
-    """Every example of docs/pipelines.md."""
+    """Return all examples of docs/pipelines.md."""
     return re.findall(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
 
 

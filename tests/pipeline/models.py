@@ -1,4 +1,4 @@
-"""Random pipelines, made from the model: what a field may be is asked of the very shapes that the reader uses."""
+"""Random pipelines, generated from the model: the same shapes drive the generator and the reader."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TEXTS: Final[dict[str, st.SearchStrategy[str]]] = {
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Whatever a type allows."""
+    """Return a strategy for all values that a type allows."""
     allowed = options(hint)
     if {inspect.StrType, inspect.FloatType, inspect.BoolType} <= {type(option.type) for option in allowed}:
         return VALUES if any(isinstance(option.type, inspect.AnyType) for option in allowed) else SCALARS

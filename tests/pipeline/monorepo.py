@@ -1,4 +1,4 @@
-"""A large repository: its pipeline file, and changes in it."""
+"""A large repository: its pipeline file and the paths of its files."""
 
 from __future__ import annotations
 
@@ -33,16 +33,19 @@ JOBS = """\
 
 
 def pipeline(projects: int) -> str:
-    """A file with four jobs for every project; each project depends on up to three earlier ones."""
+    """Return a file with four jobs per project. Each project depends on up to three earlier projects."""
     names = [f"p{number}" for number in range(projects)]
     needs = [
         dict.fromkeys(f"p{number // divisor}" for divisor in (2, 3, 5) if number // divisor < number)
         for number in range(projects)
     ]
-    told = [PROJECT.format(name=name, needs=", ".join(each)) for name, each in zip(names, needs, strict=True)]
-    return "projects:\n" + "".join(told) + "jobs:\n" + "".join(JOBS.format(name=name) for name in names)
+    projects_yaml = [
+        PROJECT.format(name=name, needs=", ".join(project_needs))
+        for name, project_needs in zip(names, needs, strict=True)
+    ]
+    return "projects:\n" + "".join(projects_yaml) + "jobs:\n" + "".join(JOBS.format(name=name) for name in names)
 
 
 def files(count: int, projects: int) -> list[str]:
-    """All files of the repository."""
+    """Return the paths of all files of the repository."""
     return [f"packages/p{number % projects}/src/m{number % 7}/file{number}.py" for number in range(count)]

@@ -1,4 +1,4 @@
-"""Plans for tests: a text and a change in, a plan out."""
+"""Helpers that compile the text of a pipeline file into a plan."""
 
 from __future__ import annotations
 
@@ -40,38 +40,37 @@ PULL = Change(
 )
 
 
-def compiled(text: str, change: Change = PUSH, **given: Any) -> CompileResult:
-    """What becomes of a file; nothing is known of the diff unless it is said."""
-    found = parse_pipeline(text)
-    assert found.pipeline is not None, "\n".join(map(str, found.problems))
-    return compile_pipeline(found, change, **{"changed": None, "source": SOURCE, **given})
+def compiled(text: str, change: Change = PUSH, **options: Any) -> CompileResult:
+    """Compile a valid file. Unless `changed` is given, the changed files are unknown."""
+    parsed = parse_pipeline(text)
+    assert parsed.pipeline is not None, "\n".join(map(str, parsed.problems))
+    return compile_pipeline(parsed, change, **{"changed": None, "source": SOURCE, **options})
 
 
-def plan(text: str, change: Change = PUSH, **given: Any) -> Plan:
-    """The plan of a good file."""
-    made = compiled(text, change, **given)
-    assert made.plan is not None, "\n".join(map(str, made.problems))
-    return made.plan
+def plan(text: str, change: Change = PUSH, **options: Any) -> Plan:
+    """Return the plan of a file that compiles without errors."""
+    result = compiled(text, change, **options)
+    assert result.plan is not None, "\n".join(map(str, result.problems))
+    return result.plan
 
 
-def job(text: str, name: str = "test", change: Change = PUSH, **given: Any) -> PlannedJob:
-    """One job of the plan."""
-    return by_name(plan(text, change, **given))[name]
+def job(text: str, name: str = "test", change: Change = PUSH, **options: Any) -> PlannedJob:
+    """Return one job of the plan."""
+    return by_name(plan(text, change, **options))[name]
 
 
-def by_name(made: Plan) -> dict[str, PlannedJob]:
-    """The jobs of a plan."""
-    return {each.spec.name: each for each in made.jobs}
+def by_name(plan: Plan) -> dict[str, PlannedJob]:
+    return {job.spec.name: job for job in plan.jobs}
 
 
-def work(text: str, name: str = "test", change: Change = PUSH, **given: Any) -> dict[str, Any]:
-    """What the runner is told of one job."""
-    found: dict[str, Any] = job(text, name, change, **given).spec.work
-    return found
+def work(text: str, name: str = "test", change: Change = PUSH, **options: Any) -> dict[str, Any]:
+    """Return the specification that the runner gets for one job."""
+    spec: dict[str, Any] = job(text, name, change, **options).spec.work
+    return spec
 
 
-def problems(text: str, change: Change = PUSH, **given: Any) -> list[str]:
-    """Why there is no plan: `line:column: what`."""
-    made = compiled(text, change, **given)
-    assert made.plan is None
-    return [str(each).removeprefix(".deltaci.yml:") for each in made.problems]
+def problems(text: str, change: Change = PUSH, **options: Any) -> list[str]:
+    """Return the problems of a file that does not compile, as `line:column: message`."""
+    result = compiled(text, change, **options)
+    assert result.plan is None
+    return [str(problem).removeprefix(".deltaci.yml:") for problem in result.problems]

@@ -78,7 +78,7 @@ def test_any_text_is_read_or_refused(content: str | bytes) -> None:
 
 @given(st.sampled_from([*good.ALL.values(), *(each.text for each in broken.VALUES)]), st.data())
 @settings(max_examples=budget(40, 100), deadline=None)
-def test_any_file_with_something_wrong_in_it(text: str, data: st.DataObject) -> None:
+def test_any_file_with_a_planted_mistake_has_a_problem(text: str, data: st.DataObject) -> None:
     """A piece is put in, or some characters are cut out, somewhere."""
     at = data.draw(st.integers(0, len(text)))
     check(text[:at] + data.draw(PIECES) + text[at + data.draw(st.integers(0, 5)) :])
@@ -86,7 +86,7 @@ def test_any_file_with_something_wrong_in_it(text: str, data: st.DataObject) -> 
 
 @given(pipelines())
 @settings(max_examples=budget(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_pipeline_reads_back_as_it_was_printed(pipeline: model.Pipeline) -> None:
+def test_any_formatted_pipeline_parses_to_an_equal_pipeline(pipeline: model.Pipeline) -> None:
     """Every key, every trap of YAML."""
     text = format_pipeline(pipeline)
     found = parse_pipeline(text)

@@ -90,7 +90,9 @@ def test_a_problem_of_an_anchor_is_told_once() -> None:
         (top("env: {A: off}\n"), (3, 10), "write false"),
     ],
 )
-def test_what_others_read_differently_is_a_warning(text: str, place: tuple[int, int], said: str) -> None:
+def test_a_text_that_other_yaml_readers_take_as_boolean_is_a_warning(
+    text: str, place: tuple[int, int], said: str
+) -> None:
     """The file is good."""
     found = parse_pipeline(text)
 

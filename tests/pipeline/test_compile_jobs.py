@@ -26,8 +26,8 @@ def a_job(lines: str, more: str = "") -> str:
     return "jobs:\n  test:\n    steps: [make]\n" + "".join(f"    {line}\n" for line in lines.splitlines()) + more
 
 
-def test_what_a_runner_is_told_is_what_the_wire_allows() -> None:
-    """Every example of the page becomes specifications that a server would take."""
+def test_the_job_specifications_are_valid_protocol_messages() -> None:
+    """This holds for all examples of docs/pipelines.md."""
     for text in on_the_page():
         for each in plan(text).jobs:
             msgspec.convert(each.spec.name, api_input.JobName)
@@ -74,7 +74,7 @@ def test_every_key_of_a_job_arrives() -> None:
 
 
 def test_every_key_of_a_step_arrives() -> None:
-    """Texts stay as they are written."""
+    """Texts keep their expressions."""
     step = work(FULL, "build (linux, release)")["steps"][-1]
 
     assert step == {
@@ -97,8 +97,8 @@ def test_an_approval_is_a_gate() -> None:
     assert (spec.approval_seconds, spec.work) == (7 * 86400, None)
 
 
-def test_defaults_hold_where_nothing_else_is_said() -> None:
-    """The step's own word, then the job's, then the file's."""
+def test_defaults_apply_to_absent_values() -> None:
+    """The step wins over the job, the job over the file."""
     text = "defaults: {run: {shell: sh, working-directory: a}}\n" + a_job(
         "defaults: {run: {working-directory: b}}", "  other: {steps: [{run: x, shell: bash}, {uses: setup-node}]}\n"
     )
@@ -110,7 +110,7 @@ def test_defaults_hold_where_nothing_else_is_said() -> None:
 
 
 def test_variables_of_the_file_are_those_of_every_job() -> None:
-    """The job's own win; numbers and truths are texts."""
+    """Those of the job win; numbers and booleans become texts."""
     text = "env: {A: 1, B: true, C: x}\n" + a_job("env: {C: 0.5}")
 
     assert work(text)["env"] == {"A": "1", "B": "true", "C": "0.5"}
@@ -126,7 +126,7 @@ def test_variables_of_the_file_are_those_of_every_job() -> None:
     ],
 )
 def test_the_commit_is_in_the_workspace(lines: str, uses: list[str], depth: int | None) -> None:
-    """Unless nobody wants it."""
+    """Unless the job turns it off."""
     told = work(a_job(lines))
 
     assert [step["uses"] for step in told["steps"] if "uses" in step] == uses
@@ -134,7 +134,7 @@ def test_the_commit_is_in_the_workspace(lines: str, uses: list[str], depth: int 
 
 
 def test_a_checkout_of_its_own_is_the_only_one() -> None:
-    """Whoever says how to check out says when."""
+    """An explicit checkout step replaces the automatic one."""
     own = "jobs: {test: {steps: [make, {uses: checkout, with: {fetch-depth: 0}}]}}"
     other = "jobs: {test: {steps: [{uses: checkout, with: {repository: a/b, path: b}}]}}"
 
@@ -145,8 +145,8 @@ def test_a_checkout_of_its_own_is_the_only_one() -> None:
     assert len(work(other, source=None)["steps"]) == 1
 
 
-def test_only_what_is_mentioned_goes_to_the_runner() -> None:
-    """The rest would make plans differ that do the same."""
+def test_the_runner_gets_only_referenced_context_values() -> None:
+    """Other values would make equivalent plans differ."""
     text = (
         "jobs: {test: {steps: ['echo ${{ github.ref_name }} ${{ github.event.head_commit.message }} ${{ vars.A }}']}}"
     )
@@ -166,8 +166,8 @@ def test_only_what_is_mentioned_goes_to_the_runner() -> None:
     assert whole["event"]["after"] == COMMIT
 
 
-def test_a_pull_request_is_seen_as_on_github() -> None:
-    """Whoever forge it came from; what the forge said wins."""
+def test_the_github_context_of_a_pull_request() -> None:
+    """It is the same for all forges; values of the payload win."""
     text = "jobs: {test: {steps: ['${{ toJSON(github) }}']}}"
     asked = replace(PULL, payload={"pull_request": {"draft": True, "head": {"label": "bob:topic"}}})
 
@@ -198,8 +198,8 @@ def test_a_pull_request_is_seen_as_on_github() -> None:
         ("github.workspace && github.ref", "success() && github.workspace && github.ref"),
     ],
 )
-def test_the_condition_of_a_step_is_what_is_left_of_it(written: str, condition: str | None) -> None:
-    """Nothing, if it only runs while all went well."""
+def test_the_condition_of_a_step_is_reduced(written: str, condition: str | None) -> None:
+    """It is empty if the step runs only after success."""
     text = "jobs:\n  test:\n    strategy: {matrix: {os: [x]}}\n    steps:\n      - {id: a, run: x}\n"
     text += f'      - {{run: x, if: "{written}"}}\n'
 
@@ -207,7 +207,7 @@ def test_the_condition_of_a_step_is_what_is_left_of_it(written: str, condition: 
 
 
 def test_a_long_value_does_not_make_a_condition_too_long() -> None:
-    """Then the runner is told the value beside it."""
+    """Then the original condition is sent, together with the value."""
     change = replace(PUSH, message="m" * 3000)
     text = "jobs: {test: {steps: [{run: x, if: 'contains(github.event.head_commit.message, env.WORD)'}]}}"
 
@@ -219,8 +219,8 @@ def test_a_long_value_does_not_make_a_condition_too_long() -> None:
     assert re.match(r"1:36: a condition that is too long", problems(very_long)[0])
 
 
-def test_secrets_are_for_those_who_name_them() -> None:
-    """In workflows of GitHub a mention is enough; there, one that is not set is empty."""
+def test_a_job_gets_only_the_secrets_that_it_names() -> None:
+    """In GitHub workflows, a reference is enough, and a secret that is not set is empty."""
     text = "jobs: {test: {secrets: [A, B], steps: ['${{ secrets.A }}']}}"
     steps = (model.Step(run="${{ secrets.A }} ${{ secrets.GITHUB_TOKEN }} ${{ secrets.Z }}"),)
     workflow = model.Pipeline(jobs={"test": model.Job(steps=steps, secrets=("B",))})
@@ -233,8 +233,8 @@ def test_secrets_are_for_those_who_name_them() -> None:
     assert made.jobs[0].spec.work["optional_secrets"] == ["A", "GITHUB_TOKEN", "Z"]
 
 
-def test_nobody_who_is_not_trusted_gets_secrets_caches_or_a_start() -> None:
-    """Nothing in the file changes that."""
+def test_an_untrusted_change_gets_no_secrets_no_caches_and_an_approval() -> None:
+    """No setting of the file changes that."""
     text = (
         "concurrency: {group: deploy, cancel-in-progress: true}\n"
         "jobs:\n  approve-fork: {steps: [x]}\n"
@@ -257,8 +257,8 @@ def test_nobody_who_is_not_trusted_gets_secrets_caches_or_a_start() -> None:
     assert plan(text, PULL, is_untrusted=True) == plan(text, replace(PULL, is_fork=False), is_untrusted=True)
 
 
-def test_a_group_is_one_of_its_repository() -> None:
-    """And its name may follow from the change."""
+def test_a_group_belongs_to_its_repository() -> None:
+    """Its name may depend on the change."""
     text = "concurrency:\n  group: deploy-${{ github.ref_name }}\n"
     text += "  cancel-in-progress: ${{ github.ref_name != 'main' }}\n"
     text += "fail-fast: true\ntimeout-minutes: 10\n" + a_job("")
@@ -274,7 +274,7 @@ def test_a_group_is_one_of_its_repository() -> None:
 
 
 def test_inputs_have_their_types_and_defaults() -> None:
-    """Only a start by hand has any."""
+    """Only a manual start has inputs."""
     text = (
         "on: {push: {}, manual: {inputs: {n: {type: number, default: 2}, b: {type: boolean}, s: {default: x},\n"
         "  c: {type: choice, options: [l, m]}, r: {required: true}}}}\n"
@@ -310,8 +310,8 @@ def test_inputs_have_their_types_and_defaults() -> None:
         ("strategy: {matrix: {a: ['${{ vars.x }}', x]}}", "again"),
     ],
 )  # fmt: skip
-def test_what_must_be_known_when_planning_and_is_not_is_a_problem_at_its_place(lines: str, said: str) -> None:
-    """Better no run than half of one."""
+def test_a_value_that_is_not_known_when_planning_is_a_problem_at_its_position(lines: str, said: str) -> None:
+    """There is no partial plan."""
     text = a_job(lines, "  b: {steps: [x], outputs: {o: '1'}}\n")
 
     [told] = problems(text, variables={"x": "x", "y": "a,b"})
@@ -319,8 +319,8 @@ def test_what_must_be_known_when_planning_and_is_not_is_a_problem_at_its_place(l
     assert said in told
 
 
-def test_an_approval_cannot_wait_for_a_runner_to_decide() -> None:
-    """Its condition must be known."""
+def test_the_condition_of_an_approval_must_be_known_when_planning() -> None:
+    """No runner evaluates the condition of an approval."""
     text = "jobs:\n  a: {steps: [x], outputs: {o: '1'}}\n  b: {needs: a, if: needs.a.outputs.o, approval: {}}\n"
 
     assert problems(text) == [
@@ -330,7 +330,7 @@ def test_an_approval_cannot_wait_for_a_runner_to_decide() -> None:
 
 
 def test_a_group_of_jobs_cancels_nothing() -> None:
-    """It is said, once."""
+    """One warning says so."""
     made = compiled(a_job("concurrency: {group: g, cancel-in-progress: true}"))
 
     assert made.plan is not None
@@ -341,7 +341,7 @@ def test_a_group_of_jobs_cancels_nothing() -> None:
 
 
 def test_a_plan_needs_no_text() -> None:
-    """A pipeline that was made in another way is planned as well."""
+    """A pipeline that does not come from a text can be compiled as well."""
     pipeline = parse_pipeline(a_job("runs-on: ${{ vars.x }}")).pipeline
     assert pipeline is not None
 
@@ -353,8 +353,8 @@ def test_a_plan_needs_no_text() -> None:
     assert str(bad.problems[0]).startswith("found:1:1: '' as a label")
 
 
-def test_a_bad_file_has_no_plan() -> None:
-    """Its problems are those of the reader."""
+def test_an_invalid_file_has_no_plan() -> None:
+    """Its problems are those of the parser."""
     found = parse_pipeline("jobs: {}")
 
     assert compile_pipeline(found, PUSH, changed=None).problems == found.problems

@@ -24,15 +24,15 @@ from tests.pipeline.planned import PULL, PUSH, SOURCE, by_name, compiled, job, p
 
 
 def left_out(text: str, **given: Any) -> dict[str, tuple[str, str]]:
-    """What is left out, and why."""
+    """Return code and reason of each excluded job."""
     return {each.name: (each.code, each.reason) for each in plan(text, **given).excluded}
 
 
 # -- conditions
 
 
-def test_a_condition_that_is_false_leaves_a_job_out_and_says_why() -> None:
-    """With the values that made it false."""
+def test_a_job_with_a_false_condition_is_left_out_with_a_reason() -> None:
+    """The reason has the values of the references."""
     text = "jobs:\n  a: {if: \"github.ref_name == 'old' && !inputs.x\", steps: [x]}\n  b: {steps: [x]}\n"
     text = "on: {push: {}, manual: {inputs: {x: {}}}}\n" + text
 
@@ -48,8 +48,8 @@ def test_a_condition_that_is_false_leaves_a_job_out_and_says_why() -> None:
 @pytest.mark.parametrize(
     "written", ["needs.a.outputs.o && github.ref == 'x'", "!(needs.a.result || true)", "failure() && inputs.x"]
 )
-def test_one_operand_may_be_enough_wherever_it_stands(written: str) -> None:
-    """What is false anyway does not wait for anybody."""
+def test_one_operand_can_decide_a_condition_at_any_position(written: str) -> None:
+    """A condition that is certainly false is not left to the runner."""
     text = "on: {push: {}, manual: {inputs: {x: {}}}}\njobs:\n  a: {steps: [x], outputs: {o: '1'}}\n"
     text += f'  test: {{needs: a, if: "{written}", steps: [x]}}\n'
 
@@ -57,13 +57,13 @@ def test_one_operand_may_be_enough_wherever_it_stands(written: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["true", "github.event_name == 'push'", "success()", "always()", "!failure()"])
-def test_a_condition_that_is_true_is_none(written: str) -> None:
-    """The runner has nothing to decide; without needs nothing can have failed."""
+def test_a_true_condition_is_omitted(written: str) -> None:
+    """The runner has nothing to decide, because without needs nothing can have failed."""
     assert "condition" not in work(f'jobs: {{test: {{if: "{written}", steps: [x]}}}}')
 
 
-def test_what_depends_on_how_things_go_is_for_the_runner() -> None:
-    """With its success(), and as an expression that reads back."""
+def test_the_part_of_a_condition_that_depends_on_results_is_left_to_the_runner() -> None:
+    """It contains success(), and parses to an equal expression."""
     text = "jobs:\n  a: {steps: [x], outputs: {o: '1'}}\n"
     text += "  test: {needs: a, if: \"needs.a.outputs.o == 'x' && github.ref_name == 'main'\", steps: [x]}\n"
 
@@ -90,16 +90,16 @@ def test_what_depends_on_how_things_go_is_for_the_runner() -> None:
         ("github.ref == 'x' && failure() || needs.a.result", "always() && needs.a.result"),
     ],
 )
-def test_who_asks_how_things_went_waits_until_they_are_over(written: str, condition: str | None) -> None:
-    """However they ended; then the runner decides."""
+def test_a_job_with_a_status_function_waits_for_the_end_of_its_needs(written: str, condition: str | None) -> None:
+    """The job starts however its needs end, and the runner evaluates the condition."""
     told = job(f'jobs:\n  a: {{steps: [x]}}\n  test: {{needs: a, if: "{written}", steps: [x]}}\n')
 
     assert (told.spec.needs, told.spec.after) == ((), ("a",))
     assert told.spec.work.get("condition") == condition
 
 
-def test_who_needs_a_job_that_is_left_out_is_left_out() -> None:
-    """Unless the need is optional, or it asks how things went."""
+def test_a_job_whose_need_is_left_out_by_its_condition_is_left_out() -> None:
+    """Unless the need is optional or the condition has a status function."""
     text = (
         "jobs:\n"
         "  a: {if: false, steps: [x]}\n"
@@ -124,8 +124,8 @@ def test_who_needs_a_job_that_is_left_out_is_left_out() -> None:
     assert by_name(made)["h"].spec.work["condition"] == "!failure()"
 
 
-def test_a_need_that_nothing_changed_is_done_and_its_result_is_skipped() -> None:
-    """Whoever asks for the result hears that; nobody else notices."""
+def test_an_unaffected_need_counts_as_done_with_the_result_skipped() -> None:
+    """Only expressions that read its result notice it."""
     text = (
         "jobs:\n"
         "  a: {paths: a, steps: [x]}\n"
@@ -146,8 +146,8 @@ def test_a_need_that_nothing_changed_is_done_and_its_result_is_skipped() -> None
     )  # fmt: skip
 
 
-def test_what_needs_something_that_may_be_skipped_asks_for_success() -> None:
-    """Also behind a person's word: nothing is deployed that was never built."""
+def test_a_job_whose_need_may_be_skipped_requires_success() -> None:
+    """This holds across approvals, too: nothing is deployed that was not built."""
     text = (
         "jobs:\n"
         "  plan: {steps: [x], outputs: {o: '1'}}\n"
@@ -165,8 +165,8 @@ def test_what_needs_something_that_may_be_skipped_asks_for_success() -> None:
     assert job(text, "deploy").spec.needs == ("gate",)
 
 
-def test_who_only_serves_what_is_left_out_is_not_kept_for_it() -> None:
-    """Conditions come before what changed."""
+def test_a_job_that_is_left_out_does_not_keep_its_needs() -> None:
+    """Conditions are decided before the changed paths."""
     text = (
         "jobs:\n"
         "  build: {paths: src, steps: [x], outputs: {o: '1'}}\n"
@@ -179,8 +179,8 @@ def test_who_only_serves_what_is_left_out_is_not_kept_for_it() -> None:
     ]  # fmt: skip
 
 
-def test_artifacts_reach_over_jobs_between() -> None:
-    """Whoever downloads may take what a job further up made."""
+def test_artifacts_of_indirect_needs_keep_their_jobs() -> None:
+    """A job may download artifacts of jobs that it needs only indirectly."""
     text = (
         "jobs:\n"
         "  build: {paths: src, steps: [x, {uses: upload-artifact, with: {path: a}}]}\n"
@@ -197,8 +197,8 @@ def test_artifacts_reach_over_jobs_between() -> None:
 # -- matrices
 
 
-def test_jobs_of_a_matrix_are_a_family_that_is_waited_for() -> None:
-    """One after the other where `max-parallel` says so, and named as on GitHub."""
+def test_the_jobs_of_a_matrix_form_a_family() -> None:
+    """`max-parallel` orders them with `after`; their names are those of GitHub."""
     text = (
         "jobs:\n"
         "  test:\n    name: Tests on ${{ matrix.os }} ${{ strategy.job-index }} of ${{ strategy.job-total }}\n"
@@ -227,8 +227,8 @@ def test_jobs_of_a_matrix_are_a_family_that_is_waited_for() -> None:
     assert by_name(made)[names[2]].matrix == {"v": "3.13", "os": "linux"}
 
 
-def test_names_have_only_what_names_may_have() -> None:
-    """And stay distinct."""
+def test_job_names_have_only_allowed_characters() -> None:
+    """They remain unique."""
     values = ["a/b", "a#b", "ü", "x" * 150, "x" * 150 + "y", "  ", "a\nb"]
     text = f"jobs:\n  test:\n    strategy: {{matrix: {{a: {msgspec.json.encode(values).decode()}}}}}\n    steps: [x]\n"
 
@@ -241,8 +241,8 @@ def test_names_have_only_what_names_may_have() -> None:
     assert names[0].startswith("test (a-b)-")
 
 
-def test_a_matrix_may_come_from_what_is_known() -> None:
-    """Axes, rows and the whole of it."""
+def test_a_matrix_may_use_known_contexts() -> None:
+    """In axes, in rows, and as a whole."""
     text = (
         'on: {manual: {inputs: {os: {default: \'["a", "b"]\'}}}}\n'
         "jobs:\n"
@@ -261,8 +261,8 @@ def test_a_matrix_may_come_from_what_is_known() -> None:
     assert not by_name(made)["axis (a)"].spec.is_family_fail_fast
 
 
-def test_what_has_no_effect_in_a_matrix_is_a_warning() -> None:
-    """Once, whether it is seen when reading or when planning."""
+def test_a_matrix_entry_without_effect_is_a_warning() -> None:
+    """The warning appears once, whether the parser or the planner finds it."""
     text = "jobs: {a: {strategy: {matrix: {v: [1], exclude: [{v: 2}]}}, steps: [x]}}"
 
     made = compiled(text)
@@ -275,8 +275,8 @@ def test_what_has_no_effect_in_a_matrix_is_a_warning() -> None:
 # -- what was asked for
 
 
-def test_named_jobs_come_with_what_they_need() -> None:
-    """Whatever changed; conditions still hold."""
+def test_requested_jobs_include_their_needs() -> None:
+    """Changed paths do not matter, but conditions do."""
     text = (
         "jobs:\n"
         "  a: {paths: z, steps: [x]}\n"
@@ -297,8 +297,8 @@ def test_named_jobs_come_with_what_they_need() -> None:
     assert "did you mean 'build'?" in problems("jobs: {build: {steps: [x]}}", only=["biuld"])[0]
 
 
-def test_named_values_of_axes_are_kept() -> None:
-    """Of the jobs that have such an axis."""
+def test_requested_axis_values_select_combinations() -> None:
+    """Only jobs that have the axis are restricted."""
     text = (
         "jobs:\n"
         "  a: {strategy: {matrix: {os: [linux, mac], v: [1, 2]}}, steps: [x]}\n"
@@ -319,7 +319,7 @@ def test_named_values_of_axes_are_kept() -> None:
 
 
 def test_the_hash_is_that_of_the_core() -> None:
-    """A person approves what the run will have."""
+    """People approve plans by this hash."""
     made = plan("fail-fast: true\n" + "jobs: {a: {steps: [x]}}")
 
     assert made.hash == plan_hash([each.spec for each in made.jobs], is_fail_fast=True, timeout_seconds=6 * 3600)
@@ -342,7 +342,7 @@ def shuffled(value: Any, random: Any) -> Any:
 @given(st.sampled_from(sorted(ALL)), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_the_order_of_keys_does_not_matter(name: str, random: Any) -> None:
-    """Same inputs, same plan, same hash."""
+    """Equal inputs give an equal plan with an equal hash."""
     found = parse_pipeline(ALL[name])
     assert found.pipeline is not None
     other = msgspec.convert(shuffled(msgspec.to_builtins(found.pipeline), random), model.Pipeline)
@@ -359,8 +359,8 @@ def test_the_order_of_keys_does_not_matter(name: str, random: Any) -> None:
     assert one == two
 
 
-def test_whatever_is_kept_is_a_plan_that_the_core_takes() -> None:
-    """Of all good files."""
+def test_the_core_accepts_every_plan() -> None:
+    """For all valid files."""
     for text in ALL.values():
         made = plan(text, variables={"x": '{"a": [1, 2]}', "y": "2"})
         for each in made.jobs:
@@ -374,8 +374,8 @@ def test_whatever_is_kept_is_a_plan_that_the_core_takes() -> None:
 
 @given(pipelines(), st.sampled_from([PUSH, PULL, replace(PULL, is_fork=True), replace(PUSH, event="manual")]))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_pipeline_is_planned_or_refused(pipeline: model.Pipeline, change: Change) -> None:
-    """Whatever its texts come to; nothing but problems says no."""
+def test_any_pipeline_gives_a_plan_or_problems(pipeline: model.Pipeline, change: Change) -> None:
+    """Nothing but problems prevents a plan, whatever the expressions evaluate to."""
     made = compile_pipeline(pipeline, change, changed={"src/a.py"}, source=SOURCE, variables={"a": "b"})
 
     assert (made.plan is None) == any(not each.is_warning for each in made.problems)

@@ -17,7 +17,7 @@ SOON_SECONDS = 5.0  # Of a busy machine; alone it takes a tenth of that.
 
 
 def planned(text: str, changed: list[str]) -> Plan:
-    """Everything from the text on."""
+    """Parse and compile a text."""
     found = parse_pipeline(text)
     assert found.pipeline is not None, found.problems
     assert check_triggers(found.pipeline, PUSH, changed)[0]
@@ -27,7 +27,7 @@ def planned(text: str, changed: list[str]) -> Plan:
 
 
 def test_a_monorepo_of_sixty_projects_is_planned_in_a_second(capsys: pytest.CaptureFixture[str]) -> None:
-    """Read, selected by the diff, compiled and hashed."""
+    """With parsing, selection by changed paths, compilation and hash."""
     text, everything = pipeline(PROJECTS), files(FILES, PROJECTS)
 
     began = time.process_time()
@@ -44,8 +44,8 @@ def test_a_monorepo_of_sixty_projects_is_planned_in_a_second(capsys: pytest.Capt
     assert len(few.excluded) == 3 * (PROJECTS - 1)
 
 
-def test_a_plan_that_is_too_large_is_refused_before_it_is_made() -> None:
-    """A small file can ask for much: combinations, and texts that are repeated."""
+def test_a_plan_that_is_too_large_is_rejected_before_it_is_built() -> None:
+    """A small file can request a huge plan by combinations and repeated texts."""
     some = "[" + ", ".join(map(str, range(16))) + "]"
     many = f"strategy: {{matrix: {{a: {some}, b: {some}}}}}"
     long = "'" + "x" * 90_000 + "'"
@@ -58,8 +58,8 @@ def test_a_plan_that_is_too_large_is_refused_before_it_is_made() -> None:
     assert "bytes of steps in the job 'a'" in problems("jobs:\n" + both)[0]
 
 
-def test_expressions_that_cost_much_are_given_up() -> None:
-    """All together may do so much and no more; conditions stay as they are then, for the runner."""
+def test_expensive_expressions_are_stopped() -> None:
+    """All expressions share a budget. Conditions that exceed it are left to the runner."""
     heavy = "{run: x, if: \"contains(format('" + "{0}" * 600 + "', github.repository), vars.a) || env.B\"}"
     steps = f"[&a {heavy}{', *a' * 100}]"
     text = f"jobs:\n  a: {{strategy: {{matrix: {{a: [{', '.join(map(str, range(40)))}]}}}}, steps: {steps}}}\n"
@@ -76,8 +76,8 @@ def test_expressions_that_cost_much_are_given_up() -> None:
     assert last.spec.work["steps"][0]["condition"].startswith("success() && (contains(format(")
 
 
-def test_a_long_chain_of_jobs_is_no_deep_recursion() -> None:
-    """As many jobs as a file may have, one after the other."""
+def test_a_long_chain_of_jobs_does_not_recurse_deeply() -> None:
+    """With the maximum number of jobs, each needing the one before."""
     jobs = "".join(f"  j{n}: {{needs: j{n - 1}, if: always(), steps: [x]}}\n" for n in range(1, 1000))
 
     made = planned("jobs:\n  j0: {steps: [x]}\n" + jobs, ["a"])

@@ -60,7 +60,7 @@ def problems(text: str) -> list[str]:
         ("{name: a, class: INFRA, log: ''}", "a regular expression for one line"),
     ],
 )
-def test_what_is_wrong_with_a_rule_is_told_with_its_place(rule: str, told: str) -> None:
+def test_problems_of_a_failure_rule_have_their_position(rule: str, told: str) -> None:
     """Line and column, as editors count."""
     [problem] = problems(f"rules:\n  - {rule}\n")
 
@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_rule_is_told_with_its_place(rule: str, told: str) 
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(text: str, told: str) -> None:
+def test_problems_of_a_file(text: str, told: str) -> None:
     """And none of it is used."""
     assert any(told in each for each in problems(text)), problems(text)
     assert parse_failure_rules(text).rules is None

@@ -17,7 +17,7 @@ from tests.pipeline.good import ALL, OTHERS, on_the_page
 
 
 def pipeline(text: str) -> model.Pipeline:
-    """What a good file says."""
+    """Parse a valid file."""
     found = parse_pipeline(text)
     assert found.pipeline is not None, "\n".join(map(str, found.problems))
     assert not found.problems
@@ -25,15 +25,15 @@ def pipeline(text: str) -> model.Pipeline:
 
 
 @pytest.mark.parametrize("name", list(ALL))
-def test_a_good_file_has_no_problems_and_reads_back_as_it_is_printed(name: str) -> None:
-    """Whatever was written short or long."""
+def test_a_valid_file_has_no_problems_and_survives_formatting(name: str) -> None:
+    """In short and in long notation."""
     first = pipeline(ALL[name])
 
     assert pipeline(format_pipeline(first)) == first
 
 
-def test_short_forms_are_what_they_stand_for() -> None:
-    """Later steps meet only the long ones."""
+def test_short_forms_equal_their_long_forms() -> None:
+    """Later stages see only the long forms."""
     short = "on: push\nconcurrency: g\njobs:\n  a: {steps: [x], runs-on: l, retry: 2, paths: p, services: {s: i}}\n"
     short += "  b: {steps: [x], needs: a, artifacts: f, validate: v}\n"
     long = "on: {push: {}}\nconcurrency: {group: g}\njobs:\n"
@@ -44,7 +44,7 @@ def test_short_forms_are_what_they_stand_for() -> None:
 
 
 def test_an_absent_event_is_not_an_event_without_conditions() -> None:
-    """`on: push` says nothing of pull requests; a file without `on` wants both."""
+    """`on: push` excludes pull requests; a file without `on` runs on both."""
     assert pipeline("on: push\njobs: {a: {steps: [x]}}").on == model.On(push=model.Push())
     assert pipeline("jobs: {a: {steps: [x]}}").on.pull_request is not None
 
@@ -56,8 +56,8 @@ def test_own_keys_win_over_merged_ones_and_the_first_merge_over_the_second() -> 
     assert pipeline(own).jobs["b"].image == "z"
 
 
-def test_expressions_are_listed_with_their_places() -> None:
-    """Whoever evaluates them can say where a wrong one stands."""
+def test_expressions_are_listed_with_their_positions() -> None:
+    """The position of a failing expression can be reported."""
     text = "jobs:\n  a:\n    if: x == 'y'\n    steps:\n"
     text += "      - run: echo ${{ z }}\n        timeout-minutes: ${{ t }}\n      - b\n"
     found = parse_pipeline(text)
@@ -80,15 +80,15 @@ def test_expressions_are_listed_with_their_places() -> None:
         ('jobs: {a: {steps: ["ec\\x68o ${{ z }}"]}}', (1, 20)),  # Not as it is written: where it begins.
     ],
 )
-def test_a_place_inside_of_a_text_is_found(text: str, place: tuple[int, int]) -> None:
-    """A wrong expression in a long command is shown where it stands."""
+def test_the_position_within_a_text_is_found(text: str, place: tuple[int, int]) -> None:
+    """An invalid expression in a long command is reported at its position."""
     [expression] = parse_pipeline(text).expressions
 
     assert position_within(text, expression.position, expression.text, expression.text.index("${{")) == Position(*place)
 
 
-def test_everything_has_a_place() -> None:
-    """What was not written has the place of what holds it."""
+def test_every_path_has_a_position() -> None:
+    """An absent value has the position of its parent."""
     found = parse_pipeline("jobs:\n  a:\n    steps: [x, y]\n")
 
     assert found.position("jobs", "a", "steps", 1) == Position(3, 16)
@@ -107,8 +107,8 @@ def test_every_key_has_an_example_on_the_page() -> None:
     assert not [key for key in sorted(keys) if not re.search(rf"(?<![\w-]){key}:", examples)]
 
 
-def test_every_key_says_what_it_means() -> None:
-    """For the table and for editors."""
+def test_every_key_has_a_description() -> None:
+    """For the reference tables and for editors."""
     for part in json_schema.schema()["$defs"].values():
         for way in part.get("anyOf", [part]):
             assert all(field["description"] for field in way.get("properties", {}).values())

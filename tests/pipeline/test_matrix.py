@@ -1,4 +1,4 @@
-"""strategy.matrix: which jobs come of it, what they are called, and what is wrong with it."""
+"""Expansion of strategy.matrix: combinations, names and problems."""
 
 from __future__ import annotations
 
@@ -96,18 +96,18 @@ def problems(strategy: object) -> list[str]:
     ],
     ids=range(23),
 )
-def test_what_is_wrong_is_said_with_its_place(strategy: object, expected: list[str]) -> None:
+def test_problems_have_their_path(strategy: object, expected: list[str]) -> None:
     assert problems(strategy) == expected
 
 
-def test_something_that_contains_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_rejected() -> None:
     endless: list[object] = []
     endless.append(endless)
 
     assert problems({"matrix": {"a": [endless]}}) == ["matrix.a[0]: is more than 8 levels deep"]
 
 
-def test_axes_come_in_their_order() -> None:
+def test_combinations_follow_the_order_of_the_axes() -> None:
     made = values({"version": [10, 12], "os": ["linux", "mac"]})
 
     assert made == [
@@ -119,7 +119,7 @@ def test_axes_come_in_their_order() -> None:
     assert [list(one) for one in made] == [["version", "os"]] * 4
 
 
-def test_include_extends_or_adds_as_in_the_example_of_github() -> None:
+def test_include_extends_or_adds_as_in_githubs_example() -> None:
     made = values(
         {
             "fruit": ["apple", "pear"],
@@ -186,15 +186,15 @@ def test_values_keep_their_types() -> None:
     ]
 
 
-def test_what_is_added_comes_behind_the_axes_and_large_numbers_stay() -> None:
+def test_included_keys_follow_the_axes_and_large_numbers_keep_their_value() -> None:
     (made,) = values({"a": [1e300], "include": [{"z": 1, "b": 2}]})
 
     assert list(made.items()) == [("a", 1e300), ("z", 1), ("b", 2)]
     assert names({"a": [1e300]}) == ["test (1e300)"]
 
 
-def test_what_has_no_effect_is_noted() -> None:
-    """The number 3.10 is 3.1, and an entry that names it leaves out nothing: the best known mistake there is."""
+def test_an_entry_without_effect_gives_a_note() -> None:
+    """The number 3.10 is 3.1, so an entry that names it excludes nothing: a well-known mistake."""
     made = expand("test", {"matrix": {"py": ["3.10", "3.11"], "exclude": [{"py": 3.10}], "include": [{"py": "3.11"}]}})
 
     assert [str(note) for note in made.notes] == [
@@ -203,7 +203,7 @@ def test_what_has_no_effect_is_noted() -> None:
     ]
 
 
-def test_the_strategy_is_carried_through() -> None:
+def test_fail_fast_and_max_parallel_are_in_the_expansion() -> None:
     plain = expand("test", None)
     said = expand("test", {"matrix": {"a": [1]}, "fail-fast": False, "max-parallel": 2})
 
@@ -227,7 +227,7 @@ def test_jobs_are_named_after_their_values(raw: object, expected: list[str]) -> 
     assert names(raw) == expected
 
 
-def test_names_that_would_be_equal_or_too_long_get_a_mark() -> None:
+def test_equal_and_long_names_get_a_hash() -> None:
     equal = names({"v": [1, "1", "2"]})
     long = names({"v": ["x" * 300 + "a", "x" * 300 + "b"]})
 
@@ -246,7 +246,7 @@ ENTRIES = st.lists(st.dictionaries(st.sampled_from("abcde"), SCALARS, min_size=1
 
 @settings(max_examples=200, deadline=None)
 @given(AXES, ENTRIES, ENTRIES)
-def test_whatever_the_matrix_names_are_distinct_and_axes_keep_their_values(
+def test_names_are_unique_and_axes_keep_their_values_for_any_matrix(
     axes: dict[str, list[Any]], include: list[dict[str, Any]], exclude: list[dict[str, Any]]
 ) -> None:
     raw = {**axes, "include": include, "exclude": [entry for entry in exclude if set(entry) <= set(axes)]}
@@ -267,13 +267,13 @@ def test_whatever_the_matrix_names_are_distinct_and_axes_keep_their_values(
 
 
 def same(one: object, other: object) -> bool:
-    """Equal, and of one kind: a number, a text, a truth or nothing."""
+    """Return whether two values are equal and of the same type: number, text, boolean or null."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), st.lists(SCALARS, min_size=1, max_size=3), min_size=1), ENTRIES, ENTRIES)
-def test_the_words_of_the_documentation_taken_one_by_one_give_the_same(
+def test_expansion_equals_a_literal_implementation_of_githubs_rules(
     axes: dict[str, list[Any]], include: list[dict[str, Any]], exclude: list[dict[str, Any]]
 ) -> None:
     exclude = [entry for entry in exclude if set(entry) <= set(axes)]
@@ -307,7 +307,7 @@ ANYTHING = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(ANYTHING)
-def test_anything_is_expanded_or_refused(raw: object) -> None:
+def test_any_value_is_expanded_or_rejected(raw: object) -> None:
     for strategy in (raw, {"matrix": raw}):
         try:
             made = expand("test", strategy)

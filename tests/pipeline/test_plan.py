@@ -22,23 +22,23 @@ PLAN = Plan(
 WHY = ("code", "reason")
 
 
-def left(plan: Plan) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """What each job needs, and what it only comes after."""
-    return {each.spec.name: (each.spec.needs, each.spec.after) for each in plan.jobs}
+def needs_and_after(plan: Plan) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return `needs` and `after` of each job."""
+    return {job.spec.name: (job.spec.needs, job.spec.after) for job in plan.jobs}
 
 
-def test_what_is_done_is_waited_through() -> None:
-    """A job whose need is done waits for what that one waited for; through an `after`, for no success."""
-    found = exclude_jobs(PLAN, {"b": WHY, "d": WHY}, are_done=True)
+def test_dependents_wait_for_the_needs_of_a_job_that_is_done() -> None:
+    """Their needs become the needs of the job that is done; through an `after`, no success is required."""
+    result = exclude_jobs(PLAN, {"b": WHY, "d": WHY}, are_done=True)
 
-    assert left(found) == {"a": ((), ()), "c": (("a",), ()), "e": ((), ("c",))}
-    assert [(each.name, each.code, each.reason) for each in found.excluded] == [("b", *WHY), ("d", *WHY)]
-    assert found.hash == plan_hash([each.spec for each in found.jobs])
+    assert needs_and_after(result) == {"a": ((), ()), "c": (("a",), ()), "e": ((), ("c",))}
+    assert [(job.name, job.code, job.reason) for job in result.excluded] == [("b", *WHY), ("d", *WHY)]
+    assert result.hash == plan_hash([job.spec for job in result.jobs])
 
 
-def test_what_cannot_be_done_takes_along_whatever_needs_it() -> None:
-    """Not who only comes after it."""
-    found = exclude_jobs(PLAN, {"b": WHY}, are_done=False)
+def test_dependents_of_an_excluded_job_are_excluded() -> None:
+    """Jobs that only come `after` it still run."""
+    result = exclude_jobs(PLAN, {"b": WHY}, are_done=False)
 
-    assert left(found) == {"a": ((), ()), "d": ((), ("a",)), "e": (("d",), ())}
-    assert [(each.name, each.code) for each in found.excluded] == [("b", "code"), ("c", "need_left_out")]
+    assert needs_and_after(result) == {"a": ((), ()), "d": ((), ("a",)), "e": (("d",), ())}
+    assert [(job.name, job.code) for job in result.excluded] == [("b", "code"), ("c", "need_left_out")]

@@ -28,8 +28,8 @@ ONE_OF_EACH = (
 )
 
 
-def test_every_kind_is_told_as_it_is_written() -> None:
-    """One function for pipelines and workstreams: what is forgotten here is forgotten by nobody else."""
+def test_every_kind_of_rule_is_converted_to_the_protocol() -> None:
+    """Pipelines and workstreams share this conversion."""
     told = protocol_rules([Rule(**written) for written, _ in ONE_OF_EACH])
 
     assert told == [wire.ValidationRule(**wanted) for _, wanted in ONE_OF_EACH]
@@ -39,8 +39,8 @@ def test_every_kind_is_told_as_it_is_written() -> None:
     assert set(wire.ValidationRule.__struct_fields__) == {"name", "contains", "min_tests", *RULE_KINDS}
 
 
-def test_a_name_is_filled_in_and_what_the_runner_evaluates_is_mentioned() -> None:
-    """A runner gets the contexts that its rules ask for, and a title that is final."""
+def test_the_name_of_a_rule_is_interpolated_and_its_references_are_sent() -> None:
+    """The runner gets the contexts that the rules reference, and a final name."""
     text = """
 jobs:
   test:
@@ -58,8 +58,8 @@ jobs:
     assert "run_id" in made["contexts"]["github"]
 
 
-def test_all_that_is_evaluated_is_looked_at() -> None:
-    """What a rule mentions may be a secret or a need that the job must have."""
+def test_all_evaluated_texts_of_a_rule_are_listed() -> None:
+    """A rule may reference secrets or needs that the job must have."""
     number = NumberRule(report="e", at="${{ no }}", min=0)
 
     assert set(evaluated_texts(Rule(run="a", result="b", junit="c", files=("d",), number=number))) == set("abcde")
@@ -67,7 +67,7 @@ def test_all_that_is_evaluated_is_looked_at() -> None:
 
 
 def said(text: str, *, is_workstream: bool) -> list[str]:
-    """The problems of a list of rules, without the file's name."""
+    """Return the problems of a list of rules, without the file name."""
     problems = ProblemList("f")
     rules = child(parse_yaml(text, problems), "rules")
     assert rules is not None
@@ -99,7 +99,7 @@ def test_rules_about_commits_are_for_workstreams(name: str) -> None:
         ("[{files: a, contains: 'b('}]", "1:32: '(' without ')' in 'b('; write '\\('"),
     ],
 )
-def test_what_is_wrong_with_a_rule_is_told_where_it_is(rules: str, problem: str) -> None:
+def test_problems_of_a_rule_have_their_position(rules: str, problem: str) -> None:
     found = said(f"rules: {rules}", is_workstream=True)
 
     assert len(found) == 1
@@ -107,6 +107,6 @@ def test_what_is_wrong_with_a_rule_is_told_where_it_is(rules: str, problem: str)
 
 
 def test_a_text_is_a_command() -> None:
-    """In both kinds of files the same short form."""
+    """Both kinds of files have the same short form."""
     assert not said("rules: make check", is_workstream=True)
     assert not said("rules: [make check, {files: a}]", is_workstream=False)

@@ -1,4 +1,4 @@
-"""Which jobs a change keeps, and why: a table of diffs, and what holds for all of them."""
+"""Selection of jobs by changed paths: a table of changes, and properties that hold for all changes."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_a_diff_keeps_the_jobs_that_it_can_affect(changed: list[str], expected: 
     ],
     ids=str,
 )
-def test_every_job_gets_a_reason(changed: list[str] | None, job: str, code: str, reason: str) -> None:
+def test_every_choice_has_a_code_and_a_reason(changed: list[str] | None, job: str, code: str, reason: str) -> None:
     choice = by_name(select(JOBS, changed, projects=SHOP))[job]
 
     assert (choice.code, choice.reason) == (code, reason)
 
 
-def test_a_kept_job_keeps_those_whose_results_it_takes() -> None:
-    """A job that downloads what another built would fail, or worse, find something old."""
+def test_a_kept_job_keeps_the_jobs_whose_outputs_it_uses() -> None:
+    """A job that downloads the artifacts of a job that did not run would fail, or use old artifacts."""
     build = SelectableJob(name="build", paths=("src",), needs=("fetch",))
     fetch = SelectableJob(name="fetch", paths=("never",), needs=("lint",))
     lint = SelectableJob(name="lint", paths=("never",), has_outputs=False)
@@ -138,8 +138,8 @@ def test_a_kept_job_keeps_those_whose_results_it_takes() -> None:
     assert kept(select([build, fetch, lint, indifferent], ["tests/a"])) == {"test"}
 
 
-def test_who_waited_for_a_job_that_is_left_out_waits_for_what_that_one_waited_for() -> None:
-    """A deployment behind tests that are left out must still not overtake a check that runs, and may fail."""
+def test_a_need_that_is_left_out_is_replaced_by_its_own_needs() -> None:
+    """A deployment whose tests are left out must still wait for the checks that these tests need."""
     jobs = [
         SelectableJob(name="check", has_outputs=False),
         SelectableJob(name="test", paths=("src",), needs=("check",), consumes=(), has_outputs=False),
@@ -154,7 +154,7 @@ def test_who_waited_for_a_job_that_is_left_out_waits_for_what_that_one_waited_fo
 
 
 @pytest.mark.parametrize("strange", ["", "/etc/passwd", "../a", "a//b", "./a", "/"])
-def test_a_path_that_cannot_be_keeps_everything(strange: str) -> None:
+def test_an_invalid_path_keeps_everything(strange: str) -> None:
     choices = select(JOBS, ["docs/a", strange], projects=SHOP)
 
     assert kept(choices) == {job.name for job in JOBS}
@@ -174,7 +174,7 @@ def test_too_much_to_compare_keeps_everything(monkeypatch: pytest.MonkeyPatch) -
     }
 
 
-def test_why_the_diff_is_not_known_is_said() -> None:
+def test_the_reason_says_why_the_changed_files_are_unknown() -> None:
     (choice,) = select([SelectableJob(name="a", paths=("x",))], None, unknown_because="the clone is shallow")
 
     assert choice.reason == "the changed files are not known (the clone is shallow), so everything runs"
@@ -202,7 +202,9 @@ def test_why_the_diff_is_not_known_is_said() -> None:
         ([], [Project(name="p", path="a" * 256)], "256 characters, at most 255"),
     ],
 )
-def test_what_makes_no_sense_is_refused(jobs: list[SelectableJob], projects: list[Project], message: str) -> None:
+def test_inconsistent_jobs_and_projects_are_refused(
+    jobs: list[SelectableJob], projects: list[Project], message: str
+) -> None:
     with pytest.raises(Refused, match=message):
         select(jobs, [], projects=projects)
 
@@ -212,7 +214,7 @@ def test_a_bad_pattern_for_everything_is_refused() -> None:
         select([], [], always=("?",))
 
 
-def test_a_long_chain_is_told_shortly_and_given_whole() -> None:
+def test_a_long_dependency_path_is_shortened_in_the_reason_only() -> None:
     projects = [Project(name=f"p{n}", path=f"p{n}", needs=(f"p{n + 1}",)) for n in range(20)]
 
     (choice,) = select([SelectableJob(name="a", paths=("p0",))], ["p20/x"], projects=projects)
@@ -224,7 +226,7 @@ def test_a_long_chain_is_told_shortly_and_given_whole() -> None:
     assert choice.chain == tuple(f"p{n}" for n in range(21))
 
 
-def test_the_needs_of_the_project_around_a_needed_folder_are_told() -> None:
+def test_a_needed_folder_includes_the_needs_of_the_project_around_it() -> None:
     choice = by_name(select(JOBS, ["assets/logo.svg"], projects=SHOP))["build-web"]
 
     assert choice.reason == (
@@ -233,15 +235,15 @@ def test_the_needs_of_the_project_around_a_needed_folder_are_told() -> None:
     )
 
 
-def test_the_order_of_patterns_is_that_of_each_job() -> None:
-    """Jobs share patterns, but not the order in which these have the last word."""
+def test_each_job_has_its_own_order_of_patterns() -> None:
+    """Jobs share compiled patterns, but the order in which patterns decide is that of each job."""
     jobs = [SelectableJob(name="a", paths=("src", "!src/gen")), SelectableJob(name="b", paths=("!src/gen", "src"))]
 
     assert kept(select(jobs, ["src/gen/x"])) == {"b"}
     assert kept(select(list(reversed(jobs)), ["src/gen/x"])) == {"b"}
 
 
-def test_what_may_be_below_a_submodule_is_not_taken_away() -> None:
+def test_a_negative_pattern_that_only_may_match_excludes_nothing() -> None:
     jobs = [
         SelectableJob(name="a", paths=("libs/ui/src/**", "!**/*.md")),
         SelectableJob(name="b", paths=("libs/ui/x/*.c",)),
@@ -251,14 +253,14 @@ def test_what_may_be_below_a_submodule_is_not_taken_away() -> None:
     assert kept(select(jobs, ["libs/ui/"])) == {"a", "b"}
 
 
-def test_of_many_who_need_a_job_the_first_by_name_is_told() -> None:
+def test_the_reason_names_the_first_dependent_by_name() -> None:
     build = SelectableJob(name="build", paths=("never",))
     tests = [SelectableJob(name=f"test-{n}", paths=("tests",), needs=("build",)) for n in range(10)]
 
     assert by_name(select([build, *tests], ["tests/a"]))["build"].chain == ("test-0",)
 
 
-def test_a_job_between_projects_is_about_those_inside_and_the_one_around() -> None:
+def test_paths_between_projects_belong_to_the_inner_projects_and_the_outer_one() -> None:
     projects = [
         Project(name="all", path=".", needs=("vendor",)),
         Project(name="ui", path="libs/ui", needs=("kit",)),
@@ -286,7 +288,7 @@ PATTERNS = ["a/**", "a", "a/x/", "b/x/*.py", "**/*.py", "*.py", "b/**/*.md", "c/
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[list[SelectableJob], list[Project]]:
-    """Some projects that may depend on each other in circles, and some jobs that may not."""
+    """Generate projects whose dependencies may be cyclic, and jobs whose needs are acyclic."""
     folders = draw(st.lists(st.sampled_from(FOLDERS), max_size=5, unique=True))
     names = [f"p-{folder.replace('/', '-')}" for folder in folders]
     needs = st.lists(st.sampled_from(FOLDERS + names), max_size=2, unique=True).map(tuple)
@@ -319,7 +321,7 @@ def is_in(path: str, folder: str) -> bool:
 
 
 def could_see(job: SelectableJob, projects: list[Project], changed: list[str]) -> bool:
-    """The obvious definition, by trying everything, without what other jobs take."""
+    """Return whether a change affects a job: a brute-force definition, without jobs kept for their outputs."""
     if not job.paths and not job.projects:
         return True
     if "z.lock" in changed:
@@ -365,7 +367,7 @@ def meant(begin: str, known: set[str]) -> list[str]:
 
 @settings(max_examples=100, deadline=None)
 @given(plans(), DIFFS)
-def test_who_could_see_a_change_is_kept_and_nobody_else_for_its_own_sake(
+def test_exactly_the_affected_jobs_are_kept_for_their_own_paths(
     plan: tuple[list[SelectableJob], list[Project]], changed: list[str]
 ) -> None:
     jobs, projects = plan
@@ -381,7 +383,7 @@ def test_who_could_see_a_change_is_kept_and_nobody_else_for_its_own_sake(
 
 @settings(max_examples=60, deadline=None)
 @given(plans(), DIFFS, DIFFS)
-def test_more_changes_never_leave_out_more(
+def test_more_changes_never_leave_out_more_jobs(
     plan: tuple[list[SelectableJob], list[Project]], changed: list[str], more: list[str]
 ) -> None:
     jobs, projects = plan
@@ -391,7 +393,7 @@ def test_more_changes_never_leave_out_more(
 
 @settings(max_examples=60, deadline=None)
 @given(plans(), DIFFS, st.randoms(use_true_random=False))
-def test_the_order_of_what_is_given_never_matters(
+def test_the_order_of_the_arguments_never_matters(
     plan: tuple[list[SelectableJob], list[Project]], changed: list[str], dice: st.DataObject
 ) -> None:
     jobs, projects = plan
@@ -404,7 +406,7 @@ def test_the_order_of_what_is_given_never_matters(
 
 @settings(max_examples=60, deadline=None)
 @given(plans(), st.none() | DIFFS)
-def test_every_job_is_answered_and_the_kept_ones_are_a_plan(
+def test_every_job_has_a_choice_and_the_kept_jobs_form_a_plan(
     plan: tuple[list[SelectableJob], list[Project]], changed: list[str] | None
 ) -> None:
     jobs, projects = plan

@@ -68,7 +68,7 @@ def test_what_somebody_wrote_to_make_it_slow_is_bounded() -> None:
     assert {choice.code for choice in compared} == {"no_match"}
 
 
-def test_a_long_chain_of_jobs_is_no_deep_recursion() -> None:
+def test_a_long_chain_of_jobs_does_not_recurse_deeply() -> None:
     depth = 3_000
     jobs = [SelectableJob(name="j0", paths=("x",), has_outputs=False)]
     jobs += [SelectableJob(name=f"j{n}", paths=("x",), needs=(f"j{n - 1}",), consumes=()) for n in range(1, depth)]

@@ -73,8 +73,10 @@ def asked(on: str, change: Change, changed: Collection[str] | None = SOURCES) ->
         ("push", HAND, None, False),
     ],
 )
-def test_on_says_which_changes(on: str, change: Change, changed: Collection[str] | None, is_wanted: bool) -> None:
-    """As on GitHub; what is not known counts as if it mattered."""
+def test_on_decides_which_changes_start_a_pipeline(
+    on: str, change: Change, changed: Collection[str] | None, is_wanted: bool
+) -> None:
+    """The rules are GitHub's. Unknown values count as matching."""
     assert asked(on, change, changed)[0] is is_wanted
 
 
@@ -90,13 +92,13 @@ def test_on_says_which_changes(on: str, change: Change, changed: Collection[str]
         ("pull_request", PULL, SOURCES, "the pull request targets the branch main"),
     ],
 )
-def test_the_reason_is_told(on: str, change: Change, changed: Collection[str] | None, reason: str) -> None:
-    """Whoever wonders why nothing runs reads it."""
+def test_the_decision_has_a_reason(on: str, change: Change, changed: Collection[str] | None, reason: str) -> None:
+    """It tells people why nothing runs."""
     assert reason in asked(on, change, changed)[1]
 
 
-def test_patterns_that_nobody_checked_start_it() -> None:
-    """The reader refuses them; whoever made a pipeline in another way is told when it is planned."""
+def test_invalid_patterns_start_the_pipeline() -> None:
+    """The parser rejects such patterns, but a pipeline may come from elsewhere: in case of doubt, it runs."""
     pipeline = model.Pipeline(on=model.On(push=model.Push(branches=("a[",))), jobs={})
 
     assert check_triggers(pipeline, PUSH, None)[0]
