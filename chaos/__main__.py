@@ -1,7 +1,7 @@
-"""Put the promises to the test: `python -m chaos`, or some with `python -m chaos NAME …`; `--list` names them.
+"""Runs the fault scenarios: `python -m chaos`, or some with `python -m chaos NAME …`; `--list` names them.
 
-Prints one table per scenario and writes the same rows to `chaos/out/NAME.json`. Exits with 1 when a promise is broken
-and with 2 when there is no scenario of that name. What this machine cannot do is reported as not run.
+Prints one table per scenario and writes the same rows to `chaos/out/NAME.json`. Exits with 1 if an invariant is broken
+and with 2 if there is no scenario of that name. Scenarios that this machine cannot run are reported as such.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Scenario = Callable[[Stage], AsyncIterator[Row]]
 
 
 def names() -> list[str]:
-    """Of all scenarios there are."""
+    """Return the names of all scenarios."""
     return sorted(path.stem.removeprefix(PREFIX) for path in HERE.glob(f"{PREFIX}*.py"))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for."""
+    """Run the chosen scenarios."""
     parser = argparse.ArgumentParser(prog="python -m chaos", description="Faults on real processes.")
     parser.add_argument("name", nargs="*", help="run only these")
     parser.add_argument("--list", action="store_true", help="name the scenarios and stop")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal: tiny, and nothing is written")
+    parser.add_argument("--quick", action="store_true", help="test the scenarios only: tiny, and nothing is written")
     options = parser.parse_args(arguments)
     if options.list:
         print(*names(), sep="\n")
@@ -56,24 +56,24 @@ def main(arguments: list[str] | None = None) -> int:
         if name not in names():
             parser.error(f"no scenario {name!r}; there are: {', '.join(names())}")
 
-    logging.disable()  # Of this process, which loses its connections too. What servers and runners say is in files.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Whoever ends us so must leave nothing behind, either.
-    console, is_kept, began = Console(), True, time.monotonic()
+    logging.disable()  # This process loses its connections too; servers and runners log to files.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Clean up also after SIGTERM.
+    console, all_hold, began = Console(), True, time.monotonic()
     for name in options.name or names():
         print(f"{name} …", file=sys.stderr, flush=True)
         rows = play(name, is_quick=options.quick)
         console.print(table(name, rows))
-        is_kept = is_kept and all(row.ok is not False for row in rows)
+        all_hold = all_hold and all(row.ok is not False for row in rows)
         if not options.quick:
             console.print(f"written to {save(name, rows).relative_to(HERE.parent)}")
     console.print(
-        f"{'every promise was kept' if is_kept else 'A PROMISE WAS BROKEN'} ({time.monotonic() - began:.0f} s)"
+        f"{'every invariant held' if all_hold else 'AN INVARIANT IS BROKEN'} ({time.monotonic() - began:.0f} s)"
     )
-    return 0 if is_kept else 1
+    return 0 if all_hold else 1
 
 
 def play(name: str, *, is_quick: bool = False) -> list[Row]:
-    """Run one scenario in this process; what it left is kept only when something is wrong with it."""
+    """Run one scenario in this process; its folder is kept only if something is broken."""
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{name[:20]}-"))
     folder.chmod(0o755)  # PostgreSQL runs under another account.
     module = importlib.import_module(f"chaos.{PREFIX}{name}")
@@ -85,17 +85,17 @@ def play(name: str, *, is_quick: bool = False) -> list[Row]:
     if all(row.ok is not False for row in rows):
         shutil.rmtree(folder, ignore_errors=True)
     else:
-        print(f"what it left is in {folder}", file=sys.stderr)
+        print(f"its files are in {folder}", file=sys.stderr)
     return rows
 
 
 async def collect(fault: str, run: Scenario, stage: Stage) -> list[Row]:
-    """Its rows. One that fails on its way is a broken promise; what it showed before stands."""
+    """Collect the scenario's rows. If it fails, a failed row is added to those before."""
     rows: list[Row] = []
     try:
         async with asyncio.timeout(SCENARIO_SECONDS):
             async for row in run(stage):
-                stage.say(f"{row.invariant or row.injected}: {row.figure} {row.unit} {row.note}")
+                stage.log(f"{row.invariant or row.injected}: {row.figure} {row.unit} {row.note}")
                 rows.append(row)
     except NotRun as why:
         rows.append(not_run(fault, "", str(why)))
@@ -106,7 +106,7 @@ async def collect(fault: str, run: Scenario, stage: Stage) -> list[Row]:
 
 
 def save(name: str, rows: Sequence[Row]) -> Path:
-    """Write the rows of the latest run, with when, of what and where they were taken."""
+    """Write the rows of the latest run, with date, commit and machine."""
     OUT.mkdir(exist_ok=True)
     path = OUT / f"{name}.json"
     at, commit, machine = datetime.now(UTC).strftime("%Y-%m-%d"), _commit(), _machine()

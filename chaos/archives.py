@@ -1,6 +1,6 @@
-"""Archives that no packer of ours would write: each tries to reach something outside, or to be larger than it looks.
+"""Malicious archives: each tries to write outside its root, or to be larger than it looks.
 
-Whatever one of them writes has `MARK` in it, so that it is found wherever it went.
+Everything that they write contains `MARK`, so that it can be found wherever it is.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Entry = tuple[tarfile.TarInfo, bytes]
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"", mode: int = 0o777) -> Entry:
-    """One entry; a plain file has the mark in it."""
+    """Return one entry; a plain file contains the mark."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, mode
     return info, data or (MARK if kind == tarfile.REGTYPE else b"")
 
 
-def packed(*entries: Entry, format: int = tarfile.PAX_FORMAT) -> bytes:
-    """A gzipped archive of these, in this order."""
+def pack(*entries: Entry, format: int = tarfile.PAX_FORMAT) -> bytes:
+    """Return a gzipped archive of these entries, in this order."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=format) as tar:
         for info, data in entries:
@@ -37,8 +37,11 @@ def packed(*entries: Entry, format: int = tarfile.PAX_FORMAT) -> bytes:
     return gzip.compress(out.getvalue(), 1)
 
 
-def corpus(root: str, outside: Path) -> dict[str, bytes]:
-    """By name. What is inside of its root would be accepted; `outside` is a folder that each tries to reach."""
+def malicious_archives(root: str, outside: Path) -> dict[str, bytes]:
+    """Return the archives by name.
+
+    Entries inside `root` would be accepted; `outside` is the folder that each tries to reach.
+    """
     link, hard, folder = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
     secret, goal = str(outside / "secret"), str(outside / "escaped")
     inside = entry(root, folder)
@@ -79,14 +82,14 @@ def corpus(root: str, outside: Path) -> dict[str, bytes]:
         "another size in the header": [inside, _pax(f"{root}/a", size=str(1 << 40))],
         "what was not asked for": [inside, entry("other/escaped")],
     }  # fmt: skip
-    made = {name: packed(*entries) for name, entries in cases.items()}
-    made |= {f"{name}, GNU": packed(*cases[name], format=tarfile.GNU_FORMAT) for name in ("7 up", "a very long path")
+    made = {name: pack(*entries) for name, entries in cases.items()}
+    made |= {f"{name}, GNU": pack(*cases[name], format=tarfile.GNU_FORMAT) for name in ("7 up", "a very long path")
              }  # fmt: skip
     return made | _damaged(root)
 
 
 def _damaged(root: str) -> dict[str, bytes]:
-    good = packed(entry(root, tarfile.DIRTYPE), entry(f"{root}/a"))
+    good = pack(entry(root, tarfile.DIRTYPE), entry(f"{root}/a"))
     plain = gzip.decompress(good)
     zeros = gzip.compress(bytes(1 << 20), 9) * (BOMB_BYTES >> 20)
     large, _ = entry(f"{root}/zeros")

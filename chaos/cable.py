@@ -1,14 +1,14 @@
-"""A cable between two machines that are none: each is a network of its own, and every packet passes through here.
+"""A simulated network link between two network namespaces: every packet passes through this process.
 
-    with Cable() as cable:
+with Cable() as cable:
         [*cable.server.inside, "deltaci", "server", "--host", cable.server.address, …]
         [*cable.runner.inside, "deltaci", "runner", …]
-        cable.to_server.is_cut = True  # requests are lost, answers are not
+        cable.to_server.is_cut = True  # requests are lost, responses are not
 
-The two ends are TUN devices, and a thread carries the packets: what a `Way` says happens to each of them. So one-way
-cuts, loss, delay, disorder, doubling, slow lines and resets need no module of the kernel and no rules of a firewall.
-Nothing is left behind, not even by SIGKILL: a network lives as long as the small process that holds it, and that one
-reads from us until our end.
+The two ends are TUN devices, and a thread copies the packets as their `Direction` says. So one-way cuts, loss, delay,
+reordering, duplication, slow links and resets need no kernel modules and no firewall rules. Nothing is left behind,
+even after SIGKILL: a namespace lives as long as the small process that holds it, which ends when its input from us
+ends.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ TUN: Final = "/dev/net/tun"
 TUNSETIFF: Final = 0x400454CA
 IFF_TUN_NO_PI: Final = 0x1001
 PACKET_BYTES: Final = 65536
-QUEUED_SECONDS: Final = 3.0  # So much waits before a slow line; the rest is lost, as in any router.
+QUEUED_SECONDS: Final = 3.0  # The queue before a slow link; further packets are lost, as in any router.
 TOOLS: Final = ("ip", "nsenter", "unshare")
 TCP: Final = 6
 RST_ACK: Final = 0x14
 
 
-class Way:
-    """One direction. Everything may be changed at any time; what is on its way already goes on."""
+class Direction:
+    """One direction of the link. All attributes may be changed at any time; packets on their way are not affected."""
 
     def __init__(self) -> None:
         self.is_cut = False
-        self.loss = 0.0  # Of every packet's chances, this one is to be lost.
-        self.doubling = 0.0
+        self.loss = 0.0  # The probability that a packet is lost.
+        self.duplication = 0.0
         self.delay_seconds = 0.0
-        self.jitter_seconds = 0.0  # More than the time between two packets puts them in another order.
-        self.bytes_per_second = 0.0  # 0: as fast as it goes.
+        self.jitter_seconds = 0.0  # If longer than the time between two packets, it reorders them.
+        self.bytes_per_second = 0.0  # 0: unlimited.
         self.lost = 0
         self._free_at = 0.0
 
     def due(self, size: int, now: float, draw: random.Random) -> list[float]:
-        """When each copy of a packet of this size arrives; none: it is lost."""
+        """Return the arrival time of each copy of a packet of this size; empty if it is lost."""
         if self.is_cut or draw.random() < self.loss:
             self.lost += 1
             return []
@@ -62,12 +62,12 @@ class Way:
                 self.lost += 1
                 return []
             leaves = self._free_at = max(now, self._free_at) + size / self.bytes_per_second
-        copies = 2 if draw.random() < self.doubling else 1
+        copies = 2 if draw.random() < self.duplication else 1
         return [leaves + self.delay_seconds + draw.random() * self.jitter_seconds for _ in range(copies)]
 
 
 class End:
-    """One of the two machines: an address, and what a command begins with to run there."""
+    """One end of the link: an address, and a command prefix that runs a command there."""
 
     def __init__(self, address: str, peer: str) -> None:
         self.address = address
@@ -91,11 +91,11 @@ class End:
             raise
 
     def fileno(self) -> int:
-        """The plug of the cable."""
+        """Return the file descriptor of the TUN device."""
         return self._file
 
     def close(self) -> None:
-        """The machine is gone. What still runs on it has no network any more."""
+        """Remove the namespace. Processes that still run in it have no network any more."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -103,10 +103,10 @@ class End:
 
 
 class Cable:
-    """Two ends, and the two ways between them."""
+    """Two ends, and the two directions between them."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.to_server, self.to_runner = Way(), Way()
+        self.to_server, self.to_runner = Direction(), Direction()
         self._draw = random.Random(seed)
         self._has_resets = False
         self._waiting: list[tuple[float, int, End, bytes]] = []
@@ -116,8 +116,8 @@ class Cable:
 
     @staticmethod
     @lru_cache(maxsize=1)
-    def why_not() -> str:
-        """Empty when one can be had here, else why not; tried out once."""
+    def unavailable_reason() -> str:
+        """Return why no link can be created here, or an empty string; tested once."""
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             return f"no network of its own: {' and '.join(missing)} cannot be found"
@@ -153,18 +153,18 @@ class Cable:
         self.runner.close()
 
     def cut(self) -> None:
-        """Nothing passes any more."""
+        """Let nothing pass in either direction."""
         self.to_server.is_cut = self.to_runner.is_cut = True
 
-    def mend(self) -> None:
-        """From now on everything passes as it should."""
+    def repair(self) -> None:
+        """Remove all faults."""
         for way in (self.to_server, self.to_runner):
             way.is_cut = False
-            way.loss = way.doubling = way.delay_seconds = way.jitter_seconds = way.bytes_per_second = 0.0
+            way.loss = way.duplication = way.delay_seconds = way.jitter_seconds = way.bytes_per_second = 0.0
         self._has_resets = False
 
     def reset(self) -> None:
-        """Until mended, whoever sends something over a connection is told that it does not exist."""
+        """Answer every TCP packet with a reset until `repair` is called."""
         self._has_resets = True
 
     # -- the thread
@@ -185,23 +185,23 @@ class Cable:
                     _, _, end, packet = heapq.heappop(self._waiting)
                     _write(end, packet)
 
-    def _take(self, source: End, way: Way, target: End) -> None:
+    def _take(self, source: End, way: Direction, target: End) -> None:
         try:
             packet = os.read(source.fileno(), PACKET_BYTES)
         except OSError:
             return
-        if packet[0] >> 4 != 4:  # What a machine says to its neighbours about IPv6.
+        if packet[0] >> 4 != 4:  # IPv6 neighbour discovery.
             return
         if self._has_resets and packet[9] == TCP:
-            _write(source, refusal(packet))
+            _write(source, reset_packet(packet))
             return
         for at in way.due(len(packet), time.monotonic(), self._draw):
             self._count += 1
             heapq.heappush(self._waiting, (at, self._count, target, packet))
 
 
-def refusal(packet: bytes) -> bytes:
-    """The packet that tells the sender of this one that there is no such connection."""
+def reset_packet(packet: bytes) -> bytes:
+    """Return the TCP reset that answers this packet."""
     head = (packet[0] & 15) * 4
     source, target = packet[12:16], packet[16:20]
     ports = packet[head : head + 4]
@@ -216,7 +216,7 @@ def refusal(packet: bytes) -> bytes:
 
 
 def checksum(data: bytes) -> int:
-    """As the internet counts."""
+    """Return the internet checksum."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -227,7 +227,7 @@ def _write(end: End, packet: bytes) -> None:
     try:
         os.write(end.fileno(), packet)
     except OSError:
-        return  # Nobody is there, or its queue is full: a packet is lost.
+        return  # The device is down or its queue is full: the packet is lost.
 
 
 def _run(*words: str) -> None:

@@ -1,10 +1,10 @@
-"""The time of day of chosen processes, which jumps when it is told to: a small library that is preloaded into them.
+"""A wall clock that can jump, for chosen processes: a small library that is preloaded into them.
 
-    clock = Clock.made(folder)
+clock = Clock.create(folder)
     subprocess.Popen(…, env={**os.environ, **clock.environment})
-    clock.jump(3600)  # in every process that was started so; its monotonic clock goes on
+    clock.jump(3600)  # in all these processes; their monotonic clock is not changed
 
-Whoever waits for a time of day by a call of the kernel waits for the kernel's: only reading the time is moved.
+Only reading the time is changed: a system call that waits for a time of day uses the kernel's clock.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ COMPILE_SECONDS: Final = 60.0
 NANOSECONDS: Final = 1_000_000_000
 
 
-class NoClock(Exception):
-    """No clock can be moved here, and why."""
+class ClockUnavailable(Exception):
+    """No clock can be changed here; the text says why."""
 
 
 class Clock:
-    """One time of day for all processes that were started with its environment."""
+    """The wall clock of all processes that were started with its environment."""
 
     def __init__(self, library: Path, path: Path) -> None:
         self._path = path
         path.write_bytes(bytes(8))
-        path.chmod(0o644)  # A database runs under another account.
+        path.chmod(0o644)  # PostgreSQL runs under another account.
         self.environment = {"LD_PRELOAD": str(library), VARIABLE: str(path)}
 
     @classmethod
     def made(cls, folder: Path, name: str = "clock") -> Clock:
-        """A clock that shows the right time until it jumps. Raises `NoClock`."""
+        """Create a clock that shows the right time until it jumps. Raises `ClockUnavailable`."""
         library = folder / "clock.so"
         if not library.exists():
             compile_to(library)
@@ -50,19 +50,19 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """How wrong it is."""
+        """How much the clock is ahead."""
         moved: int = struct.unpack("=q", self._path.read_bytes())[0]
         return moved / NANOSECONDS
 
     def jump(self, seconds: float) -> None:
-        """Be so much later, or earlier, from now on. The eight bytes change at once, in place."""
+        """Change the clock by so many seconds. The eight bytes are written at once, in place."""
         data = struct.pack("=q", round((self.seconds + seconds) * NANOSECONDS))
         with self._path.open("r+b", buffering=0) as file:
             file.write(data)
 
     @contextmanager
     def inherited(self) -> Iterator[None]:
-        """Whatever is started meanwhile by anything in this process goes by this clock."""
+        """Use this clock for all processes that are started by this process until the block ends."""
         before = {name: os.environ.get(name) for name in self.environment}
         os.environ.update(self.environment)
         try:
@@ -76,25 +76,25 @@ class Clock:
 
 
 def compile_to(library: Path) -> None:
-    """Make the library that is preloaded, readable for everybody."""
+    """Compile the preloaded library, readable for all users."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise NoClock("no compiler: cc, gcc and clang cannot be found")
+        raise ClockUnavailable("no compiler: cc, gcc and clang cannot be found")
     draft = library.with_suffix(".draft")
     command = [compiler, "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-o", str(draft), str(SOURCE)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
     if made.returncode:
-        raise NoClock(f"{compiler} cannot compile {SOURCE.name}: {made.stderr.strip()[:300]}")
+        raise ClockUnavailable(f"{compiler} cannot compile {SOURCE.name}: {made.stderr.strip()[:300]}")
     draft.chmod(0o755)
     draft.rename(library)
 
 
 @lru_cache(maxsize=1)
-def why_not(folder: Path) -> str:
-    """Empty when a clock can be moved here, else why not; tried out on a process of our own."""
+def unavailable_reason(folder: Path) -> str:
+    """Return why no clock can be changed here, or an empty string; tested on a process of our own."""
     try:
         clock = Clock.made(folder, "trial")
-    except (NoClock, OSError, subprocess.TimeoutExpired) as error:
+    except (ClockUnavailable, OSError, subprocess.TimeoutExpired) as error:
         return f"no clock that jumps: {error}"
     clock.jump(86400)
     shown = subprocess.run(

@@ -1,6 +1,6 @@
-"""A program that asks for work without end, and says what it was promised: `python -m chaos.enqueuer URL NAME`.
+"""A program that enqueues jobs without end and prints what was acknowledged: `python -m chaos.enqueuer URL NAME`.
 
-One line on its output for each yes: the ids, as JSON. It dies with whatever happens to its store.
+It prints one line for each acknowledgement: the ids, as JSON. It ends when its store fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAUSE_SECONDS: Final = 0.02
 
 
 async def ask(url: str, name: str) -> None:
-    """Until it is killed or fails."""
+    """Enqueue jobs until the process is killed or fails."""
     number = 0
     async with AsyncQueue(open_store(url), tenant=TENANT, has_timers=False) as queue:
         while True:
@@ -38,10 +38,10 @@ async def ask(url: str, name: str) -> None:
 
 
 class Enqueuer:
-    """What it was promised so far, as this process hears it."""
+    """Collects the acknowledged ids of such a process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.promised: list[str] = []
+        self.acknowledged_ids: list[str] = []
         self._process = process
         self._hearing = threading.Thread(target=self._hear, daemon=True)
         self._hearing.start()
@@ -50,18 +50,18 @@ class Enqueuer:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.endswith(b"\n"):
-                self.promised += msgspec.json.decode(line, type=list[str])
+                self.acknowledged_ids += msgspec.json.decode(line, type=list[str])
 
     def kill(self) -> None:
-        """No more; what was promised before its end is heard."""
+        """Kill the process; everything that it printed before is read."""
         self._process.kill()
         self._process.wait()
         self._hearing.join(10)
 
 
 @contextmanager
-def enqueuing(url: str, name: str, environment: Mapping[str, str]) -> Iterator[Enqueuer]:
-    """It asks, for as long as this lasts."""
+def running_enqueuer(url: str, name: str, environment: Mapping[str, str]) -> Iterator[Enqueuer]:
+    """Run an enqueuer until the block ends."""
     command = [sys.executable, "-m", "chaos.enqueuer", url, name]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""A filesystem of its own in a file: small, so that it can be full; and one from which the power can be taken."""
+"""A small filesystem in a file: it can be filled up, and it can lose its power."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ LET_GO_SECONDS: Final = 10.0
 
 
 class DiskFailed(Exception):
-    """A command did not do what it was told."""
+    """A command for the filesystem failed."""
 
 
 class Filesystem:
-    """Mounted below `folder` for as long as it is entered."""
+    """Mounted below `folder` until the block ends."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
-        self.place = folder / "disk"
+        self.mount_point = folder / "disk"
         self._image = folder / "disk.img"
         self._megabytes = megabytes
         self._kind = "xfs" if shutil.which("mkfs.xfs") and megabytes >= 300 else "ext4"
 
     @property
     def kind(self) -> str:
-        """What it is."""
         return self._kind
 
     def __enter__(self) -> Self:
@@ -41,7 +40,7 @@ class Filesystem:
             raise NotRun("only root may mount a filesystem")
         if shutil.which(f"mkfs.{self._kind}") is None:
             raise NotRun(f"mkfs.{self._kind} is not installed")
-        self.place.mkdir()
+        self.mount_point.mkdir()
         with self._image.open("wb") as image:
             image.truncate(self._megabytes * 2**20)
         try:
@@ -49,35 +48,35 @@ class Filesystem:
             self.mount()
         except DiskFailed as error:
             raise NotRun(f"no filesystem can be made here: {error}") from error
-        self.place.chmod(0o755)
+        self.mount_point.chmod(0o755)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if os.path.ismount(self.place):
+        if os.path.ismount(self.mount_point):
             self.unmount()
 
     def mount(self) -> None:
-        """With what was on it."""
-        _run("mount", "-o", "loop", str(self._image), str(self.place))
+        """Mount the image with its content."""
+        _run("mount", "-o", "loop", str(self._image), str(self.mount_point))
 
     def unmount(self) -> None:
-        """Nobody may have a file open there any more; those who were just killed take a moment to let go."""
+        """Unmount; retries for a moment, until killed processes have closed their files."""
         deadline = time.monotonic() + LET_GO_SECONDS
         while True:
             try:
-                return _run("umount", str(self.place))
+                return _run("umount", str(self.mount_point))
             except DiskFailed:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.05)
 
     def flush(self) -> None:
-        """All that is on it by now stays."""
-        _run("sync", "-f", str(self.place))
+        """Write everything to the image."""
+        _run("sync", "-f", str(self.mount_point))
 
     def lose_power(self) -> None:
-        """What was not flushed by now never will be, and nothing can be written any more."""
-        file = os.open(self.place, os.O_RDONLY)
+        """Shut the filesystem down without a flush: nothing can be written any more, and unflushed data is lost."""
+        file = os.open(self.mount_point, os.O_RDONLY)
         try:
             fcntl.ioctl(file, GOING_DOWN, struct.pack("I", WITHOUT_FLUSH))
         except OSError as error:
@@ -86,19 +85,19 @@ class Filesystem:
             os.close(file)
 
     def fill(self, name: str = "ballast") -> int:
-        """Somebody else takes all the room that there is; how many bytes that was."""
-        path, piece = self.place / name, b"\0" * 65536
+        """Use all free space. Returns the number of bytes."""
+        path, piece = self.mount_point / name, b"\0" * 65536
         with path.open("ab", buffering=0) as file:
             while piece:
                 try:
                     file.write(piece)
                 except OSError:
-                    piece = piece[: len(piece) // 2]  # The last gaps are small.
+                    piece = piece[: len(piece) // 2]  # Fill the last gaps with smaller writes.
             return file.tell()
 
     def free(self, name: str = "ballast") -> None:
-        """And gives it back."""
-        (self.place / name).unlink()
+        """Free that space."""
+        (self.mount_point / name).unlink()
 
 
 def _run(*command: str) -> None:

@@ -1,4 +1,4 @@
-"""One honest runner among the others: how long its heartbeats take, while something else goes wrong."""
+"""One well-behaved runner that measures how long its heartbeats take while a fault is active."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ EACH_SECONDS: Final = 0.1
 
 
 class Probe:
-    """`seconds` are what its heartbeats took; `troubles` are those that were not answered as they should be."""
+    """`seconds` are the durations of its heartbeats; `failures` are answers that were not a HeartbeatAck."""
 
-    def __init__(self, place: Deployment, held: HeldLease) -> None:
+    def __init__(self, deployment: Deployment, held: HeldLease) -> None:
         self.held = held
         self.seconds: list[float] = []
-        self.troubles: list[str] = []
-        self._client = RunnerClient(f"http://127.0.0.1:{place.ports()[0]}", held.runner.credential)
+        self.failures: list[str] = []
+        self._client = RunnerClient(f"http://127.0.0.1:{deployment.ports()[0]}", held.runner.credential)
 
     @property
     def p99(self) -> float:
-        """Of all so far."""
+        """The 99th percentile of all durations so far."""
         return p99(self.seconds)
 
-    def fresh(self) -> None:
-        """Forget what was measured."""
-        self.seconds, self.troubles = [], []
+    def reset(self) -> None:
+        """Discard all measurements."""
+        self.seconds, self.failures = [], []
 
     def beat(self) -> None:
-        """One heartbeat."""
+        """Send one heartbeat."""
         said = Heartbeat(
             lease_id=self.held.granted.lease_id, runner_id=self.held.runner.runner_id, ts=datetime.now(UTC)
         )
@@ -47,23 +47,25 @@ class Probe:
         try:
             answer = self._client.send(said)
             if not isinstance(answer, HeartbeatAck):
-                self.troubles.append(str(answer))
+                self.failures.append(str(answer))
         except Unreachable as error:
-            self.troubles.append(str(error))
+            self.failures.append(str(error))
         self.seconds.append(time.monotonic() - began)
 
     def close(self) -> None:
-        """Hang up."""
         self._client.close_all()
 
 
 @asynccontextmanager
-async def probing(place: Deployment) -> AsyncIterator[Probe]:
-    """A runner by hand, with a lease of its own, that beats as long as this lasts. Use it before there are others."""
-    id = await place.work.ask({"steps": ["true"]})
-    caller = HttpClient(f"http://127.0.0.1:{place.ports()[0]}")
-    visitor = await asyncio.to_thread(liar.registered, caller, place.data, "probe")
-    probe = Probe(place, await asyncio.to_thread(liar.leased, visitor))
+async def running_probe(deployment: Deployment) -> AsyncIterator[Probe]:
+    """Register a runner, lease a job, and send heartbeats until the block ends.
+
+    Use it before there are other runners.
+    """
+    id = await deployment.work.ask({"steps": ["true"]})
+    caller = HttpClient(f"http://127.0.0.1:{deployment.ports()[0]}")
+    visitor = await asyncio.to_thread(liar.register_runner, caller, deployment.data, "probe")
+    probe = Probe(deployment, await asyncio.to_thread(liar.lease_job, visitor))
     assert probe.held.granted.job_id == id
     is_over = asyncio.Event()
 

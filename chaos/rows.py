@@ -1,4 +1,4 @@
-"""What a scenario reports: one row for each promise that was put to the test, with its figure."""
+"""What a scenario reports: one row for each invariant that was tested, with its figure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.table import Table
 
 
 class NotRun(Exception):
-    """This machine cannot do it; the text says what is missing. Not a failure, and never silent."""
+    """This machine cannot run the scenario; the text says what is missing. It is reported, but is not a failure."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise under one fault. `ok` is None when it could not be tried here; then `note` says why."""
+    """One invariant under one fault. `ok` is None if it could not be tested here; then `note` says why."""
 
     fault: str
     injected: str
@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def measured(
     fault: str, injected: str, invariant: str, figure: float, unit: str, limit: float | None = None, note: str = ""
 ) -> Row:
-    """A figure that must not exceed its limit; one without a limit is for people to read."""
+    """Return a row for a figure that must not exceed its limit; without a limit it is only reported."""
     is_ok = limit is None or figure <= limit
     return Row(
         fault=fault,
@@ -45,26 +45,26 @@ def measured(
     )
 
 
-def not_run(fault: str, injected: str, why: str) -> Row:
-    """What could not be tried here."""
-    return Row(fault=fault, injected=injected, invariant="", figure=None, unit="", ok=None, note=f"not run: {why}")
+def not_run(fault: str, injected: str, reason: str) -> Row:
+    """Return a row for something that could not be tested here."""
+    return Row(fault=fault, injected=injected, invariant="", figure=None, unit="", ok=None, note=f"not run: {reason}")
 
 
-def broken(fault: str, why: str) -> Row:
-    """A scenario that did not come to its end shows nothing, and that is a failure."""
+def broken(fault: str, reason: str) -> Row:
+    """Return a failed row for a scenario that did not complete."""
     return Row(fault=fault, injected="", invariant="the scenario comes to its end", figure=1, unit="failures", limit=0,
-               ok=False, note=why)  # fmt: skip
+               ok=False, note=reason)  # fmt: skip
 
 
-def readable(value: float | None) -> str:
-    """Three significant digits, and never an exponent for a count."""
+def format_number(value: float | None) -> str:
+    """Format with three significant digits, but counts without an exponent."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
 
 
-def mark(row: Row) -> str:
-    """One word for people; none for a figure of which nothing is promised."""
+def outcome(row: Row) -> str:
+    """Return whether the invariant held, in one word; empty for a figure without a limit."""
     if row.ok is None:
         return "not run"
     if not row.ok:
@@ -73,18 +73,18 @@ def mark(row: Row) -> str:
 
 
 def table(title: str, rows: Iterable[Row]) -> Table:
-    """The rows, for a terminal."""
-    drawn = Table("kept", title=title, title_justify="left")
-    drawn.add_column("figure", justify="right")
-    drawn.add_column("what was promised, under what")
+    """Format the rows as a table for the terminal."""
+    result = Table("kept", title=title, title_justify="left")
+    result.add_column("figure", justify="right")
+    result.add_column("what was promised, under what")
     for row in rows:
-        limit = "" if row.limit is None else f" (≤ {readable(row.limit)})"
-        told = [row.invariant, f"under: {row.fault}: {row.injected}", row.note]
-        drawn.add_row(mark(row), f"{readable(row.figure)} {row.unit}{limit}", "\n".join(filter(None, told)))
-    return drawn
+        limit = "" if row.limit is None else f" (≤ {format_number(row.limit)})"
+        lines = [row.invariant, f"under: {row.fault}: {row.injected}", row.note]
+        result.add_row(outcome(row), f"{format_number(row.figure)} {row.unit}{limit}", "\n".join(filter(None, lines)))
+    return result
 
 
 def p99(values: Iterable[float]) -> float:
-    """The value that 99 of 100 do not exceed; the worst when there are fewer."""
+    """Return the value that 99 of 100 do not exceed; the largest one if there are fewer than 100."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))] if ranked else 0.0

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from chaos import archives, liar
 from chaos.deployment import Deployment, deployed
-from chaos.jobs import MEGABYTE, log_of, no_small_disk, over, peak_bytes, small_disk
+from chaos.jobs import MEGABYTE, over, peak_bytes, read_log, small_disk, small_disk_unavailable_reason
 from chaos.rows import Row, measured
 from chaos.stage import Stage
 from deltaci.conformance.http_client import HttpClient
@@ -58,44 +58,46 @@ PATHS: Final = (
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Caches first, then artifacts, reports and paths."""
-    outside = stage.place("outside")
+    outside = stage.make_folder("outside")
     told = secrets.token_hex(16)
     (outside / "secret").write_text(told)
     (outside / "secret.d").mkdir()
     (outside / "secret.d" / "inner").write_text(told)
-    async with deployed(stage, "archives", ttl_seconds=TTL_SECONDS) as place:
-        caller = HttpClient(f"http://127.0.0.1:{place.ports()[0]}")
-        visitor = await asyncio.to_thread(liar.registered, caller, place.data, "liar")
-        await place.work.ask({"steps": ["true"]})
-        held = await asyncio.to_thread(liar.leased, visitor)
-        runner = place.add_runner("r1", under=() if no_small_disk() else small_disk(place.folder / "r1", DISK_BYTES))
-        yield await _caches(stage, place, held, outside)
+    async with deployed(stage, "archives", ttl_seconds=TTL_SECONDS) as deployment:
+        caller = HttpClient(f"http://127.0.0.1:{deployment.ports()[0]}")
+        visitor = await asyncio.to_thread(liar.register_runner, caller, deployment.data, "liar")
+        await deployment.work.ask({"steps": ["true"]})
+        held = await asyncio.to_thread(liar.lease_job, visitor)
+        runner = deployment.add_runner(
+            "r1", wrapper=() if small_disk_unavailable_reason() else small_disk(deployment.folder / "r1", DISK_BYTES)
+        )
+        yield await _caches(stage, deployment, held, outside)
         await asyncio.to_thread(held.send, "Heartbeat")
-        yield await _artifacts(stage, place, outside, told)
-        yield await _reports(stage, place, outside, told)
-        yield await _paths(stage, place, held)
+        yield await _artifacts(stage, deployment, outside, told)
+        yield await _reports(stage, deployment, outside, told)
+        yield await _paths(stage, deployment, held)
         await asyncio.to_thread(held.send, "Complete")
-        crashed = [part.name for part in (*place.servers, runner) if not part.is_running]
+        crashed = [part.name for part in (*deployment.servers, runner) if not part.is_running]
         yield measured(FAULT, "all of these", "runner and server survive", len(crashed), "crashes", 0, str(crashed))
-        yield (await place.verdict()).row(FAULT, "all of these")
+        yield (await deployment.verdict()).row(FAULT, "all of these")
 
 
-async def _caches(stage: Stage, place: Deployment, held: HeldLease, outside: Path) -> Row:
-    corpus = dict(list(archives.corpus("cached", outside).items())[: stage.size(100, 5)])
+async def _caches(stage: Stage, deployment: Deployment, held: HeldLease, outside: Path) -> Row:
+    malicious_archives = dict(list(archives.malicious_archives("cached", outside).items())[: stage.size(100, 5)])
     lease = {"Delta_Lease": held.granted.lease_id}
     keys = {}
-    for number, (name, data) in enumerate(corpus.items()):
+    for number, (name, data) in enumerate(malicious_archives.items()):
         keys[f"forged-{number}"] = name
         reply = await asyncio.to_thread(held.runner.request, "PUT", f"caches/forged-{number}", data, **lease)
         assert reply.status == 200, f"{name}: {reply}"
         await asyncio.to_thread(held.send, "Heartbeat")
-    stage.say(f"{len(corpus)} archives are kept by the server; jobs ask for them now")
+    stage.log(f"{len(malicious_archives)} archives are kept by the server; jobs ask for them now")
     wrong, names, refused = [], list(keys), []
     for some in (names[at : at + 10] for at in range(0, len(names), 10)):
         for key in some:  # Each for itself: what one leaves must not hide what the next one does.
             spec = {"steps": [ODD], "executor": "process", "caches": [{"key": key, "paths": ["cached"]}]}
-            record = await over(place, await place.work.ask(spec), 60.0)
-            log = log_of(place, record).decode(errors="replace")
+            record = await over(deployment, await deployment.work.ask(spec), 60.0)
+            log = read_log(deployment, record).decode(errors="replace")
             if "continuing without it" in log:
                 refused.append(keys[key])
             elif f"cache '{key}'" not in log:
@@ -105,43 +107,45 @@ async def _caches(stage: Stage, place: Deployment, held: HeldLease, outside: Pat
             wrong += [f"{keys[key]}: {line}" for line in log.splitlines() if line.startswith("ODD")]
         await asyncio.to_thread(held.send, "Heartbeat")
     # The runner's disk is a mount of its own, which is seen through its process.
-    seen = Path(f"/proc/{place.runners['r1'].pid}/root{place.folder}")
+    seen = Path(f"/proc/{deployment.runners['r1'].pid}/root{deployment.folder}")
     brought = [path for path in _marked(seen, outside) if not path.is_relative_to(seen / "data" / "blobs")]
     wrong += [f"{path} has what an archive brought" for path in brought]
     wrong += _changed(outside)
-    harmless = [name for name in corpus if name not in refused]
+    harmless = [name for name in malicious_archives if name not in refused]
     note = "; ".join(wrong[:5]) or f"{len(refused)} refused; harmless: {', '.join(harmless)}"
-    return measured(FAULT, f"{len(corpus)} forged caches", OUTSIDE, len(wrong), "escapes", 0, note)
+    return measured(FAULT, f"{len(malicious_archives)} forged caches", OUTSIDE, len(wrong), "escapes", 0, note)
 
 
-async def _artifacts(stage: Stage, place: Deployment, outside: Path, told: str) -> Row:
-    stage.say("a job leaves links, devices and pipes behind")
+async def _artifacts(stage: Stage, deployment: Deployment, outside: Path, told: str) -> Row:
+    stage.log("a job leaves links, devices and pipes behind")
     script = LEFT.replace("SECRET", str(outside / "secret")).replace("PYTHON", sys.executable)
     spec = {"steps": [script], "executor": "process", "artifacts": [{"path_glob": "left/**"}, {"path_glob": "left"}]}
-    record = await over(place, await place.work.ask(spec))
+    record = await over(deployment, await deployment.work.ask(spec))
     kept = sorted(str(each["uri"]).rpartition("/left/")[2] for each in _artifacts_of(record.report))
     # A hard link to a file of its own user on its own disk is that file: the job could as well have copied it.
     wrong = [f"{name!r} was kept" for name in kept if name not in ("kept", "hard")]
     if "kept" not in kept:
         wrong.append(f"the one honest file was not kept: {record.state}, {record.error}")
-    if "hard" not in kept and _holds(place.data / "blobs", told):
+    if "hard" not in kept and _holds(deployment.data / "blobs", told):
         wrong.append("what is outside was kept")
     wrong += _changed(outside)
     return measured(FAULT, "a job's links, devices, pipes", OUTSIDE, len(wrong), "escapes", 0, "; ".join(wrong))
 
 
-async def _reports(stage: Stage, place: Deployment, outside: Path, told: str) -> Row:
-    stage.say("test reports with entities")
-    runner = place.runners["r1"]
+async def _reports(stage: Stage, deployment: Deployment, outside: Path, told: str) -> Row:
+    stage.log("test reports with entities")
+    runner = deployment.runners["r1"]
     before = peak_bytes(runner.pid)
     texts = {name: text.replace("SECRET", str(outside / "secret")) for name, text in REPORTS.items()}
     write = "".join(f"cat > {name} <<'END'\n{text}\nEND\n" for name, text in texts.items())
     write += f"{sys.executable} -c \"print('<a>' * 100_000)\" > deep.xml\n"
     rule = [{"path_glob": "*.xml", "type": "junit"}]
-    record = await over(place, await place.work.ask({"steps": [write], "executor": "process", "artifacts": rule}))
+    record = await over(
+        deployment, await deployment.work.ask({"steps": [write], "executor": "process", "artifacts": rule})
+    )
     grown = (peak_bytes(runner.pid) - before) / MEGABYTE
     wrong = [] if record.state == SUCCEEDED else [f"the job is {record.state}: {record.error}"]
-    if told in f"{record}" + log_of(place, record).decode(errors="replace"):
+    if told in f"{record}" + read_log(deployment, record).decode(errors="replace"):
         wrong.append("a report was told what is outside")
     if grown > GROWTH_MEGABYTES:
         wrong.append(f"the runner grew by {grown:.0f} MiB")
@@ -157,15 +161,19 @@ async def _reports(stage: Stage, place: Deployment, outside: Path, told: str) ->
     )
 
 
-async def _paths(stage: Stage, place: Deployment, held: HeldLease) -> Row:
-    stage.say(f"{len(PATHS)} forged paths")
+async def _paths(stage: Stage, deployment: Deployment, held: HeldLease) -> Row:
+    stage.log(f"{len(PATHS)} forged paths")
     lease = {"Delta_Lease": held.granted.lease_id}
     answers: list[str] = []
     for path in PATHS:
         for kind in ("artifacts", "caches"):
             reply = await asyncio.to_thread(held.runner.request, "PUT", f"{kind}/{path}", archives.MARK, **lease)
             answers.append(f"{kind}/{path[:40]}: {reply}")
-    wrong = [f"{each} was written" for each in _marked(place.folder) if not each.is_relative_to(place.data / "blobs")]
+    wrong = [
+        f"{each} was written"
+        for each in _marked(deployment.folder)
+        if not each.is_relative_to(deployment.data / "blobs")
+    ]
     wrong += [each for each in answers if ": 5" in each]
     note = "; ".join(wrong[:5]) or f"{sum(': 200' in each for each in answers)} kept under a name of their own"
     injected = f"{len(answers)} forged paths of artifacts and caches"

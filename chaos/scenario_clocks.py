@@ -34,7 +34,7 @@ DEAD: Final = "who is silent loses its lease in time, whatever the clock says"
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Whose clock jumps, each in a deployment of its own, side by side."""
-    if reason := clocks.why_not(stage.folder):
+    if reason := clocks.unavailable_reason(stage.folder):
         raise NotRun(reason)
     targets = ["the runner", "the server", "the database"]
     for rows in asyncio.as_completed([_jumps(stage, target) for target in targets]):
@@ -54,52 +54,52 @@ async def _jumps(stage: Stage, target: str) -> list[Row]:
             with clock.inherited():
                 database = stack.enter_context(PostgresServer())
             store = database.create_database()
-        async with deployed(stage, case, ttl_seconds=TTL_SECONDS, store=store, **env["server"]) as place:
-            place.add_runner("r1", slots=JOBS, **env["runner"])
-            place.add_runner("r2", slots=JOBS, **env["runner"])
+        async with deployed(stage, case, ttl_seconds=TTL_SECONDS, store=store, **env["server"]) as deployment:
+            deployment.add_runner("r1", slots=JOBS, **env["runner"])
+            deployment.add_runner("r2", slots=JOBS, **env["runner"])
             jumps = dict(list(JUMPS.items())[: stage.size(4, 1)])
             for name, seconds in jumps.items():
-                rows.append(await _across(stage, place, target, name, lambda by=seconds: clock.jump(by)))  # type: ignore[misc]
-            rows.append(await _dead(stage, place, target, lambda: clock.jump(-HOUR)))
-            found = await place.verdict(all_succeed=True)
+                rows.append(await _across(stage, deployment, target, name, lambda by=seconds: clock.jump(by)))  # type: ignore[misc]
+            rows.append(await _dead(stage, deployment, target, lambda: clock.jump(-HOUR)))
+            found = await deployment.verdict(all_succeed=True)
             rows.append(found.row(FAULT, f"{target}: {', '.join(jumps)}"))
     return rows
 
 
-async def _across(stage: Stage, place: Deployment, target: str, name: str, jump: Callable[[], None]) -> Row:
+async def _across(stage: Stage, deployment: Deployment, target: str, name: str, jump: Callable[[], None]) -> Row:
     """Jobs that run while the clock jumps."""
-    before = len(place.work.witness.marks())
-    ids = await place.work.give(JOBS, JOB_SECONDS)
-    await place.begun(before + JOBS)
+    before = len(deployment.work.witness.marks())
+    ids = await deployment.work.enqueue_recorded(JOBS, JOB_SECONDS)
+    await deployment.wait_for_starts(before + JOBS)
     await asyncio.sleep(1.5)  # Every lease was proved once.
     jump()
     lost = 0
     for id in ids:
-        await place.event(lambda event, id=id: event.entity_id == id and event.to == "SUCCEEDED", f"{id} is done")  # type: ignore[misc]
-        record = await place.work.attempt(id)
+        await deployment.event(lambda event, id=id: event.entity_id == id and event.to == "SUCCEEDED", f"{id} is done")  # type: ignore[misc]
+        record = await deployment.work.attempt(id)
         assert record is not None
         lost += record.lost_leases
-    stage.say(f"{target}, {name}: {lost} of {JOBS} leases lost")
+    stage.log(f"{target}, {name}: {lost} of {JOBS} leases lost")
     return measured(FAULT, f"{target}: {name}", SPURIOUS, lost, "spurious expiries", 0)
 
 
-async def _dead(stage: Stage, place: Deployment, target: str, jump: Callable[[], None]) -> Row:
+async def _dead(stage: Stage, deployment: Deployment, target: str, jump: Callable[[], None]) -> Row:
     """A runner is killed and the clock is set back: nobody waits an hour for what it had."""
-    before = len(place.work.witness.marks())
-    [id] = await place.work.give(1, JOB_SECONDS)
-    await place.begun(before + 1)
-    runner = place.runners[await _holder(place, id)]
+    before = len(deployment.work.witness.marks())
+    [id] = await deployment.work.enqueue_recorded(1, JOB_SECONDS)
+    await deployment.wait_for_starts(before + 1)
+    runner = deployment.runners[await _holder(deployment, id)]
     jump()
     runner.send(signal.SIGKILL)
     began = asyncio.get_running_loop().time()
-    await place.begun(before + 2, DEAD_SECONDS)
+    await deployment.wait_for_starts(before + 2, DEAD_SECONDS)
     seconds = asyncio.get_running_loop().time() - began
-    stage.say(f"{target}: found again {seconds:.1f} s after its runner was killed")
+    stage.log(f"{target}: found again {seconds:.1f} s after its runner was killed")
     return measured(FAULT, f"{target}: an hour back, and a runner is killed", DEAD, seconds, "s", DEAD_SECONDS)
 
 
-async def _holder(place: Deployment, id: str) -> str:
-    record = await place.work.attempt(id)
+async def _holder(deployment: Deployment, id: str) -> str:
+    record = await deployment.work.attempt(id)
     assert record is not None
     assert record.lease is not None
     return record.lease.worker_id

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from chaos.deployment import Deployment, deployed
-from chaos.parts import Part
+from chaos.parts import ManagedProcess
 from chaos.rows import NotRun, Row, measured
 from chaos.speaker import Speakers
-from chaos.stage import Stage, TooLate, until
+from chaos.stage import Stage, TimedOut, wait_until
 from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.verify import verify
 from deltaci.core.attempt import Attempt
@@ -62,7 +62,7 @@ async def tracing(pid: int, point: int) -> AsyncIterator[None]:
 
     tracer = subprocess.Popen([*fatal(point), "-p", str(pid)], stderr=subprocess.DEVNULL)
     try:
-        await until(is_traced, "the tracer is there")
+        await wait_until(is_traced, "the tracer is there")
         yield
     finally:
         tracer.terminate()  # It lets go of what is not dead yet.
@@ -75,29 +75,29 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     points = stage.size(64, 4)
     wrong: list[str] = []
     died = 0
-    async with deployed(stage, "points", servers=0, ttl_seconds=TTL_SECONDS) as place:
-        server = place.add_server()
-        await place.start(server)
-        speakers = Speakers(place, 1)
+    async with deployed(stage, "points", servers=0, ttl_seconds=TTL_SECONDS) as deployment:
+        server = deployment.add_server()
+        await deployment.start(server)
+        speakers = Speakers(deployment, 1)
         async with speakers.speaking():
-            await Speakers.give(place.work, 1, "first")
-            await until(speakers.completed, "the first job is done")
-            place.front.is_open = False
+            await Speakers.enqueue_recorded(deployment.work, 1, "first")
+            await wait_until(speakers.completed, "the first job is done")
+            deployment.load_balancer.is_open = False
             await server.stop()
             for point in range(1, points + 1):
-                await Speakers.give(place.work, 1, f"point{point}")
-                died += await died_at(place, server, point)
-                wrong += [f"point {point}: {each}" for each in await examined(stage, place, speakers, point)]
+                await Speakers.enqueue_recorded(deployment.work, 1, f"point{point}")
+                died += await died_at(deployment, server, point)
+                wrong += [f"point {point}: {each}" for each in await examined(stage, deployment, speakers, point)]
                 if point % 10 == 0:
-                    stage.say(f"point {point} of {points}: {died} deaths, {len(speakers.heard)} acknowledged")
-            await place.start(server)
-            place.front.is_open = True
-            found = await place.verdict(all_succeed=True)
+                    stage.log(f"point {point} of {points}: {died} deaths, {len(speakers.acknowledged)} acknowledged")
+            await deployment.start(server)
+            deployment.load_balancer.is_open = True
+            found = await deployment.verdict(all_succeed=True)
         wrong += speakers.broken(found.records)
         births = list(range(1, BIRTH_WRITES, stage.size(9, 20)))
-        wrong += await born_dead(stage, place, births)
+        wrong += await born_dead(stage, deployment, births)
     injected = f"SIGKILL at the N-th pwrite64, N = 1 … {points} (strace); one server, SQLite"
-    heard = f"{len(speakers.heard)} answers to a runner acknowledged something"
+    heard = f"{len(speakers.acknowledged)} answers to a runner acknowledged something"
     note = "; ".join([f"{died} deaths at work, {len(births)} while it made its database", heard, *wrong[:3]])
     invariant = "what was acknowledged survives, the log is legal, recovery is idempotent, at every point"
     yield measured(FAULT, injected, "crash points", died + len(births), "points")
@@ -105,44 +105,44 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     yield found.row(FAULT, injected)
 
 
-async def died_at(place: Deployment, server: Part, point: int) -> bool:
+async def died_at(deployment: Deployment, server: ManagedProcess, point: int) -> bool:
     """Start a server that is to die at this write. It may have too little to do to come so far."""
-    await place.start(server)
+    await deployment.start(server)
     async with tracing(server.pid, point):
-        place.front.is_open = True
+        deployment.load_balancer.is_open = True
         try:
             await server.ended(POINT_SECONDS)
-        except TooLate:
+        except TimedOut:
             await server.kill()
             return False
         finally:
-            place.front.is_open = False
+            deployment.load_balancer.is_open = False
     return True
 
 
-async def born_dead(stage: Stage, place: Deployment, points: list[int]) -> list[str]:
+async def born_dead(stage: Stage, deployment: Deployment, points: list[int]) -> list[str]:
     """The same for a server that makes its database: whoever comes after it must be able to."""
     wrong = []
     for point in points:
-        data = stage.place(f"birth{point}")
+        data = stage.make_folder(f"birth{point}")
         url = f"sqlite:{data / FILES[0]}"
         words = ("server", "--store", url, "--data", str(data), "--port", "0")
-        part = Part(f"birth{point}", place.folder, words, place.environment, (*fatal(point), "-D"))
+        part = ManagedProcess(f"birth{point}", deployment.folder, words, deployment.environment, (*fatal(point), "-D"))
         part.start()
         await part.ended()
         log, _ = await recovered(data)
-        if log or "listening" in part.said:
-            wrong.append(f"birth at write {point}: {len(log)} events, {part.said[-200:]}")
+        if log or "listening" in part.output:
+            wrong.append(f"birth at write {point}: {len(log)} events, {part.output[-200:]}")
         shutil.rmtree(data)
     return wrong
 
 
-async def examined(stage: Stage, place: Deployment, speakers: Speakers, point: int) -> list[str]:
+async def examined(stage: Stage, deployment: Deployment, speakers: Speakers, point: int) -> list[str]:
     """Look at a copy of what the dead left."""
-    copy = stage.place(f"copy{point}")
-    promised = list(speakers.heard)
+    copy = stage.make_folder(f"copy{point}")
+    promised = list(speakers.acknowledged)
     # Not by this process: to close a file takes all its locks from whoever has it open, and we have.
-    there = [str(place.data / name) for name in FILES if (place.data / name).exists()]
+    there = [str(deployment.data / name) for name in FILES if (deployment.data / name).exists()]
     subprocess.run(["cp", *there, str(copy)], check=True)
     once = await recovered(copy)
     twice = await recovered(copy)
@@ -150,8 +150,8 @@ async def examined(stage: Stage, place: Deployment, speakers: Speakers, point: i
     report = verify(canonical_lines(once[0]))
     if not report.is_legal:
         wrong.append(report.summary())
-    seen = Speakers(place, 0)
-    seen.heard = promised
+    seen = Speakers(deployment, 0)
+    seen.acknowledged = promised
     shutil.rmtree(copy)
     return wrong + seen.broken(once[1])
 

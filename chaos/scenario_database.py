@@ -49,36 +49,38 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
         for number, outage in enumerate(OUTAGES[: stage.size(len(OUTAGES), 1)]):
             store = database.create_database()
             case = f"outage{number}"
-            async with deployed(stage, case, store=store, servers=2, ttl_seconds=TTL_SECONDS) as place:
-                async for row in outages(stage, place, database, outage, stage.size(2, 1)):
+            async with deployed(stage, case, store=store, servers=2, ttl_seconds=TTL_SECONDS) as deployment:
+                async for row in outages(stage, deployment, database, outage, stage.size(2, 1)):
                     yield row
 
 
 async def outages(
-    stage: Stage, place: Deployment, database: PostgresServer, outage: Outage, times: int
+    stage: Stage, deployment: Deployment, database: PostgresServer, outage: Outage, times: int
 ) -> AsyncIterator[Row]:
     """The same outage a few times under load."""
     for name in ("r1", "r2"):
-        place.add_runner(name, slots=2)
+        deployment.add_runner(name, slots=2)
     backs: list[float] = []
-    async with place.work.flowing(0.1, seconds=0.3):
-        await place.begun(2)
+    async with deployment.work.steady_load(0.1, seconds=0.3):
+        await deployment.wait_for_starts(2)
         for number in range(times):
             await asyncio.to_thread(outage.go, database)
             await asyncio.sleep(outage.seconds)
             await asyncio.to_thread(outage.back, database)
             back = time.time()
-            count = len(place.work.witness.marks())
-            await place.begun(count + 3)
+            count = len(deployment.work.witness.marks())
+            await deployment.wait_for_starts(count + 3)
             backs.append(back)
-            stage.say(f"{outage.name}: {number + 1} of {times}, {len(place.work.failures)} calls failed so far")
-    found = await place.verdict(all_succeed=True)
+            stage.log(f"{outage.name}: {number + 1} of {times}, {len(deployment.work.failures)} calls failed so far")
+    found = await deployment.verdict(all_succeed=True)
     grants = [event.at / SECOND for event in found.log if event.entity == ATTEMPT and event.to == LEASED]
     waits = [min((at for at in grants if at > back), default=back + 999) - back for back in backs]
     injected = f"PostgreSQL {outage.name}, {times} times, under load; two servers"
-    unknown = f"{len(place.work.failures)} calls of the client failed and were made again"
+    unknown = f"{len(deployment.work.failures)} calls of the client failed and were made again"
     yield found.row(FAULT, injected, unknown)
     invariant = "work goes on when the database is back"
     yield measured(FAULT, injected, invariant, max(waits), "s until the next grant", BACK_SECONDS)
-    yield measured(FAULT, injected, "how long a client waited", place.work.longest_seconds, "s unavailable at most")
+    yield measured(
+        FAULT, injected, "how long a client waited", deployment.work.longest_seconds, "s unavailable at most"
+    )
     yield measured(FAULT, injected, "leases that the outage cost", found.lost_leases, "lost leases")

@@ -10,7 +10,7 @@ from typing import Final
 
 from chaos.deployment import Deployment, deployed
 from chaos.jobs import MEGABYTE, over, peak_bytes
-from chaos.probe import Probe, probing
+from chaos.probe import Probe, running_probe
 from chaos.rows import Row, measured
 from chaos.stage import Stage
 from deltaci.core.attempt import Attempt
@@ -26,41 +26,41 @@ BEAT_SECONDS: Final = 1.0
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """One after the other, on one server, beside one who only beats."""
-    async with deployed(stage, "floods", ttl_seconds=TTL_SECONDS) as place, probing(place) as probe:
-        runner = place.add_runner("r1", slots=2)
-        await runner.heard("waiting for work")
-        await over(place, await place.work.ask({"steps": ["true"], "executor": "process"}))
+    async with deployed(stage, "floods", ttl_seconds=TTL_SECONDS) as deployment, running_probe(deployment) as probe:
+        runner = deployment.add_runner("r1", slots=2)
+        await runner.wait_for_output("waiting for work")
+        await over(deployment, await deployment.work.ask({"steps": ["true"], "executor": "process"}))
         await asyncio.sleep(2.0)
-        stage.say(f"a heartbeat takes {probe.p99 * 1000:.0f} ms (p99) while nothing happens")
+        stage.log(f"a heartbeat takes {probe.p99 * 1000:.0f} ms (p99) while nothing happens")
         seconds = stage.size(25, 2)
         for name, step in {
             "a 10 GB log": f"timeout {seconds} head -c 10G <(yes 'all work and no play makes a dull log') || true",
             "a line of 1 GB": f"head -c {stage.size(1000, 20)}M /dev/zero | tr '\\0' x",
             "NULs": f"head -c {stage.size(300, 20)}M /dev/zero",
         }.items():
-            async for row in _flood(stage, place, probe, name, step):
+            async for row in _flood(stage, deployment, probe, name, step):
                 yield row
-        async for row in _readers(stage, place, probe):
+        async for row in _readers(stage, deployment, probe):
             yield row
-        probe_lost = len(probe.troubles)
+        probe_lost = len(probe.failures)
     yield measured(FAULT, "all of these", "others are answered", probe_lost, "heartbeats unanswered", 0)
 
 
-async def _flood(stage: Stage, place: Deployment, probe: Probe, name: str, step: str) -> AsyncIterator[Row]:
-    stage.say(name)
-    pids = {"server": place.servers[0].pid, "runner": place.runners["r1"].pid}
+async def _flood(stage: Stage, deployment: Deployment, probe: Probe, name: str, step: str) -> AsyncIterator[Row]:
+    stage.log(name)
+    pids = {"server": deployment.servers[0].pid, "runner": deployment.runners["r1"].pid}
     before = {each: peak_bytes(pid) for each, pid in pids.items()}
-    probe.fresh()
+    probe.reset()
     began = time.monotonic()
-    id = await place.work.ask({"steps": [step], "executor": "process"})
-    done = asyncio.create_task(over(place, id, 180.0))
+    id = await deployment.work.ask({"steps": [step], "executor": "process"})
+    done = asyncio.create_task(over(deployment, id, 180.0))
     largest = 0
     while not done.done():
-        largest = max(largest, *(path.stat().st_size for path in place.folder.glob("r1/job-*/log")), 0)
+        largest = max(largest, *(path.stat().st_size for path in deployment.folder.glob("r1/job-*/log")), 0)
         await asyncio.wait({done}, timeout=0.1)
     record: Attempt = await done
     seconds = time.monotonic() - began
-    size = LogStore(place.data / "logs").size(id, record.claims)
+    size = LogStore(deployment.data / "logs").size(id, record.claims)
     note = f"{record.state}; {size / MEGABYTE:.0f} MiB kept, {size / MEGABYTE / seconds:.0f} MiB/s"
     for each, pid in pids.items():
         grown = (peak_bytes(pid) - before[each]) / MEGABYTE
@@ -72,22 +72,22 @@ async def _flood(stage: Stage, place: Deployment, probe: Probe, name: str, step:
     yield measured(FAULT, name, "others' heartbeats go on", probe.p99, "s (p99)", BEAT_SECONDS)
 
 
-async def _readers(stage: Stage, place: Deployment, probe: Probe) -> AsyncIterator[Row]:
+async def _readers(stage: Stage, deployment: Deployment, probe: Probe) -> AsyncIterator[Row]:
     """Many who ask for much and take little of it."""
     size, count = stage.size(64, 4) * MEGABYTE, stage.size(40, 4)
     injected = f"{count} readers of {size // MEGABYTE} MiB, 1 kB/s each"
-    stage.say(injected)
+    stage.log(injected)
     lease = {"Delta_Lease": probe.held.granted.lease_id}
     put = await asyncio.to_thread(probe.held.runner.request, "PUT", "caches/large", bytes(size), **lease)
     assert put.status == 200, put
-    pid = place.servers[0].pid
+    pid = deployment.servers[0].pid
     before = peak_bytes(pid)
-    probe.fresh()
+    probe.reset()
     request = (
         f"GET {ROOT}caches/large HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {probe.held.runner.credential}\r\n"
         f"Delta-Lease: {probe.held.granted.lease_id}\r\n\r\n"
     )
-    readers = [_connected(place.ports()[0], request.encode()) for _ in range(count)]
+    readers = [_connected(deployment.ports()[0], request.encode()) for _ in range(count)]
     try:
         for _ in range(stage.size(10, 1)):
             await asyncio.sleep(1.0)

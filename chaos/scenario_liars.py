@@ -32,29 +32,31 @@ NOTHING: Final = "nothing is accepted, kept or told"
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Against a real server, by hand."""
-    async with deployed(stage, "liars", ttl_seconds=TTL_SECONDS) as place:
-        secrets = Secrets(open_blob_store(str(place.data / BLOBS_FOLDER)), load_server_key(place.data / KEY_FILE))
+    async with deployed(stage, "liars", ttl_seconds=TTL_SECONDS) as deployment:
+        secrets = Secrets(
+            open_blob_store(str(deployment.data / BLOBS_FOLDER)), load_server_key(deployment.data / KEY_FILE)
+        )
         secrets.set("default", "CHAOS_TOKEN", "a secret for the rightful one")
-        caller = HttpClient(f"http://127.0.0.1:{place.ports()[0]}")
+        caller = HttpClient(f"http://127.0.0.1:{deployment.ports()[0]}")
         names = {"honest": "default", "zombie": "default", "thief": "default", "stranger": "other"}
-        who = {name: liar.registered(caller, place.data, name, tenant) for name, tenant in names.items()}
-        yield await rightful(place, who["honest"])
-        async for row in zombie(stage, place, who["zombie"], who["honest"]):
+        who = {name: liar.register_runner(caller, deployment.data, name, tenant) for name, tenant in names.items()}
+        yield await rightful(deployment, who["honest"])
+        async for row in zombie(stage, deployment, who["zombie"], who["honest"]):
             yield row
         for thief in ("thief", "stranger"):
-            async for row in stolen(place, who["honest"], who[thief]):
+            async for row in stolen(deployment, who["honest"], who[thief]):
                 yield row
-        yield await forgeries(place, caller, who["honest"])
-        yield (await place.verdict()).row(FAULT, "all of these")
-    async with deployed(stage, "twice", ttl_seconds=11) as place:
-        async for row in twice(stage, place):
+        yield await forgeries(deployment, caller, who["honest"])
+        yield (await deployment.verdict()).row(FAULT, "all of these")
+    async with deployed(stage, "twice", ttl_seconds=11) as deployment:
+        async for row in twice(stage, deployment):
             yield row
 
 
-async def rightful(place: Deployment, honest: ScriptedRunner) -> Row:
+async def rightful(deployment: Deployment, honest: ScriptedRunner) -> Row:
     """The same requests in the name of the one who may: otherwise all refusals would show nothing."""
-    await place.work.ask(SPEC)
-    held = await asyncio.to_thread(liar.leased, honest)
+    await deployment.work.ask(SPEC)
+    held = await asyncio.to_thread(liar.lease_job, honest)
     lease = {"Delta_Lease": held.granted.lease_id}
     asked = [
         held.send("Heartbeat"),
@@ -70,56 +72,56 @@ async def rightful(place: Deployment, honest: ScriptedRunner) -> Row:
 
 
 async def zombie(
-    stage: Stage, place: Deployment, dead: ScriptedRunner, successor: ScriptedRunner
+    stage: Stage, deployment: Deployment, dead: ScriptedRunner, successor: ScriptedRunner
 ) -> AsyncIterator[Row]:
     """It slept past its lease: before anybody else has the job, while somebody has, and when that one is done."""
-    id = await place.work.ask(SPEC)
-    held = await asyncio.to_thread(liar.leased, dead)
-    stage.say("a runner sleeps past its lease")
-    await place.event(lambda event: event.entity_id == id and event.to == attempt.STALE, "the lease is lost")
+    id = await deployment.work.ask(SPEC)
+    held = await asyncio.to_thread(liar.lease_job, dead)
+    stage.log("a runner sleeps past its lease")
+    await deployment.event(lambda event: event.entity_id == id and event.to == attempt.STALE, "the lease is lost")
     yield _judged(FAULT, "after expiry, nobody has the job", await asyncio.to_thread(_all, held, dead))
 
-    other = await asyncio.to_thread(liar.leased, successor)
+    other = await asyncio.to_thread(liar.lease_job, successor)
     assert other.granted.job_id == held.granted.job_id
     yield _judged(FAULT, "after expiry, a successor has the job", await asyncio.to_thread(_all, held, dead))
     beat = await asyncio.to_thread(other.send, "Heartbeat")
     done = await asyncio.to_thread(other.send, "Complete")
     yield _judged(FAULT, "after its successor completed", await asyncio.to_thread(_all, held, dead))
-    record = await over(place, id)
+    record = await over(deployment, id)
     unharmed = "the successor works on and its result stands"
-    wrong = _harmed(place, record, [beat, done])
+    wrong = _harmed(deployment, record, [beat, done])
     yield measured(FAULT, "all of that", unharmed, len(wrong), "violations", 0, "; ".join(wrong))
 
 
-def _harmed(place: Deployment, record: Attempt, replies: Iterable[Reply]) -> list[str]:
+def _harmed(deployment: Deployment, record: Attempt, replies: Iterable[Reply]) -> list[str]:
     wrong = [f"the successor was answered {reply}" for reply in replies if reply.status != 200]
     if (record.state, record.claims) != (attempt.SUCCEEDED, 2):
         wrong.append(f"the job is {record.state} after {record.claims} claims")
-    for path in (place.data / "logs", place.data / BLOBS_FOLDER):
+    for path in (deployment.data / "logs", deployment.data / BLOBS_FOLDER):
         wrong += [f"a lie is kept in {each}" for each in path.rglob("*") if each.is_file() and b"a lie" in _read(each)]
     return wrong
 
 
-async def stolen(place: Deployment, owner: ScriptedRunner, thief: ScriptedRunner) -> AsyncIterator[Row]:
+async def stolen(deployment: Deployment, owner: ScriptedRunner, thief: ScriptedRunner) -> AsyncIterator[Row]:
     """A live lease's id in the hands of another runner, and of another tenant's."""
     whose = "another tenant's runner" if thief.runner_id == "stranger" else "another runner"
-    id = await place.work.ask(SPEC)
-    held = await asyncio.to_thread(liar.leased, owner)
+    id = await deployment.work.ask(SPEC)
+    held = await asyncio.to_thread(liar.lease_job, owner)
     yield _judged(STOLEN, f"a live lease, by {whose}", await asyncio.to_thread(_all, held, thief))
     in_its_name = [(kind, await asyncio.to_thread(held.send, kind, thief)) for kind in ("Heartbeat", "Complete")]
     yield _judged(STOLEN, f"a live lease, by {whose} in the owner's name", in_its_name)
-    await place.work.cancel(id)
+    await deployment.work.cancel(id)
     yield _judged(STOLEN, f"one that is asked to stop, by {whose}", await asyncio.to_thread(_all, held, thief))
     told = await asyncio.to_thread(held.send, "CancelAck")
-    record = await over(place, id)
+    record = await over(deployment, id)
     wrong = [] if (told.status, record.state) == (200, attempt.CANCELED) else [f"{told}, {record.state}"]
     yield measured(STOLEN, f"by {whose}", "the owner is unharmed", len(wrong), "violations", 0, "; ".join(wrong))
 
 
-async def forgeries(place: Deployment, caller: HttpClient, honest: ScriptedRunner) -> Row:
+async def forgeries(deployment: Deployment, caller: HttpClient, honest: ScriptedRunner) -> Row:
     """Every credential that is none, on every route."""
     answers: list[tuple[str, Reply]] = []
-    for name, credential in liar.forged(place.data, honest).items():
+    for name, credential in liar.forged_credentials(deployment.data, honest).items():
         for method, route in liar.ROUTES:
             lease = {"Delta_Lease": "x", "Delta_Offset": "0"}
             body = {"type": "Lease", "runner_id": honest.runner_id}
@@ -151,26 +153,26 @@ class Again:
         return self.grants
 
 
-async def twice(stage: Stage, place: Deployment) -> AsyncIterator[Row]:
+async def twice(stage: Stage, deployment: Deployment) -> AsyncIterator[Row]:
     """The answer to a request for work comes again, while the job runs and after it."""
-    async with Proxy(place.ports) as way:
+    async with Proxy(deployment.ports) as way:
         again = way.on("lease", Again(), times=50)
-        place.add_runner("r1", slots=3, url=way.url)
-        [id] = await place.work.give(1, 2.0)
-        await over(place, id)
+        deployment.add_runner("r1", slots=3, url=way.url)
+        [id] = await deployment.work.enqueue_recorded(1, 2.0)
+        await over(deployment, id)
         again.is_done.set()
-        [next_id] = await place.work.give(1, 0.2)
-        await over(place, next_id)
-        stage.say(f"the same lease was given {again.given} times more")
-        found = await place.verdict()
-        executions = len(place.work.witness.executions()[place.work.acknowledged[id]])
+        [next_id] = await deployment.work.enqueue_recorded(1, 0.2)
+        await over(deployment, next_id)
+        stage.log(f"the same lease was given {again.given} times more")
+        found = await deployment.verdict()
+        executions = len(deployment.work.witness.executions()[deployment.work.acknowledged[id]])
     injected = f"the same grant {again.given} times more"
     yield measured(TWICE, injected, "one right to run, not two", executions - 1, "executions too many", 0)
     yield found.row(TWICE, injected)
 
 
 def _all(held: HeldLease, by: ScriptedRunner) -> list[tuple[str, Reply]]:
-    return list(liar.under(held, by))
+    return list(liar.send_everything(held, by))
 
 
 def _judged(fault: str, injected: str, answers: list[tuple[str, Reply]]) -> Row:

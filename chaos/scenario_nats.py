@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from chaos.deployment import Deployment, deployed
-from chaos.parts import Part
+from chaos.parts import ManagedProcess
 from chaos.rows import Row, measured, p99
-from chaos.stage import Stage, until
+from chaos.stage import Stage, wait_until
 from deltaci.core.attempt import LEASED
 from deltaci.core.instants import SECOND
 from tests.nats_server import NatsServer
@@ -28,23 +28,23 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     with PostgresServer() as database, NatsServer() as nats:
         words = ("--nats", nats.url)
         store = database.create_database()
-        async with deployed(stage, "nats", *words, store=store, ttl_seconds=TTL_SECONDS) as place:
-            runners = [place.add_runner(name, *words, slots=2) for name in ("r1", "r2")]
-            parts = [*place.servers, *runners]
+        async with deployed(stage, "nats", *words, store=store, ttl_seconds=TTL_SECONDS) as deployment:
+            runners = [deployment.add_runner(name, *words, slots=2) for name in ("r1", "r2")]
+            parts = [*deployment.servers, *runners]
             await linked(parts, 1)
-            phases = {"with NATS": await give(stage, place, count, "with NATS")}
+            phases = {"with NATS": await give(stage, deployment, count, "with NATS")}
             nats.kill()
-            phases["without it"] = await give(stage, place, count, "killed")
+            phases["without it"] = await give(stage, deployment, count, "killed")
             nats.lose_everything()
             nats.start()
-            phases["while it comes back with nothing"] = await give(stage, place, count, "emptied")
+            phases["while it comes back with nothing"] = await give(stage, deployment, count, "emptied")
             await linked(parts, 2)
             nats.pause()
-            phases["while it is paused"] = await give(stage, place, count, "paused")
+            phases["while it is paused"] = await give(stage, deployment, count, "paused")
             await asyncio.sleep(PAUSE_SECONDS)
             nats.resume()
-            phases["when all is well again"] = await give(stage, place, count, "resumed")
-            found = await place.verdict(all_succeed=True)
+            phases["when all is well again"] = await give(stage, deployment, count, "resumed")
+            found = await deployment.verdict(all_succeed=True)
     injected = f"SIGKILL, restart with an empty folder, SIGSTOP for {PAUSE_SECONDS:.0f} s; {count} jobs in each phase"
     yield found.row(FAULT, injected)
     granted: dict[str, float] = {}
@@ -52,24 +52,24 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
         if event.to == LEASED:
             granted.setdefault(event.entity_id, event.at / SECOND)
     for phase, ids in phases.items():
-        waits = sorted(granted[id] - place.work.asked_at[id] for id in ids if id in granted)
+        waits = sorted(granted[id] - deployment.work.asked_at[id] for id in ids if id in granted)
         middle = waits[len(waits) // 2] * 1000
         note = f"median {middle:.0f} ms"
         yield measured(FAULT, injected, f"enqueued to granted, p99, {phase}", p99(waits), "s", SWEEP_SECONDS, note)
 
 
-async def give(stage: Stage, place: Deployment, count: int, phase: str) -> list[str]:
+async def give(stage: Stage, deployment: Deployment, count: int, phase: str) -> list[str]:
     """Jobs one by one, so that each finds a runner that waits; returns when they have begun."""
-    stage.say(phase)
+    stage.log(phase)
     ids = []
     for _ in range(count):
-        before = len(place.work.witness.marks())
-        ids += await place.work.give(1, 0.1)
-        await place.begun(before + 1)
+        before = len(deployment.work.witness.marks())
+        ids += await deployment.work.enqueue_recorded(1, 0.1)
+        await deployment.wait_for_starts(before + 1)
     return ids
 
 
-async def linked(parts: list[Part], times: int) -> None:
+async def linked(parts: list[ManagedProcess], times: int) -> None:
     """Until each of them says that it has NATS, for the first time or again."""
     for part in parts:
-        await until(lambda part=part: part.said.count(LINKED) >= times, f"{part.name} has NATS")  # type: ignore[misc]
+        await wait_until(lambda part=part: part.output.count(LINKED) >= times, f"{part.name} has NATS")  # type: ignore[misc]

@@ -15,7 +15,7 @@ from chaos.cable import Cable
 from chaos.deployment import Deployment, deployed
 from chaos.jobs import over
 from chaos.rows import NotRun, Row, measured
-from chaos.stage import Stage, TooLate
+from chaos.stage import Stage, TimedOut
 from deltaci.storage.blobs.logs import LogStore
 from tests.e2e.proxy import Proxy
 
@@ -35,7 +35,7 @@ Case = Callable[[Stage], Awaitable[list[Row]]]
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Every case, side by side: they wait more than they work."""
-    if reason := Cable.why_not():
+    if reason := Cable.unavailable_reason():
         raise NotRun(reason)
     cases: list[Case] = [slow, *(partition(name) for name in CUTS), dripping, flapping, half_open, resets, disorder]
     for rows in asyncio.as_completed([case(stage) for case in cases]):
@@ -46,18 +46,18 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
 class Net:
     """A cable with a deployment at its ends."""
 
-    def __init__(self, cable: Cable, place: Deployment) -> None:
+    def __init__(self, cable: Cable, deployment: Deployment) -> None:
         self.cable = cable
-        self.place = place
-        self._url = f"http://{cable.server.address}:{place.ports()[0]}"
+        self.deployment = deployment
+        self._url = f"http://{cable.server.address}:{deployment.ports()[0]}"
 
     def add_far(self, slots: int = 1) -> None:
         """A runner at the other end of the cable."""
-        self.place.add_runner("far", slots=slots, url=self._url, under=self.cable.runner.inside)
+        self.deployment.add_runner("far", slots=slots, url=self._url, wrapper=self.cable.runner.inside)
 
     def add_near(self) -> None:
         """A runner on the server's own machine, which no fault of the cable reaches."""
-        self.place.add_runner("near", url=self._url, under=self.cable.server.inside)
+        self.deployment.add_runner("near", url=self._url, wrapper=self.cable.server.inside)
 
 
 @asynccontextmanager
@@ -65,11 +65,11 @@ async def networked(stage: Stage, case: str, ttl_seconds: int) -> AsyncIterator[
     """Both, for one case."""
     with Cable() as cable:
         server: dict[str, Any] = {"under": cable.server.inside, "host": cable.server.address}
-        async with deployed(stage, case, ttl_seconds=ttl_seconds, **server) as place:
+        async with deployed(stage, case, ttl_seconds=ttl_seconds, **server) as deployment:
             try:
-                yield Net(cable, place)
+                yield Net(cable, deployment)
             finally:
-                cable.mend()  # Whoever has something to say at its end is heard.
+                cable.repair()  # Whoever has something to say at its end is heard.
 
 
 def cut_requests(cable: Cable) -> None:
@@ -96,53 +96,55 @@ def partition(name: str) -> Case:
     async def case(stage: Stage) -> list[Row]:
         async with networked(stage, name.replace(" ", "-"), SHORT_TTL_SECONDS) as net:
             net.add_far()
-            return await _cut_off(stage, net.place, name, lambda: CUTS[name](net.cable), net.cable.mend, net.add_near)
+            return await _cut_off(
+                stage, net.deployment, name, lambda: CUTS[name](net.cable), net.cable.repair, net.add_near
+            )
 
     return case
 
 
 async def dripping(stage: Stage) -> list[Row]:
     """Every answer comes byte by byte, so slowly that no read times out and none is ever whole."""
-    async with deployed(stage, "dripping", ttl_seconds=SHORT_TTL_SECONDS) as place, Proxy(place.ports) as way:
-        place.add_runner("far", url=way.url)
+    async with deployed(stage, "dripping", ttl_seconds=SHORT_TTL_SECONDS) as deployment, Proxy(deployment.ports) as way:
+        deployment.add_runner("far", url=way.url)
 
         def drip(is_so: bool) -> None:
             way.drips = is_so
 
         return await _cut_off(
             stage,
-            place,
+            deployment,
             "answers that come byte by byte",
             lambda: drip(True),
             lambda: drip(False),
-            lambda: place.add_runner("near"),
+            lambda: deployment.add_runner("near"),
         )
 
 
 async def _cut_off(
     stage: Stage,
-    place: Deployment,
+    deployment: Deployment,
     name: str,
     cut: Callable[[], None],
     mend: Callable[[], None],
     add_near: Callable[[], object],
 ) -> list[Row]:
     injected = f"{name}, longer than the lease of {SHORT_TTL_SECONDS} s"
-    [id] = await place.work.give(1, JOB_SECONDS)
-    await place.begun(1)
+    [id] = await deployment.work.enqueue_recorded(1, JOB_SECONDS)
+    await deployment.wait_for_starts(1)
     await asyncio.sleep(1.5)  # The first heartbeat was heard.
 
     cut()
     cut_at = _uptime()
     add_near()
-    await place.begun(2)
+    await deployment.wait_for_starts(2)
     found_again = _uptime() - cut_at
-    stage.say(f"{name}: the second runner began after {found_again:.1f} s")
-    is_alive = place.runners["far"].is_running
-    await place.work_over()
+    stage.log(f"{name}: the second runner began after {found_again:.1f} s")
+    is_alive = deployment.runners["far"].is_running
+    await deployment.wait_for_work()
     mend()
-    verdict = await place.verdict(all_succeed=True)
-    first, second = place.work.witness.executions()[place.work.acknowledged[id]]
+    verdict = await deployment.verdict(all_succeed=True)
+    first, second = deployment.work.witness.executions()[deployment.work.acknowledged[id]]
     gap = second.began - first.last
     return [
         measured(FAULT, injected, NO_OVERLAP, max(0.0, -gap), "s of overlap", 0.0, f"let go {gap:.2f} s before"),
@@ -158,9 +160,9 @@ async def half_open(stage: Stage) -> list[Row]:
         await _busy(net, 8.0)
         await asyncio.sleep(1.5)
         net.cable.cut()
-        await net.place.servers[0].kill()
-        await net.place.start(net.place.servers[0])
-        net.cable.mend()
+        await net.deployment.servers[0].kill()
+        await net.deployment.start(net.deployment.servers[0])
+        net.cable.repair()
         return await _unharmed(net, FAULT, injected)
 
 
@@ -174,8 +176,8 @@ async def flapping(stage: Stage) -> list[Row]:
             await asyncio.sleep(2.0)
             net.cable.cut()
             await asyncio.sleep(seconds)
-            net.cable.mend()
-            stage.say(f"flapping: cut {number + 1} of {count} is over")
+            net.cable.repair()
+            stage.log(f"flapping: cut {number + 1} of {count} is over")
         return await _unharmed(net, FAULT, injected)
 
 
@@ -189,7 +191,7 @@ async def resets(stage: Stage) -> list[Row]:
             await asyncio.sleep(2.0)
             net.cable.reset()
             await asyncio.sleep(1.0)
-            net.cable.mend()
+            net.cable.repair()
         return await _unharmed(net, FAULT, injected)
 
 
@@ -198,9 +200,9 @@ async def disorder(stage: Stage) -> list[Row]:
     injected = "15 % lost, 20 % doubled, up to 0.2 s late and out of order, both ways"
     async with networked(stage, "disorder", TTL_SECONDS) as net:
         for way in (net.cable.to_server, net.cable.to_runner):
-            way.loss, way.doubling, way.jitter_seconds = 0.15, 0.2, 0.2
+            way.loss, way.duplication, way.jitter_seconds = 0.15, 0.2, 0.2
         await _busy(net, stage.size(15, 3))
-        await net.place.work.give(stage.size(6, 1), 0.5)
+        await net.deployment.work.enqueue_recorded(stage.size(6, 1), 0.5)
         return await _unharmed(net, "duplicate, delay, reorder, loss", injected)
 
 
@@ -209,21 +211,21 @@ async def slow(stage: Stage) -> list[Row]:
     seconds = stage.size(35, 5)
     injected = f"{SLOW_BYTES_PER_SECOND} bytes/s both ways, a job that writes 20 kB/s for {seconds} s"
     async with networked(stage, "slow", SLOW_TTL_SECONDS) as net:
-        place = net.place
+        deployment = net.deployment
         net.add_far()
         chatter = f"n=0; while [ $n -lt {seconds * 10} ]; do printf '%02000d\\n' $n; sleep 0.1; n=$((n + 1)); done"
-        await place.runners["far"].heard("waiting for work")
+        await deployment.runners["far"].wait_for_output("waiting for work")
         for way in (net.cable.to_server, net.cable.to_runner):
             way.bytes_per_second = SLOW_BYTES_PER_SECOND
-        id = await place.work.ask({"steps": [chatter], "executor": "process"})
-        await place.event(lambda event: event.entity_id == id and event.to == "RUNNING", "the job runs")
+        id = await deployment.work.ask({"steps": [chatter], "executor": "process"})
+        await deployment.event(lambda event: event.entity_id == id and event.to == "RUNNING", "the job runs")
         await asyncio.sleep(seconds)
-        arrived = LogStore(place.data / "logs").size(id, 1)
+        arrived = LogStore(deployment.data / "logs").size(id, 1)
         lost = net.cable.to_server.lost
-        stage.say(f"slow link: {arrived} bytes of the log arrived in {seconds} s")
-        net.cable.mend()
-        record = await over(place, id)
-        found = await place.verdict()
+        stage.log(f"slow link: {arrived} bytes of the log arrived in {seconds} s")
+        net.cable.repair()
+        record = await over(deployment, id)
+        found = await deployment.verdict()
     note = f"{record.state}, {lost} packets were too much for the line"
     progress = "the log makes progress, however thin the line"
     share = 1 - arrived / (SLOW_BYTES_PER_SECOND * seconds)
@@ -236,14 +238,14 @@ async def slow(stage: Stage) -> list[Row]:
 
 async def _busy(net: Net, seconds: float) -> None:
     net.add_far(slots=4)
-    await net.place.work.give(2, seconds)
-    await net.place.begun(2)
+    await net.deployment.work.enqueue_recorded(2, seconds)
+    await net.deployment.wait_for_starts(2)
 
 
 async def _unharmed(net: Net, fault: str, injected: str, note: str = "") -> list[Row]:
-    found = await net.place.verdict(90.0, all_succeed=True)
+    found = await net.deployment.verdict(90.0, all_succeed=True)
     if found.stuck:
-        raise TooLate("; ".join(found.wrong))
+        raise TimedOut("; ".join(found.wrong))
     # A grant that was never heard of is nobody's loss: only what had begun, and was begun again, is.
     again = found.executions - found.acknowledged
     unheard = found.lost_leases - again

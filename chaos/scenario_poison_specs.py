@@ -9,7 +9,7 @@ from typing import Any, Final
 from chaos.deployment import Deployment, deployed
 from chaos.jobs import over
 from chaos.rows import Row, measured
-from chaos.stage import Stage, TooLate
+from chaos.stage import Stage, TimedOut
 from deltaci.core.attempt import SUCCEEDED
 from deltaci.core.errors import Refused
 
@@ -75,27 +75,27 @@ SPECS: Final[Mapping[str, Any]] = {
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """All of them, and then an honest job."""
-    async with deployed(stage, "poison", ttl_seconds=TTL_SECONDS) as place:
-        runner = place.add_runner("r1", slots=4)
-        await over(place, await place.work.ask(HONEST))
-        keeper = place.keeper(runner)
+    async with deployed(stage, "poison", ttl_seconds=TTL_SECONDS) as deployment:
+        runner = deployment.add_runner("r1", slots=4)
+        await over(deployment, await deployment.work.ask(HONEST))
+        keeper = deployment.keeper(runner)
         specs = dict(list(SPECS.items())[: stage.size(len(SPECS), 4)])
-        wrong, refused, ids = await _enqueued(place, specs)
-        stage.say(f"{len(refused)} of {len(specs)} are refused when they are enqueued")
+        wrong, refused, ids = await _enqueued(deployment, specs)
+        stage.log(f"{len(refused)} of {len(specs)} are refused when they are enqueued")
         told: list[str] = []
         for name, id in ids.items():
             try:
-                record = await over(place, id, 60.0)
-            except TooLate:
+                record = await over(deployment, id, 60.0)
+            except TimedOut:
                 wrong.append(f"{name}: not over")
                 continue
             told.append(f"{name}: {record.error.code if record.error else record.state}")
             if record.state != SUCCEEDED and (record.error is None or not record.error.message):
                 wrong.append(f"{name}: {record.state} without a cause")
-        stage.say("; ".join(told))
-        last = await over(place, await place.work.ask(HONEST))
-        crashed = [part.name for part in (*place.servers, runner) if not part.is_running]
-        if not crashed and place.keeper(runner) != keeper:
+        stage.log("; ".join(told))
+        last = await over(deployment, await deployment.work.ask(HONEST))
+        crashed = [part.name for part in (*deployment.servers, runner) if not part.is_running]
+        if not crashed and deployment.keeper(runner) != keeper:
             crashed.append("the keeper")
         injected = f"{len(specs)} specifications"
         note = f"{len(refused)} refused at the door, the others ended with a cause"
@@ -104,17 +104,17 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
         yield measured(FAULT, injected, "server and runner go on", len(crashed), "crashes", 0, str(crashed))
         is_done = last.state == SUCCEEDED
         yield measured(FAULT, injected, "the next job runs", 0 if is_done else 1, "failures", 0)
-        yield (await place.verdict()).row(FAULT, injected)
+        yield (await deployment.verdict()).row(FAULT, injected)
 
 
-async def _enqueued(place: Deployment, specs: Mapping[str, Any]) -> tuple[list[str], list[str], dict[str, str]]:
+async def _enqueued(deployment: Deployment, specs: Mapping[str, Any]) -> tuple[list[str], list[str], dict[str, str]]:
     """What is wrong, what was refused, and the ids of the others."""
     wrong: list[str] = []
     refused: list[str] = []
     ids: dict[str, str] = {}
     for name, spec in specs.items():
         try:
-            ids[name] = await asyncio.wait_for(place.work.ask(spec), 30.0)
+            ids[name] = await asyncio.wait_for(deployment.work.ask(spec), 30.0)
         except Refused as why:
             refused.append(f"{name}: {why.code}")
         except Exception as error:

@@ -26,22 +26,22 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     with PostgresServer() as database, NatsServer() as nats:
         words = ("--nats", nats.url)
         store = database.create_database()
-        async with deployed(stage, "rolling", *words, store=store, servers=2, ttl_seconds=TTL_SECONDS) as place:
-            runners = [place.add_runner(name, *words, slots=2) for name in ("r1", "r2", "r3")]
-            async with place.work.flowing(0.2, seconds=0.4):
-                await place.begun(2)
+        async with deployed(stage, "rolling", *words, store=store, servers=2, ttl_seconds=TTL_SECONDS) as deployment:
+            runners = [deployment.add_runner(name, *words, slots=2) for name in ("r1", "r2", "r3")]
+            async with deployment.work.steady_load(0.2, seconds=0.4):
+                await deployment.wait_for_starts(2)
                 for number in range(rounds):
-                    stage.say(f"round {number + 1} of {rounds}")
-                    await place.work.give_run()
-                    for part in [*place.servers, *runners]:
-                        await place.restart(part)
-                        await going_on(place)
+                    stage.log(f"round {number + 1} of {rounds}")
+                    await deployment.work.start_run()
+                    for part in [*deployment.servers, *runners]:
+                        await deployment.restart(part)
+                        await going_on(deployment)
                     nats.kill()
                     nats.start()
-                    await going_on(place)
+                    await going_on(deployment)
                     await asyncio.to_thread(database.restart)
-                    await going_on(place)
-            found = await place.verdict(all_succeed=True)
+                    await going_on(deployment)
+            found = await deployment.verdict(all_succeed=True)
     injected = f"SIGTERM and start of 2 servers, 3 runners, NATS and PostgreSQL in turn, {rounds} times around"
     grants = sorted(event.at / SECOND for event in found.log if event.to == LEASED)
     pauses = [after - before for before, after in pairwise(grants)]
@@ -54,6 +54,6 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     yield measured(FAULT, injected, invariant, max(pauses), "s", LONGEST_PAUSE_SECONDS)
 
 
-async def going_on(place: Deployment) -> None:
+async def going_on(deployment: Deployment) -> None:
     """Until a few more jobs have begun."""
-    await place.begun(len(place.work.witness.marks()) + 2)
+    await deployment.wait_for_starts(len(deployment.work.witness.marks()) + 2)

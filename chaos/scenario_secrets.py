@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 import msgspec
 
 from chaos.deployment import Deployment, deployed
-from chaos.jobs import log_of, over
+from chaos.jobs import over, read_log
 from chaos.rows import NotRun, Row, measured
 from chaos.stage import Stage
 from deltaci.app import BLOBS_FOLDER, KEY_FILE
@@ -110,9 +110,11 @@ for c in os.environ["S"]: print(c, end=""); time.sleep(0.005)'"""
 
 async def run(stage: Stage) -> AsyncIterator[Row]:
     """Every variant in a job of its own; then everything is searched."""
-    async with deployed(stage, "secrets", ttl_seconds=TTL_SECONDS) as place:
-        kept = Secrets(open_blob_store(str(place.data / BLOBS_FOLDER)), load_server_key(place.data / KEY_FILE))
-        runner = place.add_runner("r1", slots=4)
+    async with deployed(stage, "secrets", ttl_seconds=TTL_SECONDS) as deployment:
+        kept = Secrets(
+            open_blob_store(str(deployment.data / BLOBS_FOLDER)), load_server_key(deployment.data / KEY_FILE)
+        )
+        runner = deployment.add_runner("r1", slots=4)
         variants = dict(list(VARIANTS.items())[: stage.size(len(VARIANTS), 4)])
         values = {name: _value(variant) for name, variant in variants.items()}
         ids = {}
@@ -121,22 +123,26 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
                 kept.set("default", f"CHAOS_{number}", values[name])
             except Refused as refused:
                 raise NotRun(refused.message) from refused
-            ids[name] = await _asked(place, f"CHAOS_{number}", variant)
+            ids[name] = await _asked(deployment, f"CHAOS_{number}", variant)
         bare: list[str] = []  # A job that never had its secret would leak nothing, and show nothing.
         for name, id in ids.items():
-            record = await over(place, id)
-            if b"***" not in log_of(place, record) and "***" not in f"{record}" and "secret" not in f"{record.error}":
+            record = await over(deployment, id)
+            if (
+                b"***" not in read_log(deployment, record)
+                and "***" not in f"{record}"
+                and "secret" not in f"{record.error}"
+            ):
                 bare.append(name)
-        stage.say(f"{len(ids)} jobs are over")
-        stored = _stored(place)
+        stage.log(f"{len(ids)} jobs are over")
+        stored = _stored(deployment)
         leaks = [name for name, variant in variants.items() if _leaked(variant, values[name], stored)]
         injected = f"{len(variants)} ways to print a secret"
         yield measured(FAULT, injected, "each is printed, and hidden", len(bare), "not hidden", 0, ", ".join(bare))
         note = ", ".join(leaks) or f"{sum(map(len, stored.values())) / 1e6:.1f} MB in {len(stored)} files searched"
         yield measured(FAULT, injected, "no stored run of bytes gives a secret away", len(leaks), "leaks", 0, note)
-        alive = 0 if runner.is_running and place.servers[0].is_running else 1
+        alive = 0 if runner.is_running and deployment.servers[0].is_running else 1
         yield measured(FAULT, injected, "runner and server survive", alive, "crashes", 0)
-        yield (await place.verdict()).row(FAULT, injected)
+        yield (await deployment.verdict()).row(FAULT, injected)
 
 
 def _value(variant: Variant) -> str:
@@ -148,7 +154,7 @@ def _value(variant: Variant) -> str:
     return value
 
 
-async def _asked(place: Deployment, secret: str, variant: Variant) -> str:
+async def _asked(deployment: Deployment, secret: str, variant: Variant) -> str:
     spec: dict[str, Any] = {
         "steps": [f'export S="${secret}"\n{variant.step}'],
         "executor": "process",
@@ -160,13 +166,13 @@ async def _asked(place: Deployment, secret: str, variant: Variant) -> str:
         spec["artifacts"] = [{"path_glob": "left/*"}]
     elif "r.xml" in variant.step:
         spec["artifacts"] = [{"path_glob": "r.xml", "type": "junit"}]
-    return await place.work.ask(spec)
+    return await deployment.work.ask(spec)
 
 
-def _stored(place: Deployment) -> dict[str, bytes]:
+def _stored(deployment: Deployment) -> dict[str, bytes]:
     """All that is kept, by file; but not what is sealed, nor a report that is kept as the job wrote it."""
     found = {}
-    for path in [*place.data.rglob("*"), *place.folder.glob("*.log")]:
+    for path in [*deployment.data.rglob("*"), *deployment.folder.glob("*.log")]:
         name = str(path)
         if path.is_file() and "/+secrets/" not in name and not name.endswith("=r.xml"):
             found[name] = name.encode() + path.read_bytes()

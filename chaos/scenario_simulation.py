@@ -69,7 +69,7 @@ async def _told(stage: Stage, seeds: int) -> AsyncIterator[dict[str, Any]]:
         async for line in process.stdout:
             count += 1
             if count % 25 == 0:
-                stage.say(f"{count} of {seeds} histories")
+                stage.log(f"{count} of {seeds} histories")
             yield json.loads(line)
     finally:
         if process.returncode is None:

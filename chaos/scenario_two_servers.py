@@ -10,7 +10,7 @@ from typing import Final
 from chaos.deployment import deployed
 from chaos.rows import Row, measured
 from chaos.speaker import Speakers
-from chaos.stage import Stage, until
+from chaos.stage import Stage, wait_until
 from deltaci.core.attempt import LEASED
 from deltaci.core.events import ATTEMPT
 from tests.servers import PostgresServer
@@ -24,16 +24,16 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     count, jobs = stage.size(24, 4), stage.size(600, 20)
     with PostgresServer() as database:
         store = database.create_database()
-        async with deployed(stage, "race", store=store, servers=2, ttl_seconds=TTL_SECONDS) as place:
-            speakers = Speakers(place, count, slots=3)
+        async with deployed(stage, "race", store=store, servers=2, ttl_seconds=TTL_SECONDS) as deployment:
+            speakers = Speakers(deployment, count, slots=3)
             async with speakers.speaking():
                 began = time.monotonic()
                 for batch in range(0, jobs, 50):
-                    await Speakers.give(place.work, min(50, jobs - batch), f"race{batch}")
-                    stage.say(f"{batch + 50} of {jobs} asked for, {len(speakers.completed())} done")
-                await until(lambda: len(speakers.completed()) >= jobs, "all is done", 120)
+                    await Speakers.enqueue_recorded(deployment.work, min(50, jobs - batch), f"race{batch}")
+                    stage.log(f"{batch + 50} of {jobs} asked for, {len(speakers.completed())} done")
+                await wait_until(lambda: len(speakers.completed()) >= jobs, "all is done", 120)
                 seconds = time.monotonic() - began
-            found = await place.verdict(all_succeed=True)
+            found = await deployment.verdict(all_succeed=True)
     injected = f"{count} runners, 2 servers, {jobs} jobs, one PostgreSQL"
     grants = Counter(event.entity_id for event in found.log if event.entity == ATTEMPT and event.to == LEASED)
     twice = sum(number - 1 for number in grants.values())

@@ -1,6 +1,6 @@
-"""A runner that only speaks: the real client and protocol, no jobs; it writes down every yes that it hears.
+"""Runners that only use the protocol: the real client, but no jobs; they record every acknowledgement.
 
-Its jobs tell nothing to a witness, so give it jobs of its own: `Speakers.give`.
+Their jobs record no execution, so they need jobs of their own: `Speakers.give`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from deltaci.engine.queue import NewJob
 from deltaci.protocol import messages as wire
 from deltaci.runner.client import RunnerClient, Unreachable
 
-AGAIN_SECONDS: Final = 0.02
+RETRY_SECONDS: Final = 0.02
 WAIT_SECONDS: Final = 1.0
 LABEL: Final = "speaker"
 
 T = TypeVar("T")
 
 
-class Yes(msgspec.Struct, frozen=True):
-    """One thing that was acknowledged, by the clock of this machine: a grant, or a message under its lease."""
+class Acknowledgement(msgspec.Struct, frozen=True):
+    """A grant or a message that was acknowledged, with the time by this machine's clock."""
 
     at: float
     runner_id: str
@@ -41,18 +41,18 @@ class Yes(msgspec.Struct, frozen=True):
 
     @property
     def ref(self) -> ids.LeaseRef:
-        """Which lease of which attempt."""
+        """The lease that was acknowledged."""
         return ids.lease_ref(self.lease_id)
 
 
 class Speakers:
-    """Any number of them, each in a thread of its own, for as long as this lasts."""
+    """Any number of such runners, each in a thread of its own."""
 
-    def __init__(self, place: Deployment, count: int, slots: int = 1) -> None:
-        self.heard: list[Yes] = []
+    def __init__(self, deployment: Deployment, count: int, slots: int = 1) -> None:
+        self.acknowledged: list[Acknowledgement] = []
         self.granted: dict[str, list[str]] = {}
         self.stale = 0
-        self._place = place
+        self._deployment = deployment
         self._slots = slots
         self._is_over = threading.Event()
         self._lock = threading.Lock()
@@ -60,35 +60,35 @@ class Speakers:
 
     @asynccontextmanager
     async def speaking(self) -> AsyncIterator[Speakers]:
-        """From now on, until the end."""
+        """Run them until the block ends."""
         for thread in self._threads:
             thread.start()
         try:
             yield self
         finally:
-            await asyncio.to_thread(self.stop)  # Not here: their way to the server is on this loop.
+            await asyncio.to_thread(self.stop)  # In a thread: the load balancer that they use runs on this loop.
 
     def stop(self) -> None:
-        """Let them finish what they are at."""
+        """Stop them after their current job."""
         self._is_over.set()
         for thread in self._threads:
             thread.join(30)
 
     @staticmethod
-    async def give(work: Workload, count: int, prefix: str) -> list[str]:
-        """Jobs for speakers alone; acknowledged when this returns."""
+    async def enqueue_recorded(work: Workload, count: int, prefix: str) -> list[str]:
+        """Enqueue jobs for these runners alone; they are acknowledged when this returns."""
         jobs = [NewJob(payload={"steps": ["true"]}, labels=[LABEL], request_id=f"{prefix}-{n}") for n in range(count)]
         found = await work.enqueue(jobs)
         return [each.id for each in found]
 
     def completed(self) -> set[str]:
-        """The attempts whose success was acknowledged."""
-        return {each.ref.attempt_id for each in self.heard if each.what == "Complete"}
+        """Return the attempts whose success was acknowledged."""
+        return {each.ref.attempt_id for each in self.acknowledged if each.what == "Complete"}
 
     def broken(self, records: dict[str, attempt.Attempt]) -> list[str]:
-        """What was acknowledged and does not stand in these records."""
+        """Return what was acknowledged but is not in these records."""
         wrong = []
-        for yes in list(self.heard):
+        for yes in list(self.acknowledged):
             record = records.get(yes.ref.attempt_id)
             if record is None:
                 wrong.append(f"{yes.ref.attempt_id}: {yes.what} was acknowledged, and there is no such attempt")
@@ -99,14 +99,14 @@ class Speakers:
         return wrong
 
     def granted_twice(self) -> list[str]:
-        """Lease ids that two runners were given, or one runner twice."""
+        """Return the lease ids that were granted more than once."""
         return [lease_id for lease_id, who in self.granted.items() if len(who) > 1]
 
     # -- in its own thread
 
     def _live(self, name: str) -> None:
-        client = RunnerClient(self._place.front.url)
-        token = registration_token(self._place.data, name, TENANT)
+        client = RunnerClient(self._deployment.load_balancer.url)
+        token = registration_token(self._deployment.data, name, TENANT)
         try:
             told = self._insist(lambda: client.register(token, [LABEL], self._slots, request_id=f"{name}-request"))
             if told is None:
@@ -123,7 +123,7 @@ class Speakers:
             client.close_all()
 
     def _do(self, client: RunnerClient, name: str, granted: wire.LeaseGranted) -> None:
-        """All of a job's life, message by message; a stale lease ends it."""
+        """Send all messages of a job's life; a stale lease ends it."""
         now = datetime.now(UTC)
         lease_id = granted.lease_id
         for message in (
@@ -141,12 +141,12 @@ class Speakers:
 
     def _note(self, name: str, lease_id: str, what: str) -> None:
         with self._lock:
-            self.heard.append(Yes(time.time(), name, lease_id, what))
+            self.acknowledged.append(Acknowledgement(time.time(), name, lease_id, what))
             if what == "Lease":
                 self.granted.setdefault(lease_id, []).append(name)
 
     def _insist(self, ask: Callable[[], T]) -> T | None:
-        """Say it until it is answered, or until all is over."""
+        """Repeat a request until it is answered, or until the runners are stopped."""
         while not self._is_over.is_set():
             try:
                 return ask()
@@ -155,5 +155,5 @@ class Speakers:
             except Refused as refused:
                 if refused.code not in ("expired_credential", "overloaded", "unavailable"):
                     raise
-            self._is_over.wait(AGAIN_SECONDS)
+            self._is_over.wait(RETRY_SECONDS)
         return None

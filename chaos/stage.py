@@ -1,4 +1,4 @@
-"""Where a scenario plays: a folder of its own, how large it is to be, and bounded waits."""
+"""The environment of one run of a scenario: its folder, its size, and waits with a time limit."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-LOOK_SECONDS: Final = 0.02
-PATIENCE_SECONDS: Final = 60.0
+POLL_SECONDS: Final = 0.02
+TIMEOUT_SECONDS: Final = 60.0
 
 T = TypeVar("T")
 
 
-class TooLate(Exception):
-    """What was waited for did not happen in time."""
+class TimedOut(Exception):
+    """The awaited condition did not become true in time."""
 
 
 class Stage:
-    """One run of one scenario. A quick one shows that it works; its figures are of no use."""
+    """One run of one scenario. A quick run only tests the scenario itself; its figures are meaningless."""
 
     def __init__(self, folder: Path, *, is_quick: bool = False) -> None:
         self.folder = folder
         self.is_quick = is_quick
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
 
-    def say(self, text: str) -> None:
-        """Tell people how far it is."""
-        print(f"  {time.monotonic() - self._began:6.1f} s  {text}", file=sys.stderr, flush=True)
+    def log(self, text: str) -> None:
+        """Print the progress."""
+        print(f"  {time.monotonic() - self._started_at:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    def place(self, name: str) -> Path:
-        """A new folder for one case."""
-        made = self.folder / name
-        made.mkdir()
-        made.chmod(0o755)
-        return made
+    def make_folder(self, name: str) -> Path:
+        """Create a folder for one case."""
+        folder = self.folder / name
+        folder.mkdir()
+        folder.chmod(0o755)
+        return folder
 
     def size(self, full: int, quick: int) -> int:
-        """How many: of the real thing, or of a rehearsal."""
+        """Return the number for a full or for a quick run."""
         return quick if self.is_quick else full
 
 
-async def until(is_so: Callable[[], T], what: str, seconds: float = PATIENCE_SECONDS) -> T:
-    """Look again and again until it is so; what was found. Raises `TooLate` with `what`."""
+async def wait_until(condition: Callable[[], T], description: str, seconds: float = TIMEOUT_SECONDS) -> T:
+    """Poll until `condition` returns a true value, and return that. Raises `TimedOut` with `description`."""
     deadline = time.monotonic() + seconds
-    while not (found := is_so()):
+    while not (result := condition()):
         if time.monotonic() >= deadline:
-            raise TooLate(f"after {seconds:.0f} s still not: {what}")
-        await asyncio.sleep(LOOK_SECONDS)
-    return found
+            raise TimedOut(f"after {seconds:.0f} s still not: {description}")
+        await asyncio.sleep(POLL_SECONDS)
+    return result
 
 
-async def in_time(work: Awaitable[T], what: str, seconds: float = PATIENCE_SECONDS) -> T:
-    """Wait for it, but not for ever."""
+async def with_time_limit(work: Awaitable[T], description: str, seconds: float = TIMEOUT_SECONDS) -> T:
+    """Await `work` with a time limit. Raises `TimedOut`."""
     try:
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError:
-        raise TooLate(f"after {seconds:.0f} s still not: {what}") from None
+        raise TimedOut(f"after {seconds:.0f} s still not: {description}") from None

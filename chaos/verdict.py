@@ -1,7 +1,7 @@
-"""The end of every scenario: was anything lost, doubled, stuck, or left behind? Asked from the outside.
+"""The check at the end of every scenario: was any work lost, executed twice, stuck, or left running?
 
-What the store says is compared with what the client was promised and what jobs told of themselves; and the log is
-exported and put before the real `deltaci verify`.
+The store is compared with what was acknowledged to the client and with what the jobs recorded; the exported log is
+checked by `deltaci verify`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from chaos.parts import carrying
+from chaos.parts import processes_with
 from chaos.rows import Row, measured
-from chaos.stage import TooLate, until
+from chaos.stage import TimedOut, wait_until
 from chaos.witness import Execution, overlap_seconds
 from chaos.workload import Workload
 from deltaci.audit.projections.canonical import canonical_lines
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from chaos.deployment import Deployment
 
 MAX_EVENTS: Final = 10_000_000
-GRACE_SECONDS: Final = 5.0  # From a job's end until the last of its processes is gone.
+GRACE_SECONDS: Final = 5.0  # After a job's end, its processes may exist for so long.
 INVARIANT: Final = (
     "never lost, never doubled, never stuck: acknowledged work ends once, alone, legally, and leaves nobody"
 )
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What was found. Everything that is wrong is a line in `wrong`."""
+    """The result of the check. Every violation is a text in `wrong`."""
 
     acknowledged: int = 0
     succeeded: int = 0
@@ -57,56 +57,56 @@ class Verdict(msgspec.Struct, kw_only=True):
     records: dict[str, Attempt] = {}
 
     def row(self, fault: str, injected: str, note: str = "") -> Row:
-        """All of it in one row: how much is wrong."""
-        told = (
+        """Return the number of violations as one row."""
+        summary = (
             f"{self.acknowledged} acknowledged, {self.succeeded} succeeded in {self.executions} executions, "
             f"{self.lost} lost, {self.doubled} doubled, {self.stuck} stuck, overlap {self.overlap_seconds:.2f} s, "
             f"{self.events} events legal"
         )
-        parts = [*([note] if note else []), *(self.wrong[:5] or [told])]
+        parts = [*([note] if note else []), *(self.wrong[:5] or [summary])]
         return measured(fault, injected, INVARIANT, len(self.wrong), "violations", 0, "; ".join(parts))
 
 
 async def verdict(
-    place: Deployment, seconds: float = 60.0, overlap_limit: float = 0.0, *, all_succeed: bool = False
+    deployment: Deployment, seconds: float = 60.0, overlap_limit: float = 0.0, *, all_succeed: bool = False
 ) -> Verdict:
-    """Wait until everything that was acknowledged is over, but not longer than this; then look at everything.
+    """Wait until all acknowledged work has ended, but no longer than `seconds`; then check everything.
 
-    With `all_succeed`, a job that ended in any other way is a violation too: nothing that was broken was its own.
+    With `all_succeed`, any job that did not succeed is a violation too: no job of the scenario may fail by itself.
     """
-    work, found = place.work, Verdict()
-    found.acknowledged = len(work.acknowledged)
-    left = await unfinished(work, seconds)
-    found.stuck = len(left)
-    found.wrong += [f"{id} is not over after {seconds:.0f} s" for id in left]
-    await _left(place, found)
-    found.log = await work.insist(lambda: feed.read(work.store, 0, MAX_EVENTS))
-    found.events = len(found.log)
-    tries = await _records(work, found)
-    _executions(work, found, tries, overlap_limit)
+    work, result = deployment.work, Verdict()
+    result.acknowledged = len(work.acknowledged)
+    unfinished_ids = await unfinished(work, seconds)
+    result.stuck = len(unfinished_ids)
+    result.wrong += [f"{id} is not over after {seconds:.0f} s" for id in unfinished_ids]
+    await _check_processes(deployment, result)
+    result.log = await work.retry_until_answered(lambda: feed.read(work.store, 0, MAX_EVENTS))
+    result.events = len(result.log)
+    attempts = await _check_records(work, result)
+    _check_executions(work, result, attempts, overlap_limit)
     if all_succeed:
-        found.wrong += [f"{id} ended, and not well" for id in sorted(found.failed)]
-    _ends(found)
-    await _busy(work, found)
-    await asyncio.to_thread(_verify, place, found)
-    return found
+        result.wrong += [f"{id} ended, and not well" for id in sorted(result.failed)]
+    _check_ends(result)
+    await _check_workers(work, result)
+    await asyncio.to_thread(_verify, deployment, result)
+    return result
 
 
 async def unfinished(work: Workload, seconds: float, ids: Iterable[str] | None = None) -> list[str]:
-    """What is acknowledged and not over in time. The log is read as it grows; a store that is away is asked again."""
+    """Return what was acknowledged but did not end in time. Follows the log; retries while the store is unavailable."""
     open_ids = set(work.acknowledged if ids is None else ids)
-    open_runs, seen = set(work.runs if ids is None else ()), 0
+    open_runs, last_seq = set(work.runs if ids is None else ()), 0
     deadline = time.monotonic() + seconds
     while (open_ids or open_runs) and time.monotonic() < deadline:
         try:
             async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
-                async for event in feed.follow(work.store, seen):
-                    seen = event.seq
+                async for event in feed.follow(work.store, last_seq):
+                    last_seq = event.seq
                     if event.entity == ATTEMPT and event.to in attempt.TERMINAL:
                         open_ids.discard(event.entity_id)
                     elif event.entity == RUN and (event.to in run.OVER or event.to in run.TERMINAL):
                         open_runs.discard(event.entity_id)
-                        # What the run's end made needless was never to be executed.
+                        # Jobs that the end of their run made unnecessary need not end.
                         open_ids -= {id for id in open_ids if id.startswith(f"{event.entity_id}/")}
                     if not open_ids and not open_runs:
                         break
@@ -117,113 +117,119 @@ async def unfinished(work: Workload, seconds: float, ids: Iterable[str] | None =
     return sorted([*open_ids, *open_runs])
 
 
-async def _left(place: Deployment, found: Verdict) -> None:
-    """Processes of jobs that are over."""
-    marks = place.work.witness.marks()
+async def _check_processes(deployment: Deployment, result: Verdict) -> None:
+    """Check that no process of an ended job is left."""
+    marks = deployment.work.witness.marks()
     try:
-        await until(lambda: not carrying(MARKER_VARIABLE, marks), "every process of every job is gone", GRACE_SECONDS)
-    except TooLate:
-        left = carrying(MARKER_VARIABLE, marks)
-        found.wrong.append(f"{len(left)} processes of jobs that are over are left: {left[:5]}")
+        await wait_until(
+            lambda: not processes_with(MARKER_VARIABLE, marks), "every process of every job is gone", GRACE_SECONDS
+        )
+    except TimedOut:
+        pids = processes_with(MARKER_VARIABLE, marks)
+        result.wrong.append(f"{len(pids)} processes of jobs that are over are left: {pids[:5]}")
 
 
-async def _records(work: Workload, found: Verdict) -> dict[str, list[Attempt]]:
-    """Look up all that was acknowledged. Every attempt of each job: a run tries again what failed."""
+async def _check_records(work: Workload, result: Verdict) -> dict[str, list[Attempt]]:
+    """Load every attempt of each acknowledged job, and check it."""
     retries: dict[str, set[str]] = {}
-    for event in found.log:
+    for event in result.log:
         if event.entity == ATTEMPT and event.run_id:
             retries.setdefault(event.entity_id.rpartition(".")[0], set()).add(event.entity_id)
-    tries: dict[str, list[Attempt]] = {}
+    attempts: dict[str, list[Attempt]] = {}
     for id in work.acknowledged:
         ids = sorted({id, *retries.get(id.rpartition(".")[0], ())})
-        tries[id] = [record for each in ids if (record := await work.attempt(each)) is not None]
-        if not tries[id] and id.partition("/")[0] not in work.runs:
-            found.lost += 1
-            found.wrong.append(f"{id} was acknowledged and is not there")
-        for record in tries[id]:
-            found.records[record.id] = record
-            _limits(record, found)
-        is_success = any(record.state == attempt.SUCCEEDED for record in tries[id])
-        found.succeeded += is_success
-        found.failed += [] if is_success else [id]
-    return tries
+        attempts[id] = [record for attempt_id in ids if (record := await work.attempt(attempt_id)) is not None]
+        if not attempts[id] and id.partition("/")[0] not in work.runs:
+            result.lost += 1
+            result.wrong.append(f"{id} was acknowledged and is not there")
+        for record in attempts[id]:
+            result.records[record.id] = record
+            _check_limits(record, result)
+        is_success = any(record.state == attempt.SUCCEEDED for record in attempts[id])
+        result.succeeded += is_success
+        result.failed += [] if is_success else [id]
+    return attempts
 
 
-def _limits(record: Attempt, found: Verdict) -> None:
-    """No attempt outlives its limits, or keeps a lease."""
-    found.lost_leases += record.lost_leases
+def _check_limits(record: Attempt, result: Verdict) -> None:
+    """Check the attempt's limit of lost leases, and that it has no live lease."""
+    result.lost_leases += record.lost_leases
     if record.lost_leases > record.max_lost_leases and record.state == attempt.SUCCEEDED:
-        found.wrong.append(f"{record.id} lost {record.lost_leases} leases, {record.max_lost_leases} are allowed")
+        result.wrong.append(f"{record.id} lost {record.lost_leases} leases, {record.max_lost_leases} are allowed")
     if record.lease is not None:
-        found.wrong.append(f"{record.id} still has a lease ({record.lease.state})")
+        result.wrong.append(f"{record.id} still has a lease ({record.lease.state})")
 
 
-def _executions(work: Workload, found: Verdict, tries: dict[str, list[Attempt]], overlap_limit: float) -> None:
-    """What the records say against what the jobs told."""
-    told = work.witness.executions()
-    for id, records in tries.items():
-        mine: list[Execution] = told.get(work.acknowledged[id], [])
-        if not any(map(is_witnessed, records)):
+def _check_executions(
+    work: Workload, result: Verdict, attempts: dict[str, list[Attempt]], overlap_limit: float
+) -> None:
+    """Compare the records with the recorded executions."""
+    recorded = work.witness.executions()
+    for id, records in attempts.items():
+        executions: list[Execution] = recorded.get(work.acknowledged[id], [])
+        if not any(map(records_execution, records)):
             continue
-        found.executions += len(mine)
-        overlap = overlap_seconds(mine)
-        found.overlap_seconds += overlap
-        clashes = sum(each.clashes for each in mine)
-        ends = sum(each.ends for each in mine)
-        # A job that is frozen holds its lock, and does nothing: then only the time counts.
+        result.executions += len(executions)
+        overlap = overlap_seconds(executions)
+        result.overlap_seconds += overlap
+        clashes = sum(execution.clashes for execution in executions)
+        ends = sum(execution.ends for execution in executions)
+        # A frozen job holds its lock but does nothing: then only the time counts.
         if overlap > overlap_limit or (clashes and not overlap_limit):
-            found.wrong.append(f"{id} ran twice at once: {overlap:.2f} s, {clashes} locks were taken")
-        if id not in found.failed and not ends:
-            found.wrong.append(f"{id} succeeded, and no execution of it came to its end")
-        # Only a lease that was lost, or an attempt that failed, lets it be executed again.
+            result.wrong.append(f"{id} ran twice at once: {overlap:.2f} s, {clashes} locks were taken")
+        if id not in result.failed and not ends:
+            result.wrong.append(f"{id} succeeded, and no execution of it came to its end")
+        # It may be executed again only after a lost lease or a failed attempt.
         leases = sum(record.claims for record in records)
-        if len(mine) > leases or ends > len(records) + sum(record.lost_leases for record in records):
-            found.doubled += 1
-            found.wrong.append(f"{id} was executed {len(mine)} times ({ends} to the end) under {leases} leases")
+        if len(executions) > leases or ends > len(records) + sum(record.lost_leases for record in records):
+            result.doubled += 1
+            result.wrong.append(f"{id} was executed {len(executions)} times ({ends} to the end) under {leases} leases")
 
 
-def is_witnessed(record: Attempt) -> bool:
-    """Whether its steps tell what they do; those of a runner that only speaks do not."""
+def records_execution(record: Attempt) -> bool:
+    """Return whether the job's steps record their execution; those of a scripted runner do not."""
     return "tell begin" in str(record.spec)
 
 
-def _ends(found: Verdict) -> None:
-    """Nothing ends twice, and no lease's number is given twice."""
+def _check_ends(result: Verdict) -> None:
+    """Check that no attempt ends twice, and no lease number is granted twice."""
     ended: set[str] = set()
     granted: set[str] = set()
-    for event in found.log:
+    for event in result.log:
         if event.entity != ATTEMPT:
             continue
         if event.to in attempt.TERMINAL and event.from_ != event.to:
             if event.entity_id in ended:
-                found.doubled += 1
-                found.wrong.append(f"{event.entity_id} ended twice in the log")
+                result.doubled += 1
+                result.wrong.append(f"{event.entity_id} ended twice in the log")
             ended.add(event.entity_id)
         lease = event.metadata.get("lease")
         if lease and lease.get("from") in (None, ""):
             name = f"{event.entity_id}#{lease['number']}"
             if name in granted:
-                found.wrong.append(f"lease {name} was granted twice")
+                result.wrong.append(f"lease {name} was granted twice")
             granted.add(name)
 
 
-async def _busy(work: Workload, found: Verdict) -> None:
-    """A worker that has a task when there is none is stuck with it."""
-    if found.stuck:
+async def _check_workers(work: Workload, result: Verdict) -> None:
+    """Check that no worker has a task left."""
+    if result.stuck:
         return
-    for id in {event.entity_id for event in found.log if event.entity == WORKER}:
-        record = await work.insist(lambda id=id: work.store.find(id))  # type: ignore[misc]
+    for id in {event.entity_id for event in result.log if event.entity == WORKER}:
+        record = await work.retry_until_answered(lambda id=id: work.store.find(id))  # type: ignore[misc]
         if isinstance(record, Worker) and record.tasks:
-            found.stuck += 1
-            found.wrong.append(f"worker {id} holds {len(record.tasks)} tasks, and all are over")
+            result.stuck += 1
+            result.wrong.append(f"worker {id} holds {len(record.tasks)} tasks, and all are over")
 
 
-def _verify(place: Deployment, found: Verdict) -> None:
-    """The real command over the real log."""
-    path = place.folder / "events.jsonl"
-    path.write_bytes(b"".join(line + b"\n" for line in canonical_lines(found.log)))
+def _verify(deployment: Deployment, result: Verdict) -> None:
+    """Run `deltaci verify` on the exported log."""
+    path = deployment.folder / "events.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in canonical_lines(result.log)))
     command = [sys.executable, "-m", "deltaci", "verify", "--json", str(path)]
-    told = subprocess.run(command, capture_output=True, env=place.environment, timeout=120, check=False)
-    if told.returncode != 0:
-        report = msgspec.json.decode(told.stdout) if told.stdout else {"violations": told.stderr.decode()}
-        found.wrong.append(f"deltaci verify: {report['violations']} violations: {report.get('found', [])[:1]}")
+    completed = subprocess.run(command, capture_output=True, env=deployment.environment, timeout=120, check=False)
+    if completed.returncode != 0:
+        report = (
+            msgspec.json.decode(completed.stdout) if completed.stdout else {"violations": completed.stderr.decode()}
+        )
+        result.wrong.append(f"deltaci verify: {report['violations']} violations: {report.get('found', [])[:1]}")

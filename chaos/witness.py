@@ -1,7 +1,7 @@
-"""What jobs really did, told by themselves into a file outside: who began when, went on until when, and ended.
+"""Records what jobs really did: the jobs write to a file outside when they start, go on, and end.
 
-Times are the seconds since the machine was started, to a hundredth; whether two were there at once is also decided by
-the kernel, with a lock that each holds as long as a process of it lives.
+Times are seconds since boot, with a resolution of a hundredth. Whether two executions ran at once is also decided by
+the kernel, with a lock that each holds as long as one of its processes lives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TICK_SECONDS: Final = 0.1
 
 
 class Execution(msgspec.Struct):
-    """One cell of one job: `mark` is its own, and in the environment of all its processes."""
+    """One execution of one job. `mark` is unique and in the environment of all its processes."""
 
     job: str
     mark: str
@@ -27,7 +27,7 @@ class Execution(msgspec.Struct):
 
 
 class Witness:
-    """A file and a folder of locks."""
+    """The file that jobs write to, and a folder of locks."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -37,7 +37,7 @@ class Witness:
         self._locks.mkdir()
 
     def step(self, job: str, seconds: float) -> str:
-        """A step that tells what it does, for so long."""
+        """Return a shell step that runs for so many seconds and records that."""
         return f"""
 exec 9>>{self._locks}/{job}
 tell() {{ read -r up rest </proc/uptime; printf '%s\\n' "{job} $DELTACI_JOB_MARK $1 $up" >>{self._file}; }}
@@ -50,31 +50,31 @@ tell end
 """
 
     def executions(self) -> dict[str, list[Execution]]:
-        """Everything that was told, by job, in the order in which they began."""
-        found: dict[str, Execution] = {}
+        """Return all recorded executions by job, in the order of their start."""
+        executions: dict[str, Execution] = {}
         for line in self._file.read_text().splitlines():
-            words = line.split()
-            if len(words) != 4:
-                continue  # The last line of one that was killed while it wrote.
-            job, mark, what, at = words
-            each = found.setdefault(mark, Execution(job=job, mark=mark, began=float(at), last=float(at)))
-            each.last = max(each.last, float(at))
-            each.ends += what == "end"
-            each.clashes += what == "clash"
+            fields = line.split()
+            if len(fields) != 4:
+                continue  # A line of a job that was killed while it wrote.
+            job, mark, event, at = fields
+            execution = executions.setdefault(mark, Execution(job=job, mark=mark, began=float(at), last=float(at)))
+            execution.last = max(execution.last, float(at))
+            execution.ends += event == "end"
+            execution.clashes += event == "clash"
         jobs: dict[str, list[Execution]] = defaultdict(list)
-        for each in sorted(found.values(), key=lambda each: each.began):
-            jobs[each.job].append(each)
+        for execution in sorted(executions.values(), key=lambda execution: execution.began):
+            jobs[execution.job].append(execution)
         return jobs
 
     def marks(self) -> set[str]:
-        """Of everybody who was ever there."""
-        return {each.mark for found in self.executions().values() for each in found}
+        """Return the marks of all executions."""
+        return {execution.mark for executions in self.executions().values() for execution in executions}
 
 
 def overlap_seconds(executions: list[Execution]) -> float:
-    """For how long two of one job were there at once."""
+    """Return for how long two executions of one job ran at once."""
     total, last = 0.0, 0.0
-    for each in executions:
-        total += max(0.0, min(last, each.last) - each.began) if last else 0.0
-        last = max(last, each.last)
+    for execution in executions:
+        total += max(0.0, min(last, execution.last) - execution.began) if last else 0.0
+        last = max(last, execution.last)
     return total

@@ -1,4 +1,4 @@
-"""One who asks for work and remembers what it was promised: a yes is a yes, whatever happens afterwards."""
+"""A client that enqueues work and remembers what was acknowledged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from chaos.stage import PATIENCE_SECONDS, TooLate
+from chaos.stage import TIMEOUT_SECONDS, TimedOut
 from chaos.witness import Witness
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
@@ -23,19 +23,19 @@ from deltaci.engine.queue import AsyncQueue, NewJob, QueueJob
 from deltaci.storage import open_store
 from deltaci.storage.port import Store, Unavailable
 
-AGAIN_SECONDS: Final = 0.05
+RETRY_SECONDS: Final = 0.05
 TENANT: Final = "default"
 
 T = TypeVar("T")
 
 
 class Workload:
-    """Enqueues over the library, straight into the store, as programs do. Uncertain answers are asked for again."""
+    """Enqueues through the library, directly into the store. Requests without an answer are repeated."""
 
     def __init__(self, url: str, witness: Witness) -> None:
         self._url = url
         self.witness = witness
-        self.acknowledged: dict[str, str] = {}  # An attempt's id, and the job's name for the witness.
+        self.acknowledged: dict[str, str] = {}  # Attempt id: the job's name in the recorded executions.
         self.runs: list[str] = []
         self.asked_at: dict[str, float] = {}
         self.failures: list[str] = []
@@ -47,12 +47,11 @@ class Workload:
 
     @property
     def store(self) -> Store:
-        """Open while the workload is."""
         assert self._store is not None, "the workload is not open"
         return self._store
 
     async def open(self) -> None:
-        """Connect; again after `close`."""
+        """Connect to the store; possible again after `close`."""
         self._store = open_store(self._url)
         self._queue = AsyncQueue(self._store, tenant=TENANT, has_timers=False)
         await self._queue.__aenter__()
@@ -60,14 +59,14 @@ class Workload:
         await self._engine.start()
 
     async def close(self) -> None:
-        """Let go of the store."""
+        """Disconnect from the store."""
         if self._queue is not None and self._engine is not None:
             await self._engine.stop()
             await self._queue.__aexit__()
         self._store = self._queue = self._engine = None
 
-    async def give(self, count: int, seconds: float = 0.2, **fields: Any) -> list[str]:
-        """Ask for so many jobs of so many seconds at once, until the answer is yes; their ids."""
+    async def enqueue_recorded(self, count: int, seconds: float = 0.2, **fields: Any) -> list[str]:
+        """Enqueue jobs that record their execution, until that is acknowledged. Returns their ids."""
         names = [f"j{self._count + n + 1}" for n in range(count)]
         self._count += count
         extra = {key: fields.pop(key) for key in ("artifacts", "env", "executor") if key in fields}
@@ -82,30 +81,29 @@ class Workload:
         return [each.id for each in await self.enqueue(jobs)]
 
     async def enqueue(self, jobs: list[NewJob]) -> list[QueueJob]:
-        """Ask for these, each with a request id, which is its name for the witness, until the answer is yes."""
+        """Enqueue these jobs until that is acknowledged. A job's request id is its name in the recorded executions."""
         queue, began = self._queue, time.time()
         assert queue is not None, "the workload is not open"
-        found = await self.insist(lambda: queue.enqueue_all(jobs))
+        found = await self.retry_until_answered(lambda: queue.enqueue_all(jobs))
         for each, job in zip(found, jobs, strict=True):
             self.acknowledged[each.id] = job.request_id
             self.asked_at[each.id] = began
         return found
 
     async def ask(self, payload: Any, **fields: Any) -> str:
-        """Ask for one job of any kind, which no witness sees; its id."""
+        """Enqueue one job of any kind, whose execution is not recorded. Returns its id."""
         self._count += 1
         name, queue = f"a{self._count}", self._queue
         assert queue is not None
-        return (await self.insist(lambda: queue.enqueue(payload, request_id=name, **fields))).id
+        return (await self.retry_until_answered(lambda: queue.enqueue(payload, request_id=name, **fields))).id
 
     async def cancel(self, id: str) -> None:
-        """Ask for its end."""
         queue = self._queue
         assert queue is not None
-        await self.insist(lambda: queue.cancel(id))
+        await self.retry_until_answered(lambda: queue.cancel(id))
 
-    async def give_run(self, jobs: int = 3, seconds: float = 0.2) -> str:
-        """Ask for a run: one job, and others that need it."""
+    async def start_run(self, jobs: int = 3, seconds: float = 0.2) -> str:
+        """Start a run of one job and others that need it."""
         self._count += 1
         id = f"run{self._count}"
         names = [f"{id}-{n}" for n in range(jobs)]
@@ -125,22 +123,22 @@ class Workload:
             run.BeginPlanning(id=id, request_id=f"{id}-plan"),
             Plan(id=id, jobs=specs, plan_hash="chaos", request_id=f"{id}-planned"),
         ):
-            await self._insist_once(engine, command)
+            await self._submit_once(engine, command)
         self.runs.append(id)
         self.acknowledged |= {f"{id}/job{n}.1": name for n, name in enumerate(names)}
         return id
 
-    async def _insist_once(self, engine: Engine, command: Command) -> None:
-        """What is refused after an answer that got lost was done the first time."""
+    async def _submit_once(self, engine: Engine, command: Command) -> None:
+        """Submit a command; a refusal after a lost answer means that it had been done."""
         before = len(self.failures)
         try:
-            await self.insist(lambda: engine.do(command))
+            await self.retry_until_answered(lambda: engine.do(command))
         except Refused:
             if len(self.failures) == before:
                 raise
 
-    async def insist(self, ask: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECONDS) -> T:
-        """Ask until there is an answer. An answer that got lost is the same as none: the request id makes it safe."""
+    async def retry_until_answered(self, ask: Callable[[], Awaitable[T]], seconds: float = TIMEOUT_SECONDS) -> T:
+        """Call `ask` until it returns. Request ids make it safe to repeat after a lost answer."""
         began = time.monotonic()
         while True:
             try:
@@ -150,17 +148,17 @@ class Workload:
             except (Unavailable, OSError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
                 if time.monotonic() - began > seconds:
-                    raise TooLate(f"no answer for {seconds:.0f} s: {error}") from error
-                await asyncio.sleep(AGAIN_SECONDS)
+                    raise TimedOut(f"no answer for {seconds:.0f} s: {error}") from error
+                await asyncio.sleep(RETRY_SECONDS)
 
     @asynccontextmanager
-    async def flowing(self, each_seconds: float, batch: int = 1, seconds: float = 0.2) -> AsyncIterator[None]:
-        """New work again and again, for as long as this lasts."""
+    async def steady_load(self, each_seconds: float, batch: int = 1, seconds: float = 0.2) -> AsyncIterator[None]:
+        """Enqueue new jobs again and again until the block ends."""
         is_over = asyncio.Event()
 
         async def flow() -> None:
             while not is_over.is_set():
-                await self.give(batch, seconds)
+                await self.enqueue_recorded(batch, seconds)
                 try:
                     await asyncio.wait_for(is_over.wait(), each_seconds)
                 except TimeoutError:
@@ -174,6 +172,5 @@ class Workload:
             await flow_task
 
     async def attempt(self, id: str) -> Attempt | None:
-        """What is stored of it."""
-        record = await self.insist(lambda: self.store.find(id))
+        record = await self.retry_until_answered(lambda: self.store.find(id))
         return record if isinstance(record, Attempt) else None

@@ -11,9 +11,9 @@ import pytest
 from chaos import __main__ as command
 from chaos import report
 from chaos.deployment import Deployment, deployed
-from chaos.parts import carrying
+from chaos.parts import processes_with
 from chaos.rows import NotRun, Row, measured, not_run
-from chaos.speaker import Speakers, Yes
+from chaos.speaker import Acknowledgement, Speakers
 from chaos.stage import Stage
 from chaos.verdict import Verdict
 from chaos.witness import Witness, overlap_seconds
@@ -80,17 +80,17 @@ def test_a_scenario_that_fails_is_a_broken_promise(tmp_path: Path, monkeypatch: 
 
 async def judged(tmp_path: Path, *told: str, completes: bool = True, seconds: float = 20) -> Verdict:
     """One job, j1, that is taken and completed here, and what its witness is made to say."""
-    async with deployed(Stage(tmp_path, is_quick=True), "case", servers=0) as place:
-        await place.work.give(1)
+    async with deployed(Stage(tmp_path, is_quick=True), "case", servers=0) as deployment:
+        await deployment.work.enqueue_recorded(1)
         if completes:
-            await complete(place)
-        (place.folder / "witness" / "told").write_text("".join(f"{line}\n" for line in told))
-        return await place.verdict(seconds)
+            await complete(deployment)
+        (deployment.folder / "witness" / "told").write_text("".join(f"{line}\n" for line in told))
+        return await deployment.verdict(seconds)
 
 
-async def complete(place: Deployment) -> None:
+async def complete(deployment: Deployment) -> None:
     """As a worker that does nothing."""
-    async with AsyncQueue(open_store(place.store_url)) as queue:
+    async with AsyncQueue(open_store(deployment.store_url)) as queue:
         [claimed] = await queue.claim_next("w1")
         await queue.start(claimed.lease_id)
         await queue.complete(claimed.lease_id)
@@ -121,15 +121,15 @@ async def test_a_success_without_a_witness_is_found(tmp_path: Path) -> None:
 @patient
 async def test_a_job_that_ended_badly_is_found_where_all_must_succeed(tmp_path: Path) -> None:
     """Nobody broke it, and it failed."""
-    async with deployed(Stage(tmp_path, is_quick=True), "case", servers=0) as place:
-        await place.work.give(1)
-        async with AsyncQueue(open_store(place.store_url)) as queue:
+    async with deployed(Stage(tmp_path, is_quick=True), "case", servers=0) as deployment:
+        await deployment.work.enqueue_recorded(1)
+        async with AsyncQueue(open_store(deployment.store_url)) as queue:
             [claimed] = await queue.claim_next("w1")
             await queue.start(claimed.lease_id)
             await queue.fail(claimed.lease_id, "no")
 
-        lenient = await place.verdict(20)
-        strict = await place.verdict(20, all_succeed=True)
+        lenient = await deployment.verdict(20)
+        strict = await deployment.verdict(20, all_succeed=True)
 
     assert lenient.wrong == []
     assert "ended, and not well" in strict.wrong[0]
@@ -158,19 +158,21 @@ async def test_work_that_is_not_over_in_time_is_found(tmp_path: Path) -> None:
 @patient
 async def test_work_that_is_gone_is_found(tmp_path: Path) -> None:
     """Acknowledged, and the store does not know it."""
-    async with deployed(Stage(tmp_path, is_quick=True), "case", servers=0) as place:
-        place.work.acknowledged["q-never-there"] = "j1"
+    async with deployed(Stage(tmp_path, is_quick=True), "case", servers=0) as deployment:
+        deployment.work.acknowledged["q-never-there"] = "j1"
 
-        found = await place.verdict(0.5)
+        found = await deployment.verdict(0.5)
 
     assert found.lost == 1
 
 
 def test_a_process_that_is_left_is_found_by_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of a job may outlive it."""
-    monkeypatch.setattr("chaos.parts.environments", lambda: {7: b"\0A=1\0MARK=m1\0", 8: b"\0MARK=m10\0", 9: b""})
+    monkeypatch.setattr(
+        "chaos.parts.process_environments", lambda: {7: b"\0A=1\0MARK=m1\0", 8: b"\0MARK=m10\0", 9: b""}
+    )
 
-    assert carrying("MARK", {"m1", "m2"}) == [7]
+    assert processes_with("MARK", {"m1", "m2"}) == [7]
 
 
 def test_a_witness_that_was_killed_while_it_wrote_is_heard_until_then(tmp_path: Path) -> None:
@@ -186,9 +188,9 @@ def test_a_witness_that_was_killed_while_it_wrote_is_heard_until_then(tmp_path: 
 
 def test_an_acknowledgement_that_does_not_stand_is_found(tmp_path: Path) -> None:
     """What a runner was told must be in the records, and no token may be shown to two."""
-    speakers = Speakers(Deployment(tmp_path, store="", ttl_seconds=5, words=(), data=None), 0)
+    speakers = Speakers(Deployment(tmp_path, store="", ttl_seconds=5, arguments=(), data=None), 0)
     token = ids.lease_id("q-1", 1, "s" * 20)
-    speakers.heard = [Yes(0.0, "r1", token, "Lease"), Yes(0.0, "r1", token, "Complete")]
+    speakers.acknowledged = [Acknowledgement(0.0, "r1", token, "Lease"), Acknowledgement(0.0, "r1", token, "Complete")]
     speakers.granted = {token: ["r1", "r2"]}
 
     assert len(speakers.broken({})) == 2
@@ -211,12 +213,12 @@ def rows() -> list[Row]:
 
 def test_the_page_is_the_same_for_the_same_rows() -> None:
     """In whatever order they were read."""
-    drawn = report.drawn(rows())
+    drawn = report.format_figures(rows())
 
-    assert drawn == report.drawn(rows()[::-1])
+    assert drawn == report.format_figures(rows()[::-1])
     assert drawn.index("### Clock jumps") < drawn.index("### Disk full") < drawn.index("### Power loss")
     assert "| a log | it recovers | 7.25 s | ≤ 5 | BROKEN |  |" in drawn
-    told = "1 promises kept, 1 broken, 1 not run there, under 3 faults; and 1 figures of which nothing is promised."
+    told = "1 invariants held, 1 broken, 1 not run there, under 3 faults; and 1 figures without a limit."
     assert told in drawn
     assert "| a log | how long it took | 3 s |  |  |  |" in drawn
 
@@ -225,14 +227,14 @@ def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
     """The rest is written by people."""
     page = f"# Title\n\nwords\n\n{report.BEGIN}\nold\n{report.END}\n\nmore words\n"
 
-    changed = report.replaced(page, "new")
+    changed = report.replace_figures(page, "new")
 
     assert changed == f"# Title\n\nwords\n\n{report.BEGIN}\n\nnew\n\n{report.END}\n\nmore words\n"
-    assert report.replaced(changed, "new") == changed
+    assert report.replace_figures(changed, "new") == changed
     with pytest.raises(report.NoMarkers, match="put them where the figures belong"):
-        report.replaced("# Title\n", "new")
+        report.replace_figures("# Title\n", "new")
 
 
 def test_the_page_of_the_project_has_its_markers() -> None:
     """Otherwise nobody could write the figures into it."""
-    report.replaced(report.PAGE.read_text("utf-8"), "")
+    report.replace_figures(report.PAGE.read_text("utf-8"), "")

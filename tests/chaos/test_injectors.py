@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from chaos import archives, clocks, jobs, liar, scenario_secrets
-from chaos.cable import QUEUED_SECONDS, Cable, Way, checksum
+from chaos.cable import QUEUED_SECONDS, Cable, Direction, checksum
 from chaos.clocks import Clock
 from chaos.scenario_secrets import VARIANTS
 from deltaci.app import KEY_FILE
@@ -86,7 +86,7 @@ class Net:
 @pytest.fixture(scope="module")
 def net() -> Iterator[Net]:
     """One for all tests; each mends it."""
-    if reason := Cable.why_not():
+    if reason := Cable.unavailable_reason():
         pytest.skip(reason)
     with Cable() as cable:
         command = [*cable.server.inside, sys.executable, "-c", ECHO, cable.server.address]
@@ -101,7 +101,7 @@ def net() -> Iterator[Net]:
 
 def test_a_good_cable_carries_everything(net: Net) -> None:
     """So that the others fail for their fault."""
-    net.cable.mend()
+    net.cable.repair()
 
     assert net.ask(200_000)[0] == "heard"
 
@@ -109,8 +109,8 @@ def test_a_good_cable_carries_everything(net: Net) -> None:
 @pytest.mark.parametrize("way", ["to_server", "to_runner"])
 def test_a_way_that_is_cut_is_silent(net: Net, way: str) -> None:
     """Not refused: nobody is told that nothing arrives. The other way goes on."""
-    net.cable.mend()
-    cut: Way = getattr(net.cable, way)
+    net.cable.repair()
+    cut: Direction = getattr(net.cable, way)
     other = net.cable.to_runner if way == "to_server" else net.cable.to_server
     cut.is_cut = True
     before = cut.lost, other.lost
@@ -119,13 +119,13 @@ def test_a_way_that_is_cut_is_silent(net: Net, way: str) -> None:
 
     assert cut.lost > before[0]
     assert other.lost == before[1]
-    net.cable.mend()
+    net.cable.repair()
     assert net.ask()[0] == "heard"
 
 
 def test_a_thin_line_takes_its_time(net: Net) -> None:
     """Twenty thousand bytes at forty thousand a second."""
-    net.cable.mend()
+    net.cable.repair()
     net.cable.to_server.bytes_per_second = 40_000
 
     word, seconds = net.ask()
@@ -136,7 +136,7 @@ def test_a_thin_line_takes_its_time(net: Net) -> None:
 
 def test_a_connection_is_reset(net: Net) -> None:
     """The sender hears it at once."""
-    net.cable.mend()
+    net.cable.repair()
     net.cable.reset()
 
     assert net.ask()[0] in ("ConnectionRefusedError", "ConnectionResetError")
@@ -144,9 +144,9 @@ def test_a_connection_is_reset(net: Net) -> None:
 
 def test_disorder_is_survived_by_tcp(net: Net) -> None:
     """Lost, late, doubled and in another order, and yet all of it arrives."""
-    net.cable.mend()
+    net.cable.repair()
     for way in (net.cable.to_server, net.cable.to_runner):
-        way.loss, way.doubling, way.jitter_seconds = 0.05, 0.3, 0.02
+        way.loss, way.duplication, way.jitter_seconds = 0.05, 0.3, 0.02
 
     # A first packet that is lost is sent again after a second, and then after two more.
     assert net.ask(patience=15)[0] == "heard"
@@ -154,7 +154,7 @@ def test_disorder_is_survived_by_tcp(net: Net) -> None:
 
 def test_nothing_is_left_of_a_cable() -> None:
     """A network that stays spoils the machine."""
-    if reason := Cable.why_not():
+    if reason := Cable.unavailable_reason():
         pytest.skip(reason)
     with Cable() as cable:
         holders = [int(end.inside[1].split("/")[2]) for end in (cable.server, cable.runner)]
@@ -165,7 +165,7 @@ def test_nothing_is_left_of_a_cable() -> None:
 
 def test_nobody_else_notices_a_cable() -> None:
     """No address comes or goes on the machine's own network: a browser would break off whatever it is loading."""
-    if reason := Cable.why_not():
+    if reason := Cable.unavailable_reason():
         pytest.skip(reason)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as told:
         told.bind((0, ADDRESSES))
@@ -187,13 +187,13 @@ def _waiting(told: socket.socket) -> Iterator[bytes]:
 
 def test_a_way_does_what_it_says() -> None:
     """Without any network: when a packet arrives, how often, and that a full queue loses it."""
-    draw, way = random.Random(1), Way()
+    draw, way = random.Random(1), Direction()
     assert way.due(1000, 5.0, draw) == [5.0]
 
-    way.delay_seconds, way.doubling = 0.5, 1.0
+    way.delay_seconds, way.duplication = 0.5, 1.0
     assert way.due(1000, 5.0, draw) == [5.5, 5.5]
 
-    way.delay_seconds, way.doubling, way.bytes_per_second = 0.0, 0.0, 1000
+    way.delay_seconds, way.duplication, way.bytes_per_second = 0.0, 0.0, 1000
     arrivals = [way.due(1000, 5.0, draw) for _ in range(6)]
     assert arrivals[:3] == [[6.0], [7.0], [8.0]]
     assert [bool(each) for each in arrivals].count(False) == 6 - int(QUEUED_SECONDS) - 1
@@ -209,7 +209,7 @@ def test_a_way_does_what_it_says() -> None:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the shim is, compiled once."""
     folder = tmp_path_factory.mktemp("clock")
-    if reason := clocks.why_not(folder):
+    if reason := clocks.unavailable_reason(folder):
         pytest.skip(reason)
     return folder
 
@@ -264,7 +264,7 @@ def test_no_forged_credential_is_one(tmp_path: Path) -> None:
     )
 
     assert signer.read(token, "run").runner_id == "honest"
-    for name, credential in liar.forged(tmp_path, honest).items():
+    for name, credential in liar.forged_credentials(tmp_path, honest).items():
         with pytest.raises(Refused):
             pytest.fail(f"{name}: {signer.read(credential, 'run')}")
 
@@ -275,9 +275,11 @@ def test_forged_archives_lead_elsewhere_or_are_none(tmp_path: Path) -> None:
     outside.mkdir()
     (outside / "secret").write_text("untouched")
     root.mkdir()
-    corpus = {name: data for name, data in archives.corpus("cached", outside).items() if "bomb" not in name}
+    malicious_archives = {
+        name: data for name, data in archives.malicious_archives("cached", outside).items() if "bomb" not in name
+    }
     refused = []
-    for number, (name, data) in enumerate(corpus.items()):
+    for number, (name, data) in enumerate(malicious_archives.items()):
         inside = root / str(number)
         inside.mkdir()
         try:
@@ -288,13 +290,13 @@ def test_forged_archives_lead_elsewhere_or_are_none(tmp_path: Path) -> None:
     assert len(refused) >= 40
     assert [path.name for path in tmp_path.rglob("*escaped*") if not path.is_relative_to(root)] == []
     assert os.listdir(outside) == ["secret"]
-    with tarfile.open(fileobj=io.BytesIO(corpus["absolute"])) as tar:
+    with tarfile.open(fileobj=io.BytesIO(malicious_archives["absolute"])) as tar:
         assert tar.getnames() == [str(outside / "escaped")[1:]] or tar.getnames() == [str(outside / "escaped")]
 
 
 def test_a_small_disk_is_full_soon_and_gone_with_its_process(tmp_path: Path) -> None:
     """Only whoever was started on it sees it."""
-    if reason := jobs.no_small_disk():
+    if reason := jobs.small_disk_unavailable_reason():
         pytest.skip(reason)
     folder = tmp_path / "disk"
     under = jobs.small_disk(folder, 1 << 20)

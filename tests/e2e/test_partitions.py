@@ -96,7 +96,7 @@ def test_a_runner_that_is_cut_off_stops_before_another_begins(
 @pytest.mark.parametrize("what", ["nothing passes", "answers lost"])
 def test_a_real_network_that_fails(tmp_path: Path, what: str, record_property: Record) -> None:
     """Server and runner in networks of their own, on a cable that is cut, or that carries in one direction only."""
-    if reason := Cable.why_not():
+    if reason := Cable.unavailable_reason():
         pytest.skip(reason)
 
     @on_loop
@@ -119,7 +119,7 @@ def test_a_real_network_that_fails(tmp_path: Path, what: str, record_property: R
                 assert between >= 0, f"overlap of {-between:.3f} s"
                 assert (record.state, record.claims, record.lost_leases) == ("SUCCEEDED", 2, 1)
                 assert not is_alive(int(pid))
-                cable.mend()  # Whoever has something to say at its end is heard.
+                cable.repair()  # Whoever has something to say at its end is heard.
                 record_property("figure", shown(between, what))
 
     story()

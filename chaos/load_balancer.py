@@ -1,4 +1,4 @@
-"""One address before many servers, as a deployment has it: whoever connects is led to one that answers."""
+"""A load balancer: one address before several servers, as a deployment has it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tests.listener import Listener
 PIECE_BYTES = 65536
 
 
-class Front(Listener):
-    """Listens on a port of its own; `ports` says where the servers are now."""
+class LoadBalancer(Listener):
+    """Listens on a port of its own and connects clients to the servers at `ports`, in turn."""
 
     def __init__(self, ports: Callable[[], Sequence[int]]) -> None:
         super().__init__()
         self._ports = ports
         self._turn = itertools.count()
-        self.is_open = True  # Whoever comes while it is not is sent away.
+        self.is_open = True  # While False, connections are closed at once.
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Lead it to a server."""
+        """Connect the client to a server."""
         behind = await self._reach()
         if behind is not None:
             await _join((reader, writer), behind)
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """The next in turn that accepts a connection."""
+        """Connect to the next server in turn that accepts a connection."""
         ports = list(self._ports()) if self.is_open else []
         first = next(self._turn)
         for step in range(len(ports)):
@@ -41,7 +41,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def _join(one: Ends, other: Ends) -> None:
-    """Pass on both ways until either hangs up; then both are cut, as a crash of the server would."""
+    """Copy data both ways until one end closes; then abort both, as a crash of the server would."""
     ways = {asyncio.create_task(_pass(one[0], other[1])), asyncio.create_task(_pass(other[0], one[1]))}
     try:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
