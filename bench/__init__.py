@@ -1,1 +1,3 @@
-"""Benchmarks, side by side with what others do: each `bench_NAME.py` has a `run()` that returns figures."""
+"""Benchmarks, compared with other systems and with physical limits: each `bench_NAME.py` has a `run()` that returns
+figures.
+"""

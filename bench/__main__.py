@@ -1,4 +1,4 @@
-"""Run the benchmarks: `python -m bench`, or one with `python -m bench NAME`; `--list` names them.
+"""Runs the benchmarks: `python -m bench`, or one with `python -m bench NAME`; `--list` names them.
 
 Prints one table per benchmark and writes the same figures to `bench/out/NAME.json`.
 """
@@ -19,7 +19,7 @@ PREFIX = "bench_"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for; exits with 2 when there is no benchmark of that name."""
+    """Run the chosen benchmarks; exits with 2 if there is no benchmark of that name."""
     names = sorted(path.stem.removeprefix(PREFIX) for path in HERE.glob(f"{PREFIX}*.py"))
     parser = argparse.ArgumentParser(prog="python -m bench", description="Run the benchmarks.")
     parser.add_argument("name", nargs="?", help="run only this one")
@@ -41,13 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(name: str) -> list[Figure]:
-    """Run one benchmark in this process. Its errors are not caught: a broken benchmark has no figures."""
+    """Run one benchmark in this process. Errors are not caught: a failed benchmark has no figures."""
     figures: list[Figure] = importlib.import_module(f"bench.{PREFIX}{name}").run()
     return figures
 
 
 def save(name: str, figures: list[Figure]) -> Path:
-    """Write the figures of the latest run, replacing the run before."""
+    """Write the figures of the latest run, replacing those of the run before."""
     OUT.mkdir(exist_ok=True)
     path = OUT / f"{name}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
@@ -55,18 +55,18 @@ def save(name: str, figures: list[Figure]) -> Path:
 
 
 def table(name: str, figures: list[Figure]) -> Table:
-    drawn = Table("metric", title=name, title_justify="left")
-    drawn.add_column("value", justify="right")
-    drawn.add_column("unit")
-    drawn.add_column("ratios")
+    result = Table("metric", title=name, title_justify="left")
+    result.add_column("value", justify="right")
+    result.add_column("unit")
+    result.add_column("ratios")
     for figure in figures:
-        ratios = ", ".join(f"{ratio:.3g}× {rival}" for rival, ratio in figure.ratios.items())
-        drawn.add_row(figure.metric, readable(figure.value), figure.unit, ratios)
-    return drawn
+        ratios = ", ".join(f"{ratio:.3g}× {name_of_other}" for name_of_other, ratio in figure.ratios.items())
+        result.add_row(figure.metric, format_number(figure.value), figure.unit, ratios)
+    return result
 
 
-def readable(value: float) -> str:
-    """Three significant digits, and never an exponent for a count."""
+def format_number(value: float) -> str:
+    """Format with three significant digits, but counts without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

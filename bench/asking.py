@@ -1,6 +1,6 @@
-"""People and programs that ask the API, from a process of its own: whole requests, made before, over plain sockets.
+"""API clients in a process of their own: they send complete, prepared requests over plain sockets.
 
-python -m bench.asking    every line of its input is an order in JSON, `Ask` or `Compare`, and answered by a line
+python -m bench.asking reads orders as lines of JSON, `Ask` or `Compare`, and answers each with a line
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from bench.load import Line, say
+from bench.load import HttpConnection, say
 from deltaci.api.routes import IDEMPOTENCY_HEADER, ROOT
 from deltaci.engine import event_loop
 
@@ -21,7 +21,7 @@ WARM_UP: Final = 20
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """So many connections send these requests in turn, each the next one as soon as the one before is answered."""
+    """Send these requests in turn over so many connections, each when the one before is answered."""
 
     port: int
     connections: int
@@ -30,8 +30,8 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     status: int = 200
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What it took, and how long an answer did, in seconds."""
+class AskResult(msgspec.Struct, frozen=True):
+    """The seconds and CPU seconds of an `Ask`, and percentiles of the response time."""
 
     seconds: float
     cpu: float
@@ -39,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True):
     p99: float
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ComparedRequest(msgspec.Struct, frozen=True):
     """One request that is compared with others."""
 
     port: int
@@ -48,14 +48,14 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Compare(msgspec.Struct, frozen=True, tag=True):
-    """Send them one at a time, all of them in a new order in every round. Answered by the medians, in seconds."""
+    """Send the requests one at a time, in a new random order per round. The answer is the median seconds of each."""
 
-    wanted: list[Wanted]
+    wanted: list[ComparedRequest]
     rounds: int
 
 
 def request(method: str, path: str, token: str, body: bytes = b"", key: str = "") -> bytes:
-    """All the bytes of a request to the API."""
+    """Return the bytes of a request to the API."""
     once = f"{IDEMPOTENCY_HEADER}: {key}\r\n" if key else ""
     head = (
         f"{method} {ROOT}{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n{once}"
@@ -64,8 +64,8 @@ def request(method: str, path: str, token: str, body: bytes = b"", key: str = ""
     return head.encode() + body
 
 
-class Crowd:
-    """All who ask, until enough was answered."""
+class RequestSource:
+    """Hands out the requests to all connections, until enough are answered."""
 
     def __init__(self, order: Ask) -> None:
         self.seconds: list[float] = []
@@ -75,66 +75,66 @@ class Crowd:
         self._sent = 0
 
     def next(self) -> bytes | None:
-        """What to send next, if anything."""
+        """Return the next request; None if all were sent."""
         if self._sent == self._count:
             return None
         self._sent += 1
         return self._requests[self._sent % len(self._requests)]
 
     def answered(self, seconds: float) -> None:
-        """One more."""
+        """Record one response."""
         self.seconds.append(seconds)
         if len(self.seconds) == self._count:
             self.is_over.set()
 
 
-class Caller(Line):
+class Caller(HttpConnection):
     """One connection of a crowd."""
 
-    def __init__(self, crowd: Crowd, status: int) -> None:
+    def __init__(self, source: RequestSource, status: int) -> None:
         super().__init__()
         self.status = b"%d" % status
-        self._crowd = crowd
-        self._asked_at = 0.0
+        self._source = source
+        self._sent_at = 0.0
 
     def begin(self) -> None:
-        """Send the next one."""
-        wanted = self._crowd.next()
+        """Send the next request."""
+        wanted = self._source.next()
         if wanted is not None:
-            self._asked_at = time.perf_counter()
+            self._sent_at = time.perf_counter()
             self.transport.write(wanted)
 
     def answered(self, body: bytes) -> None:
-        """Count it, and go on."""
-        self._crowd.answered(time.perf_counter() - self._asked_at)
+        """Record the response and send the next request."""
+        self._source.answered(time.perf_counter() - self._sent_at)
         self.begin()
 
 
-async def ask(order: Ask) -> Asked:
-    """Send it all."""
-    crowd, loop = Crowd(order), asyncio.get_running_loop()
-    callers = [Caller(crowd, order.status) for _ in range(order.connections)]
+async def ask(order: Ask) -> AskResult:
+    """Carry out an `Ask`."""
+    source, loop = RequestSource(order), asyncio.get_running_loop()
+    callers = [Caller(source, order.status) for _ in range(order.connections)]
     for caller in callers:
         await loop.create_connection(lambda caller=caller: caller, "127.0.0.1", order.port)  # type: ignore[misc]
     began, cpu = time.perf_counter(), time.process_time()
     for caller in callers:
         caller.begin()
-    await crowd.is_over.wait()
-    spent, used, seconds = time.perf_counter() - began, time.process_time() - cpu, sorted(crowd.seconds)
+    await source.is_over.wait()
+    spent, used, seconds = time.perf_counter() - began, time.process_time() - cpu, sorted(source.seconds)
     for caller in callers:
         caller.transport.abort()
-    return Asked(spent, used, seconds[len(seconds) // 2], seconds[len(seconds) * 99 // 100])
+    return AskResult(spent, used, seconds[len(seconds) // 2], seconds[len(seconds) * 99 // 100])
 
 
-class Single(Line):
-    """One request at a time; nothing else goes on meanwhile."""
+class Single(HttpConnection):
+    """A connection that sends one request at a time."""
 
     def __init__(self) -> None:
         super().__init__()
         self._answer: asyncio.Future[float] | None = None
 
-    async def ask(self, wanted: Wanted) -> float:
-        """How many seconds the answer took."""
+    async def ask(self, wanted: ComparedRequest) -> float:
+        """Send a request. Returns the seconds until its response."""
         self.status = b"%d" % wanted.status
         self._answer = asyncio.get_running_loop().create_future()
         began = time.perf_counter()
@@ -142,35 +142,34 @@ class Single(Line):
         return await self._answer - began
 
     def answered(self, body: bytes) -> None:
-        """Now."""
         assert self._answer is not None
         self._answer.set_result(time.perf_counter())
 
 
 async def compare(order: Compare) -> list[float]:
-    """The median of each."""
+    """Carry out a `Compare`."""
     loop = asyncio.get_running_loop()
-    lines = {each.port: Single() for each in order.wanted}
-    for port, line in lines.items():
-        await loop.create_connection(lambda line=line: line, "127.0.0.1", port)  # type: ignore[misc]
-    took: list[list[float]] = [[] for _ in order.wanted]
-    places = list(range(len(order.wanted)))
+    connections = {each.port: Single() for each in order.wanted}
+    for port, connection in connections.items():
+        await loop.create_connection(lambda connection=connection: connection, "127.0.0.1", port)  # type: ignore[misc]
+    durations: list[list[float]] = [[] for _ in order.wanted]
+    indexes = list(range(len(order.wanted)))
     for number in range(-WARM_UP, order.rounds):
-        random.shuffle(places)
-        for place in places:
-            wanted = order.wanted[place]
-            seconds = await lines[wanted.port].ask(wanted)
+        random.shuffle(indexes)
+        for index in indexes:
+            wanted = order.wanted[index]
+            seconds = await connections[wanted.port].ask(wanted)
             if number >= 0:
-                took[place].append(seconds)
-    for line in lines.values():
-        line.transport.abort()
-    return [statistics.median(each) for each in took]
+                durations[index].append(seconds)
+    for connection in connections.values():
+        connection.transport.abort()
+    return [statistics.median(each) for each in durations]
 
 
 def main() -> int:
-    """Do what the lines of the input say."""
-    with open(0, "rb", closefd=False) as told:
-        for line in told:
+    """Carry out the orders on standard input."""
+    with open(0, "rb", closefd=False) as input_file:
+        for line in input_file:
             order: Ask | Compare = msgspec.json.decode(line, type=Ask | Compare)
             if isinstance(order, Ask):
                 say(event_loop.run(ask(order)))

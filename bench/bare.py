@@ -1,9 +1,8 @@
-"""The same uvicorn with next to nothing behind it: the body of a request is decoded by its type, an answer is encoded.
+"""The same uvicorn with almost nothing behind it: a request's body is decoded by its type, a response is encoded.
 
-No address is looked up, nobody is asked who they are, nothing is checked, decided or kept. This is as far as an API in
-Python could ever get behind it.
+There is no routing, authentication, check, decision or storage: no API in Python behind this uvicorn can be faster.
 
-    python -m bench.bare    a line of JSON on its input says what to answer: {"POST /runs": "…", …}
+python -m bench.bare reads a line of JSON with the responses: {"POST /runs": "…", …}
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ HEADERS: Final = [
 
 
 class Bare:
-    """An application that answers values which were made before."""
+    """An application that returns prepared values."""
 
     protocol: Any
 
@@ -43,10 +42,10 @@ class Bare:
             self._answers[method, f"{ROOT}{path}"] = msgspec.json.decode(text, type=kind)
 
     def stop_waiting(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no request waits."""
 
     async def app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Read it, and answer."""
+        """Read the request and respond."""
         parts, is_more = [], True
         while is_more:
             message = await receive()

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
-from bench import past, starts
-from bench.asking import Ask, Asked, Compare, Wanted, request
+from bench import past_runs, starts
+from bench.asking import Ask, AskResult, Compare, ComparedRequest, request
 from bench.bench_queue import all_heard, at_new_place
+from bench.databases import KINDS, POSTGRES, BenchDatabase, DatabaseFactory, log_progress
 from bench.figures import Figure
-from bench.places import KINDS, POSTGRES, Place, Yard, say
 from bench.processes import Process, address, started
 from deltaci.api.routes import ROOT
 from deltaci.app import KEY_FILE
@@ -93,15 +93,15 @@ def run() -> list[Figure]:
         try:
             server = stack.enter_context(PostgresServer())
         except ServerFailed as error:
-            say(f"without PostgreSQL: {error}")
+            log_progress(f"without PostgreSQL: {error}")
             kinds.remove(POSTGRES)
-        yard = Yard(server, folder)
+        yard = DatabaseFactory(server, folder)
         crowd = stack.enter_context(started("-m", "bench.asking"))
         return [figure for kind in kinds for part in (requests, refusals, pages) for figure in part(yard, kind, crowd)]
 
 
 @contextmanager
-def served(yard: Yard, place: Place) -> Iterator[Server]:
+def served(yard: DatabaseFactory, place: BenchDatabase) -> Iterator[Server]:
     """A server on this place."""
     data = yard.folder / f"data-{Path(place.url).name.partition('?')[0]}"
     store = place.url if place.kind == POSTGRES else f"sqlite:{place.url}"
@@ -116,7 +116,7 @@ def served(yard: Yard, place: Place) -> Iterator[Server]:
 class Rate(msgspec.Struct, frozen=True):
     """The best of some rounds."""
 
-    asked: Asked
+    asked: AskResult
     cpu: float  # of the server, in seconds for all requests
 
     @property
@@ -131,7 +131,7 @@ class Rate(msgspec.Struct, frozen=True):
         return f"CPU: {self.cpu / seconds:.0%} of a core in the server, {self.asked.cpu / seconds:.0%} in the load"
 
 
-def requests(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
+def requests(yard: DatabaseFactory, kind: str, crowd: Process) -> list[Figure]:
     """Start runs, read them, repeat a start; 32 at the same time."""
     place = yard.new(kind)
     try:
@@ -146,7 +146,7 @@ def requests(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
         yard.drop(place)
     with started("-m", "bench.bare") as bare:
         texts = {name: msgspec.json.encode(value).decode() for name, value in answers.items()}
-        bare.tell({**texts, "POST /runs": msgspec.json.encode(posted).decode()})
+        bare.send({**texts, "POST /runs": msgspec.json.encode(posted).decode()})
         port = int(address(bare).rpartition(":")[2])
         known = {name: each for name, each in wanted.items() if name.startswith(("POST", "GET /runs"))}
         limits = _rates(crowd, bare, port, known)
@@ -173,17 +173,17 @@ def _rates(crowd: Process, process: Process, port: int, wanted: dict[str, tuple[
     for number in range(ROUNDS):
         for name, (sent, status) in wanted.items():
             if number == 0:
-                crowd.tell(Ask(port, 1, 1, [sent], 201 if sent.startswith(b"POST") else 200))
-                crowd.heard()
+                crowd.send(Ask(port, 1, 1, [sent], 201 if sent.startswith(b"POST") else 200))
+                crowd.receive()
             cpu = process.cpu()
-            crowd.tell(Ask(port, CONNECTIONS, COUNT, [sent], status))
-            rate = Rate(msgspec.convert(crowd.heard(LONG), Asked), process.cpu() - cpu)
+            crowd.send(Ask(port, CONNECTIONS, COUNT, [sent], status))
+            rate = Rate(msgspec.convert(crowd.receive(LONG), AskResult), process.cpu() - cpu)
             if name not in best or rate.asked.seconds < best[name].asked.seconds:
                 best[name] = rate
     return best
 
 
-def _told(yard: Yard, kind: str, rates: dict[str, Rate], limits: dict[str, Rate]) -> list[Figure]:
+def _told(yard: DatabaseFactory, kind: str, rates: dict[str, Rate], limits: dict[str, Rate]) -> list[Figure]:
     figures = []
     for name, rate in rates.items():
         ratios = {}
@@ -196,7 +196,7 @@ def _told(yard: Yard, kind: str, rates: dict[str, Rate], limits: dict[str, Rate]
             inside = COUNT / at_new_place(yard, kind, starts.start, CONNECTIONS, jobs, COUNT)
             alone = COUNT / starts.limit(yard, kind, CONNECTIONS, jobs, COUNT)
             ratios |= {"direct calls": rate.per_second / inside, "the store alone": rate.per_second / alone}
-        say(f"{kind}, {name}: {rate.per_second:,.0f} requests/s. {rate.shares}")
+        log_progress(f"{kind}, {name}: {rate.per_second:,.0f} requests/s. {rate.shares}")
         figures += [
             Figure(f"{kind}, {name}", rate.per_second, "requests/s", ratios),
             Figure(f"{kind}, {name}: p50", rate.asked.p50 * 1e3, "ms"),
@@ -209,7 +209,7 @@ def _told(yard: Yard, kind: str, rates: dict[str, Rate], limits: dict[str, Rate]
 # --- What is another tenant's --------------------------------------------------------------------
 
 
-def refusals(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
+def refusals(yard: DatabaseFactory, kind: str, crowd: Process) -> list[Figure]:
     """How long the answer takes that there is no such thing: when there is none, and when it is another tenant's."""
     place = yard.new(kind)
     try:
@@ -217,21 +217,25 @@ def refusals(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
         with served(yard, place) as server:
             theirs, mine = server.token(STRANGER), server.token()
             pairs = _pairs(server, theirs)
-            wanted = [Wanted(server.port, request("GET", path, mine), 404) for each in pairs.values() for path in each]
-            crowd.tell(Compare(wanted, REFUSALS))
-            medians = crowd.heard(LONG)
+            wanted = [
+                ComparedRequest(server.port, request("GET", path, mine), 404)
+                for each in pairs.values()
+                for path in each
+            ]
+            crowd.send(Compare(wanted, REFUSALS))
+            medians = crowd.receive(LONG)
     finally:
         yard.drop(place)
     figures = []
     for number, name in enumerate(pairs):
         there, nowhere = medians[2 * number : 2 * number + 2]
-        say(f"{kind}, 404 for {name}: {there * 1e6:.0f} µs for another tenant's, {nowhere * 1e6:.0f} for none")
+        log_progress(f"{kind}, 404 for {name}: {there * 1e6:.0f} µs for another tenant's, {nowhere * 1e6:.0f} for none")
         ratios = {"one that does not exist": there / nowhere}
         figures.append(Figure(f"{kind}, 404 for another tenant's {name}, median", there * 1e6, "µs", ratios))
     return figures
 
 
-async def _register(place: Place) -> None:
+async def _register(place: BenchDatabase) -> None:
     store = place.store()
     await store.open()
     engine = Engine(store)
@@ -262,32 +266,32 @@ def _pairs(server: Server, token: str) -> dict[str, tuple[str, str]]:
 # --- Pages of lists ------------------------------------------------------------------------------
 
 
-def pages(yard: Yard, kind: str, crowd: Process) -> list[Figure]:
+def pages(yard: DatabaseFactory, kind: str, crowd: Process) -> list[Figure]:
     """The first page of runs, and one from the middle, with a short past and with a long one."""
     places = [yard.new(kind) for _ in PASTS]
     try:
         with ExitStack() as stack:
-            wanted: list[Wanted] = []
+            wanted: list[ComparedRequest] = []
             for place, count in zip(places, PASTS, strict=True):
-                say(f"{kind}: {count:,} runs are written")
+                log_progress(f"{kind}: {count:,} runs are written")
                 middle = event_loop.run(_past(place, count))
                 server = stack.enter_context(served(yard, place))
                 token = server.token()
                 for query in (*QUERIES.values(), f"?cursor={encode_position(middle)}"):
-                    wanted.append(Wanted(server.port, request("GET", f"/runs{query}", token)))
-            crowd.tell(Compare(wanted, PAGES))
-            medians = crowd.heard(LONG)
+                    wanted.append(ComparedRequest(server.port, request("GET", f"/runs{query}", token)))
+            crowd.send(Compare(wanted, PAGES))
+            medians = crowd.receive(LONG)
     finally:
         for place in places:
             yard.drop(place)
     return _compared(kind, medians)
 
 
-async def _past(place: Place, count: int) -> port.ListPosition:
+async def _past(place: BenchDatabase, count: int) -> port.ListPosition:
     store = place.store()
     await store.open()
     try:
-        middle = await past.live(store, count)
+        middle = await past_runs.write_past_runs(store, count)
     finally:
         await store.close()
     await place.query("ANALYZE" if place.kind == POSTGRES else "PRAGMA wal_checkpoint(TRUNCATE)")
@@ -300,7 +304,7 @@ def _compared(kind: str, medians: list[float]) -> list[Figure]:
     short, long = medians[: len(names)], medians[len(names) :]
     figures = []
     for name, before, now in zip(names, short, long, strict=True):
-        say(f"{kind}, {name}: {before * 1e3:.2f} ms with {few:,} runs, {now * 1e3:.2f} with {many:,}")
+        log_progress(f"{kind}, {name}: {before * 1e3:.2f} ms with {few:,} runs, {now * 1e3:.2f} with {many:,}")
         ratios = {f"with {few:,} runs": now / before}
         if name == names[-1]:
             ratios["the first page"] = now / long[0]

@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
+from bench.databases import log_progress
 from bench.figures import Figure
-from bench.load import Beat, Beaten, Wait
-from bench.places import say
+from bench.load import Beat, BeatResult, Wait
 from bench.processes import Memory, Process, address, started
 from deltaci.app import KEY_FILE
 from deltaci.server.auth.credentials import load_server_key
@@ -42,7 +42,7 @@ def run() -> list[Figure]:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_FILES
     runners = min(RUNNERS, most) if most > 0 else RUNNERS
     if runners < RUNNERS:
-        say(f"only {runners} connections: this machine allows a process no more files")
+        log_progress(f"only {runners} connections: this machine allows a process no more files")
     bare = bare_bytes(runners)
     with tempfile.TemporaryDirectory() as folder:
         return _waiting(Path(folder), runners, bare) + _beating(Path(folder))
@@ -66,12 +66,12 @@ def _waiting(folder: Path, runners: int, bare: float) -> list[Figure]:
             share, polls = _idle(server, fleet)
             after = server.memory()  # By now everybody has asked again.
             each = _each(before, after, runners)
-            say(f"{runners:,} runners wait: {each:,.0f} bytes each, nothing behind uvicorn {bare:,.0f}")
-            say(f"idle: {share:.1%} of a core, {polls:,.0f} long polls a second")
+            log_progress(f"{runners:,} runners wait: {each:,.0f} bytes each, nothing behind uvicorn {bare:,.0f}")
+            log_progress(f"idle: {share:.1%} of a core, {polls:,.0f} long polls a second")
             singles, cpu = _enqueued_and_granted(server, fleet, share)
             burst = _burst(server, fleet)
             p50 = singles[len(singles) // 2] * 1e3
-            say(f"enqueued to granted: p50 {p50:.1f} ms; {BURST} at once {burst * 1e3:.0f} ms")
+            log_progress(f"enqueued to granted: p50 {p50:.1f} ms; {BURST} at once {burst * 1e3:.0f} ms")
     name = f"{runners:,} runners wait"
     ratios = {"nothing behind uvicorn": each / bare} if bare > 0 else {}  # Too little to be measured.
     return [
@@ -94,9 +94,9 @@ def _fleet(url: str, key: bytes, runners: int, wait_seconds: float) -> Iterator[
     share = runners // HELPERS
     with started("-m", "bench.load") as first, started("-m", "bench.load") as second:
         for place, helper in enumerate((first, second)):
-            helper.tell(Wait(port, key, place * share, share, wait_seconds))
+            helper.send(Wait(port, key, place * share, share, wait_seconds))
         for helper in (first, second):
-            assert helper.heard() == "connected"
+            assert helper.receive() == "connected"
         yield [first, second]
 
 
@@ -124,8 +124,8 @@ def _idle(server: Process, fleet: list[Process]) -> tuple[float, float]:
 
 def _polls(fleet: list[Process]) -> int:
     for helper in fleet:
-        helper.tell("polls")
-    return sum(int(helper.heard()) for helper in fleet)
+        helper.send("polls")
+    return sum(int(helper.receive()) for helper in fleet)
 
 
 def _enqueued_and_granted(server: Process, fleet: list[Process], share: float) -> tuple[list[float], float]:
@@ -146,20 +146,20 @@ def _burst(server: Process, fleet: list[Process]) -> float:
 
 def _given(server: Process, fleet: list[Process], name: str, count: int) -> float:
     """Seconds from the call until the last of so many jobs is with its runner."""
-    server.tell([name, count])
-    began, _ = server.heard()
+    server.send([name, count])
+    began, _ = server.receive()
     granted: list[float] = []
     for helper in fleet:
-        helper.tell(name)
+        helper.send(name)
     give_up = time.monotonic() + 30
     while len(granted) < count:
         assert time.monotonic() < give_up, f"{len(granted)} of {count} jobs were granted"
         for helper in fleet:
-            granted += helper.heard()
-            helper.tell(name)
+            granted += helper.receive()
+            helper.send(name)
         time.sleep(0.002)
     for helper in fleet:
-        granted += helper.heard()
+        granted += helper.receive()
     return max(granted) - float(began)
 
 
@@ -167,17 +167,17 @@ def _beating(folder: Path) -> list[Figure]:
     """Every lease is renewed, in batches, one after the other."""
     with started("-m", "bench.serving", "server", f"sqlite:{folder}/beats.db", str(folder)) as server:
         port = int(address(server).rpartition(":")[2])
-        server.tell(["beat", BEATS])
-        server.heard()
+        server.send(["beat", BEATS])
+        server.receive()
         with started("-m", "bench.load") as load:
-            load.tell(Beat(port, load_server_key(folder / KEY_FILE), BEATS, BEAT_BATCH))
-            assert load.heard() == "held"
+            load.send(Beat(port, load_server_key(folder / KEY_FILE), BEATS, BEAT_BATCH))
+            assert load.receive() == "held"
             cpu = server.cpu()
-            load.tell("beat")
-            beaten = msgspec.convert(load.heard(), Beaten)
+            load.send("beat")
+            beaten = msgspec.convert(load.receive(), BeatResult)
             spent = server.cpu() - cpu
     name = f"heartbeats of {BEATS:,} leases by {BEAT_BATCH}"
-    say(f"{name}: all within {beaten.seconds:.2f} s, server CPU {spent:.2f} s")
+    log_progress(f"{name}: all within {beaten.seconds:.2f} s, server CPU {spent:.2f} s")
     return [
         Figure(f"{name}: all of them", beaten.seconds, "s"),
         Figure(f"{name}: a batch, p50", beaten.p50 * 1e3, "ms"),

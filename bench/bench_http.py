@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 
 from bench.bench_queue import all_heard, at_new_place, chunks
+from bench.databases import POSTGRES, SQLITE, BenchDatabase, DatabaseFactory, log_progress
 from bench.figures import Figure
-from bench.load import Work, Worked
-from bench.places import POSTGRES, SQLITE, Place, Yard, say
+from bench.load import Work, WorkResult
 from bench.processes import Process, address, started
 from bench.serving import births
 from deltaci.app import KEY_FILE
@@ -59,7 +59,7 @@ TICK_SECONDS: Final = 0.01  # What the kernel counts CPU in: a small run may be 
 class Measured(msgspec.Struct, frozen=True):
     """What the load saw, and what the server used for it."""
 
-    worked: Worked
+    worked: WorkResult
     server_cpu: float
 
     @property
@@ -77,19 +77,19 @@ def run() -> list[Figure]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kinds = [SQLITE]
         try:
-            yard = Yard(stack.enter_context(PostgresServer()), folder)
+            yard = DatabaseFactory(stack.enter_context(PostgresServer()), folder)
             kinds.append(POSTGRES)
         except ServerFailed as error:
-            say(f"without PostgreSQL: {error}")
-            yard = Yard(None, folder)
+            log_progress(f"without PostgreSQL: {error}")
+            yard = DatabaseFactory(None, folder)
         return [figure for shape in SHAPES for figure in _measure(yard, kinds, shape)]
 
 
-def _measure(yard: Yard, kinds: list[str], shape: Shape) -> list[Figure]:
+def _measure(yard: DatabaseFactory, kinds: list[str], shape: Shape) -> list[Figure]:
     bare = _bare(shape)
     requests = bare.worked.requests
     bare_rate = shape.jobs / bare.worked.seconds
-    say(f"{shape.name}, nothing behind uvicorn: {bare_rate:,.0f} jobs/s. {bare.shares}")
+    log_progress(f"{shape.name}, nothing behind uvicorn: {bare_rate:,.0f} jobs/s. {bare.shares}")
     figures = [
         Figure(f"{shape.name}, nothing behind uvicorn", requests / bare.worked.seconds, "requests/s"),
         Figure(f"{shape.name}, nothing behind uvicorn: server CPU", bare.server_cpu / requests * 1e6, "µs/request"),
@@ -98,7 +98,7 @@ def _measure(yard: Yard, kinds: list[str], shape: Shape) -> list[Figure]:
         found = _served(yard, kind, shape)
         inside = shape.jobs / at_new_place(yard, kind, _inside, shape)
         rate, spent = shape.jobs / found.worked.seconds, found.server_cpu / shape.jobs * 1e6
-        say(f"{shape.name}, {kind}: {rate:,.0f} jobs/s, without HTTP {inside:,.0f}. {found.shares}")
+        log_progress(f"{shape.name}, {kind}: {rate:,.0f} jobs/s, without HTTP {inside:,.0f}. {found.shares}")
         name = f"{shape.name}, {kind}"
         ratios = {"nothing behind uvicorn": rate / bare_rate, "the queue without HTTP": rate / inside}
         figures += [
@@ -121,7 +121,7 @@ def _bare(shape: Shape) -> Measured:
         return _loaded(server, address(server), b"", shape)
 
 
-def _served(yard: Yard, kind: str, shape: Shape) -> Measured:
+def _served(yard: DatabaseFactory, kind: str, shape: Shape) -> Measured:
     place = yard.new(kind)
     data = yard.folder / "data"
     try:
@@ -139,7 +139,7 @@ def _server(store: str, data: Path) -> Iterator[Process]:
         yield process
 
 
-async def _fill(place: Place, jobs: int) -> None:
+async def _fill(place: BenchDatabase, jobs: int) -> None:
     """What is to be done is there before the server starts."""
     store = place.store()
     await store.open()
@@ -155,12 +155,12 @@ async def _fill(place: Place, jobs: int) -> None:
 def _loaded(server: Process, url: str, key: bytes, shape: Shape) -> Measured:
     with started("-m", "bench.load") as load:
         before = server.cpu()
-        load.tell(Work(int(url.rpartition(":")[2]), key, shape.connections, shape.slots, shape.jobs, shape.is_batched))
-        worked = msgspec.convert(load.heard(), Worked)
+        load.send(Work(int(url.rpartition(":")[2]), key, shape.connections, shape.slots, shape.jobs, shape.is_batched))
+        worked = msgspec.convert(load.receive(), WorkResult)
         return Measured(worked, server.cpu() - before)
 
 
-async def _inside(place: Place, shape: Shape) -> float:
+async def _inside(place: BenchDatabase, shape: Shape) -> float:
     """The same by direct calls; the seconds that it took."""
     async with AsyncQueue(place.store()) as queue:
         for start in range(0, shape.jobs, 1000):

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from bench.databases import log_progress
 from bench.figures import Figure
-from bench.places import say
 from bench.processes import Process, address, started
 from deltaci.app import registration_token
 from deltaci.runner.log.masking import Mask
@@ -71,7 +71,9 @@ def _throughput(
     seconds = _written(server, folder, "large", f"yes '{TEXT}' | head -c {size} || true")
     there, here = server.cpu() - before[0], runner.cpu() - before[1]
     rate = MEGABYTES / seconds
-    say(f"a log of {MEGABYTES} MB: {rate:.0f} MB/s; CPU: runner {here / seconds:.0%}, server {there / seconds:.0%}")
+    log_progress(
+        f"a log of {MEGABYTES} MB: {rate:.0f} MB/s; CPU: runner {here / seconds:.0%}, server {there / seconds:.0%}"
+    )
     ratios = {"a file with fsync": rate * to_file / MEGABYTES, "a plain socket": rate * through_socket / MEGABYTES}
     return [
         Figure("a job's log, end to end", rate, "MB/s", ratios),
@@ -88,8 +90,8 @@ def _log(folder: Path, job: str) -> Path:
 
 def _enqueue(server: Process, name: str, step: str) -> Path:
     spec: dict[str, Any] = {"steps": [step], "executor": "process"}
-    server.tell([name, 1, spec])
-    server.heard()
+    server.send([name, 1, spec])
+    server.receive()
     return Path(f"{name}-0")
 
 
@@ -155,7 +157,7 @@ def _latency(server: Process, folder: Path) -> list[Figure]:
             took += [now - float(line.split()[0]) for line in lines if line.endswith(b" a line like any other")]
     took.sort()
     p50, p99 = took[len(took) // 2] * 1e3, took[len(took) * 99 // 100] * 1e3
-    say(f"a line, written to readable at the server: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    log_progress(f"a line, written to readable at the server: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     return [
         Figure("a line, written to readable at the server, p50", p50, "ms"),
         Figure("a line, written to readable at the server, p99", p99, "ms"),

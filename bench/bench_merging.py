@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.bench_workstreams import merge
+from bench.databases import log_progress
 from bench.figures import Figure
-from bench.places import say
 from bench.sites import CORES, PROJECT
 from deltaci.app import HttpListener, Server, registration_token
 from deltaci.controllers.merge_queue.candidates import Candidates
@@ -53,7 +53,7 @@ def run() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         upstream = Large(Path(folder), sum(MERGES.values()) + sum(MERGES) * BUILT + 2 * BARE)
         found = [event_loop.run(_measure(Path(folder, f"of-{size}"), upstream, size)) for size in MERGES]
-        say("the same merges by git alone")
+        log_progress("the same merges by git alone")
         loop, tree = _loop(Path(folder), upstream), _work_tree(Path(folder), upstream)
     return [figure for each in found for figure in each.figures(loop, tree)] + [
         Figure("git alone: merge-tree, commit-tree, push, and the test", 60 / loop, "merges/min"),
@@ -65,7 +65,7 @@ class Large:
     """The repository, and heads on its first commit, each of which changes one file."""
 
     def __init__(self, folder: Path, heads: int) -> None:
-        say(f"a repository with {FILES:,} files and {heads} heads")
+        log_progress(f"a repository with {FILES:,} files and {heads} heads")
         names = [f"part-{number % FOLDERS:02}/file-{number:05}.txt" for number in range(FILES)]
         self.upstream = Upstream(folder / "upstream", {name: f"this is {name}\n" * 20 for name in names})
         self._numbers = count()
@@ -154,7 +154,7 @@ async def _measure(folder: Path, large: Large, size: int) -> Merged:
         await service.control_plane.repositories.projects.put(project)
         mirror = service.control_plane.repositories.mirrors.for_project(project)
         base = (await mirror.fetch_refs(["refs/heads/main"]))["refs/heads/main"]
-        say(f"{MERGES[size]} heads, merged in batches of {size}")
+        log_progress(f"{MERGES[size]} heads, merged in batches of {size}")
         warm = await _entries(mirror, large, size, base)
         waiting = await _entries(mirror, large, MERGES[size] - len(warm), base)
         spare = await _entries(mirror, large, size * BUILT, base)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from bench import limits, peers
+from bench.databases import KINDS, POSTGRES, SQLITE, BenchDatabase, Cost, DatabaseFactory, log_progress
 from bench.figures import Figure
-from bench.places import KINDS, POSTGRES, SQLITE, Place, Spent, Yard, say
 from deltaci.core import attempt, ids
 from deltaci.core import run as runs
 from deltaci.core.cascade import NewRecord
@@ -62,15 +62,15 @@ WORKER: Final = "bench"
 def run() -> list[Figure]:
     """Everything, in one go."""
     with PostgresServer() as server, tempfile.TemporaryDirectory() as folder:
-        yard = Yard(server, Path(folder))
+        yard = DatabaseFactory(server, Path(folder))
         parts = (drains, lifecycles, latencies, claims, run_sizes, leases)
         return [figure for part in parts for figure in part(yard)]
 
 
 def at_new_place(
-    yard: Yard,
+    yard: DatabaseFactory,
     kind: str,
-    measure: Callable[Concatenate[Place, P], Coroutine[Any, Any, T]],
+    measure: Callable[Concatenate[BenchDatabase, P], Coroutine[Any, Any, T]],
     *arguments: P.args,
     **options: P.kwargs,
 ) -> T:
@@ -103,14 +103,14 @@ def all_heard(answers: list[Any]) -> None:
 # --- Drain ---------------------------------------------------------------------------------------
 
 
-def drains(yard: Yard) -> list[Figure]:
+def drains(yard: DatabaseFactory) -> list[Figure]:
     """Claim, start and complete what is queued; who else does that how fast. The best of some rounds, in turn."""
-    spent: dict[str, Spent] = {}
+    spent: dict[str, Cost] = {}
     rates: dict[str, float] = {}
     for _ in range(ROUNDS):
         for kind in KINDS:
             spent[kind] = faster(spent.get(kind), at_new_place(yard, kind, drain, yard))
-            say(f"drain, {kind}: {JOBS / spent[kind].wall:,.0f} jobs/s. {spent[kind].shares}")
+            log_progress(f"drain, {kind}: {JOBS / spent[kind].wall:,.0f} jobs/s. {spent[kind].shares}")
         for name, count, seconds in rivals(yard, "drain", RIVALS):
             rates[name] = max(rates.get(name, 0.0), count / seconds[0])
     figures = []
@@ -123,12 +123,12 @@ def drains(yard: Yard) -> list[Figure]:
     return figures + [Figure(f"drain, {name}", rate, "jobs/s") for name, rate in rates.items()]
 
 
-def faster(before: Spent | None, now: Spent) -> Spent:
+def faster(before: Cost | None, now: Cost) -> Cost:
     """The better of two rounds."""
     return now if before is None or now.wall < before.wall else before
 
 
-async def drain(place: Place, yard: Yard) -> Spent:
+async def drain(place: BenchDatabase, yard: DatabaseFactory) -> Cost:
     """One worker with an async handler that does nothing, in a process that has not seen the jobs before."""
 
     async def nothing(_task: object) -> None:
@@ -145,7 +145,7 @@ async def drain(place: Place, yard: Yard) -> Spent:
     return spent
 
 
-def rivals(yard: Yard, what: str, counts: dict[str, int]) -> list[tuple[str, int, list[float]]]:
+def rivals(yard: DatabaseFactory, what: str, counts: dict[str, int]) -> list[tuple[str, int, list[float]]]:
     """The peers that are installed: name and settings, how many jobs, seconds."""
     found = []
     for peer, count in counts.items():
@@ -153,10 +153,10 @@ def rivals(yard: Yard, what: str, counts: dict[str, int]) -> list[tuple[str, int
         told = peers.measure(peer, what, place.url, count)
         yard.drop(place)
         if isinstance(told, str):
-            say(told)
+            log_progress(told)
             continue
         name = f"{peer} {told.version}"
-        say(f"{what}, {name} ({peers.PEERS[peer][1]}): {count} jobs, CPU of its process {told.cpu:.1f} s")
+        log_progress(f"{what}, {name} ({peers.PEERS[peer][1]}): {count} jobs, CPU of its process {told.cpu:.1f} s")
         found.append((name, count, told.seconds))
     return found
 
@@ -164,7 +164,7 @@ def rivals(yard: Yard, what: str, counts: dict[str, int]) -> list[tuple[str, int
 # --- The whole lifecycle, and its physical limit --------------------------------------------------
 
 
-def lifecycles(yard: Yard) -> list[Figure]:
+def lifecycles(yard: DatabaseFactory) -> list[Figure]:
     """Enqueue, claim, start, heartbeat, complete: some callers side by side, each one batch after the other."""
     figures = []
     for kind in KINDS:
@@ -174,14 +174,14 @@ def lifecycles(yard: Yard) -> list[Figure]:
             for _ in range(1, ROUNDS):
                 spent = faster(spent, at_new_place(yard, kind, metered_lifecycle, yard, batch, jobs))
             rate = jobs / spent.wall
-            say(f"lifecycle, {kind}, {batch}: {rate:,.0f} jobs/s, limit {jobs / floor:,.0f}. {spent.shares}")
+            log_progress(f"lifecycle, {kind}, {batch}: {rate:,.0f} jobs/s, limit {jobs / floor:,.0f}. {spent.shares}")
             name = f"lifecycle by {batch}, {kind}"
             figures.append(Figure(name, rate, "jobs/s", {"the physical limit": rate * floor / jobs}))
             figures.append(Figure(f"{name}: CPU here", spent.own / jobs * 1e6, "µs/job"))
     return figures
 
 
-async def metered_lifecycle(place: Place, yard: Yard, batch: int, jobs: int) -> Spent:
+async def metered_lifecycle(place: BenchDatabase, yard: DatabaseFactory, batch: int, jobs: int) -> Cost:
     async with AsyncQueue(place.store(), has_timers=False) as queue:
         with yard.meter() as spent:
             await lifecycle(queue, batch, jobs)
@@ -205,7 +205,7 @@ async def lives(queue: AsyncQueue, batch: int, jobs: int) -> None:
         all_heard(await queue.finish_all([JobOutcome(lease_id=lease_id) for lease_id in held], WORKER))
 
 
-def postgres_floor(yard: Yard, batch: int, jobs: int) -> float:
+def postgres_floor(yard: DatabaseFactory, batch: int, jobs: int) -> float:
     """Seconds that PostgreSQL takes for the same bytes, and proof that they did the same.
 
     As many connections as callers say it side by side, each to a database of its own: nobody waits for anybody's rows.
@@ -215,7 +215,7 @@ def postgres_floor(yard: Yard, batch: int, jobs: int) -> float:
     async def record() -> limits.Tape:
         await make_tables(recorded)
         recorder = limits.Recorder(recorded.url, yard.folder)
-        through = Place(POSTGRES, recorder.dsn)
+        through = BenchDatabase(POSTGRES, recorder.dsn)
         async with recorder, AsyncQueue(through.store(), has_timers=False) as queue:
             await lives(queue, batch, jobs // CALLERS)
         return recorder.tape
@@ -235,14 +235,14 @@ def postgres_floor(yard: Yard, batch: int, jobs: int) -> float:
     return min(spent)
 
 
-async def make_tables(place: Place) -> None:
+async def make_tables(place: BenchDatabase) -> None:
     """Let the store make its tables."""
     store = place.store()
     await store.open()
     await store.close()
 
 
-def sqlite_floor(yard: Yard, batch: int, jobs: int) -> float:
+def sqlite_floor(yard: DatabaseFactory, batch: int, jobs: int) -> float:
     """The same for SQLite."""
     recorded = yard.new(SQLITE)
 
@@ -262,7 +262,7 @@ def sqlite_floor(yard: Yard, batch: int, jobs: int) -> float:
     return min(spent)
 
 
-async def outcome(place: Place) -> tuple[object, ...]:
+async def outcome(place: BenchDatabase) -> tuple[object, ...]:
     """What a lifecycle leaves behind."""
     live, over = [await place.query(f"SELECT count(*) FROM {table}") for table in ("records", "history")]
     store = place.store()
@@ -275,13 +275,13 @@ async def outcome(place: Place) -> tuple[object, ...]:
 # --- An idle system ------------------------------------------------------------------------------
 
 
-def latencies(yard: Yard) -> list[Figure]:
+def latencies(yard: DatabaseFactory) -> list[Figure]:
     """From the call to enqueue until the handler runs."""
     rows: dict[str, list[float]] = {}
     for kind, servers in ((POSTGRES, 1), (POSTGRES, 2), (SQLITE, 1)):
         name = kind if servers == 1 else f"{kind}, another server"
         rows[name] = at_new_place(yard, kind, idle, servers)
-        say(f"idle, {name}: p50 {percentile(rows[name], 50) * 1e3:.2f} ms")
+        log_progress(f"idle, {name}: p50 {percentile(rows[name], 50) * 1e3:.2f} ms")
     rival = {name: seconds for name, _, seconds in rivals(yard, "idle", idle_rivals())}
     figures = []
     for percent in (50, 99):
@@ -302,7 +302,7 @@ def percentile(values: list[float], percent: int) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
-async def idle(place: Place, servers: int) -> list[float]:
+async def idle(place: BenchDatabase, servers: int) -> list[float]:
     """Single jobs, one after the other, each when the one before is over."""
     loop = asyncio.get_running_loop()
     came, came_at = asyncio.Event(), [0.0]
@@ -334,7 +334,7 @@ async def idle(place: Place, servers: int) -> list[float]:
 # --- Long queues ---------------------------------------------------------------------------------
 
 
-def claims(yard: Yard) -> list[Figure]:
+def claims(yard: DatabaseFactory) -> list[Figure]:
     """What a claim costs, however many jobs wait. Short and long queues take turns, so both see the same machine."""
     figures = []
     for kind in KINDS:
@@ -342,7 +342,9 @@ def claims(yard: Yard) -> list[Figure]:
         costs = event_loop.run(claim_costs(places))
         for limit in CLAIMS:
             few, many = (costs[queued, limit] for queued in QUEUES)
-            say(f"claim of {limit}, {kind}: {few * 1e3:.2f} ms of {QUEUES[0]:,}, {many * 1e3:.2f} ms of {QUEUES[1]:,}")
+            log_progress(
+                f"claim of {limit}, {kind}: {few * 1e3:.2f} ms of {QUEUES[0]:,}, {many * 1e3:.2f} ms of {QUEUES[1]:,}"
+            )
             name, ratios = f"claim {limit} of {QUEUES[1]:,}, {kind}", {f"of {QUEUES[0]:,} (goal 1.2)": many / few}
             figures.append(Figure(name, many * 1e3, "ms", ratios))
         for place in places.values():
@@ -350,7 +352,7 @@ def claims(yard: Yard) -> list[Figure]:
     return figures
 
 
-async def claim_costs(places: dict[int, Place]) -> dict[tuple[int, int], float]:
+async def claim_costs(places: dict[int, BenchDatabase]) -> dict[tuple[int, int], float]:
     """The median seconds of a claim, by the length of the queue and the limit."""
     found: dict[tuple[int, int], list[float]] = {}
     async with AsyncExitStack() as stack:
@@ -374,17 +376,19 @@ async def claim_costs(places: dict[int, Place]) -> dict[tuple[int, int], float]:
 # --- Long runs -----------------------------------------------------------------------------------
 
 
-def run_sizes(yard: Yard) -> list[Figure]:
+def run_sizes(yard: DatabaseFactory) -> list[Figure]:
     """What a job costs in a small run and in a large one, in the same batches. Goes no further where it grows."""
     figures = []
     for kind in KINDS:
         small = None
         for size, jobs in RUNS.items():
             spent = at_new_place(yard, kind, run_cost, yard, size, jobs).each(jobs)
-            say(f"runs of {size:,}, {kind}: {spent.wall * 1e6:,.0f} µs a job. {spent.shares}")
+            log_progress(f"runs of {size:,}, {kind}: {spent.wall * 1e6:,.0f} µs a job. {spent.shares}")
             small = small or spent
             if spent.wall > GIVE_UP * small.wall:
-                say(f"a job in a run of {size:,} costs {spent.wall / small.wall:.0f} times as much: no larger runs")
+                log_progress(
+                    f"a job in a run of {size:,} costs {spent.wall / small.wall:.0f} times as much: no larger runs"
+                )
                 break
         assert small is not None, "no runs to measure"
         for name, value, before in (("", spent.wall, small.wall), (": CPU here", spent.own, small.own)):
@@ -393,7 +397,7 @@ def run_sizes(yard: Yard) -> list[Figure]:
     return figures
 
 
-async def run_cost(place: Place, yard: Yard, size: int, jobs: int) -> Spent:
+async def run_cost(place: BenchDatabase, yard: DatabaseFactory, size: int, jobs: int) -> Cost:
     """Plan runs of this size and work through all their jobs: chains of five, in batches."""
     specs = tuple(JobSpec(name=f"j{n}", needs=(f"j{n - 1}",) if n % 5 else ()) for n in range(size))
     names = [f"r{n}" for n in range(jobs // size)]
@@ -437,7 +441,7 @@ async def work_through(engine: Engine, jobs: int) -> None:
 # --- Many leases ---------------------------------------------------------------------------------
 
 
-def leases(yard: Yard) -> list[Figure]:
+def leases(yard: DatabaseFactory) -> list[Figure]:
     """What it costs to keep many leases, and how soon many lost ones are back in the queue."""
     figures = []
     for kind in KINDS:
@@ -448,11 +452,11 @@ def leases(yard: Yard) -> list[Figure]:
         if kind == POSTGRES:
             figures.append(Figure(f"{name} there", beats.server * percent, "% of a core"))
         figures.append(Figure(f"requeue {LEASES:,} expired, {kind}", back, "s", {"the goal of 1 s": back}))
-        say(f"leases, {kind}: {LEASES} heartbeats in {beats.wall:.2f} s, expired ones back in {back:.2f} s")
+        log_progress(f"leases, {kind}: {LEASES} heartbeats in {beats.wall:.2f} s, expired ones back in {back:.2f} s")
     return figures
 
 
-async def keep_and_lose(place: Place, yard: Yard) -> tuple[Spent, float]:
+async def keep_and_lose(place: BenchDatabase, yard: DatabaseFactory) -> tuple[Cost, float]:
     """Claim and start everything, one heartbeat for each, then let the leases end."""
     shift = [0]
     store = place.store(lambda: shift[0])

@@ -18,8 +18,8 @@ from typing import Final
 import msgspec
 
 from bench.bench_fleet import bare_bytes
+from bench.databases import log_progress
 from bench.figures import Figure
-from bench.places import say
 from bench.processes import Memory, Process, address, started
 from bench.serving import TENANT
 from bench.watching import Watch
@@ -81,11 +81,11 @@ def _ours(streams: int) -> Measured:
             token = signer.sign("operate", "bench", TENANT, 3600)
 
             def cause(order: str, count: int) -> float:
-                server.tell([order, count])
-                return float(server.heard()[1])
+                server.send([order, count])
+                return float(server.receive()[1])
 
             found = _measured(server, token, streams, cause)
-    say(f"{streams:,} streams: p50 {_at(found, 0.5) * 1e3:.1f} ms, {found.rate:,.0f} events/s")
+    log_progress(f"{streams:,} streams: p50 {_at(found, 0.5) * 1e3:.1f} ms, {found.rate:,.0f} events/s")
     return found
 
 
@@ -93,11 +93,11 @@ def _bare(streams: int) -> Measured:
     with started("-m", "bench.watching", "bare") as server:
 
         def cause(_: str, count: int) -> float:
-            server.tell(_parts(count))
-            return float(server.heard()[0])
+            server.send(_parts(count))
+            return float(server.receive()[0])
 
         found = _measured(server, "none", streams, cause)
-    say(f"{streams:,} bare sockets: p50 {_at(found, 0.5) * 1e3:.1f} ms, {found.rate:,.0f} events/s")
+    log_progress(f"{streams:,} bare sockets: p50 {_at(found, 0.5) * 1e3:.1f} ms, {found.rate:,.0f} events/s")
     return found
 
 
@@ -120,11 +120,11 @@ def _measured(server: Process, token: str, streams: int, cause: Cause) -> Measur
 
 def _delivered(crowd: Process, cause: Cause, name: str, count: int) -> tuple[float, float]:
     """Seconds until the last one has the last event: since it was committed, and since it was asked for."""
-    crowd.tell(count)
-    assert crowd.heard() == "waiting"
+    crowd.send(count)
+    assert crowd.receive() == "waiting"
     began = time.perf_counter()
     committed = cause(name, count)
-    last = float(crowd.heard())
+    last = float(crowd.receive())
     return max(0.0, last - committed), last - began
 
 
@@ -132,8 +132,8 @@ def _delivered(crowd: Process, cause: Cause, name: str, count: int) -> tuple[flo
 def _crowd(port: int, token: str, streams: int) -> Iterator[Process]:
     """A process that holds the streams, when all of them have begun."""
     with started("-m", "bench.watching", "watch") as crowd:
-        crowd.tell(Watch(port, "/api/v1/events?after=1", token, streams))
-        assert crowd.heard() == "connected"
+        crowd.send(Watch(port, "/api/v1/events?after=1", token, streams))
+        assert crowd.receive() == "connected"
         yield crowd
 
 

@@ -26,9 +26,9 @@ import httpx
 import msgspec
 from playwright.sync_api import Browser, BrowserContext, Page
 
+from bench.databases import log_progress
 from bench.figures import Figure
 from bench.frames import PLAIN, Frames, quantile, watched
-from bench.places import say
 from bench.processes import Process, address, started
 from deltaci.app import registration_token
 from tests.browser.browsing import browsers
@@ -157,7 +157,7 @@ def _fill(stand: Stand) -> None:
         needs = ([f"job-{n // 4 - 1}"] if n >= 4 else [] for n in range(count))
         jobs = [task(f"job-{n}", needs=each, runs_on=NOBODY) for n, each in enumerate(needs)]
         stand.pages[f"/runs/{house.start(*jobs, title=f'{count} jobs')}"] = f"run of {count:,} jobs"
-    say(f"there are {RUNS + len(JOBS)} runs, of up to {max(JOBS):,} jobs")
+    log_progress(f"there are {RUNS + len(JOBS)} runs, of up to {max(JOBS):,} jobs")
 
 
 # -- pages
@@ -167,13 +167,13 @@ def _pages(stand: Stand) -> list[Figure]:
     recorded = _recorded(stand)
     figures = []
     with started("-m", "bench.recorded") as bare:
-        bare.tell(recorded)
+        bare.send(recorded)
         url = address(bare)
         empty = _seen(stand, "/empty", url)
         for path, name in stand.pages.items():
             ours, limit = _seen(stand, path), _seen(stand, path, url)
             costs, least = _cost(stand, path, stand.server, stand.url), _cost(stand, path, bare, url)
-            say(
+            log_progress(
                 f"{name}: {ours.bytes / 1e3:.1f} kB, {ours.requests:.0f} requests, first byte {ours.first_byte:.1f}, "
                 f"first paint {ours.first_paint:.0f}, server {costs * 1e3:.1f} ms"
             )
@@ -262,7 +262,9 @@ def _changes(stand: Stand) -> list[Figure]:
         for name, pause in (("on a calm page", CALM_SECONDS), ("on a busy page", BUSY_SECONDS)):
             drawn, heard = _delays(stand, page, pause)
             middle, bare = quantile(drawn, 0.5), quantile(heard, 0.5)
-            say(f"committed to on the screen, {name}: p50 {middle:.0f} ms, longest {drawn[-1]:.0f}; event {bare:.0f}")
+            log_progress(
+                f"committed to on the screen, {name}: p50 {middle:.0f} ms, longest {drawn[-1]:.0f}; event {bare:.0f}"
+            )
             what = f"a change, committed to on the screen, {name}"
             figures.append(Figure(f"{what}, p50", middle, "ms", _against(middle, event=bare)))
             figures.append(Figure(f"{what}, longest", drawn[-1], "ms"))
@@ -295,7 +297,7 @@ def _log(stand: Stand) -> list[Figure]:
     ours, cost = _streamed(stand, is_ours=True)
     plain, _ = _streamed(stand, is_ours=False)
     for name, found in (("ours", ours), ("one element a line", plain), ("nothing at all", idle)):
-        say(
+        log_progress(
             f"frames, {name}: p50 {found.at(0.5):.1f}, p95 {found.at(0.95):.1f}, p99 {found.at(0.99):.1f}, longest "
             f"{found.at(1):.0f} ms; {found.dropped:.1f} % dropped; {len(found.tasks)} long tasks; "
             f"CPU of the page {found.busy:.0f} ms/s"

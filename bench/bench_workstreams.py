@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
+from bench.databases import log_progress
 from bench.figures import Figure
-from bench.places import say
 from bench.sites import CORES, PROJECT, Site, site
 from tests.repositories.upstream import Upstream, git
 
@@ -30,12 +30,12 @@ ENDED: Final = ("SUCCESS", "FAILED", "TIMEOUT", "CANCELED", "REPORTED")
 def run() -> list[Figure]:
     """All workstreams at once, then as many plain jobs, then the loop."""
     with tempfile.TemporaryDirectory() as folder, site(Path(folder), SLOTS) as place:
-        say(f"{STREAMS} workstreams of {TASKS} tasks each, {SLOTS} slots")
+        log_progress(f"{STREAMS} workstreams of {TASKS} tasks each, {SLOTS} slots")
         streams = _workstreams(place)
-        say(f"{STREAMS} runs of {TASKS} plain jobs each")
+        log_progress(f"{STREAMS} runs of {TASKS} plain jobs each")
         plain = _plain(place)
     with tempfile.TemporaryDirectory() as folder:
-        say("the same git work and commands in a plain loop")
+        log_progress("the same git work and commands in a plain loop")
         bare = _bare(Path(folder))
     return _figures(streams, plain, bare)
 

@@ -1,10 +1,10 @@
-"""What a benchmark reports. A figure alone says little, so each carries its ratios to something known."""
+"""The result of a benchmark: figures with their ratios to something known."""
 
 import msgspec
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One measured value, and how many times that of each named rival or earlier state it is."""
+    """One measured value, and its ratio to each named competitor or limit."""
 
     metric: str
     value: float

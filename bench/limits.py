@@ -1,12 +1,11 @@
-"""The physical limit of a store: the very same statements, replayed without any of our Python.
+"""The physical limit of a store: the same statements, replayed without our Python code.
 
-What a store says to its database is recorded once (PostgreSQL: every byte of the wire, through a proxy on a socket;
-SQLite: every call with its rows) and then said again to a new, empty database, as fast as the database answers: same
-statements, same rows, same batches, same transactions, nothing left to compute. A transaction is said again as soon
-as those that ended before it began have ended, so what ran side by side does so again. Left out is how asyncpg resets
-a connection that goes back to its pool.
+What a store sends to its database is recorded once (PostgreSQL: every byte, through a proxy on a socket; SQLite: every
+call with its rows) and then sent to a new, empty database as fast as that answers: the same statements, rows, batches
+and transactions, with nothing left to compute. A transaction starts as soon as all that had ended before it began have
+ended, so that concurrency is preserved. The reset of connections that asyncpg returns to its pool is left out.
 
-The replay of the wire is a loop over two or more blocking sockets in one thread: it costs about 20 µs a round trip.
+The replay is a loop over blocking sockets in one thread; it costs about 20 µs per round trip.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ HOUSEKEEPING = b"RESET ALL"
 
 
 class Exchange(NamedTuple):
-    """What was sent up to one ReadyForQuery. `after` transactions, counted by their ends, had ended before."""
+    """The bytes that were sent up to one ReadyForQuery. `after` transactions had ended before."""
 
     sent: bytes
     after: int
     opens: bool
-    ends: int  # the place of the transaction that this ends, in the order of ends; −1: it ends none
+    ends: int  # the number of the transaction that this ends; −1: none
 
 
-class Line(NamedTuple):
-    """One connection: how it introduced itself, and all that it sent."""
+class RecordedConnection(NamedTuple):
+    """One connection: its startup messages, and everything that it sent."""
 
     startup: list[bytes]
     exchanges: list[Exchange]
 
 
-Tape = list[Line]
+Tape = list[RecordedConnection]
 
 
 class _Frames:
-    """Cuts a stream into the messages of PostgreSQL's protocol; only the first of a client has no letter."""
+    """Splits a stream into messages of PostgreSQL's protocol; only the first one of a client has no type byte."""
 
     def __init__(self, *, has_startup: bool) -> None:
         self._rest = b""
@@ -75,7 +74,7 @@ class _Frames:
 
 
 class Recorder:
-    """Stands between a store and its server, and writes down what the store says."""
+    """A proxy between a store and its server that records what the store sends."""
 
     def __init__(self, dsn: str, folder: Path) -> None:
         parts = urlsplit(dsn)
@@ -102,69 +101,71 @@ class Recorder:
         serving = asyncio.current_task()
         assert serving is not None
         self._tasks.add(serving)
-        there, back = await asyncio.open_unix_connection(self._target)
-        line = _Ear(self)
-        self.tape.append(line.heard)
+        server_reader, server_writer = await asyncio.open_unix_connection(self._target)
+        recorder = _ConnectionRecorder(self)
+        self.tape.append(recorder.recorded)
         try:
-            await asyncio.gather(_pump(reader, back, line.said), _pump(there, writer, line.answered))
+            await asyncio.gather(
+                _pump(reader, server_writer, recorder.on_sent), _pump(server_reader, writer, recorder.on_answered)
+            )
         finally:
-            for end in (back, writer):
+            for end in (server_writer, writer):
                 end.close()
                 with suppress(OSError):
                     await end.wait_closed()
 
     def end_of_transaction(self) -> int:
-        """The place of one more transaction that ended."""
+        """Count one more ended transaction. Returns its number."""
         self._ended += 1
         return self._ended - 1
 
     @property
     def ended(self) -> int:
-        """How many transactions have ended."""
+        """The number of ended transactions."""
         return self._ended
 
 
-class _Ear:
-    """Hears one connection, and cuts what was sent at every ReadyForQuery."""
+class _ConnectionRecorder:
+    """Records one connection, and splits what was sent at every ReadyForQuery."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.heard = Line([], [])
+        self.recorded = RecordedConnection([], [])
         self._recorder = recorder
-        self._said = _Frames(has_startup=True)
-        self._answered = _Frames(has_startup=False)
+        self._client_frames = _Frames(has_startup=True)
+        self._server_frames = _Frames(has_startup=False)
         self._sending = b""
-        self._asked: list[tuple[bytes, int]] = []
+        self._pending: list[tuple[bytes, int]] = []
         self._is_open = False
         self._is_greeted = False
 
-    def said(self, data: bytes) -> None:
-        for message in self._said.cut(data):
-            if not self.heard.startup:
-                self.heard.startup.append(message)
+    def on_sent(self, data: bytes) -> None:
+        for message in self._client_frames.cut(data):
+            if not self.recorded.startup:
+                self.recorded.startup.append(message)
                 continue
             self._sending += message
             if message[:1] in ASKS:
-                self._asked.append((self._sending, self._recorder.ended))
+                self._pending.append((self._sending, self._recorder.ended))
                 self._sending = b""
 
-    def answered(self, data: bytes) -> None:
-        for message in self._answered.cut(data):
+    def on_answered(self, data: bytes) -> None:
+        for message in self._server_frames.cut(data):
             if message[:1] != READY:
                 continue
-            if not self._is_greeted:  # The answer to the start of the connection.
+            if not self._is_greeted:  # The response to the startup message.
                 self._is_greeted = True
                 continue
-            sent, after = self._asked.pop(0)
+            sent, after = self._pending.pop(0)
             was_open, self._is_open = self._is_open, message[5] != IDLE
             if HOUSEKEEPING not in sent:
                 ends = -1 if self._is_open else self._recorder.end_of_transaction()
-                self.heard.exchanges.append(Exchange(sent, after, not was_open, ends))
+                self.recorded.exchanges.append(Exchange(sent, after, not was_open, ends))
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Any) -> None:
-    with suppress(ConnectionError):  # Whoever closes does not always wait for the last answer.
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Any) -> None:
+    with suppress(ConnectionError):  # A client may close without waiting for the last response.
         while data := await reader.read(1 << 16):
-            seen(data)
+            on_data(data)
             writer.write(data)
             await writer.drain()
     writer.close()
@@ -173,30 +174,30 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen
 # --- PostgreSQL: replay --------------------------------------------------------------------------
 
 
-class _Wire:
+class _ReplayConnection:
     """One connection of the replay."""
 
-    def __init__(self, dsn: str, line: Line) -> None:
+    def __init__(self, dsn: str, recorded: RecordedConnection) -> None:
         parts = urlsplit(dsn)
-        self.exchanges = line.exchanges
+        self.exchanges = recorded.exchanges
         self.next = 0
         self.is_waiting = False
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(Path(parse_qs(parts.query)["host"][0]) / SOCKET))
-        texts = line.startup[0][8:].rstrip(b"\0").split(b"\0")
+        texts = recorded.startup[0][8:].rstrip(b"\0").split(b"\0")
         texts[texts.index(b"database") + 1] = parts.path.strip("/").encode()
-        body = line.startup[0][4:8] + b"\0".join(texts) + b"\0\0"
+        body = recorded.startup[0][4:8] + b"\0".join(texts) + b"\0\0"
         self.socket.sendall(struct.pack("!I", len(body) + 4) + body)
         self._frames = _Frames(has_startup=False)
         while not self.is_answered():
             pass
 
-    def say(self) -> None:
+    def send_next(self) -> None:
         self.socket.sendall(self.exchanges[self.next].sent)
         self.is_waiting = True
 
     def is_answered(self) -> bool:
-        """Read what is there; whether that was all of it."""
+        """Read what has arrived. Return whether the response is complete."""
         data = self.socket.recv(1 << 20)
         assert data, "the server closed the connection"
         for message in self._frames.cut(data):
@@ -207,37 +208,37 @@ class _Wire:
 
 
 def replay(dsn: str, tape: Tape) -> float:
-    """Say it all again to another database with the same tables; the seconds that it took."""
-    wires = [_Wire(dsn, line) for line in tape if line.exchanges]
+    """Send everything to another database with the same tables. Returns the seconds that this took."""
+    connections = [_ReplayConnection(dsn, recorded) for recorded in tape if recorded.exchanges]
     ended: set[int] = set()
-    prefix = 0  # So many transactions have ended, counted in the order in which they ended when recorded.
+    prefix = 0  # Transactions up to this number have ended, in their recorded order.
     with selectors.DefaultSelector() as selector:
-        for wire in wires:
-            selector.register(wire.socket, selectors.EVENT_READ, wire)
+        for connection in connections:
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
         started = time.perf_counter()
         busy = 0
         while True:
-            for wire in wires:
-                if not wire.is_waiting and wire.next < len(wire.exchanges):
-                    exchange = wire.exchanges[wire.next]
+            for connection in connections:
+                if not connection.is_waiting and connection.next < len(connection.exchanges):
+                    exchange = connection.exchanges[connection.next]
                     if not exchange.opens or exchange.after <= prefix:
-                        wire.say()
+                        connection.send_next()
                         busy += 1
             if not busy:
                 break
             for key, _ in selector.select():
-                wire = key.data
-                if wire.is_answered():
-                    ended.add(wire.exchanges[wire.next].ends)
-                    wire.next += 1
-                    wire.is_waiting = False
+                connection = key.data
+                if connection.is_answered():
+                    ended.add(connection.exchanges[connection.next].ends)
+                    connection.next += 1
+                    connection.is_waiting = False
                     busy -= 1
             while prefix in ended:
                 prefix += 1
         spent = time.perf_counter() - started
-    for wire in wires:
-        assert wire.next == len(wire.exchanges), "the replay stood still"
-        wire.socket.close()
+    for connection in connections:
+        assert connection.next == len(connection.exchanges), "the replay is stuck"
+        connection.socket.close()
     return spent
 
 
@@ -245,15 +246,15 @@ def replay(dsn: str, tape: Tape) -> float:
 
 
 class Call(NamedTuple):
-    """One call of the driver with everything that it was given."""
+    """One call of the driver with its arguments."""
 
     sql: str
     rows: list[Any]
     is_many: bool
 
 
-class _Taped(sqlite3.Connection):
-    """A connection that writes down its calls."""
+class _RecordingConnection(sqlite3.Connection):
+    """A connection that records its calls."""
 
     calls: list[Call]
 
@@ -269,24 +270,24 @@ class _Taped(sqlite3.Connection):
 
 @contextmanager
 def recorded_sqlite() -> Iterator[list[list[Call]]]:
-    """While this lasts, connections write down their calls: one list for each connection, in their order."""
+    """Record the calls of all SQLite connections in the block: one list per connection, in order of creation."""
     tapes: list[list[Call]] = []
     connect = sqlite3.connect
 
-    def taped(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options, factory=_Taped)
+    def recording_connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options, factory=_RecordingConnection)
         connection.calls = []
         tapes.append(connection.calls)
         return connection
 
-    with mock.patch("sqlite3.connect", taped):
+    with mock.patch("sqlite3.connect", recording_connect):
         yield tapes
 
 
 def replay_sqlite(path: Path, calls: list[Call]) -> float:
-    """Make all calls again on a new file; the seconds from the first transaction after the tables were made."""
+    """Make all calls again on a new file. Returns the seconds after the transaction that creates the tables."""
     connection = sqlite3.connect(path, isolation_level=None)
-    ends = [place for place, call in enumerate(calls) if call.sql == "COMMIT"]
+    ends = [index for index, call in enumerate(calls) if call.sql == "COMMIT"]
     try:
         _call(connection, calls[: ends[0] + 1])
         started = time.perf_counter()

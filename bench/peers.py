@@ -58,8 +58,8 @@ PEERS = {
 }
 
 
-class Told(NamedTuple):
-    """What a peer's process said: the seconds of the drain, or of every single job, and its version."""
+class PeerResult(NamedTuple):
+    """The result of a peer's process: its version, and the seconds of the drain or of every single job."""
 
     version: str
     seconds: list[float]
@@ -67,13 +67,13 @@ class Told(NamedTuple):
 
 
 def is_installed(peer: str) -> bool:
-    """Whether the other environment has it."""
-    found = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{PEERS[peer][0]}') is None)"
-    return PYTHON.exists() and subprocess.run([PYTHON, "-c", found], check=False).returncode == 0
+    """Return whether the peers' environment has this package."""
+    check = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{PEERS[peer][0]}') is None)"
+    return PYTHON.exists() and subprocess.run([PYTHON, "-c", check], check=False).returncode == 0
 
 
-def measure(peer: str, what: str, dsn: str, count: int) -> Told | str:
-    """Measure a peer on an empty database; a text is the reason why there is no figure."""
+def measure(peer: str, what: str, dsn: str, count: int) -> PeerResult | str:
+    """Measure a peer on an empty database. Returns a text with the reason if there is no figure."""
     package = PEERS[peer][0]
     if not is_installed(peer):
         return f"not installed: {peer} (make bench PEERS=1)"
@@ -84,14 +84,14 @@ def measure(peer: str, what: str, dsn: str, count: int) -> Told | str:
         return f"{peer} did not end within {DEADLINE:.0f} s"
     if ran.returncode:
         return f"{peer} failed: {ran.stderr.strip().splitlines()[-1:]}"
-    return Told(**json.loads(ran.stdout.splitlines()[-1]))
+    return PeerResult(**json.loads(ran.stdout.splitlines()[-1]))
 
 
 # --- The other end: everything below runs in the peer's environment --------------------------------
 
 
 class Idle:
-    """One job after the other on an idle system: how long each took from the call to its handler."""
+    """Measures single jobs on an idle system: the time from the enqueue call to the handler."""
 
     def __init__(self, count: int) -> None:
         self.seconds: list[float] = []
@@ -100,12 +100,11 @@ class Idle:
         self._came_at = 0.0
 
     async def handle(self, *_: object, **__: object) -> None:
-        """The handler."""
         self._came_at = time.perf_counter()
         self._came.set()
 
     async def feed(self, enqueue: Callable[[], Awaitable[Any]]) -> None:
-        """Enqueue, wait for the handler, pause; the first few are not counted."""
+        """Enqueue, wait for the handler, pause; the first few jobs are not counted."""
         for number in range(self._count + 5):
             await asyncio.sleep(PAUSE)
             self._came.clear()
@@ -117,7 +116,7 @@ class Idle:
 
 
 class Countdown:
-    """Says when the last handler ran."""
+    """Calls `at_zero` when the last handler has run."""
 
     def __init__(self, count: int, at_zero: Callable[[], object]) -> None:
         self._left = count
@@ -125,7 +124,7 @@ class Countdown:
         self._lock = threading.Lock()
 
     async def handle(self, *_: object, **__: object) -> None:
-        """The handler: nothing but a count."""
+        """Count one job."""
         with self._lock:
             self._left -= 1
             is_last = self._left == 0
@@ -241,14 +240,14 @@ async def dbos(what: str, dsn: str, count: int) -> list[float]:
 
 
 def main() -> int:
-    """Measure one peer here, and say it."""
+    """Measure one peer in this process and print the result."""
     package, what, dsn, count = sys.argv[1:]
     logging.disable(logging.WARNING)
     work = {"pgqueuer": pgqueuer, "procrastinate": procrastinate, "dbos": dbos}[package]
     runner: Any = importlib.import_module("uvloop").run if package == "pgqueuer" else asyncio.run
     seconds = runner(work(what, dsn, int(count)))
-    told = Told(importlib.metadata.version(package), seconds, time.process_time())
-    print(json.dumps(told._asdict()))
+    result = PeerResult(importlib.metadata.version(package), seconds, time.process_time())
+    print(json.dumps(result._asdict()))
     return 0
 
 

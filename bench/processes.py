@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts: what they say, what they cost, and that they end."""
+"""Child processes of a benchmark: communicates with them in lines of JSON, and measures their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a process keeps, in bytes: `rss` as it is, `pss` with what it shares divided among those who share it."""
+    """The memory of a process in bytes: resident, and proportional (shared pages divided among their users)."""
 
     rss: int
     pss: int
 
 
 class Process:
-    """One child that is spoken to in lines."""
+    """A child process that reads and writes lines."""
 
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None, log: Path | None = None) -> None:
         command = [sys.executable, *arguments]
         self._command = " ".join(arguments)
         pipe = subprocess.PIPE
         folders = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        found = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})}
         with log.open("ab") if log is not None else nullcontext() as errors:
             self._child = subprocess.Popen(
-                command, cwd=ROOT, env=found, stdin=pipe, stdout=pipe, stderr=errors, bufsize=0
+                command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=errors, bufsize=0
             )
-        self._said = b""
+        self._output = b""
         self.pid = self._child.pid
 
-    def tell(self, order: Any) -> None:
-        """One line of JSON."""
+    def send(self, message: Any) -> None:
+        """Send one line of JSON."""
         assert self._child.stdin is not None
-        self._child.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._child.stdin.write(msgspec.json.encode(message) + b"\n")
 
     def line(self, seconds: float = WAIT_SECONDS) -> str:
-        """The next line that it says."""
+        """Return the next line of output."""
         assert self._child.stdout is not None
-        until = time.monotonic() + seconds
-        while b"\n" not in self._said:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([self._child.stdout], [], [], left)[0]:
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._output:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0 or not select.select([self._child.stdout], [], [], seconds_left)[0]:
                 raise AssertionError(f"{self._command} said nothing for {seconds:.0f} s")
-            heard = os.read(self._child.stdout.fileno(), 1 << 20)
-            if not heard:
+            data = os.read(self._child.stdout.fileno(), 1 << 20)
+            if not data:
                 raise AssertionError(f"{self._command} ended with {self._child.wait(STOP_SECONDS)}")
-            self._said += heard
-        found, _, self._said = self._said.partition(b"\n")
-        return found.decode()
+            self._output += data
+        line, _, self._output = self._output.partition(b"\n")
+        return line.decode()
 
-    def heard(self, seconds: float = WAIT_SECONDS) -> Any:
-        """The next line, as JSON."""
+    def receive(self, seconds: float = WAIT_SECONDS) -> Any:
+        """Return the next line of output, decoded as JSON."""
         line = self.line(seconds)
         try:
             return msgspec.json.decode(line)
@@ -72,17 +72,17 @@ class Process:
             raise AssertionError(f"{self._command} said {line[:500]!r} ({len(line)} characters): {error}") from None
 
     def cpu(self) -> float:
-        """Seconds of the processor so far, of all its threads."""
+        """Return the CPU seconds so far, of all threads."""
         after_name = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / _TICKS
 
     def whole_cpu(self) -> float:
-        """The same with all of its descendants, those that are gone included."""
+        """Return the CPU seconds so far, of the process and all its descendants, including those that have ended."""
         children: dict[int, list[int]] = {}
         spent: dict[int, int] = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                with suppress(OSError):  # It ended meanwhile, and is counted where it was waited for.
+                with suppress(OSError):  # It has ended, and its parent's counters include it.
                     fields = (entry / "stat").read_text().rpartition(")")[2].split()
                     children.setdefault(int(fields[1]), []).append(int(entry.name))
                     spent[int(entry.name)] = sum(map(int, fields[11:15]))
@@ -92,13 +92,12 @@ class Process:
         return sum(spent.get(pid, 0) for pid in family) / _TICKS
 
     def memory(self) -> Memory:
-        """What it keeps now."""
         lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
-        found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines[1:]}
-        return Memory(found["Rss"], found["Pss"])
+        sizes = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines[1:]}
+        return Memory(sizes["Rss"], sizes["Pss"])
 
     def stop(self) -> None:
-        """Let it finish; make it, if it does not."""
+        """End the process; kill it if it does not end in time."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._child.stdin.close()
@@ -113,7 +112,7 @@ class Process:
 
 @contextmanager
 def started(*arguments: str, env: Mapping[str, str] | None = None, log: Path | None = None) -> Iterator[Process]:
-    """A child, for as long as this lasts. What it says to its standard error goes to the log, if there is one."""
+    """Run a child process until the block ends; its stderr is written to `log`, if given."""
     process = Process(*arguments, env=env, log=log)
     try:
         yield process
@@ -122,5 +121,5 @@ def started(*arguments: str, env: Mapping[str, str] | None = None, log: Path | N
 
 
 def address(process: Process) -> str:
-    """Where a server says that it listens: the last word of its line."""
+    """Return the address that a server prints: the last word of its line."""
     return process.line().rpartition(" ")[2]

@@ -1,6 +1,6 @@
-"""The same uvicorn with answers that were written before: whatever a page costs beyond this, we made it cost.
+"""The same uvicorn with recorded responses: the difference to a real page is the cost of our code.
 
-python -m bench.recorded    a line of JSON on its input says what to answer: {"/runs": [[["name", "value"], …], "…"]}
+python -m bench.recorded reads a line of JSON with the responses: {"/runs": [[["name", "value"], …], "…"]}
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Headers = list[tuple[str, str]]
 
 
 class Recorded:
-    """An application that answers bytes by their address."""
+    """An application that returns recorded bytes by path."""
 
     protocol: Any
 
@@ -30,10 +30,10 @@ class Recorded:
         }
 
     def stop_waiting(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no request waits."""
 
     async def app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answer what is asked for."""
+        """Read the request and respond."""
         while (await receive()).get("more_body"):
             pass
         headers, body = self._answers.get(scope["path"], ([(b"content-type", b"text/plain")], b""))

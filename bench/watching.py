@@ -1,7 +1,9 @@
-"""Many who follow the events of one server, and the least that any server could do for them, each in its own process.
+"""Many clients that follow the events of one server, and the least that any server could do for them.
 
-python -m bench.watching watch    its input says what to follow, then again and again for how many events to wait
-python -m bench.watching bare     writes to everybody what its input says, and nothing else
+Each runs in its own process:
+
+python -m bench.watching watch    reads what to follow, then again and again how many events to wait for
+    python -m bench.watching bare     sends every line of its input to all clients
 """
 
 from __future__ import annotations

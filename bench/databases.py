@@ -1,4 +1,4 @@
-"""Where the queue is measured: a new database or file for every measurement, and meters for time and CPU."""
+"""Databases for benchmarks: a new one for every measurement, and meters for time and CPU."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ KINDS: Final = (POSTGRES, SQLITE)
 _STARTED: Final = time.perf_counter()
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _NUMBERED: Final = "WITH RECURSIVE n (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM n WHERE g < ?) "
-_ID: Final = "'q-' || lpad(to_hex(g), 32, '0')"  # Like real ones, they grow with time.
+_ID: Final = "'q-' || lpad(to_hex(g), 32, '0')"  # Real ids grow with time, too.
 _COLUMNS: Final = "id, kind, version, run_id, queue_key, priority, ready_at, due_at, body"
 
 
-def say(text: str) -> None:
-    """What is going on now, for whoever waits."""
+def log_progress(text: str) -> None:
+    """Print the progress."""
     print(f"  {time.perf_counter() - _STARTED:4.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-class Spent(msgspec.Struct):
-    """What a measurement took, in seconds: of the clock, of this process, of the server's processes."""
+class Cost(msgspec.Struct):
+    """The cost of a measurement in seconds: wall time, CPU of this process, CPU of the database server."""
 
     wall: float = 0.0
     own: float = 0.0
     server: float = 0.0
 
-    def each(self, count: int) -> Spent:
-        """What one of so many took."""
-        return Spent(self.wall / count, self.own / count, self.server / count)
+    def each(self, count: int) -> Cost:
+        """Return the cost per item."""
+        return Cost(self.wall / count, self.own / count, self.server / count)
 
     @property
     def shares(self) -> str:
-        """Who used how much of a core meanwhile."""
+        """The use of CPU cores, as text."""
         wall = self.wall or 1.0
         return f"CPU: {self.own / wall:.0%} of a core here, {self.server / wall:.0%} in PostgreSQL"
 
 
-class Place(msgspec.Struct, frozen=True):
-    """One database, or one file."""
+class BenchDatabase(msgspec.Struct, frozen=True):
+    """One PostgreSQL database or SQLite file."""
 
     kind: str
     url: str
 
     def store(self, shift: Callable[[], int] = lambda: 0) -> Store:
-        """A store on it, whose clock may be moved."""
+        """Open a store on it; `shift` moves its clock."""
         if self.kind == POSTGRES:
             return PostgresStore(self.url, shift=shift)
         return SqliteStore(self.url, clock=lambda: wall_clock() + shift())
 
     async def query(self, sql: str) -> list[tuple[object, ...]]:
-        """Ask the database itself."""
+        """Run a query without the store."""
         if self.kind == POSTGRES:
             connection = await asyncpg.connect(self.url)
             try:
@@ -81,7 +81,7 @@ class Place(msgspec.Struct, frozen=True):
             file.close()
 
     async def multiply(self, total: int) -> None:
-        """Make so many queued attempts out of the only one that there is, each with an id of its own."""
+        """Copy the only queued attempt, so that there are `total`, each with its own id."""
         if self.kind == POSTGRES:
             await self._multiply_postgres(total)
         else:
@@ -91,7 +91,7 @@ class Place(msgspec.Struct, frozen=True):
         connection = await asyncpg.connect(self.url)
         try:
             [(id, body)] = await connection.fetch("SELECT id, body FROM records")
-            head, tail = body.split(id.encode())  # The id occurs once.
+            head, tail = body.split(id.encode())  # The body contains the id once.
             await connection.execute(
                 f"INSERT INTO records ({_COLUMNS}) SELECT {_ID}, kind, version, run_id, queue_key, "
                 f"priority, ready_at, due_at, $2::bytea || convert_to({_ID}, 'UTF8') || $3::bytea "
@@ -111,7 +111,7 @@ class Place(msgspec.Struct, frozen=True):
             file.execute("PRAGMA synchronous = OFF")
             id, body = file.execute("SELECT id, body FROM records").fetchone()
             head, tail = body.split(id.encode())
-            # In the order of the ids, which is the order of the file: so it is written once.
+            # In the order of the ids, which is that of the file, so that each page is written once.
             file.execute(
                 f"{_NUMBERED} INSERT INTO records ({_COLUMNS}) SELECT "
                 "printf('q-%032x', g), kind, version, run_id, queue_key, priority, ready_at, due_at, "
@@ -124,23 +124,23 @@ class Place(msgspec.Struct, frozen=True):
             file.close()
 
 
-class Yard:
-    """The server, if there is one, and the folder in which places are made."""
+class DatabaseFactory:
+    """Creates databases on the PostgreSQL server, if there is one, and files in a folder."""
 
     def __init__(self, server: PostgresServer | None, folder: Path) -> None:
         self.folder = folder
         self._server = server
         self._numbers = count(1)
 
-    def new(self, kind: str) -> Place:
-        """An empty place."""
+    def new(self, kind: str) -> BenchDatabase:
+        """Create an empty database."""
         if kind == POSTGRES:
             assert self._server is not None
-            return Place(kind, self._server.create_database())
-        return Place(kind, str(self.folder / f"{next(self._numbers)}.db"))
+            return BenchDatabase(kind, self._server.create_database())
+        return BenchDatabase(kind, str(self.folder / f"{next(self._numbers)}.db"))
 
-    def drop(self, place: Place) -> None:
-        """Give its room back."""
+    def drop(self, place: BenchDatabase) -> None:
+        """Delete a database."""
         if place.kind == POSTGRES:
             assert self._server is not None
             self._server.drop_database(place.url)
@@ -149,9 +149,9 @@ class Yard:
             path.unlink()
 
     @contextmanager
-    def meter(self) -> Iterator[Spent]:
-        """Fills in what was spent when it ends."""
-        spent = Spent()
+    def meter(self) -> Iterator[Cost]:
+        """Measure the block; the result is filled in at its end."""
+        spent = Cost()
         server, own, wall = self._server_cpu(), time.process_time(), time.perf_counter()
         yield spent
         spent.wall = time.perf_counter() - wall
@@ -159,7 +159,7 @@ class Yard:
         spent.server = self._server_cpu() - server
 
     def _server_cpu(self) -> float:
-        """CPU seconds of the server so far: of itself, of its children that ended and of those that live."""
+        """Return the CPU seconds of the PostgreSQL server so far, including all its processes."""
         if self._server is None:
             return 0.0
         main = int((self._server.directory / "data" / "postmaster.pid").read_text().split()[0])
@@ -176,6 +176,6 @@ class Yard:
 
 
 def _stat(pid: int) -> list[int]:
-    """The numbers of /proc/PID/stat after the name and the state: 1 is the parent, 11 to 14 are CPU times."""
+    """Return the numbers of /proc/PID/stat after name and state: 1 is the parent, 11 to 14 are CPU times."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return [0, *map(int, after_name[1:])]
