@@ -34,8 +34,8 @@ class ConnectionGuard:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
-        self._is_head_begun = False
-        self._is_body_coming = False
+        self._has_head_started = False
+        self._is_body_arriving = False
         self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -68,28 +68,28 @@ class ConnectionGuard:
 
     def on_message_begin(self) -> None:
         """Note that a head has begun."""
-        self._is_head_begun = True
+        self._has_head_started = True
         super().on_message_begin()  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
         """Note that the head is complete."""
-        self._is_head_begun, self._is_body_coming = False, True
+        self._has_head_started, self._is_body_arriving = False, True
         super().on_headers_complete()  # type: ignore[misc]
 
     def on_message_complete(self) -> None:
         """Note that the body is complete."""
-        self._is_body_coming = False
+        self._is_body_arriving = False
         super().on_message_complete()  # type: ignore[misc]
 
     def _is_head_open(self) -> bool:
         if hasattr(self, "conn"):
             return self._h11_is("IDLE") and bool(self.conn.trailing_data[0])
-        return self._is_head_begun
+        return self._has_head_started
 
     def _is_draining(self) -> bool:
         """Return whether a body is still arriving whose response was already sent."""
-        is_coming = self._h11_is("SEND_BODY") if hasattr(self, "conn") else self._is_body_coming
-        return is_coming and self.cycle is not None and self.cycle.response_complete
+        is_arriving = self._h11_is("SEND_BODY") if hasattr(self, "conn") else self._is_body_arriving
+        return is_arriving and self.cycle is not None and self.cycle.response_complete
 
     def _h11_is(self, state: str) -> bool:
         import h11  # Needed only if httptools is not installed.

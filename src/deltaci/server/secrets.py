@@ -109,8 +109,8 @@ def job_scope_of(origin: Origin) -> JobScope:
     A pull request's branch is its target, where the code is not yet; and whoever starts a run may name any branch. So
     the branch counts only if the server knows that the commit is on it.
     """
-    is_there = origin.is_on_branch and origin.event != PULL_REQUEST
-    return JobScope(origin.project, origin.branch if is_there else "")
+    is_branch_known = origin.is_on_branch and origin.event != PULL_REQUEST
+    return JobScope(origin.project, origin.branch if is_branch_known else "")
 
 
 def is_from_fork(origin: Origin) -> bool:

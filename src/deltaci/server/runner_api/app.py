@@ -65,7 +65,7 @@ _decode_renewal = wire.decoder(wire.Renewal)
 
 
 class RunnerApp:
-    """The routes under /runner/v1/ and the OpenAPI description of the server."""
+    """The ASGI application for the routes under /runner/v1/ and the server's OpenAPI description."""
 
     def __init__(
         self,

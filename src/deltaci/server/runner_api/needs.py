@@ -49,7 +49,10 @@ class NeedsHandlers:
     # -- results
 
     async def needs(self, attempt: Attempt) -> dict[str, NeededJob]:
-        """Return how each job ended that the attempt's job needs, from its own run or a run that this one repeats."""
+        """Return the results of the jobs that this job needs.
+
+        In a rerun, a job that was not repeated has the result of the earlier run.
+        """
         names = list(dict.fromkeys(job_spec(attempt).needs))
         needs: dict[str, NeededJob] = {}
         async for run_id in self._runs(attempt):
@@ -59,7 +62,7 @@ class NeedsHandlers:
             for start in range(0, len(missing), BATCH_SIZE):
                 jobs = await self._jobs(attempt, run_id, missing[start : start + BATCH_SIZE])
                 last_attempts = await self._last_attempts(attempt, jobs)
-                needs |= {job.spec.name: _need(job, last_attempts.get(job.id)) for job in jobs}
+                needs |= {job.spec.name: _needed_job(job, last_attempts.get(job.id)) for job in jobs}
         return {name: needs.get(name) or NeededJob(result=SKIPPED, exists=False) for name in names}
 
     async def _runs(self, attempt: Attempt) -> AsyncIterator[str]:
@@ -79,11 +82,11 @@ class NeedsHandlers:
 
     async def _last_attempts(self, attempt: Attempt, jobs: list[Job]) -> dict[str, Attempt]:
         """Return the last attempt of each job, by job id."""
-        attempt_ids = [each.attempt_id for each in jobs if each.attempt_id]
+        attempt_ids = [job.attempt_id for job in jobs if job.attempt_id]
         records = await self._message_handlers.find_records(attempt_ids) if attempt_ids else []
         return {last.job_id: last for last in records if isinstance(last, Attempt) and last.tenant == attempt.tenant}
 
-    # -- artifacts with a name
+    # -- artifacts of the run
 
     async def artifacts(self, attempt: Attempt, own_lease_number: int) -> list[SharedArtifact]:
         """Return the artifacts of the run's finished jobs and of the attempt itself.
@@ -180,7 +183,7 @@ class NeedsHandlers:
         )
 
 
-def _need(needed: Job, last: Attempt | None) -> NeededJob:
+def _needed_job(needed: Job, last: Attempt | None) -> NeededJob:
     result = job_result(needed, last)
     return NeededJob(result=result, outputs=job_outputs(last), family=needed.spec.family)  # type: ignore[arg-type]
 

@@ -189,23 +189,23 @@ class UploadHandlers:
             keys.remove_lost(self._blobs, attempt.tenant, attempt.id, number)
         others = [artifact for artifact in stored if artifact.path != path]
         if len(others) >= self._limits.files:
-            raise Refused("too_large", f"a job keeps at most {self._limits.files} files; pack them")
+            raise Refused("too_large", f"a job may store at most {self._limits.files} files; pack them")
         remaining = self._limits.lease_bytes - sum(artifact.bytes for artifact in others)
         return max(0, min(self._limits.file_bytes, remaining))
 
     # -- caches
 
-    async def _read_cache(self, attempt: Attempt, key: str) -> StreamedResponse:
+    async def _read_cache(self, attempt: Attempt, cache_key: str) -> StreamedResponse:
         """Return a cache entry of the job's own scope, or else of the scope of trusted runs.
 
         All jobs of the tenant may read the entries of trusted runs.
         """
         for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
-            found = keys.cache_key(attempt.tenant, scope, key)
-            stored = await self._disk.run(lambda found=found: self._blobs.stat(found))  # type: ignore[misc]
+            blob_key = keys.cache_key(attempt.tenant, scope, cache_key)
+            stored = await self._disk.run(lambda blob_key=blob_key: self._blobs.stat(blob_key))  # type: ignore[misc]
             if stored is not None:
-                return StreamedResponse(stored, self._read_chunks(found))
-        raise Refused("not_found", "there is no cache of this key; make it, and send it when the job succeeded")
+                return StreamedResponse(stored, self._read_chunks(blob_key))
+        raise Refused("not_found", "there is no cache with this key; create it, and upload it when the job has succeeded")
 
     async def _store_cache(self, runner: Runner, attempt: Attempt, cache_key: str, request: Request) -> StoredCache:
         key = keys.cache_key(attempt.tenant, job_spec(attempt).cache_scope, cache_key)
