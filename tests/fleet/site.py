@@ -19,7 +19,7 @@ from deltaci.fleet.health import HEALTH_SECONDS
 from deltaci.fleet.liveness import Fleet
 from tests.contract.places import EVERYTHING, Place, Server
 from tests.lab import TENANT, task
-from tests.server.site import LEASE_IDS, Runner, Site
+from tests.server.site import LEASE_IDS, RegisteredRunner, Site
 
 STEP_SECONDS = HEALTH_SECONDS / 2
 
@@ -77,9 +77,9 @@ class FleetSite(Site):
         """Return all events of a worker."""
         return await self.server.log(entity_id=id)
 
-    def connected(self, runner: Runner) -> Runner:
+    def connected(self, runner: RegisteredRunner) -> RegisteredRunner:
         """Return the same runner, connected to this server."""
-        return Runner(self, runner.id, runner.credential)
+        return RegisteredRunner(self, runner.id, runner.credential)
 
 
 OpenFleet = Callable[[], AbstractAsyncContextManager[FleetSite]]

@@ -43,7 +43,7 @@ async def test_a_busy_worker_that_misses_checks_is_unresponsive_and_loses_its_ta
         runner = await here.runner("w1")
         id = await here.plan()
         lease = await runner.take()
-        await lease.say("AckLease")
+        await lease.send("AckLease")
         await here.check()
 
         await here.pass_silently(SILENT_SECONDS - HEALTH_SECONDS)
@@ -54,7 +54,7 @@ async def test_a_busy_worker_that_misses_checks_is_unresponsive_and_loses_its_ta
         [missed] = [event for event in await here.events("w1") if event.trigger == "health_check_timeout"]
         assert (missed.severity, missed.metadata["attempts"]) == ("error", [id])
         assert await here.server.state(id) == attempt.QUEUED
-        assert (await lease.say("Heartbeat")).body["type"] == "StaleLease"
+        assert (await lease.send("Heartbeat")).body["type"] == "StaleLease"
 
 
 @pytest.mark.proves("WST-KG4")
@@ -65,13 +65,13 @@ async def test_any_message_resets_the_count_of_missed_checks(fleet: OpenFleet) -
         runner = await here.runner("w1")
         await here.plan()
         lease = await runner.take()
-        await lease.say("AckLease")
+        await lease.send("AckLease")
 
         for _ in range(3):
             await here.pass_silently(SILENT_SECONDS - HEALTH_SECONDS)
-            assert (await lease.say("Heartbeat")).status == 200
+            assert (await lease.send("Heartbeat")).status == 200
             await here.pass_silently(SILENT_SECONDS - HEALTH_SECONDS)
-            assert (await runner.ask("POST", "renew")).status == 200
+            assert (await runner.request("POST", "renew")).status == 200
 
         assert await here.state() == BUSY
         assert "health_check_timeout" not in dict(await here.steps())
@@ -85,11 +85,11 @@ async def test_an_unresponsive_worker_recovers_before_its_message_is_processed(f
         runner = await here.runner("w1")
         await here.plan()
         lease = await runner.take()
-        await lease.say("AckLease")
+        await lease.send("AckLease")
         await here.pass_silently(SILENT_SECONDS + HEALTH_SECONDS)
         assert await here.state() == UNRESPONSIVE
 
-        reply = await lease.say("Heartbeat")
+        reply = await lease.send("Heartbeat")
         assert reply.body["type"] == "StaleLease"
         assert await here.state() == IDLE
         here.place.after(120)
@@ -125,7 +125,7 @@ async def test_a_worker_that_stays_silent_is_given_up_after_its_leases_ended(fle
         runner = await here.runner("w1")
         id = await here.plan()
         lease = await runner.take()
-        await lease.say("AckLease")
+        await lease.send("AckLease")
         far = 10 * MAX_SILENT_SECONDS
         await here.server.do(attempt.Cancel(id=id, reason="ENOUGH", deadline_seconds=far))
         await here.pass_silently(MAX_SILENT_SECONDS + 2 * HEALTH_SECONDS)
@@ -164,8 +164,12 @@ async def test_an_open_request_counts_as_a_sign_of_life(fleet: OpenFleet) -> Non
         disconnected = asyncio.Event()
         body = b'{"type": "Lease", "runner_id": "w1", "wait_seconds": 600}'
         request = asyncio.create_task(
-            here.ask(
-                "POST", "lease", body, headers=[("Authorization", f"Bearer {runner.credential}")], gone=disconnected
+            here.request(
+                "POST",
+                "lease",
+                body,
+                headers=[("Authorization", f"Bearer {runner.credential}")],
+                disconnected_event=disconnected,
             )
         )
         while not here.fleet.heartbeats._open_requests:
@@ -226,10 +230,10 @@ async def test_a_worker_seen_by_one_server_is_alive_for_all(fleet: OpenFleet) ->
         runner = beside.connected(await here.runner("w1"))
         await here.plan()
         lease = await runner.take()
-        await lease.say("AckLease")
+        await lease.send("AckLease")
         for _ in range(5):
             await here.pass_silently(SILENT_SECONDS - HEALTH_SECONDS, beside)
-            assert (await lease.say("Heartbeat")).status == 200
+            assert (await lease.send("Heartbeat")).status == 200
         assert await here.state() == BUSY
 
         await here.pass_silently(SILENT_SECONDS + HEALTH_SECONDS, beside)

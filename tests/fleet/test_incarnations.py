@@ -17,17 +17,17 @@ from deltaci.server.auth.credentials import REGISTRATION_SECONDS
 from tests.contract.places import on_loop
 from tests.fleet.site import FleetSite, OpenFleet
 from tests.lab import TENANT
-from tests.server.site import Reply, Runner
+from tests.server.site import RegisteredRunner, Reply
 
 REQUEST_ID = "a random text that this runner made"
 
 
-async def renewed(runner: Runner, **fields: Any) -> Runner:
+async def renewed(runner: RegisteredRunner, **fields: Any) -> RegisteredRunner:
     """Renew the runner's credential; return the runner with its new id and credential."""
-    reply = await runner.ask("POST", "renew", json.dumps(fields).encode())
+    reply = await runner.request("POST", "renew", json.dumps(fields).encode())
     assert reply.status == 200, reply
     runner.site.secrets.add(reply.body["credential"])
-    return Runner(runner.site, reply.body["runner_id"], reply.body["credential"])
+    return RegisteredRunner(runner.site, reply.body["runner_id"], reply.body["credential"])
 
 
 async def presumed_gone(site: FleetSite, id: str = "w1") -> None:
@@ -75,9 +75,9 @@ async def test_a_removed_worker_returns_only_with_a_new_token(fleet: OpenFleet) 
         await here.receive_events()
         here.place.after(5)
 
-        reply = await here.refused(lambda: runner.ask("POST", "renew"))
+        reply = await here.refused(lambda: runner.request("POST", "renew"))
         assert (reply.code, "was shut down" in reply.message) == ("bad_credential", True)
-        reply = await here.refused(lambda: runner.ask("POST", "lease", b'{"type": "Lease", "runner_id": "w1"}'))
+        reply = await here.refused(lambda: runner.request("POST", "lease", b'{"type": "Lease", "runner_id": "w1"}'))
         assert (reply.code, "REMOVED" in reply.message) == ("shut_down", True)
         for spare in spares:
             await refused(here, spare)
@@ -94,19 +94,19 @@ async def test_a_worker_that_is_presumed_gone_can_be_removed_too(fleet: OpenFlee
     async with fleet() as here:
         runner = await here.runner("w1")
         await presumed_gone(here)
-        incarnation = await here.lives.latest(TENANT, "w1")
+        incarnation = await here.incarnations.latest(TENANT, "w1")
         assert incarnation.may_return
         for by in ("user:ada", "user:bob"):
-            await here.lives.mark_removed(TENANT, incarnation, by, here.place.now())
+            await here.incarnations.mark_removed(TENANT, incarnation, by, here.place.now())
 
-        assert (await here.refused(lambda: runner.ask("POST", "renew"))).code == "bad_credential"
+        assert (await here.refused(lambda: runner.request("POST", "renew"))).code == "bad_credential"
         here.place.after(5)
         back = await here.register(new_token(here, again=False))
 
         here.secrets.add(back.body["credential"])
         assert back.body["runner_id"] == "w1/2"
         await presumed_gone(here, "w1/2")
-        assert (await renewed(Runner(here, "w1/2", back.body["credential"]))).id == "w1/3"
+        assert (await renewed(RegisteredRunner(here, "w1/2", back.body["credential"]))).id == "w1/3"
 
 
 @on_loop
@@ -119,11 +119,11 @@ async def test_a_worker_that_was_presumed_gone_can_return_by_itself(fleet: OpenF
         await here.plan(queue_key="gpu")
 
         request = b'{"type": "Lease", "runner_id": "w1", "capabilities": ["gpu"]}'
-        assert (await runner.ask("POST", "lease", request)).code == "shut_down"
+        assert (await runner.request("POST", "lease", request)).code == "shut_down"
         back = await renewed(runner)
         await here.receive_events()
         lease = await back.take(capabilities=["gpu"])
-        assert (await lease.say("AckLease")).status == 200
+        assert (await lease.send("AckLease")).status == 200
 
         record = await here.worker("w1/2")
         assert (back.id, record.labels, record.max_concurrent_tasks, record.tasks) == ("w1/2", ("gpu",), 3, ("r1/a.1",))
@@ -162,7 +162,7 @@ async def test_an_incarnation_that_was_not_counted_is_found(fleet: OpenFleet, mo
         assert (await renewed(runner)).id == "w1/3"
         monkeypatch.undo()
 
-        assert (await here.lives.latest(TENANT, "w1")).number == 3
+        assert (await here.incarnations.latest(TENANT, "w1")).number == 3
         await presumed_gone(here, "w1/3")
         assert (await renewed(runner)).id == "w1/4"
 
@@ -188,7 +188,7 @@ async def test_a_token_is_valid_once_over_all_incarnations(fleet: OpenFleet) -> 
 
         await refused(here, second, request_id="a thief's")
         assert {reply.body["runner_id"] for reply in replies} == {"w1/2"}
-        assert (await renewed(Runner(here, "w1/2", replies[0].body["credential"]))).id == "w1/3"
+        assert (await renewed(RegisteredRunner(here, "w1/2", replies[0].body["credential"]))).id == "w1/3"
         await refused(here, second, request_id="a thief's")
 
 
@@ -224,8 +224,8 @@ async def test_a_runner_of_another_tenant_with_the_same_name_is_independent(flee
     async with fleet() as here:
         await here.runner("w1")
         await presumed_gone(here)
-        stranger = Runner(here, "w1", here.signer.sign("run", "w1", "another", 900))
+        stranger = RegisteredRunner(here, "w1", here.signer.sign("run", "w1", "another", 900))
         here.secrets.add(stranger.credential)
 
-        assert (await here.refused(lambda: stranger.ask("POST", "renew"))).code == "bad_credential"
+        assert (await here.refused(lambda: stranger.request("POST", "renew"))).code == "bad_credential"
         assert await here.server.store.find("w1/2") is None

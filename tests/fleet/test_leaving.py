@@ -12,14 +12,14 @@ from deltaci.core.worker import BUSY, IDLE, QUARANTINED, SHUTDOWN
 from tests.contract.places import on_loop
 from tests.fleet.site import OpenFleet
 from tests.lab import TENANT
-from tests.server.site import Reply, Runner
+from tests.server.site import RegisteredRunner, Reply
 
 LOST = "RUNNER_STARTUP"  # A failure of the runner, not of its job.
 
 
-async def leave(runner: Runner, id: str = "") -> Reply:
+async def leave(runner: RegisteredRunner, id: str = "") -> Reply:
     """Send the message `Leave`."""
-    return await runner.ask("POST", "leave", json.dumps({"type": "Leave", "runner_id": id or runner.id}).encode())
+    return await runner.request("POST", "leave", json.dumps({"type": "Leave", "runner_id": id or runner.id}).encode())
 
 
 @on_loop
@@ -29,9 +29,9 @@ async def test_a_runner_cannot_leave_for_another_one(fleet: OpenFleet) -> None:
         runner, other = await here.runner("w1"), await here.runner("w2")
 
         assert (await here.refused(lambda: leave(other, "w1"))).code == "wrong_runner"
-        assert (await here.refused(lambda: runner.ask("POST", "leave", b"{}"))).code == "bad_message"
-        assert (await here.refused(lambda: here.ask("POST", "leave", b"{}"))).code == "bad_credential"
-        namesake = Runner(here, "w1", here.signer.sign("run", "w1", "another", 900))
+        assert (await here.refused(lambda: runner.request("POST", "leave", b"{}"))).code == "bad_message"
+        assert (await here.refused(lambda: here.request("POST", "leave", b"{}"))).code == "bad_credential"
+        namesake = RegisteredRunner(here, "w1", here.signer.sign("run", "w1", "another", 900))
         here.secrets.add(namesake.credential)
         assert (await leave(namesake)).body == {"gone": True}  # It has no record in its tenant, so nothing changes.
         assert await here.state() == IDLE
@@ -50,7 +50,7 @@ async def test_an_idle_worker_that_leaves_is_shut_down_at_once(fleet: OpenFleet)
         [last] = [event for event in await here.events("w1") if event.to == SHUTDOWN]
         assert (last.actor, last.severity, last.metadata["reason"]) == ("worker:w1", "info", "LEFT")
         assert here.fleet.eligible_workers(TENANT)[1] == ()
-        assert (await runner.ask("POST", "renew")).body["runner_id"] == "w1/2"
+        assert (await runner.request("POST", "renew")).body["runner_id"] == "w1/2"
 
 
 @pytest.mark.proves("WST-K8", "WST-KI3")
@@ -61,18 +61,18 @@ async def test_a_busy_worker_that_leaves_finishes_its_task_first(fleet: OpenFlee
         runner = await here.runner("w1", slots=2)
         await here.plan()
         lease = await runner.take()
-        await lease.say("AckLease")
+        await lease.send("AckLease")
         await here.plan("r2")
 
         assert (await leave(runner)).body == {"gone": False}
         await here.receive_events()
         assert await runner.lease() == []
         assert await here.state() == BUSY
-        assert (await lease.say("Complete")).body["accepted"] is True
+        assert (await lease.send("Complete")).body["accepted"] is True
         await here.receive_events()
 
         assert await here.state() == SHUTDOWN
-        reply = await runner.ask("POST", "lease", b'{"type": "Lease", "runner_id": "w1"}')
+        reply = await runner.request("POST", "lease", b'{"type": "Lease", "runner_id": "w1"}')
         assert (reply.code, "LEFT" in reply.message) == ("shut_down", True)
 
 
@@ -132,8 +132,8 @@ async def test_draining_a_waiting_worker_ends_its_claim(fleet: OpenFleet) -> Non
     async with fleet() as here:
         runner, other = await here.runner("w1"), await here.runner("w2")
         request = json.dumps({"type": "Lease", "runner_id": "w1", "wait_seconds": 60}).encode()
-        waiting = asyncio.create_task(runner.ask("POST", "lease", request))
-        groups = here.protocol._waiters._groups
+        waiting = asyncio.create_task(runner.request("POST", "lease", request))
+        groups = here.message_handlers._waiters._groups
         while not any(group.waiting for group in groups.values()):
             await asyncio.wait({waiting}, timeout=0.001)
         await here.server.do(worker.Drain(id="w1", reason="", actor="user:ada"))
@@ -174,8 +174,8 @@ async def test_a_lost_job_goes_to_another_worker_if_there_is_an_eligible_one(fle
         await here.runner("w3")
         await here.plan("r1", queue_key="gpu", base_delay_seconds=0)
         lease = await bad.take(capabilities=["gpu"])
-        await lease.say("AckLease")
-        await lease.say("Complete", status="FAILED", exit_code=None, error_code=LOST)
+        await lease.send("AckLease")
+        await lease.send("Complete", status="FAILED", exit_code=None, error_code=LOST)
         here.place.after(600)
         await here.server.tick()
         await here.check()
@@ -205,7 +205,7 @@ async def test_a_worker_that_loses_three_jobs_in_a_row_is_quarantined(fleet: Ope
                 **{"type": "Complete", "lease_id": granted.lease_id, "runner_id": "w1", "status": "FAILED"},
                 **{"exit_code": None, "error_code": LOST},
             }
-            await runner.ask("POST", "messages", json.dumps(body).encode())
+            await runner.request("POST", "messages", json.dumps(body).encode())
         await here.receive_events()
 
         assert (await here.worker()).hold == QUARANTINED

@@ -22,7 +22,7 @@ from deltaci.runner.lease.keeper import Confirmed, Hold, KeeperCommand
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox.cell_pool import CellPool
 from tests.fuzz.profile import fuzzed
-from tests.server.live import Live, served
+from tests.server.live import LiveServer, run_server
 
 MAX_SECONDS: Final = 60.0
 TEXTS: Final = (
@@ -98,7 +98,7 @@ class Shop:
     """A server and a runner's parts, for many jobs."""
 
     def __init__(
-        self, loop: asyncio.Runner, live: Live, client: RunnerClient, places: CellPool, machine: Runtime
+        self, loop: asyncio.Runner, live: LiveServer, client: RunnerClient, places: CellPool, machine: Runtime
     ) -> None:
         self._loop = loop
         self._live = live
@@ -114,7 +114,7 @@ class Shop:
     async def _work(self, spec: dict[str, Any]) -> Attempt:
         id = f"q{next(self._numbers)}"
         record = Attempt(id=id, tenant="default", spec=spec, max_lost_leases=0)
-        await self._live.service.engine.do(NewRecord(id=id, record=record))
+        await self._live.server.engine.do(NewRecord(id=id, record=record))
         for granted in await asyncio.to_thread(self._client.lease, LeaseRequest(runner_id="w1")):
             job = JobRunner(self._client, "w1", granted, self._places, self._machine)
 
@@ -133,8 +133,8 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     """For all examples of a test."""
 
     @asynccontextmanager
-    async def whole() -> AsyncIterator[tuple[Live, RunnerClient, CellPool, Runtime]]:
-        async with served(tmp_path / "server") as live:
+    async def whole() -> AsyncIterator[tuple[LiveServer, RunnerClient, CellPool, Runtime]]:
+        async with run_server(tmp_path / "server") as live:
             client = RunnerClient(live.url)
             told = await asyncio.to_thread(client.register, live.token(), [], 1)
             client.token = told.credential

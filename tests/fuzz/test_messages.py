@@ -20,7 +20,7 @@ from deltaci.protocol.routes import REFUSALS, ROOT
 from tests.contract.places import Place
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
 from tests.fuzz.profile import fuzzed
-from tests.server.site import SAYS, Held, Reply, Runner, Site, opened
+from tests.server.site import REQUIRED_FIELDS, RegisteredRunner, Reply, RunnerLease, Site, open_site
 
 T = TypeVar("T")
 
@@ -34,7 +34,10 @@ EXTRAS: Final[dict[str, dict[str, Any]]] = {
         "sequence_no": 1,
     },
     "Complete": {
-        "timings": {"started_at": SAYS["Heartbeat"]["ts"], "finished_at": SAYS["Heartbeat"]["ts"]},
+        "timings": {
+            "started_at": REQUIRED_FIELDS["Heartbeat"]["ts"],
+            "finished_at": REQUIRED_FIELDS["Heartbeat"]["ts"],
+        },
         "artifacts": [{"type": "log", "uri": "u", "name": "n", "bytes": 1}],
         "summary": "s",
         "error_code": "E",
@@ -48,7 +51,8 @@ EXTRAS: Final[dict[str, dict[str, Any]]] = {
     "CancelAck": {"artifacts": [], "summary": "s"},
 }
 SAID: Final = [
-    {"type": kind, "lease_id": LEASE, "runner_id": "w1", **SAYS[kind], **more} for kind, more in EXTRAS.items()
+    {"type": kind, "lease_id": LEASE, "runner_id": "w1", **REQUIRED_FIELDS[kind], **more}
+    for kind, more in EXTRAS.items()
 ]
 ASKED: Final[dict[str, Any]] = {
     "lease": {"type": "Lease", "runner_id": "w1", "capabilities": ["x"], "slots": 1, "attempts": ["q1"]},
@@ -61,18 +65,18 @@ ASKED: Final[dict[str, Any]] = {
 class Bench:
     """A site that lives through many examples, and one runner with a lease that is always live."""
 
-    def __init__(self, loop: asyncio.Runner, site: Site, runner: Runner) -> None:
+    def __init__(self, loop: asyncio.Runner, site: Site, runner: RegisteredRunner) -> None:
         self._loop = loop
         self.site = site
         self.runner = runner
-        self.held: Held | None = None
+        self.held: RunnerLease | None = None
         self._count = 0
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """On the loop of the site, and not for long."""
         return self._loop.run(asyncio.wait_for(work, MAX_SECONDS))
 
-    async def lease(self) -> Held:
+    async def lease(self) -> RunnerLease:
         """The lease, or another one if it is over."""
         if self.held is None or not await self._is_live(self.held):
             self._count += 1
@@ -81,15 +85,15 @@ class Bench:
         return self.held
 
     @staticmethod
-    async def _is_live(held: Held) -> bool:
-        return (await held.runner.ask("GET", "log", delta_lease=held.id)).status == 200
+    async def _is_live(held: RunnerLease) -> bool:
+        return (await held.runner.request("GET", "log", delta_lease=held.id)).status == 200
 
     async def post(self, name: str, body: bytes) -> Reply:
         """Send it, with the live lease in its place. A refusal has changed nothing."""
         held = await self.lease()
         body = body.replace(json.dumps(LEASE).encode(), json.dumps(held.id).encode())
         before = await self.site.server.store.last_seq()
-        reply = await self.runner.ask("POST", name, body)
+        reply = await self.runner.request("POST", name, body)
         if reply.status != 200:
             assert await self.site.server.store.last_seq() == before
         return reply
@@ -105,8 +109,8 @@ def bench(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Ite
 @contextmanager
 def _open(place: Place, folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
     @asynccontextmanager
-    async def whole() -> AsyncIterator[tuple[Site, Runner]]:
-        async with opened(place, folder / "logs", caplog) as site:
+    async def whole() -> AsyncIterator[tuple[Site, RegisteredRunner]]:
+        async with open_site(place, folder / "logs", caplog) as site:
             yield site, await site.runner(slots=1000)
 
     with asyncio.Runner() as loop:

@@ -26,24 +26,24 @@ from deltaci.server.tls import server_context
 from tests.certificates import HERE, Authority, uri
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, tiny_issuer
-from tests.server.live import Live, served
+from tests.server.live import LiveServer, run_server
 
 
-async def enter(live: Live, folder: Path, **options: Any) -> Registered:
+async def enter(live: LiveServer, folder: Path, **options: Any) -> Registered:
     """Start a runner here, as far as its first credential."""
     folder.mkdir(exist_ok=True)
     entrance = CredentialProvider(options.pop("url", live.url), folder, **options)
     return await asyncio.to_thread(entrance.obtain)
 
 
-async def why(live: Live, folder: Path, **options: Any) -> str:
+async def why(live: LiveServer, folder: Path, **options: Any) -> str:
     """Why it cannot start."""
     with pytest.raises(NoCredential) as caught:
         await enter(live, folder, **options)
     return str(caught.value)
 
 
-def keep(live: Live, folder: Path, seconds: float) -> None:
+def keep(live: LiveServer, folder: Path, seconds: float) -> None:
     """A credential from another day lies in the runner's folder."""
     signer = Signer(load_server_key(live.folder / KEY_FILE), time.time)
     kept = Registered(runner_id="w1", credential=signer.sign("run", "w1", "default", seconds), expires_in_seconds=900)
@@ -51,7 +51,7 @@ def keep(live: Live, folder: Path, seconds: float) -> None:
     (folder / CREDENTIAL_FILE).write_bytes(msgspec.json.encode(kept))
 
 
-async def known(live: Live) -> Worker:
+async def known(live: LiveServer) -> Worker:
     """The runner, as the server sees it."""
     record = await live.record("w1")
     assert isinstance(record, Worker)
@@ -59,7 +59,7 @@ async def known(live: Live) -> Worker:
 
 
 @asynccontextmanager
-async def deaf(live: Live) -> AsyncIterator[str]:
+async def deaf(live: LiveServer) -> AsyncIterator[str]:
     """The address of somebody who passes on what is asked and never what is answered."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,7 +78,7 @@ async def deaf(live: Live) -> AsyncIterator[str]:
 @on_loop
 async def test_a_runner_with_nothing_to_show_is_told_what_to_bring(tmp_path: Path) -> None:
     """Each way in is named, and what was kept is judged."""
-    async with served(tmp_path / "server") as live:
+    async with run_server(tmp_path / "server") as live:
         folder = tmp_path / "runner"
         assert "make a token with 'deltaci token NAME'" in await why(live, folder)
         await enter(live, tmp_path / "other", token=live.token("w1"))
@@ -88,7 +88,7 @@ async def test_a_runner_with_nothing_to_show_is_told_what_to_bring(tmp_path: Pat
         (folder / CREDENTIAL_FILE).write_text("{")
         broken = await why(live, folder)
         keep(live, folder, 900)
-        await live.service.engine.do(worker.Shutdown(id="w1"))
+        await live.server.engine.do(worker.Shutdown(id="w1"))
         gone = await why(live, folder)
 
         assert "has expired, because this runner was away for too long" in expired
@@ -101,7 +101,7 @@ async def test_a_runner_with_nothing_to_show_is_told_what_to_bring(tmp_path: Pat
 @on_loop
 async def test_a_registration_whose_answer_was_lost_is_made_again(tmp_path: Path) -> None:
     """The token is not used up, and what the runner asked with is gone when it is in."""
-    async with served(tmp_path / "server") as live:
+    async with run_server(tmp_path / "server") as live:
         token, folder = live.token("w1"), tmp_path / "runner"
         async with deaf(live) as url:
             with pytest.raises(Unreachable):
@@ -122,7 +122,7 @@ async def test_a_registration_whose_answer_was_lost_is_made_again(tmp_path: Path
 @on_loop
 async def test_a_runner_that_was_away_for_too_long_comes_in_again_with_a_new_token(tmp_path: Path) -> None:
     """Under its own name, and with what it offers now."""
-    async with served(tmp_path / "server") as live:
+    async with run_server(tmp_path / "server") as live:
         folder = tmp_path / "runner"
         await enter(live, folder, token=live.token("w1"), labels=["linux"])
         keep(live, folder, -1)
@@ -135,7 +135,7 @@ async def test_a_runner_that_was_away_for_too_long_comes_in_again_with_a_new_tok
 @on_loop
 async def test_a_restart_tells_what_changed(tmp_path: Path) -> None:
     """With the credential of before; the fleet must not believe what was true once."""
-    async with served(tmp_path / "server") as live:
+    async with run_server(tmp_path / "server") as live:
         folder = tmp_path / "runner"
         await enter(live, folder, token=live.token("w1"), labels=["linux"], slots=1)
 
@@ -148,7 +148,7 @@ async def test_a_restart_tells_what_changed(tmp_path: Path) -> None:
 async def test_an_oidc_token_is_read_when_it_is_needed(tmp_path: Path) -> None:
     """Whoever put it there replaces it long before it ends; the one of the start is worth nothing by then."""
     with tiny_issuer() as tiny:
-        async with served(tmp_path / "server", issuer=OidcIssuer(tiny.url, AUDIENCE)) as live:
+        async with run_server(tmp_path / "server", issuer=OidcIssuer(tiny.url, AUDIENCE)) as live:
             folder, file = tmp_path / "runner", tmp_path / "token"
             folder.mkdir()
             entrance = CredentialProvider(live.url, folder, oidc=lambda: read_token(file))
@@ -182,7 +182,7 @@ async def test_a_certificate_is_all_that_a_runner_needs(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "certificates", "ours")
     context = server_context(*authority.issue(HERE), authority.pem, require_client_cert=True)
     tls = TlsConfig(authority.pem, *authority.issue(uri("deltaci:default/w1")))
-    async with served(tmp_path / "server", context) as live:
+    async with run_server(tmp_path / "server", context) as live:
         entered = await enter(live, tmp_path / "runner", tls=tls, labels=["linux"], slots=2)
 
         assert (entered.runner_id, entered.credential) == ("w1", "")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.conftest import make_place
 from tests.contract.places import Place
-from tests.server.site import Site, opened
+from tests.server.site import Site, open_site
 
 __all__ = ["place", "site"]
 
@@ -28,4 +28,4 @@ def site(
 ) -> Callable[[], AbstractAsyncContextManager[Site]]:
     """Opens the server over this place."""
     caplog.set_level(logging.DEBUG)
-    return lambda: opened(place, tmp_path / "logs", caplog)
+    return lambda: open_site(place, tmp_path / "logs", caplog)

@@ -25,61 +25,61 @@ EVERYTHING: Final = 1_000_000
 T = TypeVar("T")
 
 
-class Live:
-    """A server that listens."""
+class LiveServer:
+    """A server that listens on a socket."""
 
-    def __init__(self, service: Server, url: str, folder: Path) -> None:
-        self.service = service
+    def __init__(self, server: Server, url: str, folder: Path) -> None:
+        self.server = server
         self.url = url
         self.port = int(url.rpartition(":")[2])
         self.folder = folder
 
     def token(self, id: str = "w1", tenant: str = "default", **options: Any) -> str:
-        """A registration token."""
+        """Return a registration token."""
         return registration_token(self.folder, id, tenant, **options)
 
     async def log(self) -> list[Event]:
-        """Everything that ever happened."""
-        return await feed.read(self.service.store, 0, EVERYTHING)
+        """Return all events."""
+        return await feed.read(self.server.store, 0, EVERYTHING)
 
     async def record(self, id: str) -> Record | None:
-        """A record, if there is one."""
-        return await self.service.store.find(id)
+        """Return a record, if it exists."""
+        return await self.server.store.find(id)
 
     @asynccontextmanager
     async def client(self, tls: TlsConfig | None = None, token: str = "", url: str = "") -> AsyncIterator[Caller]:
-        """A runner's own client, in a thread of its own."""
+        """Open a runner's client, which runs in a thread of its own."""
         with ThreadPoolExecutor(1) as thread:
             caller = Caller(RunnerClient(url or self.url, token, tls), thread)
             try:
                 yield caller
             finally:
-                await caller.do(caller.client.close)
+                await caller.run(caller.client.close)
 
 
 class Caller:
-    """Calls the client where its connection is kept."""
+    """Runs calls of a client in the thread that has its connection."""
 
     def __init__(self, client: RunnerClient, thread: ThreadPoolExecutor) -> None:
         self.client = client
         self._thread = thread
 
-    async def do(self, call: Callable[..., T], *arguments: Any) -> T:
-        """One call."""
+    async def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Run one call."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
 
 @asynccontextmanager
-async def served(
+async def run_server(
     folder: Path, tls: ssl.SSLContext | None = None, issuer: RunnerTokenIssuer | None = None
-) -> AsyncIterator[Live]:
-    """Serve from here until the end of the block."""
+) -> AsyncIterator[LiveServer]:
+    """Run a server on a free port until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Server(open_store("memory:"), folder, issuer=issuer) as service:
-        listener = HttpListener(service, "127.0.0.1", 0, tls)
+    async with Server(open_store("memory:"), folder, issuer=issuer) as server:
+        listener = HttpListener(server, "127.0.0.1", 0, tls)
         serving = asyncio.create_task(listener.serve())
         try:
-            yield Live(service, listener.url, folder)
+            yield LiveServer(server, listener.url, folder)
         finally:
             listener.stop()
             await asyncio.wait_for(serving, PATIENCE_SECONDS)

@@ -23,7 +23,7 @@ from deltaci.storage.port import Unavailable
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task
-from tests.server.site import KEY, LEASE_IDS, OpenSite, Runner, opened
+from tests.server.site import KEY, LEASE_IDS, OpenSite, RegisteredRunner, open_site
 from tests.server.test_messages import BOTH, SPEC, Make, cancel, of_queue
 
 NOBODY_SECONDS = 0.05
@@ -67,7 +67,7 @@ async def test_a_runner_waits_for_itself_only(site: OpenSite) -> None:
 
         for wrong, name in ((runner, "hos"), (runner, "host2"), (other, "host"), (other, "host/1")):
             asked = json.dumps({"type": "Control", "runner_id": name}).encode()
-            reply = await here.refused(lambda by=wrong, asked=asked: by.ask("POST", "control", asked))  # type: ignore[misc]
+            reply = await here.refused(lambda by=wrong, asked=asked: by.request("POST", "control", asked))  # type: ignore[misc]
             assert (reply.status, reply.code) == (403, "wrong_runner")
         assert await runner.control(runner_id="host/1") == []
 
@@ -84,7 +84,7 @@ async def test_what_makes_no_sense_is_refused(site: OpenSite, fields: dict[str, 
         runner = await here.runner()
         asked = json.dumps({"type": "Control", "runner_id": "w1", **fields}).encode()
 
-        reply = await here.refused(lambda: runner.ask("POST", "control", asked))
+        reply = await here.refused(lambda: runner.request("POST", "control", asked))
 
         assert (reply.status, reply.code) == (422, "bad_message")
 
@@ -95,7 +95,7 @@ async def test_a_lease_that_is_not_its_own_tells_a_runner_nothing(site: OpenSite
     async with site() as here:
         held = await of_queue(here)
         other, stranger = await here.runner("w2"), await here.runner("w3", tenant="other")
-        namesake = Runner(here, "w1", here.signer.sign("run", "w1", "other", 900))
+        namesake = RegisteredRunner(here, "w1", here.signer.sign("run", "w1", "other", 900))
         here.secrets.add(namesake.credential)
         await cancel(held)
         forged = f"{held.id[:-8]}{'0' * 8}"
@@ -104,7 +104,7 @@ async def test_a_lease_that_is_not_its_own_tells_a_runner_nothing(site: OpenSite
         assert await stranger.control(held.id) == []
         assert await namesake.control(held.id) == []
         assert await held.runner.control(forged, "nonsense", "q9.1.0123456789abcdef0123") == []
-        await held.say("CancelAck")
+        await held.send("CancelAck")
         assert await held.runner.control(held.id) == []
 
 
@@ -119,7 +119,7 @@ async def test_a_cancel_reaches_who_waits(site: OpenSite, make: Make, monkeypatc
     async with site() as here:
         await here.listen()
         held = await make(here)
-        await held.say("AckLease")
+        await held.send("AckLease")
         listeners = Listeners(monkeypatch)
         asked = asyncio.create_task(held.runner.control(held.id, wait_seconds=60))
         await listeners.all()
@@ -130,7 +130,7 @@ async def test_a_cancel_reaches_who_waits(site: OpenSite, make: Make, monkeypatc
         assert (message.lease_id, message.job_id) == (held.id, held.granted.job_id)
         assert (message.reason, message.deadline_seconds) == ("RUN_CANCELED", 30)
         assert abs(from_datetime(message.ts) - here.place.now()) < 10 * SECOND
-        assert (await held.say("CancelAck")).body["accepted"] is True
+        assert (await held.send("CancelAck")).body["accepted"] is True
 
 
 @pytest.mark.proves("PRO-Q13")
@@ -156,7 +156,10 @@ async def test_nobody_else_is_told(site: OpenSite, monkeypatch: pytest.MonkeyPat
     async with site() as here:
         await here.listen()
         host = await here.runner("host")
-        others = [await here.runner("w2"), Runner(here, "host", here.signer.sign("run", "host", "other", 900))]
+        others = [
+            await here.runner("w2"),
+            RegisteredRunner(here, "host", here.signer.sign("run", "host", "other", 900)),
+        ]
         await here.server.enqueue("q1", spec=SPEC)
         held = await host.take(runner_id="host/1")
         listeners = Listeners(monkeypatch)
@@ -214,7 +217,7 @@ async def test_who_hung_up_is_forgotten(site: OpenSite) -> None:
         credential = [("Authorization", f"Bearer {runner.credential}")]
         gone.set()
 
-        reply = await here.ask("POST", "control", body, headers=credential, gone=gone)
+        reply = await here.request("POST", "control", body, headers=credential, disconnected_event=gone)
 
         assert reply.body == {"cancels": []}
         assert here.control._polls == {}
@@ -228,10 +231,10 @@ async def test_a_cancel_at_one_server_reaches_who_waits_at_another(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A load balancer knows nothing of leases: each server can name what any of them has granted."""
-    async with opened(place, tmp_path / "1", caplog) as one, opened(place, tmp_path / "2", caplog) as two:
+    async with open_site(place, tmp_path / "1", caplog) as one, open_site(place, tmp_path / "2", caplog) as two:
         await two.listen()
         held = await of_queue(one)
-        there = Runner(two, "w1", held.runner.credential)
+        there = RegisteredRunner(two, "w1", held.runner.credential)
         listeners = Listeners(monkeypatch)
         asked = asyncio.create_task(there.control(wait_seconds=60))
         await listeners.all()

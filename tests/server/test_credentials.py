@@ -12,12 +12,12 @@ from deltaci.core.worker import IDLE, Worker
 from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS, Signer, load_server_key
 from tests.contract.places import on_loop
 from tests.lab import TENANT
-from tests.server.site import OpenSite, Runner, Site
+from tests.server.site import OpenSite, RegisteredRunner, Site
 
 
 async def knocks(site: Site, token: str) -> tuple[int, str]:
     """How a token is answered that is shown as a credential."""
-    reply = await site.refused(lambda: Runner(site, "w1", token).ask("POST", "renew"))
+    reply = await site.refused(lambda: RegisteredRunner(site, "w1", token).request("POST", "renew"))
     return reply.status, reply.code
 
 
@@ -46,9 +46,9 @@ async def test_without_a_credential_of_this_server_there_is_no_answer(site: Open
         ):
             assert await knocks(here, forged) == (401, "bad_credential"), forged
         for name in ("renew", "lease", "messages", "batch", "log"):
-            nobody = await here.refused(lambda name=name: here.ask("POST", name))  # type: ignore[misc]
+            nobody = await here.refused(lambda name=name: here.request("POST", name))  # type: ignore[misc]
             assert (nobody.status, nobody.code) == (401, "bad_credential")
-        basic = await here.ask("POST", "renew", headers=[("Authorization", f"Basic {good}")])
+        basic = await here.request("POST", "renew", headers=[("Authorization", f"Basic {good}")])
         assert basic.status == 401
 
 
@@ -70,13 +70,13 @@ async def test_tokens_end(site: OpenSite) -> None:
     async with site() as here:
         runner, token = await here.runner(), here.token("w2")
         here.place.after(CREDENTIAL_SECONDS - 60)
-        fresh = await runner.ask("POST", "renew")
+        fresh = await runner.request("POST", "renew")
         here.secrets.add(fresh.body["credential"])
 
         here.place.after(61)
 
         assert await knocks(here, runner.credential) == (401, "expired_credential")
-        assert (await Runner(here, "w1", fresh.body["credential"]).ask("POST", "renew")).status == 200
+        assert (await RegisteredRunner(here, "w1", fresh.body["credential"]).request("POST", "renew")).status == 200
         here.place.after(REGISTRATION_SECONDS)
         late = await here.refused(lambda: here.register(token))
         assert (late.status, late.code) == (401, "expired_credential")
@@ -105,7 +105,7 @@ async def test_the_longest_names_fit(site: OpenSite) -> None:
     async with site() as here:
         runner = await here.runner("w" * 200, tenant="t" * 200)
 
-        assert (await runner.ask("POST", "renew")).body["runner_id"] == runner.id
+        assert (await runner.request("POST", "renew")).body["runner_id"] == runner.id
         assert await runner.lease() == []
 
 

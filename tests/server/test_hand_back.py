@@ -16,9 +16,9 @@ async def test_a_job_that_is_handed_back_goes_to_another_and_has_lost_nothing(si
     """Not a lost lease, and not a failed attempt; and as nothing of it runs, nobody has to wait for it."""
     async with site() as here:
         held, other = await held_lease(here), await here.runner("w2")
-        await held.say("AckLease")
+        await held.send("AckLease")
 
-        reply = await held.runner.ask("POST", "hand-back", delta_lease=held.id)
+        reply = await held.runner.request("POST", "hand-back", delta_lease=held.id)
 
         assert (reply.status, reply.body) == (200, {"handed_back": True})
         assert await here.server.state("q1") == attempt.QUEUED
@@ -33,13 +33,13 @@ async def test_only_the_holder_hands_back(site: OpenSite) -> None:
     """Whoever could hand back another's job could stop it."""
     async with site() as here:
         held, other = await held_lease(here), await here.runner("w2")
-        await held.say("AckLease")
+        await held.send("AckLease")
 
-        reply = await here.refused(lambda: other.ask("POST", "hand-back", delta_lease=held.id))
+        reply = await here.refused(lambda: other.request("POST", "hand-back", delta_lease=held.id))
         assert stale_reason(reply, held.id) == "UNKNOWN_LEASE"
-        assert (await held.say("Complete")).body["accepted"]
+        assert (await held.send("Complete")).body["accepted"]
 
-        reply = await here.refused(lambda: held.runner.ask("POST", "hand-back", delta_lease=held.id))
+        reply = await here.refused(lambda: held.runner.request("POST", "hand-back", delta_lease=held.id))
         assert stale_reason(reply, held.id) == "LEASE_COMPLETED"
 
 
@@ -48,13 +48,13 @@ async def test_what_shall_be_canceled_is_not_handed_back(site: OpenSite) -> None
     """It would begin again somewhere else."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("AckLease")
+        await held.send("AckLease")
         await here.server.do(attempt.Cancel(id="q1", reason="CANCELED"))
 
-        reply = await here.refused(lambda: held.runner.ask("POST", "hand-back", delta_lease=held.id))
+        reply = await here.refused(lambda: held.runner.request("POST", "hand-back", delta_lease=held.id))
 
         assert (reply.status, reply.code) == (409, "wrong_state")
-        assert (await held.say("CancelAck")).status == 200
+        assert (await held.send("CancelAck")).status == 200
 
 
 @on_loop
@@ -62,10 +62,10 @@ async def test_a_heartbeat_at_the_same_time_does_no_harm(site: OpenSite) -> None
     """The lease keeper does not know yet that the job is given back."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("AckLease")
+        await held.send("AckLease")
 
         replies = await asyncio.gather(
-            *(held.say("Heartbeat") for _ in range(5)), held.runner.ask("POST", "hand-back", delta_lease=held.id)
+            *(held.send("Heartbeat") for _ in range(5)), held.runner.request("POST", "hand-back", delta_lease=held.id)
         )
 
         assert replies[-1].body == {"handed_back": True}

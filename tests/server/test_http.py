@@ -12,23 +12,23 @@ from deltaci.protocol import messages as wire
 from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop, put, write
 from tests.contract.test_unreadable import broken
-from tests.server.site import Held, OpenSite, Runner, Site
+from tests.server.site import OpenSite, RegisteredRunner, RunnerLease, Site
 
 MB = 1024 * 1024
 SPEC: dict[str, Any] = {"steps": ["true"]}
 
 
-async def leases(site: Site, count: int) -> list[Held]:
+async def leases(site: Site, count: int) -> list[RunnerLease]:
     """A runner with so many leases."""
     runner = await site.runner(slots=count)
     for n in range(count):
         await site.server.enqueue(f"q{n}", spec=SPEC)
-    return [Held(runner, granted) for granted in await runner.lease(slots=count)]
+    return [RunnerLease(runner, granted) for granted in await runner.lease(slots=count)]
 
 
-async def batch(runner: Runner, *said: Any) -> Any:
+async def batch(runner: RegisteredRunner, *said: Any) -> Any:
     """Say many things at once."""
-    return await runner.ask("POST", "batch", json.dumps(said).encode())
+    return await runner.request("POST", "batch", json.dumps(said).encode())
 
 
 # -- addresses
@@ -54,7 +54,7 @@ async def test_what_is_at_no_address_is_not_found(site: OpenSite, root: str, nam
     """An address has one spelling; a proxy may guard it by that."""
     async with site() as here:
         for method in ("GET", "POST"):
-            reply = await here.refused(lambda method=method: here.ask(method, name, root=root))  # type: ignore[misc]
+            reply = await here.refused(lambda method=method: here.request(method, name, root=root))  # type: ignore[misc]
             assert (reply.status, reply.code) == (404, "not_found")
 
 
@@ -68,7 +68,7 @@ async def test_a_wrong_method_is_told_the_right_one(site: OpenSite) -> None:
             ("DELETE", "messages", "POST"),
             ("POST", "specs/q1", "GET"),
         ):
-            reply = await here.refused(lambda asked=(method, name): here.ask(*asked))  # type: ignore[misc]
+            reply = await here.refused(lambda asked=(method, name): here.request(*asked))  # type: ignore[misc]
             assert (reply.status, reply.code) == (405, "wrong_method")
             assert f"takes {right}, not {method}" in reply.message
 
@@ -84,8 +84,8 @@ async def test_a_body_that_is_too_large_is_not_read(site: OpenSite, name: str) -
         runner = await here.runner()
         parts = [b" " * (MB // 4)] * 40
 
-        unsaid = await here.refused(lambda: runner.ask("POST", name, *parts))
-        said = await here.refused(lambda: runner.ask("POST", name, *parts, content_length=str(10 * MB)))
+        unsaid = await here.refused(lambda: runner.request("POST", name, *parts))
+        said = await here.refused(lambda: runner.request("POST", name, *parts, content_length=str(10 * MB)))
 
         assert (unsaid.status, unsaid.code) == (413, "too_large")
         assert unsaid.parts_read <= (17 if name == "batch" else 5)
@@ -100,7 +100,7 @@ async def test_what_is_not_json_is_refused(site: OpenSite, name: str, body: byte
     async with site() as here:
         runner = await here.runner()
 
-        reply = await here.refused(lambda: runner.ask("POST", name, body))
+        reply = await here.refused(lambda: runner.request("POST", name, body))
 
         assert (reply.status, reply.code) in ((400, "bad_json"), (422, "bad_message"))
         assert reply.status == 400 or body.startswith((b"[", b"{"))
@@ -124,7 +124,7 @@ async def test_what_is_no_message_is_refused_with_its_place(site: OpenSite) -> N
             ("batch", lease, "Expected `array`"),
         ):
             said = json.dumps(body).encode()
-            reply = await here.refused(lambda asked=(name, said): held.runner.ask("POST", *asked))  # type: ignore[misc]
+            reply = await here.refused(lambda asked=(name, said): held.runner.request("POST", *asked))  # type: ignore[misc]
             assert (reply.status, reply.code) == (422, "bad_message")
             assert told in reply.message
 
@@ -168,7 +168,7 @@ async def test_a_store_that_is_away_is_told_apart_from_a_mistake(site: OpenSite,
             reply = await held.refused("Heartbeat")
 
         assert (reply.status, reply.code) == (503, "unavailable")
-        assert (await held.say("Heartbeat")).status == 200
+        assert (await held.send("Heartbeat")).status == 200
 
 
 @on_loop
@@ -206,7 +206,7 @@ async def test_each_message_of_a_batch_is_answered_in_its_place(site: OpenSite) 
     """One that is stale, foreign or nonsense must not keep its neighbours from being heard."""
     async with site() as here:
         a, b, c = await leases(here, 3)
-        await c.say("Complete")
+        await c.send("Complete")
 
         reply = await batch(
             a.runner,

@@ -18,16 +18,16 @@ from deltaci.storage import commit_hints
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import TENANT, task
-from tests.server.site import Held, OpenSite, Runner, stale_reason
+from tests.server.site import OpenSite, RegisteredRunner, RunnerLease, stale_reason
 
 SPEC: dict[str, Any] = {"name": "unit", "steps": ["true", {"run": "make", "timeout_seconds": 5}], "env": {"CI": "true"}}
 LARGE: dict[str, Any] = {"steps": ["echo " + "x" * 60_000] * 2}
 
 
-async def spec_of(runner: Runner, granted: LeaseGranted, path: str = "") -> Any:
+async def spec_of(runner: RegisteredRunner, granted: LeaseGranted, path: str = "") -> Any:
     """What stands at the address that the lease names."""
     ref = (path or granted.job_spec_ref or "").replace("%20", " ")
-    return await runner.site.ask(
+    return await runner.site.request(
         "GET",
         ref,
         root="",
@@ -47,7 +47,7 @@ async def test_a_runner_asks_for_itself_only(site: OpenSite) -> None:
 
         for wrong, name in ((runner, "hos"), (runner, "host2"), (other, "host"), (other, "host/1")):
             asked = json.dumps({"type": "Lease", "runner_id": name}).encode()
-            reply = await here.refused(lambda by=wrong, asked=asked: by.ask("POST", "lease", asked))  # type: ignore[misc]
+            reply = await here.refused(lambda by=wrong, asked=asked: by.request("POST", "lease", asked))  # type: ignore[misc]
             assert (reply.status, reply.code) == (403, "wrong_runner")
 
         [granted] = await runner.lease(runner_id="host/1")
@@ -167,7 +167,7 @@ async def test_whatever_the_queue_takes_a_runner_can_read(site: OpenSite, timeou
 
         assert held.granted.max_runtime_seconds == min(timeout + lease.RUNTIME_BUFFER_SECONDS, MAX_SECONDS)
         assert held.granted.job_spec == JobSpec()
-        assert (await held.say("AckLease")).status == 200
+        assert (await held.send("AckLease")).status == 200
 
 
 @pytest.mark.proves("PRO-Q2")
@@ -184,7 +184,7 @@ async def test_a_large_specification_is_read_under_the_lease(site: OpenSite) -> 
         reply = await spec_of(runner, held.granted)
         elsewhere = await here.refused(lambda: spec_of(runner, held.granted, "/runner/v1/specs/r1/c.1"))
         stolen = await here.refused(lambda: spec_of(other, held.granted))
-        without = await here.refused(lambda: runner.ask("GET", "specs/r1/a b.1"))
+        without = await here.refused(lambda: runner.request("GET", "specs/r1/a b.1"))
 
         assert reply.body == LARGE
         assert (elsewhere.status, elsewhere.code) == (404, "not_found")
@@ -245,7 +245,7 @@ async def test_nothing_is_claimed_for_a_runner_that_hung_up(site: OpenSite, monk
         waits, gone = Waits(monkeypatch), asyncio.Event()
         body = json.dumps({"type": "Lease", "runner_id": "w1", "wait_seconds": 60}).encode()
         credential = [("Authorization", f"Bearer {runner.credential}")]
-        asked = asyncio.create_task(here.ask("POST", "lease", body, headers=credential, gone=gone))
+        asked = asyncio.create_task(here.request("POST", "lease", body, headers=credential, disconnected_event=gone))
         await waits.begun.wait()
 
         gone.set()
@@ -253,7 +253,7 @@ async def test_nothing_is_claimed_for_a_runner_that_hung_up(site: OpenSite, monk
 
         assert (await asked).body == {"leases": []}
         assert await here.server.state("q1") == attempt.QUEUED
-        assert isinstance(await runner.take(), Held)
+        assert isinstance(await runner.take(), RunnerLease)
 
 
 @on_loop
@@ -270,10 +270,10 @@ async def test_a_run_is_worked_off_over_the_wire(site: OpenSite) -> None:
         assert {event.tenant for event in await here.server.log()} == {TENANT}
 
 
-async def _work(runner: Runner) -> None:
+async def _work(runner: RegisteredRunner) -> None:
     held = await runner.take()
     for kind in ("AckLease", "Heartbeat", "Complete"):
-        assert (await held.say(kind)).status == 200
+        assert (await held.send(kind)).status == 200
 
 
 # -- from a dispatch
@@ -311,9 +311,9 @@ async def test_another_tenants_attempts_are_gone_for_whoever_names_them(site: Op
         assert reply.body == {"leases": [], "gone": ["q1", "q2"]}
 
 
-async def _told_of(runner: Runner, attempts: list[str]) -> Any:
+async def _told_of(runner: RegisteredRunner, attempts: list[str]) -> Any:
     asked = {"type": "Lease", "runner_id": runner.id, "slots": 5, "attempts": attempts}
-    return await runner.ask("POST", "lease", json.dumps(asked).encode())
+    return await runner.request("POST", "lease", json.dumps(asked).encode())
 
 
 def _jobs(reply: Any) -> list[str]:

@@ -7,17 +7,17 @@ import pytest
 from deltaci.core import ids
 from deltaci.storage.blobs import disk_reserve
 from tests.contract.places import on_loop
-from tests.server.site import Held, OpenSite, Site, stale_reason
+from tests.server.site import OpenSite, RunnerLease, Site, stale_reason
 
 
-async def held_lease(site: Site, id: str = "q1") -> Held:
+async def held_lease(site: Site, id: str = "q1") -> RunnerLease:
     """A runner with a lease."""
     runner = await site.runner()
     await site.server.enqueue(id)
     return await runner.take()
 
 
-def kept(held: Held) -> bytes:
+def kept(held: RunnerLease) -> bytes:
     """The log as it is kept."""
     ref = ids.lease_ref(held.id)
     return held.runner.site.logs.read(ref.attempt_id, ref.number)
@@ -62,7 +62,7 @@ async def test_an_offset_that_is_no_number_is_refused(site: OpenSite, offset: st
         held = await held_lease(here)
 
         reply = await here.refused(
-            lambda: held.runner.ask("POST", "log", b"x", delta_lease=held.id, delta_offset=offset)
+            lambda: held.runner.request("POST", "log", b"x", delta_lease=held.id, delta_offset=offset)
         )
 
         assert (reply.status, reply.code) == (400, "bad_request")
@@ -78,7 +78,7 @@ async def test_a_part_that_is_too_large_is_refused(site: OpenSite) -> None:
         parts = [b"x" * 1024 * 1024] * 10
 
         reply = await here.refused(
-            lambda: held.runner.ask("POST", "log", *parts, delta_lease=held.id, delta_offset="0")
+            lambda: held.runner.request("POST", "log", *parts, delta_lease=held.id, delta_offset="0")
         )
 
         assert (reply.status, reply.code) == (413, "too_large")
@@ -92,7 +92,7 @@ async def test_only_the_holder_of_the_lease_writes(site: OpenSite) -> None:
     async with site() as here:
         held = await held_lease(here)
         other, foreign = await here.runner("w2"), await here.runner("w3", tenant="other")
-        guessed = Held(held.runner, held.granted)
+        guessed = RunnerLease(held.runner, held.granted)
         guessed.id = held.id[:-4] + "0000"
 
         for by in (other, foreign):
@@ -101,7 +101,7 @@ async def test_only_the_holder_of_the_lease_writes(site: OpenSite) -> None:
         assert stale_reason(await here.refused(lambda: guessed.log(0, b"x")), guessed.id) == "UNKNOWN_LEASE"
         for headers in ({}, {"delta_lease": ""}, {"delta_lease": "x" * 3000}):
             reply = await here.refused(
-                lambda told=headers: held.runner.ask("POST", "log", b"x", delta_offset="0", **told)  # type: ignore[misc]
+                lambda told=headers: held.runner.request("POST", "log", b"x", delta_offset="0", **told)  # type: ignore[misc]
             )
             assert (reply.status, reply.code) == (400, "bad_request")
         assert kept(held) == b""
@@ -113,14 +113,14 @@ async def test_nothing_is_written_after_the_lease_expired(site: OpenSite, is_fou
     """Whether or not anybody has noticed that yet: a runner that lost its lease has nothing more to say."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         await held.log(0, b"before")
         here.place.after(120)
         if is_found:
             await here.server.tick()
 
         written = await here.refused(lambda: held.log(6, b"after"))
-        asked = await here.refused(lambda: held.runner.ask("GET", "log", delta_lease=held.id))
+        asked = await here.refused(lambda: held.runner.request("GET", "log", delta_lease=held.id))
 
         assert [stale_reason(reply, held.id) for reply in (written, asked)] == ["LEASE_EXPIRED"] * 2
         assert kept(held) == b"before"
@@ -132,7 +132,7 @@ async def test_nothing_is_written_after_the_end(site: OpenSite) -> None:
     async with site() as here:
         held = await held_lease(here)
         await held.log(0, b"all of it")
-        await held.say("Complete")
+        await held.send("Complete")
 
         reply = await here.refused(lambda: held.log(9, b", and more"))
 
@@ -163,7 +163,7 @@ async def test_every_lease_has_its_own_log(site: OpenSite) -> None:
     """Whoever lost the lease can spoil only its own; whoever got the next one begins at 0."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         await held.log(0, b"first")
         here.place.after(120)
         await here.server.tick()

@@ -15,30 +15,30 @@ from deltaci.protocol.messages import LeaseGranted
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
 from tests.lab import task
-from tests.server.site import SAYS, Held, OpenSite, Runner, Site, stale_reason
+from tests.server.site import REQUIRED_FIELDS, OpenSite, RegisteredRunner, RunnerLease, Site, stale_reason
 
 SPEC: dict[str, Any] = {"steps": ["true"]}
 
 
-async def of_queue(site: Site, **fields: Any) -> Held:
+async def of_queue(site: Site, **fields: Any) -> RunnerLease:
     """A lease of an attempt of the plain queue."""
     runner = await site.runner()
     await site.server.enqueue("q1", spec=SPEC, **fields)
     return await runner.take()
 
 
-async def of_run(site: Site) -> Held:
+async def of_run(site: Site) -> RunnerLease:
     """A lease of a run's attempt."""
     runner = await site.runner()
     await planned(site.server, task("build", work=SPEC, max_attempts=2))
     return await runner.take()
 
 
-Make = Callable[[Site], Awaitable[Held]]
+Make = Callable[[Site], Awaitable[RunnerLease]]
 BOTH = pytest.mark.parametrize("make", [of_queue, of_run])
 
 
-async def cancel(held: Held) -> None:
+async def cancel(held: RunnerLease) -> None:
     """Somebody asks for a stop."""
     server = held.runner.site.server
     if held.granted.run_id:
@@ -47,7 +47,7 @@ async def cancel(held: Held) -> None:
         await server.do(attempt.Cancel(id=held.attempt_id, actor="user:ada", reason="RUN_CANCELED"))
 
 
-async def record(held: Held) -> Attempt:
+async def record(held: RunnerLease) -> Attempt:
     """The attempt as it is stored."""
     return await held.runner.site.server.find(held.attempt_id, Attempt)
 
@@ -56,7 +56,7 @@ async def record(held: Held) -> Attempt:
 
 
 @BOTH
-@pytest.mark.parametrize("kind", SAYS)
+@pytest.mark.parametrize("kind", REQUIRED_FIELDS)
 @on_loop
 async def test_a_runner_speaks_in_its_own_name(site: OpenSite, make: Make, kind: str) -> None:
     """The credential says who it is; a message that says otherwise is refused before anything is looked up."""
@@ -77,10 +77,10 @@ async def test_a_runner_of_the_same_name_in_another_tenant_is_a_stranger(site: O
     """Names are given by people: that two tenants chose the same one must open nothing."""
     async with site() as here:
         held = await of_queue(here)
-        namesake = Runner(here, "w1", here.signer.sign("run", "w1", "other", 900))
+        namesake = RegisteredRunner(here, "w1", here.signer.sign("run", "w1", "other", 900))
         here.secrets.add(namesake.credential)
 
-        for kind in SAYS:
+        for kind in REQUIRED_FIELDS:
             assert await held.stale(kind, namesake) == "UNKNOWN_LEASE"
         assert stale_reason(await here.refused(lambda: held.log(0, b"x", namesake)), held.id) == "UNKNOWN_LEASE"
         assert await namesake.lease() == []
@@ -96,7 +96,7 @@ async def test_one_machine_may_carry_many_runners_but_each_lease_is_one_of_their
 
         assert await held.stale("Heartbeat", runner_id="host/2") == "UNKNOWN_LEASE"
         assert await held.stale("Heartbeat", runner_id="host") == "UNKNOWN_LEASE"
-        assert (await held.say("Complete", runner_id="host/1")).body["accepted"] is True
+        assert (await held.send("Complete", runner_id="host/1")).body["accepted"] is True
 
 
 @on_loop
@@ -121,30 +121,30 @@ async def test_a_message_that_contradicts_itself_is_refused(site: OpenSite) -> N
 # -- stale leases
 
 
-async def expired(held: Held) -> None:
+async def expired(held: RunnerLease) -> None:
     """Nobody has noticed it yet but the clock."""
-    await held.say("Heartbeat")
+    await held.send("Heartbeat")
     held.runner.site.place.after(120)
 
 
-async def revoked(held: Held) -> None:
+async def revoked(held: RunnerLease) -> None:
     """It was not acknowledged in time."""
     held.runner.site.place.after(31)
     await held.runner.site.server.tick()
 
 
-async def completed(held: Held) -> None:
+async def completed(held: RunnerLease) -> None:
     """It ended well."""
-    await held.say("Complete")
+    await held.send("Complete")
 
 
-async def canceled(held: Held) -> None:
+async def canceled(held: RunnerLease) -> None:
     """It was stopped."""
     await cancel(held)
-    await held.say("CancelAck")
+    await held.send("CancelAck")
 
 
-async def replaced(held: Held) -> None:
+async def replaced(held: RunnerLease) -> None:
     """Another runner had the attempt after it. Until that lease ends, too, the reason is its own end."""
     await expired(held)
     site = held.runner.site
@@ -153,10 +153,10 @@ async def replaced(held: Held) -> None:
     second = await other.take()
     assert second.attempt_id == held.attempt_id
     assert await held.stale("Complete") == "LEASE_EXPIRED"
-    assert (await second.say("Complete")).body["accepted"] is True
+    assert (await second.send("Complete")).body["accepted"] is True
 
 
-async def unknown(held: Held) -> None:
+async def unknown(held: RunnerLease) -> None:
     """It has a wrong secret."""
     held.id = held.id[:-1] + ("0" if held.id[-1] != "0" else "1")
 
@@ -184,7 +184,7 @@ async def test_a_stale_lease_is_told_so_with_the_reason(site: OpenSite, make: Ma
         await ENDS[reason](held)
         before = await record(held)
 
-        for kind in SAYS:
+        for kind in REQUIRED_FIELDS:
             if (reason, kind) not in REPEATS:
                 assert await held.stale(kind) == reason
         if reason == "LEASE_COMPLETED":
@@ -204,7 +204,7 @@ async def test_what_only_looks_like_a_lease_is_unknown(site: OpenSite, lease_id:
         held = await of_queue(here)
         held.id = lease_id
 
-        assert {await held.stale(kind) for kind in SAYS} == {"UNKNOWN_LEASE"}
+        assert {await held.stale(kind) for kind in REQUIRED_FIELDS} == {"UNKNOWN_LEASE"}
         assert await held.stale("AckLease", job_id="another") == "UNKNOWN_LEASE"
 
 
@@ -218,11 +218,11 @@ async def test_how_far_the_runner_is_is_kept_for_people(site: OpenSite, make: Ma
     """The last word counts; a heartbeat that says nothing of it takes nothing back, and a new lease begins anew."""
     async with site() as here:
         held = await make(here)
-        await held.say("AckLease")
+        await held.send("AckLease")
         told = {"percent": 35, "current_step": "x" * 5000, "step_index": 1}
 
-        await held.say("Heartbeat", progress=told, log_cursor={"bytes_sent": 7})
-        await held.say("Heartbeat")
+        await held.send("Heartbeat", progress=told, log_cursor={"bytes_sent": 7})
+        await held.send("Heartbeat")
 
         assert (await record(held)).progress == {**told, "current_step": "x" * 500, "log_bytes": 7}
         here.place.after(121)
@@ -247,13 +247,13 @@ async def test_a_job_is_taken_kept_and_completed(site: OpenSite, make: Make) -> 
             "cancel_deadline_seconds": 0,
         }
 
-        assert (await held.say("AckLease")).body == kept
+        assert (await held.send("AckLease")).body == kept
         assert (await record(held)).state == attempt.STARTING
         for _ in range(3):
             here.place.after(100)
-            assert (await held.say("Heartbeat", progress={"percent": 35, "message": "…"})).body == kept
+            assert (await held.send("Heartbeat", progress={"percent": 35, "message": "…"})).body == kept
         assert (await record(held)).state == attempt.RUNNING
-        done = await held.say(
+        done = await held.send(
             "Complete",
             summary="All tests passed.",
             artifacts=[{"type": "log", "uri": "s3://x"}],
@@ -293,7 +293,7 @@ async def test_a_failure_is_classified_by_what_the_runner_saw(
     async with site() as here:
         held = await of_run(here)
 
-        reply = await held.say("Complete", status="FAILED", summary="it broke", **fields)
+        reply = await held.send("Complete", status="FAILED", summary="it broke", **fields)
 
         assert reply.body["accepted"] is True
         failed = await record(held)
@@ -310,10 +310,10 @@ async def test_a_repeat_is_answered_like_the_first_and_changes_nothing(site: Ope
     async with site() as here:
         held = await make(here)
         for kind in ("AckLease", "Complete"):
-            first = await held.say(kind)
+            first = await held.send(kind)
             before = (await record(held), await here.server.store.last_seq())
 
-            again = await held.say(kind)
+            again = await held.send(kind)
 
             left = again.body.pop("new_lease_ttl_seconds", 0)  # PostgreSQL's clock also runs by itself.
             assert 0 <= first.body.pop("new_lease_ttl_seconds", 0) - left < 10
@@ -327,10 +327,10 @@ async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite
     """A repeat renews nothing. A runner that trusts a longer lease than it has is not fenced any more."""
     async with site() as here:
         held = await make(here)
-        await held.say("AckLease")
+        await held.send("AckLease")
         here.place.after(50)
 
-        again = await held.say("AckLease")
+        again = await held.send("AckLease")
 
         # PostgreSQL's clock also runs by itself.
         assert 60 <= again.body["new_lease_ttl_seconds"] <= 70
@@ -360,14 +360,14 @@ async def test_a_cancel_is_told_by_the_next_answer_and_confirmed(site: OpenSite,
     """There is no other channel: the heartbeat's answer carries it, with the time that is left."""
     async with site() as here:
         held = await make(here)
-        await held.say("AckLease")
+        await held.send("AckLease")
         await cancel(held)
         here.place.after(10)
 
-        told = (await held.say("Heartbeat")).body
-        acked = (await held.say("AckLease")).body
-        stopped = await held.say("CancelAck", summary="stopped", artifacts=[{"type": "log", "uri": "s3://x"}])
-        again = await held.say("CancelAck")
+        told = (await held.send("Heartbeat")).body
+        acked = (await held.send("AckLease")).body
+        stopped = await held.send("CancelAck", summary="stopped", artifacts=[{"type": "log", "uri": "s3://x"}])
+        again = await held.send("CancelAck")
 
         for answer in (told, acked):
             assert (answer["extend_lease"], answer["cancel_requested"]) == (True, True)
@@ -386,11 +386,11 @@ async def test_a_result_that_comes_after_the_cancel_does_not_count(site: OpenSit
     """Cancel wins; what the runner brings along is kept."""
     async with site() as here:
         held = await make(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         await cancel(held)
 
-        late = await held.say("Complete", summary="done anyway")
-        again = await held.say("Complete", summary="done anyway")
+        late = await held.send("Complete", summary="done anyway")
+        again = await held.send("Complete", summary="done anyway")
 
         assert late.body == {
             "type": "CompleteAck",
@@ -409,7 +409,7 @@ async def test_who_does_not_stop_in_time_is_stale(site: OpenSite, make: Make) ->
     """The deadline ends the wait, whatever the runner does."""
     async with site() as here:
         held = await make(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         await cancel(held)
         here.place.after(31)
         await here.server.tick()
@@ -431,7 +431,7 @@ async def test_a_lease_that_came_from_the_queue_means_the_same(site: OpenSite) -
         for n in range(2):
             await queue.enqueue(SPEC, dedupe_key=str(n))
         held, lost = [
-            Held(
+            RunnerLease(
                 runner,
                 LeaseGranted(
                     lease_id=each.lease_id,
@@ -446,10 +446,10 @@ async def test_a_lease_that_came_from_the_queue_means_the_same(site: OpenSite) -
         ]
         here.secrets |= {held.id, lost.id}
 
-        assert (await held.say("AckLease")).body["extend_lease"] is True
+        assert (await held.send("AckLease")).body["extend_lease"] is True
         await queue.cancel(held.attempt_id)
-        assert (await held.say("Heartbeat")).body["cancel_requested"] is True
-        assert (await held.say("CancelAck")).body["accepted"] is True
+        assert (await held.send("Heartbeat")).body["cancel_requested"] is True
+        assert (await held.send("CancelAck")).body["accepted"] is True
         here.place.after(121)
         assert await lost.stale("Complete") == "LEASE_EXPIRED"
         assert (await queue.get(held.attempt_id)).status == "failed"

@@ -22,7 +22,7 @@ from deltaci.server.runner_api.message_handlers import Runner
 from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop
 from tests.oidc import AUDIENCE, CONFIGURATION, TinyIssuer, made, tiny_issuer
-from tests.server.live import served
+from tests.server.live import run_server
 
 
 @pytest.fixture
@@ -297,13 +297,13 @@ async def test_a_runner_comes_in_with_an_oidc_token_as_often_as_the_issuer_vouch
     tiny: TinyIssuer, tmp_path: Path
 ) -> None:
     """What it gets is a credential like any other."""
-    async with served(tmp_path, issuer=trusted(tiny)) as live, live.client() as caller:
-        first = await caller.do(caller.client.register, tiny.token(), ["linux"], 1)
-        again = await caller.do(caller.client.register, tiny.token(), ["linux", "gpu"], 2)
+    async with run_server(tmp_path, issuer=trusted(tiny)) as live, live.client() as caller:
+        first = await caller.run(caller.client.register, tiny.token(), ["linux"], 1)
+        again = await caller.run(caller.client.register, tiny.token(), ["linux", "gpu"], 2)
 
         assert (first.runner_id, again.runner_id) == ("build-1", "build-1")
         caller.client.token = again.credential
-        assert await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
+        assert await caller.run(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
         known = await live.record("build-1")
         assert isinstance(known, Worker)
         assert (known.labels, known.max_concurrent_tasks) == (("linux", "gpu"), 2)
@@ -311,27 +311,27 @@ async def test_a_runner_comes_in_with_an_oidc_token_as_often_as_the_issuer_vouch
         before = await live.log()
         for token in (tiny.token(aud="x"), "eyJ.x.y", first.credential):
             with pytest.raises(Refused, match="bad_credential"):
-                await caller.do(caller.client.register, token, [], 1)
-        await live.service.engine.do(worker.Shutdown(id="build-1"))
+                await caller.run(caller.client.register, token, [], 1)
+        await live.server.engine.do(worker.Shutdown(id="build-1"))
         with pytest.raises(Refused, match="was shut down"):
-            await caller.do(caller.client.register, tiny.token(), [], 1)
+            await caller.run(caller.client.register, tiny.token(), [], 1)
         assert len(await live.log()) == len(before) + 1
 
 
 @on_loop
 async def test_an_issuer_speaks_for_its_own_tenant_only(tiny: TinyIssuer, tmp_path: Path) -> None:
     """A name that another tenant uses is not taken over."""
-    async with served(tmp_path, issuer=trusted(tiny, tenant_claim="team")) as live, live.client() as caller:
-        await caller.do(caller.client.register, live.token("build-1", "team-a"), [], 1)
+    async with run_server(tmp_path, issuer=trusted(tiny, tenant_claim="team")) as live, live.client() as caller:
+        await caller.run(caller.client.register, live.token("build-1", "team-a"), [], 1)
 
         with pytest.raises(Refused, match="bad_credential"):
-            await caller.do(caller.client.register, tiny.token(team="team-b"), [], 1)
-        assert (await caller.do(caller.client.register, tiny.token(team="team-a"), [], 1)).runner_id == "build-1"
+            await caller.run(caller.client.register, tiny.token(team="team-b"), [], 1)
+        assert (await caller.run(caller.client.register, tiny.token(team="team-a"), [], 1)).runner_id == "build-1"
 
 
 @on_loop
 async def test_a_server_without_an_issuer_says_so(tiny: TinyIssuer, tmp_path: Path) -> None:
     """The runner's operator reads it first."""
-    async with served(tmp_path) as live, live.client() as caller:
+    async with run_server(tmp_path) as live, live.client() as caller:
         with pytest.raises(Refused, match="trusts no OIDC issuer; start it with --oidc-issuer"):
-            await caller.do(caller.client.register, tiny.token(), [], 1)
+            await caller.run(caller.client.register, tiny.token(), [], 1)

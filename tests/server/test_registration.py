@@ -13,17 +13,17 @@ from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, Worker
 from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS
 from tests.contract.places import on_loop
 from tests.lab import TENANT, task
-from tests.server.site import OpenSite, Reply, Runner, Site
+from tests.server.site import OpenSite, RegisteredRunner, Reply, Site
 
 OWN = "a random text that this runner made"
 
 
-async def entered(site: Site, token: str, **fields: Any) -> Runner:
+async def entered(site: Site, token: str, **fields: Any) -> RegisteredRunner:
     """Somebody who was let in."""
     reply = await site.register(token, **fields)
     assert reply.status == 200, reply
     site.secrets.add(reply.body["credential"])
-    return Runner(site, reply.body["runner_id"], reply.body["credential"])
+    return RegisteredRunner(site, reply.body["runner_id"], reply.body["credential"])
 
 
 async def kept_out(site: Site, token: str, **fields: Any) -> str:
@@ -40,9 +40,9 @@ def again(site: Site, id: str = "w1", tenant: str = TENANT) -> str:
     return token
 
 
-async def renewal(runner: Runner, **fields: Any) -> Reply:
+async def renewal(runner: RegisteredRunner, **fields: Any) -> Reply:
     """Ask for a fresh credential."""
-    reply = await runner.ask("POST", "renew", json.dumps(fields).encode())
+    reply = await runner.request("POST", "renew", json.dumps(fields).encode())
     if reply.status == 200:
         runner.site.secrets.add(reply.body["credential"])
     return reply
@@ -73,7 +73,7 @@ async def test_a_token_is_worth_nothing_to_whoever_finds_it_used(site: OpenSite)
         assert "registered already" in await kept_out(here, token, request_id="another")
         assert "registered already" in await kept_out(here, here.token("w1"), request_id=OWN)
         here.place.after(CREDENTIAL_SECONDS)
-        assert (await runner.ask("POST", "renew")).code == "expired_credential"
+        assert (await runner.request("POST", "renew")).code == "expired_credential"
 
 
 @on_loop
@@ -179,8 +179,8 @@ async def test_a_runner_that_is_gone_gets_no_fresh_credential(site: OpenSite) ->
     """Otherwise it would live forever, a quarter of an hour at a time."""
     async with site() as here:
         runner = await here.runner("w1")
-        stranger = Runner(here, "w9", here.signer.sign("run", "w9", TENANT, 900))
-        namesake = Runner(here, "w1", here.signer.sign("run", "w1", "another", 900))
+        stranger = RegisteredRunner(here, "w9", here.signer.sign("run", "w9", TENANT, 900))
+        namesake = RegisteredRunner(here, "w1", here.signer.sign("run", "w1", "another", 900))
         here.secrets |= {stranger.credential, namesake.credential}
         await here.server.do(worker.Shutdown(id="w1"))
 
@@ -205,9 +205,9 @@ async def test_a_runner_that_shall_go_can_still_finish_what_it_has(site: OpenSit
         await here.server.do(worker.Shutdown(id="w1"))
 
         here.place.after(20)
-        assert (await held.say("Heartbeat")).status == 200
+        assert (await held.send("Heartbeat")).status == 200
         assert (await renewal(runner)).status == 200
-        assert (await held.say("Complete")).body["accepted"] is True
+        assert (await held.send("Complete")).body["accepted"] is True
 
         assert (await here.server.find("w1", Worker)).state == SHUTDOWN
         assert (await here.refused(lambda: renewal(runner))).status == 401
@@ -224,7 +224,7 @@ async def test_a_renewal_tells_what_the_runner_offers_now(site: OpenSite) -> Non
         assert (await renewal(runner, capabilities=["gpu", "linux"], slots=4)).status == 200
         before = await here.server.store.last_seq()
         assert (await renewal(runner)).status == 200
-        assert (await runner.ask("POST", "renew")).status == 200
+        assert (await runner.request("POST", "renew")).status == 200
 
         assert await here.server.store.last_seq() == before
         known = await here.server.find("w1", Worker)

@@ -17,20 +17,20 @@ from deltaci.storage.blobs.keys import secret_key
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import on_loop
 from tests.lab import TENANT
-from tests.server.site import KEY, Held, OpenSite, Reply, Site
+from tests.server.site import KEY, OpenSite, Reply, RunnerLease, Site
 
 VALUE = "hunter2 and\nmore ü"
 
 
-async def held_lease(site: Site, id: str = "q1", runner: str = "w1", **spec: Any) -> Held:
+async def held_lease(site: Site, id: str = "q1", runner: str = "w1", **spec: Any) -> RunnerLease:
     """A runner with a lease for a job of this kind."""
     await site.server.enqueue(id, spec=spec)
     return await (await site.runner(runner)).take()
 
 
-async def secrets(held: Held) -> Reply:
+async def secrets(held: RunnerLease) -> Reply:
     """Ask for what the job needs."""
-    reply = await held.runner.ask("GET", "secrets", delta_lease=held.id)
+    reply = await held.runner.request("GET", "secrets", delta_lease=held.id)
     if reply.status == 200:
         held.runner.site.secrets.update(reply.body.values())
     return reply

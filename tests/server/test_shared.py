@@ -14,7 +14,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
 from tests.contract.places import on_loop
 from tests.lab import TENANT
-from tests.server.site import Held, OpenSite, Reply, Runner, Site
+from tests.server.site import OpenSite, RegisteredRunner, Reply, RunnerLease, Site
 
 
 async def started(site: Site, run_id: str, *specs: JobSpec, rerun_of: str = "") -> None:
@@ -30,15 +30,15 @@ def job(name: str, needs: tuple[str, ...] = (), after: tuple[str, ...] = (), **w
     return JobSpec(name=name, needs=needs, after=after, work={"needs": [*needs, *after], **work})
 
 
-async def get(held: Held, name: str, by: Runner | None = None) -> Reply:
+async def get(held: RunnerLease, name: str, by: RegisteredRunner | None = None) -> Reply:
     """Ask under the lease."""
-    return await (by or held.runner).ask("GET", name, delta_lease=held.id)
+    return await (by or held.runner).request("GET", name, delta_lease=held.id)
 
 
-async def finished(held: Held, **said: Any) -> None:
+async def finished(held: RunnerLease, **said: Any) -> None:
     """Say the result."""
-    await held.say("AckLease")
-    reply = await held.say("Complete", **said)
+    await held.send("AckLease")
+    reply = await held.send("Complete", **said)
     assert reply.body["accepted"] is True, reply
 
 
@@ -88,7 +88,7 @@ async def test_a_run_that_repeats_another_has_what_that_one_did(site: OpenSite) 
         runner = await here.runner(slots=9)
         await started(here, "r1", job("build"), job("test", needs=("build",)))
         build = await runner.take()
-        await build.runner.ask("PUT", "artifacts/out/a%20b", b"file", delta_lease=build.id)
+        await build.runner.request("PUT", "artifacts/out/a%20b", b"file", delta_lease=build.id)
         await finished(build, output={"v": "1"})
         await finished(await runner.take(), status="FAILED", exit_code=1)
         again = JobSpec(name="test", work={"needs": ["build", "none"]})
@@ -112,13 +112,13 @@ async def test_artifacts_of_jobs_that_are_over_and_of_no_other_run(site: OpenSit
         runner = await here.runner(slots=9)
         await started(here, "other", job("x"))
         foreign = await runner.take()
-        await foreign.runner.ask("PUT", "artifacts/@theirs.tar.gz", b"no", delta_lease=foreign.id)
+        await foreign.runner.request("PUT", "artifacts/@theirs.tar.gz", b"no", delta_lease=foreign.id)
         foreign_uri = (await get(foreign, "run-artifacts")).body[0]["uri"]
         await finished(foreign)
         await started(here, "r", job("a"), job("b"), job("c"))
         a, b, c = [await runner.take() for _ in range(3)]
         for held in (a, b, c):
-            await held.runner.ask("PUT", "artifacts/@dist.tar.gz", held.id[:8].encode(), delta_lease=held.id)
+            await held.runner.request("PUT", "artifacts/@dist.tar.gz", held.id[:8].encode(), delta_lease=held.id)
         await finished(a)
 
         found = (await get(b, "run-artifacts")).body
@@ -143,7 +143,7 @@ async def test_the_newest_cache_that_begins_so(site: OpenSite) -> None:
         trusted, fork = sorted([await runner.take(), await runner.take()], key=lambda each: each.attempt_id != "t")
         long = "k-" + "x" * 200
         for held, key in ((trusted, "k-1"), (trusted, "k-2"), (fork, "k-fork"), (trusted, long)):
-            await held.runner.ask("PUT", f"caches/{key}", b"x", delta_lease=held.id)
+            await held.runner.request("PUT", f"caches/{key}", b"x", delta_lease=held.id)
 
         assert (await get(trusted, "cache-keys/k-")).body["key"] in (long, "k-1", "k-2")
         assert (await get(trusted, "cache-keys/k-1")).body == {"key": "k-1"}

@@ -26,7 +26,7 @@ from deltaci.protocol.routes import REFUSALS
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.connection import MAX_HEAD_BYTES, ConnectionGuard
 from tests.contract.places import on_loop
-from tests.server.live import Live, served
+from tests.server.live import LiveServer, run_server
 
 MB = 1024 * 1024
 TIME = "2026-01-04T08:00:00Z"
@@ -91,7 +91,7 @@ class Line:
 class Bench:
     """A server with a runner that holds a lease, and its neighbours."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LiveServer) -> None:
         self.live = live
         self.signer = Signer(load_server_key(live.folder / KEY_FILE), time.time)
         self.secrets: list[str] = []
@@ -108,14 +108,14 @@ class Bench:
         async with self.live.client() as caller:
             for id, tenant in (("w1", "default"), ("w2", "default"), ("x1", "other")):
                 token = self.live.token(id, tenant)
-                entered = await caller.do(caller.client.register, token, [], 2)
+                entered = await caller.run(caller.client.register, token, [], 2)
                 self.secrets += [token, entered.credential]
                 if id == "w1":
                     self.credential = entered.credential
             record = Attempt(id="q1", tenant="default", spec={"steps": ["true"]})
-            await self.live.service.engine.do(NewRecord(id="q1", record=record))
+            await self.live.server.engine.do(NewRecord(id="q1", record=record))
             caller.client.token = self.credential
-            [granted] = await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="w1"))
+            [granted] = await caller.run(caller.client.lease, wire.LeaseRequest(runner_id="w1"))
             self.lease_id = granted.lease_id
             self.secrets.append(granted.lease_id)
         return self
@@ -162,7 +162,7 @@ class Bench:
 async def bench(folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Bench]:
     """A bench on which nothing may change; whatever was said, no secret was written to the log."""
     caplog.set_level(0)
-    async with served(folder) as live:
+    async with run_server(folder) as live:
         made = await Bench(live).prepare()
         log, record = await live.log(), await live.record("q1")
         yield made

@@ -12,19 +12,19 @@ from deltaci.api.openapi import openapi_document
 from deltaci.protocol import messages as wire
 from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop
-from tests.server.site import Held, OpenSite, Runner, Site
+from tests.server.site import OpenSite, RegisteredRunner, RunnerLease, Site
 
 LEASE = {"type": "Lease", "runner_id": "w1"}
 
 
-async def held(site: Site) -> Held:
+async def held(site: Site) -> RunnerLease:
     """A lease."""
     runner = await site.runner()
     await site.server.enqueue("q1", spec={"steps": ["true"]})
     return await runner.take()
 
 
-async def headers_of(site: Site, runner: Runner, name: str, **headers: str) -> tuple[int, dict[bytes, bytes]]:
+async def headers_of(site: Site, runner: RegisteredRunner, name: str, **headers: str) -> tuple[int, dict[bytes, bytes]]:
     """The status and the headers of an answer."""
     sent: list[dict[str, Any]] = []
 
@@ -49,7 +49,7 @@ async def test_a_message_without_its_type_is_none(site: OpenSite, name: str) -> 
 
         for body in ({"runner_id": "w1"}, {"type": "", "runner_id": "w1"}):
             said = json.dumps(body).encode()
-            reply = await here.refused(lambda said=said: runner.ask("POST", name, said))  # type: ignore[misc]
+            reply = await here.refused(lambda said=said: runner.request("POST", name, said))  # type: ignore[misc]
             assert (reply.status, reply.code) == (422, "bad_message")
 
 
@@ -59,8 +59,8 @@ async def test_a_whole_number_may_be_written_with_a_point(site: OpenSite) -> Non
     async with site() as here:
         runner = await here.runner()
 
-        taken = await runner.ask("POST", "lease", json.dumps({**LEASE, "slots": 2.0, "sequence_no": 1e3}).encode())
-        refused = await runner.ask("POST", "lease", json.dumps({**LEASE, "slots": 2.5}).encode())
+        taken = await runner.request("POST", "lease", json.dumps({**LEASE, "slots": 2.0, "sequence_no": 1e3}).encode())
+        refused = await runner.request("POST", "lease", json.dumps({**LEASE, "slots": 2.5}).encode())
 
         assert (taken.status, refused.status) == (200, 422)
 
@@ -79,7 +79,7 @@ async def test_a_header_that_is_none_is_refused_whatever_else_is_there(site: Ope
     """Neither a cache that is kept already nor a lease that is over makes nonsense sensible."""
     async with site() as here:
         mine = await held(here)
-        ask = mine.runner.ask
+        ask = mine.runner.request
         assert (await ask("PUT", "caches/k", b"x", delta_lease=mine.id)).status == 200
 
         for told in ("", "zz", "0" * 63):
@@ -126,8 +126,8 @@ async def test_who_must_come_again_is_told_when(site: OpenSite, monkeypatch: pyt
 async def test_anybody_may_read_what_is_served(site: OpenSite) -> None:
     """Programs are written against it, before anybody has a credential."""
     async with site() as here:
-        found = await here.ask("GET", "openapi.json", root="/")
-        wrong = await here.refused(lambda: here.ask("POST", "openapi.json", root="/"))
+        found = await here.request("GET", "openapi.json", root="/")
+        wrong = await here.refused(lambda: here.request("POST", "openapi.json", root="/"))
 
         assert found.body == json.loads(wire.encode(openapi_document()))
         assert (wrong.status, wrong.code) == (405, "wrong_method")

@@ -38,7 +38,7 @@ async def test_what_a_runner_reports_of_a_job_is_cleaned_before_it_is_kept_or_an
         await here.server.enqueue("q1")
         held = await (await here.runner()).take()
 
-        await held.say(
+        await held.send(
             "Complete",
             status="FAILED",
             exit_code=1,
@@ -68,7 +68,7 @@ async def test_failed_tests_tell_what_kind_of_failure_it_is(site: OpenSite) -> N
         held = await (await here.runner()).take()
 
         tests = {"total": 2, "passed": 1, "failed": 1, "failures": [{"name": "t", "message": "m"}]}
-        await held.say("Complete", status="FAILED", exit_code=1, tests=tests, log_tail=["Connection reset by peer"])
+        await held.send("Complete", status="FAILED", exit_code=1, tests=tests, log_tail=["Connection reset by peer"])
 
         record = await here.server.find("q1", Attempt)
         assert record.error is not None

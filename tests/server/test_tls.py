@@ -21,7 +21,7 @@ from deltaci.runner.tls import InvalidTlsFiles, TlsConfig
 from deltaci.server.tls import Peer, server_context
 from tests.certificates import HERE, Authority, Pair, uri
 from tests.contract.places import on_loop
-from tests.server.live import Live, served
+from tests.server.live import LiveServer, run_server
 
 RUNNER = "deltaci:default/build-1"
 
@@ -56,20 +56,20 @@ def town(tmp_path: Path) -> Town:
     return Town(tmp_path)
 
 
-async def trouble(live: Live, tls: TlsConfig, url: str = "") -> str:
+async def trouble(live: LiveServer, tls: TlsConfig, url: str = "") -> str:
     """Why the server cannot be reached like this."""
     async with live.client(tls, url=url) as caller:
         with pytest.raises(Unreachable) as caught:
-            await caller.do(caller.client.renew)
+            await caller.run(caller.client.renew)
     return str(caught.value)
 
 
-async def refusal(live: Live, tls: TlsConfig, token: str = "") -> Refused:
+async def refusal(live: LiveServer, tls: TlsConfig, token: str = "") -> Refused:
     """Why the server does not let somebody in who reaches it."""
     before = await live.log()
     async with live.client(tls, token) as caller:
         with pytest.raises(Refused) as caught:
-            await caller.do(caller.client.renew)
+            await caller.run(caller.client.renew)
     assert await live.log() == before
     return caught.value
 
@@ -87,7 +87,7 @@ async def test_a_server_that_cannot_prove_itself_is_told_nothing(town: Town, tmp
         (elsewhere, town.servers.pem, "is for another"),
         (town.servers.issue(HERE, days=-1), town.servers.pem, "has expired; renew it on the server"),
     ):
-        async with served(tmp_path / "server", server_context(*pair)) as live:
+        async with run_server(tmp_path / "server", server_context(*pair)) as live:
             assert said in await trouble(live, TlsConfig(ca))
             assert await live.log() == []
 
@@ -95,11 +95,11 @@ async def test_a_server_that_cannot_prove_itself_is_told_nothing(town: Town, tmp
 @on_loop
 async def test_tls_and_plain_http_are_told_apart(town: Town, tmp_path: Path) -> None:
     """The commonest mistake with an address."""
-    async with served(tmp_path / "server") as live:
+    async with run_server(tmp_path / "server") as live:
         assert live.url.startswith("http://")
         secure = live.url.replace("http://", "https://")
         assert "does not speak TLS; use http://" in await trouble(live, TlsConfig(), secure)
-    async with served(tmp_path / "server", town.context()) as live:
+    async with run_server(tmp_path / "server", town.context()) as live:
         assert live.url.startswith("https://")
         plain = live.url.replace("https://", "http://")
         assert "if it speaks TLS, use https://" in await trouble(live, TlsConfig(), plain)
@@ -118,28 +118,31 @@ async def test_old_versions_of_tls_are_not_spoken(town: Town, tmp_path: Path) ->
     with pytest.warns(DeprecationWarning, match="TLSv1"):
         old.maximum_version = ssl.TLSVersion.TLSv1_1
 
-    async with served(tmp_path / "server", town.context()) as live, live.client() as caller:
+    async with run_server(tmp_path / "server", town.context()) as live, live.client() as caller:
 
         def connect() -> None:
             with socket.create_connection(("127.0.0.1", live.port), 10) as bare:
                 old.wrap_socket(bare, server_hostname="127.0.0.1").close()
 
         with pytest.raises(ssl.SSLError):
-            await caller.do(connect)
+            await caller.run(connect)
 
 
 @on_loop
 async def test_over_tls_a_token_is_as_good_as_ever(town: Town, tmp_path: Path, parser: None) -> None:
     """Client certificates may be asked for and still be left out."""
-    async with served(tmp_path / "server", town.context()) as live, live.client(TlsConfig(town.servers.pem)) as caller:
-        entered = await caller.do(caller.client.register, live.token("w1"), ["linux"], 2)
+    async with (
+        run_server(tmp_path / "server", town.context()) as live,
+        live.client(TlsConfig(town.servers.pem)) as caller,
+    ):
+        entered = await caller.run(caller.client.register, live.token("w1"), ["linux"], 2)
         caller.client.token = entered.credential
 
-        assert (await caller.do(caller.client.renew)).runner_id == "w1"
-        assert await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="w1")) == []
+        assert (await caller.run(caller.client.renew)).runner_id == "w1"
+        assert await caller.run(caller.client.lease, wire.LeaseRequest(runner_id="w1")) == []
         caller.client.token = ""
         with pytest.raises(Refused, match="no credential"):
-            await caller.do(caller.client.renew)
+            await caller.run(caller.client.renew)
 
 
 # -- a runner's certificate
@@ -152,7 +155,7 @@ async def test_a_certificate_that_the_server_does_not_believe_opens_no_connectio
 ) -> None:
     """The connection ends before a byte of the request is read. The server's log says why, the client what to do."""
     monkeypatch.setattr("deltaci.server.tls.LOG_SECONDS", 0.0)
-    async with served(tmp_path / "server", town.context(require_client_cert=is_required)) as live:
+    async with run_server(tmp_path / "server", town.context(require_client_cert=is_required)) as live:
         unknown = await trouble(live, town.tls(RUNNER, by=town.stranger))
         expired = await trouble(live, town.tls(RUNNER, days=-1))
 
@@ -179,12 +182,12 @@ async def test_a_certificate_that_names_no_runner_is_only_a_way_to_connect(
     """Some have one for every machine; then a token says who it is. A common name says nothing."""
     pair = town.runners.issue(*map(uri, names), common="deltaci:default/build-1")
     tls = TlsConfig(town.servers.pem, *pair)
-    async with served(tmp_path / "server", town.context(require_client_cert=True)) as live:
+    async with run_server(tmp_path / "server", town.context(require_client_cert=True)) as live:
         refused = await refusal(live, tls)
         assert refused.code == "bad_credential"
         assert "give it the URI deltaci:TENANT/RUNNER" in refused.message
         async with live.client(tls) as caller:
-            assert (await caller.do(caller.client.register, live.token("w1"), [], 1)).runner_id == "w1"
+            assert (await caller.run(caller.client.register, live.token("w1"), [], 1)).runner_id == "w1"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,7 @@ async def test_a_certificate_that_names_a_runner_badly_is_refused(
     town: Town, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     """It is never guessed who was meant; a token does not make it better."""
-    async with served(tmp_path / "server", town.context()) as live:
+    async with run_server(tmp_path / "server", town.context()) as live:
         for token in ("", "dci_anything"):
             refused = await refusal(live, town.tls(*names), token)
             assert refused.code == "bad_credential"
@@ -219,38 +222,38 @@ async def test_a_certificate_that_names_a_runner_badly_is_refused(
 async def test_a_certificate_is_enough(town: Town, tmp_path: Path, parser: None) -> None:
     """Whoever the authority signs for is known from the first word on, and needs nothing else."""
     tls = town.tls("https://example.org/", "deltaci:team%20a/build-1")
-    async with served(tmp_path / "server", town.context()) as live, live.client(tls) as caller:
-        assert await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
+    async with run_server(tmp_path / "server", town.context()) as live, live.client(tls) as caller:
+        assert await caller.run(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
         known = await live.record("build-1")
         assert isinstance(known, Worker)
         assert (known.tenant, known.labels, known.state) == ("team a", (), worker.IDLE)
 
-        entered = await caller.do(caller.client.renew, ["linux"], 3)
+        entered = await caller.run(caller.client.renew, ["linux"], 3)
 
         assert (entered.runner_id, entered.credential) == ("build-1", "")
         known = await live.record("build-1")
         assert isinstance(known, Worker)
         assert (known.labels, known.max_concurrent_tasks) == (("linux",), 3)
         with pytest.raises(Refused, match="wrong_runner"):
-            await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="build-2"))
+            await caller.run(caller.client.lease, wire.LeaseRequest(runner_id="build-2"))
         before = await live.log()
-        assert await caller.do(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
+        assert await caller.run(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
         assert await live.log() == before
 
 
 @on_loop
 async def test_a_certificate_and_a_token_must_name_the_same_runner(town: Town, tmp_path: Path) -> None:
     """Two who share a connection are one too many."""
-    async with served(tmp_path / "server", town.context()) as live:
+    async with run_server(tmp_path / "server", town.context()) as live:
         async with live.client(TlsConfig(town.servers.pem)) as caller:
-            entered = await caller.do(caller.client.register, live.token("build-1"), [], 1)
+            entered = await caller.run(caller.client.register, live.token("build-1"), [], 1)
         for other in ("deltaci:default/build-2", "deltaci:another/build-1"):
             refused = await refusal(live, town.tls(other), entered.credential)
             assert refused.code == "wrong_runner"
         assert (await refusal(live, town.tls(RUNNER), "dci_nonsense")).code == "bad_credential"
 
         async with live.client(town.tls(RUNNER), entered.credential) as caller:
-            assert (await caller.do(caller.client.renew)).credential.startswith("dci_")
+            assert (await caller.run(caller.client.renew)).credential.startswith("dci_")
 
 
 @on_loop
@@ -258,12 +261,12 @@ async def test_a_certificate_does_not_bring_back_who_is_gone_nor_open_another_te
     town: Town, tmp_path: Path
 ) -> None:
     """The record decides, and it is one tenant's own."""
-    async with served(tmp_path / "server", town.context()) as live:
+    async with run_server(tmp_path / "server", town.context()) as live:
         async with live.client(town.tls(RUNNER)) as caller:
-            await caller.do(caller.client.renew)
-            await live.service.engine.do(worker.Shutdown(id="build-1"))
+            await caller.run(caller.client.renew)
+            await live.server.engine.do(worker.Shutdown(id="build-1"))
             with pytest.raises(Refused, match="was shut down"):
-                await caller.do(caller.client.renew)
+                await caller.run(caller.client.renew)
         assert (await refusal(live, town.tls("deltaci:another/build-1"))).code == "bad_credential"
 
 
@@ -284,17 +287,17 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
     """Also when it is written while the runner looks, and also when it is another name."""
     pair, renewed = town.runners.issue(uri(RUNNER)), town.runners.issue(uri("deltaci:default/build-2"))
     tls = TlsConfig(town.servers.pem, *pair)
-    async with served(tmp_path / "server", town.context()) as live, live.client(tls) as caller:
-        assert (await caller.do(caller.client.renew)).runner_id == "build-1"
+    async with run_server(tmp_path / "server", town.context()) as live, live.client(tls) as caller:
+        assert (await caller.run(caller.client.renew)).runner_id == "build-1"
 
         pair.cert.write_bytes(renewed.cert.read_bytes())  # Its key is not there yet.
-        assert (await caller.do(caller.client.renew)).runner_id == "build-1"
+        assert (await caller.run(caller.client.renew)).runner_id == "build-1"
         pair.key.unlink()
-        assert (await caller.do(caller.client.renew)).runner_id == "build-1"
+        assert (await caller.run(caller.client.renew)).runner_id == "build-1"
         assert "keeping the previous one" in caplog.text
         pair.become(renewed)
 
-        assert (await caller.do(caller.client.renew)).runner_id == "build-2"
+        assert (await caller.run(caller.client.renew)).runner_id == "build-2"
 
 
 # -- files

@@ -17,26 +17,26 @@ from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStat, BlobStoreUnavailable
 from tests.contract.places import on_loop
 from tests.lab import TENANT
-from tests.server.site import BOUNDS, Held, OpenSite, Reply, Site, stale_reason
+from tests.server.site import BOUNDS, OpenSite, Reply, RunnerLease, Site, stale_reason
 
 
-async def held_lease(site: Site, id: str = "q1", runner: str = "w1", **spec: Any) -> Held:
+async def held_lease(site: Site, id: str = "q1", runner: str = "w1", **spec: Any) -> RunnerLease:
     """A runner with a lease for a job of this kind."""
     await site.server.enqueue(id, spec=spec)
     return await (await site.runner(runner)).take()
 
 
-async def put(held: Held, name: str, *parts: bytes, **headers: str) -> Reply:
+async def put(held: RunnerLease, name: str, *parts: bytes, **headers: str) -> Reply:
     """Send a body under the lease."""
-    return await held.runner.ask("PUT", name, *parts, delta_lease=held.id, **headers)
+    return await held.runner.request("PUT", name, *parts, delta_lease=held.id, **headers)
 
 
-async def get(held: Held, name: str) -> Reply:
+async def get(held: RunnerLease, name: str) -> Reply:
     """Read something under the lease."""
-    return await held.runner.ask("GET", name, delta_lease=held.id)
+    return await held.runner.request("GET", name, delta_lease=held.id)
 
 
-def left_by(held: Held) -> dict[str, bytes]:
+def left_by(held: RunnerLease) -> dict[str, bytes]:
     """The lease's artifacts, as others will read them."""
     ref, blobs = ids.lease_ref(held.id), held.runner.site.blobs
     return {
@@ -127,8 +127,11 @@ async def test_only_the_holder_of_the_lease_brings_or_fetches(site: OpenSite) ->
         held = await held_lease(here)
         await put(held, "caches/k", b"mine")
         before = everything(here)
-        thieves = [Held(await here.runner("w2"), held.granted), Held(await here.runner("w3", "other"), held.granted)]
-        guess = Held(held.runner, held.granted)
+        thieves = [
+            RunnerLease(await here.runner("w2"), held.granted),
+            RunnerLease(await here.runner("w3", "other"), held.granted),
+        ]
+        guess = RunnerLease(held.runner, held.granted)
         guess.id = held.id[:-4] + "0000"
 
         for thief in (*thieves, guess):
@@ -149,7 +152,7 @@ async def test_a_zombie_brings_nothing_and_gets_nothing(site: OpenSite, is_found
     """Whether or not anybody has noticed yet that its lease is over."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         await put(held, "caches/k", b"before")
         before = everything(here)
         here.place.after(120)
@@ -173,7 +176,7 @@ async def test_a_lease_that_ends_while_the_body_comes_keeps_nothing(site: OpenSi
     """A slow upload is no way around the fence."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         taken: list[dict[str, Any]] = [{"body": b"x", "more_body": True}, {"body": b"y"}]
         sent: list[dict[str, Any]] = []
 
@@ -204,7 +207,7 @@ async def test_what_was_written_for_a_lost_lease_is_removed(
     """The store of blobs may be slower than the lease is long."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         meanwhile(here, monkeypatch, way, lambda: _pass(here, 121))
 
         reply = await here.refused(lambda: put(held, name, b"x"))
@@ -218,7 +221,7 @@ async def test_what_a_lost_lease_left_is_removed_by_its_successor(site: OpenSite
     """A runner that died half-way leaves artifacts that nobody will ever refer to."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         await put(held, "artifacts/old", b"x")
         here.place.after(120)
         await here.server.tick()
@@ -234,15 +237,15 @@ async def test_what_a_lost_lease_left_is_removed_with_the_result(site: OpenSite)
     """Also when the successor brings nothing of its own; and not before there is a result."""
     async with site() as here:
         held = await held_lease(here)
-        await held.say("Heartbeat")
+        await held.send("Heartbeat")
         await put(held, "artifacts/old", b"x")
         here.place.after(120)
         await here.server.tick()
         second = await (await here.runner("w2")).take()
-        await second.say("AckLease")
+        await second.send("AckLease")
         before = left_by(held)
 
-        await second.say("Complete")
+        await second.send("Complete")
 
         assert (before, left_by(held)) == ({"old": b"x"}, {})
 
@@ -307,7 +310,7 @@ async def test_artifacts_are_kept_under_their_lease_and_can_be_sent_again(site: 
         again = await put(held, "artifacts/out/report ä%.txt", *parts)
         empty = await put(held, "artifacts/empty", b"")
         said = [{"type": "file", "uri": reply.body["uri"], "bytes": reply.body["bytes"]} for reply in (first, empty)]
-        await held.say("Complete", artifacts=said)
+        await held.send("Complete", artifacts=said)
 
         assert first.body == again.body
         assert first.body["bytes"] == 4
@@ -423,7 +426,7 @@ async def test_the_scope_is_the_records_never_the_requests(site: OpenSite) -> No
     async with site() as here:
         fork = await held_lease(here, cache_scope="fork")
 
-        await fork.runner.ask("PUT", "caches/k", b"x", delta_lease=fork.id, delta_scope="", cache_scope="")
+        await fork.runner.request("PUT", "caches/k", b"x", delta_lease=fork.id, delta_scope="", cache_scope="")
 
         kept = [key for key in everything(here) if not key.startswith("recent/acme/of-fork/")]
         assert kept == [keys.cache_key(TENANT, "fork", "k")]

@@ -48,7 +48,7 @@ async def test_a_job_is_valid_as_its_runner_shows_it(
         await planned(here.server, task("build", work={"steps": ["make"], "rules": RULES}, max_attempts=3))
         held = await runner.take()
 
-        reply = await held.say("Complete", **said)
+        reply = await held.send("Complete", **said)
 
         built, ended = await here.server.find("r1/build", Job), await here.server.find("r1/build.1", Attempt)
         assert reply.body["accepted"] is True
@@ -68,7 +68,7 @@ async def test_a_broken_rule_fails_what_was_queued_without_a_run(site: OpenSite)
         await here.server.enqueue("q1", spec={"steps": ["make"], "rules": RULES})
         held = await runner.take()
 
-        replies = [await held.say("Complete", verdicts=[GOOD, BAD]) for _ in range(2)]
+        replies = [await held.send("Complete", verdicts=[GOOD, BAD]) for _ in range(2)]
 
         ended = await here.server.find("q1", Attempt)
         assert [reply.body["accepted"] for reply in replies] == [True, True]

@@ -205,7 +205,9 @@ class UploadHandlers:
             stored = await self._disk.run(lambda blob_key=blob_key: self._blobs.stat(blob_key))  # type: ignore[misc]
             if stored is not None:
                 return StreamedResponse(stored, self._read_chunks(blob_key))
-        raise Refused("not_found", "there is no cache with this key; create it, and upload it when the job has succeeded")
+        raise Refused(
+            "not_found", "there is no cache with this key; create it, and upload it when the job has succeeded"
+        )
 
     async def _store_cache(self, runner: Runner, attempt: Attempt, cache_key: str, request: Request) -> StoredCache:
         key = keys.cache_key(attempt.tenant, job_spec(attempt).cache_scope, cache_key)
