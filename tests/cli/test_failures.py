@@ -70,4 +70,4 @@ def test_a_server_does_not_start_with_rules_that_are_none(tmp_path: Path) -> Non
 
     assert done.exit_code == 1
     assert "rules.yml:1:9" in done.output
-    assert "which every failure fits" in done.output
+    assert "which every failure matches" in done.output
