@@ -26,7 +26,7 @@ check: setup-dev ## the quick checks: lint, format, types, tidiness, generated d
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --quiet --check . || { echo "format: run 'make fix'" >&2; exit 1; }
 	@$(PY) -m mypy --strict
-	@$(PY) -m pytest -q tests/test_tidy.py tests/test_rules.py
+	@$(PY) -m pytest -q tests/test_tidy.py tests/test_names.py tests/test_rules.py
 	@$(PY) -m scripts.docgen --check
 
 fix: setup-dev ## repair what can be: lint, format, generated docs

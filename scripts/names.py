@@ -6,11 +6,13 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ROOT / "src" / "deltaci"
+LIMITS: Final = ROOT / "tests" / "names_limits.txt"
 KINDS: Final = ("private", "loose", "vague")
 
 # Words that have a meaning only in this project.
@@ -78,9 +80,26 @@ def places() -> Iterator[Place]:
                 yield Place(*where, line, "vague", docstring.splitlines()[0])
 
 
+@cache
 def counts() -> Counter[tuple[str, str]]:
     """Return the number of places for each package and kind."""
     return Counter((place.package, place.kind) for place in places())
+
+
+def limits() -> dict[tuple[str, str], int]:
+    """Return how many places each package may have, by package and kind."""
+    table: dict[tuple[str, str], int] = {}
+    for line in LIMITS.read_text("utf-8").splitlines():
+        package, *numbers = line.split()
+        table.update({(package, kind): int(number) for kind, number in zip(KINDS, numbers, strict=True)})
+    return table
+
+
+def write_limits() -> None:
+    """Set the limits to the present counts."""
+    table = counts()
+    lines = [f"{package} {' '.join(str(table[package, kind]) for kind in KINDS)}\n" for package in packages()]
+    LIMITS.write_text("".join(lines), "utf-8")
 
 
 def classify(name: str) -> str:
