@@ -59,10 +59,11 @@ def is_exempt(package: str) -> bool:
 
 def packages() -> list[str]:
     """Return all packages below src/deltaci, as `core` or `server/rest`; modules at the top are in `deltaci`."""
-    return sorted({_package(path) for path in SOURCE.rglob("*.py")})
+    return sorted({package_of(path) for path in SOURCE.rglob("*.py")})
 
 
-def _package(path: Path) -> str:
+def package_of(path: Path) -> str:
+    """Return the package of a module, relative to src/deltaci."""
     folder = path.parent.relative_to(SOURCE).as_posix()
     return "deltaci" if folder == "." else folder
 
@@ -70,7 +71,7 @@ def _package(path: Path) -> str:
 def places() -> Iterator[Place]:
     """Yield every bound name and every docstring that uses a private, loose or vague word."""
     for path in sorted(SOURCE.rglob("*.py")):
-        where = _package(path), path.relative_to(ROOT).as_posix()
+        where = package_of(path), path.relative_to(ROOT).as_posix()
         tree = ast.parse(path.read_text("utf-8"))
         for line, name in [(1, path.stem), *bound_names(tree)]:
             if kind := classify(name):
