@@ -64,8 +64,7 @@ def _compare(operator: str, text: str, version: Version) -> bool:
             return high is None or version < high
         case "^":
             first_nonzero = next((index for index, part in enumerate(parts) if part), len(parts) - 1)
-            upper = _next_version(parts[: 1 + first_nonzero])
-            return version >= low and (not parts or version < upper)
+            return version >= low and (not parts or version < _next_version(parts[: 1 + first_nonzero]))
         case "~" | "~>":
             return version >= low and (not parts or version < _next_version(parts[:2]))
     return version >= low and (len(parts) < 2 or version < _next_version(parts[:-1]))  # `~=`
