@@ -426,3 +426,17 @@ def test_the_architecture_lists_every_package() -> None:
     packages = {path.parent.relative_to(source).as_posix() for path in source.rglob("__init__.py")} - {"."}
 
     report(list(package_list((ROOT / "ARCHITECTURE.md").read_text("utf-8"), packages)))
+
+
+def test_the_maps_name_only_modules_that_exist() -> None:
+    """A reader who follows a dead path trusts the rest of the page no more."""
+    pages = {name: (ROOT / name).read_text("utf-8") for name in ("ARCHITECTURE.md", "docs/glossary.md")}
+    folders = (ROOT / "src" / "deltaci", ROOT)
+    report(
+        [
+            f"{name}:1: `{path}` does not exist: name the module's new place"
+            for name, text in pages.items()
+            for path in sorted(set(re.findall(r"`([\w/]+\.py)`", text)))
+            if not any((folder / path).exists() for folder in folders)
+        ]
+    )
