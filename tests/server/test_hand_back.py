@@ -12,8 +12,8 @@ from tests.server.test_log import held_lease
 
 
 @on_loop
-async def test_a_job_that_is_handed_back_goes_to_another_and_has_lost_nothing(site: OpenSite) -> None:
-    """Not a lost lease, and not a failed attempt; and as nothing of it runs, nobody has to wait for it."""
+async def test_a_job_that_is_handed_back_goes_to_another_runner_at_once(site: OpenSite) -> None:
+    """It counts neither as a lost lease nor as a failed attempt; nothing of it runs, so there is no need to wait."""
     async with site() as here:
         held, other = await held_lease(here), await here.runner("w2")
         await held.send("AckLease")
@@ -29,8 +29,8 @@ async def test_a_job_that_is_handed_back_goes_to_another_and_has_lost_nothing(si
 
 
 @on_loop
-async def test_only_the_holder_hands_back(site: OpenSite) -> None:
-    """Whoever could hand back another's job could stop it."""
+async def test_only_the_holder_of_a_lease_hands_it_back(site: OpenSite) -> None:
+    """Another runner could otherwise stop the job."""
     async with site() as here:
         held, other = await held_lease(here), await here.runner("w2")
         await held.send("AckLease")
@@ -44,8 +44,8 @@ async def test_only_the_holder_hands_back(site: OpenSite) -> None:
 
 
 @on_loop
-async def test_what_shall_be_canceled_is_not_handed_back(site: OpenSite) -> None:
-    """It would begin again somewhere else."""
+async def test_an_attempt_with_a_requested_cancel_is_not_handed_back(site: OpenSite) -> None:
+    """It would start again on another runner."""
     async with site() as here:
         held = await held_lease(here)
         await held.send("AckLease")
@@ -58,8 +58,8 @@ async def test_what_shall_be_canceled_is_not_handed_back(site: OpenSite) -> None
 
 
 @on_loop
-async def test_a_heartbeat_at_the_same_time_does_no_harm(site: OpenSite) -> None:
-    """The lease keeper does not know yet that the job is given back."""
+async def test_a_heartbeat_at_the_same_time_does_not_prevent_the_hand_back(site: OpenSite) -> None:
+    """The runner's heartbeat task does not know yet that the lease is handed back."""
     async with site() as here:
         held = await held_lease(here)
         await held.send("AckLease")

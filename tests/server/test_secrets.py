@@ -40,15 +40,15 @@ async def secrets(held: RunnerLease) -> Reply:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a-b", "1a", "../x", "a/b", "ä", "x" * 101, "A\n"])
-def test_a_name_that_no_variable_could_have_is_refused(name: str) -> None:
-    """It becomes one, and a key in the store."""
+def test_a_name_that_is_no_valid_variable_name_is_refused(name: str) -> None:
+    """The name becomes an environment variable and part of a blob key."""
     with pytest.raises(Refused, match="no name for a secret"):
         Secrets(MemoryBlobStore(), KEY).set(TENANT, name, VALUE)
 
 
 @pytest.mark.parametrize("value", ["", "abc", "  abc\n", "a\0bcd", "\ud800abc", "x" * (MAX_BYTES + 1)])
-def test_a_value_that_cannot_be_masked_or_passed_on_is_refused(value: str) -> None:
-    """And the refusal does not repeat it."""
+def test_a_value_that_cannot_be_masked_or_put_in_the_environment_is_refused(value: str) -> None:
+    """The error does not contain the value."""
     with pytest.raises(Refused) as refused:
         Secrets(MemoryBlobStore(), KEY).set(TENANT, "A", value)
 
@@ -57,8 +57,8 @@ def test_a_value_that_cannot_be_masked_or_passed_on_is_refused(value: str) -> No
     assert MIN_CHARACTERS == MIN_SECRET_CHARACTERS
 
 
-def test_a_seal_opens_only_where_it_was_made_for_and_with_the_servers_key() -> None:
-    """Whoever can write to the store must not be able to move a secret to a job of their own."""
+def test_a_secret_decrypts_only_under_its_own_name_and_with_the_servers_key() -> None:
+    """Write access to the blob store must not allow moving a secret to another tenant or name."""
     blobs = MemoryBlobStore()
     sealed = Secrets(blobs, KEY)
     sealed.set(TENANT, "A", VALUE)
@@ -77,8 +77,8 @@ def test_a_seal_opens_only_where_it_was_made_for_and_with_the_servers_key() -> N
     assert sealed.decrypt(TENANT, ["A"]) == {"A": VALUE}
 
 
-def test_a_part_that_is_not_installed_is_named() -> None:
-    """Only who has secrets needs it."""
+def test_a_missing_optional_dependency_is_named() -> None:
+    """It is needed only if there are secrets."""
     code = (
         "import sys; sys.modules['cryptography.hazmat.primitives.kdf.hkdf'] = None\n"
         "from deltaci.storage.blobs.memory import MemoryBlobStore\nfrom deltaci.server.secrets import Secrets\n"
@@ -91,8 +91,8 @@ def test_a_part_that_is_not_installed_is_named() -> None:
 
 
 @on_loop
-async def test_an_unknown_secret_is_told_by_its_name(site: OpenSite) -> None:
-    """With what to do; and none of the others is given instead."""
+async def test_an_unknown_secret_is_named_in_the_error(site: OpenSite) -> None:
+    """The error says what to do, and no other secret is returned."""
     async with site() as here:
         here.sealed.set(TENANT, "A", VALUE)
         here.sealed.set("other", "B", VALUE)
@@ -107,7 +107,7 @@ async def test_an_unknown_secret_is_told_by_its_name(site: OpenSite) -> None:
 
 @on_loop
 async def test_an_untrusted_run_gets_no_secret(site: OpenSite) -> None:
-    """Whatever its specification says: anybody may have written it."""
+    """Whatever its job spec names: anybody may have written it."""
     async with site() as here:
         here.sealed.set(TENANT, "A", VALUE)
         held = await held_lease(here, secrets=["A"], cache_scope="fork")
@@ -122,7 +122,7 @@ async def test_an_untrusted_run_gets_no_secret(site: OpenSite) -> None:
 
 @on_loop
 async def test_a_job_gets_exactly_the_secrets_that_it_names(site: OpenSite) -> None:
-    """Neither those of others nor all that there are."""
+    """It gets no secrets of other tenants and no others of its own."""
     async with site() as here:
         for name in ("A", "B", "C"):
             here.sealed.set(TENANT, name, f"{VALUE} {name}")
@@ -133,8 +133,8 @@ async def test_a_job_gets_exactly_the_secrets_that_it_names(site: OpenSite) -> N
         assert (await secrets(none)).body == {}
 
 
-def test_what_is_kept_tells_nothing() -> None:
-    """The same value gives another seal each time."""
+def test_a_stored_secret_reveals_nothing() -> None:
+    """Encrypting the same value twice gives different bytes."""
     blobs = MemoryBlobStore()
     sealed = Secrets(blobs, KEY)
     seals = []
@@ -180,20 +180,23 @@ def scoped(blobs: MemoryBlobStore | None = None) -> Secrets:
         (JobScope("shop", "release/2.0"), "of release/2.0"),
     ],
 )
-def test_the_narrowest_secret_that_fits_is_given(at: JobScope, value: str) -> None:
-    """A branch goes before its project, that before the tenant; a name before a pattern, the longer one first."""
+def test_the_secret_with_the_narrowest_matching_scope_wins(at: JobScope, value: str) -> None:
+    """Branches precede projects, projects the tenant.
+
+    An exact branch name precedes a pattern, and a longer pattern a shorter one.
+    """
     assert scoped().decrypt(TENANT, ["A"], at) == {"A": value}
 
 
 @pytest.mark.parametrize(("name", "at"), [("B", JobScope("shop")), ("B", JobScope()), ("C", JobScope("shop", "x"))])
-def test_what_is_for_others_only_is_as_good_as_none(name: str, at: JobScope) -> None:
-    """With the words for one that never was."""
+def test_a_secret_of_another_scope_is_reported_as_missing(name: str, at: JobScope) -> None:
+    """The error is the same as for a secret that does not exist."""
     with pytest.raises(Refused, match=f"no secret '{name}' for this job"):
         scoped().decrypt(TENANT, [name], at)
 
 
 def test_a_run_is_on_a_branch_only_if_the_server_knows_that() -> None:
-    """Whoever may say `main`, or open a pull request for it, need not be allowed to push there."""
+    """A person who names `main`, or opens a pull request for it, may not be allowed to push there."""
     sealed = scoped()
     pushed = Origin(project="shop", branch="main", event="push", is_on_branch=True)
     claimed = Origin(project="shop", branch="main")
@@ -207,8 +210,8 @@ def test_a_run_is_on_a_branch_only_if_the_server_knows_that() -> None:
     assert (is_from_fork(pushed), is_from_fork(Origin(is_fork=True))) == (False, True)
 
 
-def test_of_what_a_job_may_have_it_gets_what_there_is_for_it() -> None:
-    """By the same rule; what is for others is as good as none."""
+def test_optional_secrets_are_those_that_exist_for_the_job() -> None:
+    """The same scopes apply; a missing secret is left out."""
     sealed = scoped()
 
     assert sealed.decrypt_existing(TENANT, ["A", "B", "C", "D", "a-b"], JobScope("shop", "main")) == {
@@ -219,8 +222,8 @@ def test_of_what_a_job_may_have_it_gets_what_there_is_for_it() -> None:
     assert sealed.decrypt_existing(TENANT, ["A", "B"]) == {"A": "of the tenant"}
 
 
-def test_a_seal_opens_only_in_its_own_scope() -> None:
-    """Whoever can write to the store must not be able to widen a secret, or to move it to a project of their own."""
+def test_a_secret_decrypts_only_in_its_own_scope() -> None:
+    """Write access to the blob store must not allow widening a secret's scope or moving it to another project."""
     blobs = MemoryBlobStore()
     sealed = scoped(blobs)
     seal = blobs.get(secret_key(TENANT, "C", "shop", "main"))
@@ -234,8 +237,8 @@ def test_a_seal_opens_only_in_its_own_scope() -> None:
     assert sealed.decrypt(TENANT, ["C"], JobScope("shop", "main")) == {"C": "of one branch only"}
 
 
-def test_one_that_does_not_open_is_not_replaced_by_a_wider_one() -> None:
-    """After `server.key` was changed, a deployment must not get the key of a test."""
+def test_an_unreadable_secret_is_not_replaced_by_one_of_a_wider_scope() -> None:
+    """After a change of `server.key`, a deployment must not get the key that is meant for tests."""
     blobs = MemoryBlobStore()
     scoped(blobs)
     renewed = Secrets(blobs, b"n" * 32)
@@ -247,8 +250,8 @@ def test_one_that_does_not_open_is_not_replaced_by_a_wider_one() -> None:
     assert len(renewed.list_all(TENANT)) == 8
 
 
-def test_what_an_earlier_version_sealed_still_opens() -> None:
-    """It was bound to tenant and name, and nothing was written beside it."""
+def test_a_secret_of_the_legacy_format_still_decrypts() -> None:
+    """It was bound to tenant and name only and has no metadata."""
     blobs = MemoryBlobStore()
     sealed = Secrets(blobs, KEY)
     nonce = b"n" * sealing.NONCE_BYTES
@@ -263,8 +266,8 @@ def test_what_an_earlier_version_sealed_still_opens() -> None:
     assert sealed.set(TENANT, "A", "another one", by="ada", at=7).version == 2
 
 
-def test_who_set_what_is_known_and_cannot_be_altered() -> None:
-    """It is part of what the seal is bound to."""
+def test_the_metadata_of_a_secret_cannot_be_altered() -> None:
+    """It is part of the associated data of the encryption."""
     blobs = MemoryBlobStore()
     sealed = Secrets(blobs, KEY)
     for _ in range(3):
@@ -289,16 +292,16 @@ def test_who_set_what_is_known_and_cannot_be_altered() -> None:
         (SecretScope("a\nb"), "printable"),
     ],
 )
-def test_a_scope_that_can_fit_nothing_is_refused(scope: SecretScope, told: str) -> None:
-    """A secret that silently fits nothing is missed when it is needed."""
+def test_a_scope_that_can_match_nothing_is_refused(scope: SecretScope, told: str) -> None:
+    """A secret whose scope matches nothing would be noticed only when a job needs it."""
     sealed = Secrets(MemoryBlobStore(), KEY)
     with pytest.raises(Refused, match=told):
         sealed.set(TENANT, "A", VALUE, scope)
     assert sealed.list_all(TENANT) == []
 
 
-def test_a_tenant_has_so_many_secrets_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there can be set again."""
+def test_the_number_of_secrets_of_a_tenant_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit, an existing secret can still be replaced."""
     monkeypatch.setattr(sealing, "MAX_SECRETS", 2)
     sealed = Secrets(MemoryBlobStore(), KEY)
     sealed.set(TENANT, "A", VALUE)

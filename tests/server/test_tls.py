@@ -78,8 +78,8 @@ async def refusal(live: LiveServer, tls: TlsConfig, token: str = "") -> Refused:
 
 
 @on_loop
-async def test_a_server_that_cannot_prove_itself_is_told_nothing(town: Town, tmp_path: Path) -> None:
-    """Whoever sits in between would get the token."""
+async def test_a_runner_sends_nothing_to_a_server_without_a_trusted_certificate(town: Town, tmp_path: Path) -> None:
+    """A man in the middle would get the token."""
     elsewhere = town.servers.issue(uri("https://127.0.0.1"))
     for pair, ca, said in (
         (town.here, town.stranger.pem, "signed by an authority that this runner does not trust; give the right"),
@@ -93,8 +93,8 @@ async def test_a_server_that_cannot_prove_itself_is_told_nothing(town: Town, tmp
 
 
 @on_loop
-async def test_tls_and_plain_http_are_told_apart(town: Town, tmp_path: Path) -> None:
-    """The commonest mistake with an address."""
+async def test_a_mix_up_of_http_and_https_is_reported_as_that(town: Town, tmp_path: Path) -> None:
+    """This is the most common mistake in a URL."""
     async with run_server(tmp_path / "server") as live:
         assert live.url.startswith("http://")
         secure = live.url.replace("http://", "https://")
@@ -106,8 +106,8 @@ async def test_tls_and_plain_http_are_told_apart(town: Town, tmp_path: Path) -> 
 
 
 @on_loop
-async def test_old_versions_of_tls_are_not_spoken(town: Town, tmp_path: Path) -> None:
-    """They can be broken."""
+async def test_old_versions_of_tls_are_refused(town: Town, tmp_path: Path) -> None:
+    """They are insecure."""
     assert town.context().minimum_version == ssl.TLSVersion.TLSv1_2
     assert TlsConfig(town.servers.pem).context().minimum_version == ssl.TLSVersion.TLSv1_2
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -129,8 +129,10 @@ async def test_old_versions_of_tls_are_not_spoken(town: Town, tmp_path: Path) ->
 
 
 @on_loop
-async def test_over_tls_a_token_is_as_good_as_ever(town: Town, tmp_path: Path, parser: None) -> None:
-    """Client certificates may be asked for and still be left out."""
+async def test_a_token_authenticates_over_tls_without_a_client_certificate(
+    town: Town, tmp_path: Path, parser: None
+) -> None:
+    """The server may request client certificates without requiring them."""
     async with (
         run_server(tmp_path / "server", town.context()) as live,
         live.client(TlsConfig(town.servers.pem)) as caller,
@@ -150,10 +152,10 @@ async def test_over_tls_a_token_is_as_good_as_ever(town: Town, tmp_path: Path, p
 
 @pytest.mark.parametrize("is_required", [False, True])
 @on_loop
-async def test_a_certificate_that_the_server_does_not_believe_opens_no_connection(
+async def test_an_untrusted_client_certificate_opens_no_connection(
     town: Town, tmp_path: Path, is_required: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection ends before a byte of the request is read. The server's log says why, the client what to do."""
+    """The connection ends before the request is read. The server's log has the reason, the client says what to do."""
     monkeypatch.setattr("deltaci.server.tls.LOG_SECONDS", 0.0)
     async with run_server(tmp_path / "server", town.context(require_client_cert=is_required)) as live:
         unknown = await trouble(live, town.tls(RUNNER, by=town.stranger))
@@ -176,10 +178,10 @@ async def test_a_certificate_that_the_server_does_not_believe_opens_no_connectio
     ],
 )
 @on_loop
-async def test_a_certificate_that_names_no_runner_is_only_a_way_to_connect(
+async def test_a_certificate_that_names_no_runner_only_allows_to_connect(
     town: Town, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    """Some have one for every machine; then a token says who it is. A common name says nothing."""
+    """Some sites have one certificate for all machines; then a token identifies the runner. The common name is ignored."""
     pair = town.runners.issue(*map(uri, names), common="deltaci:default/build-1")
     tls = TlsConfig(town.servers.pem, *pair)
     async with run_server(tmp_path / "server", town.context(require_client_cert=True)) as live:
@@ -206,10 +208,10 @@ async def test_a_certificate_that_names_no_runner_is_only_a_way_to_connect(
     ],
 )
 @on_loop
-async def test_a_certificate_that_names_a_runner_badly_is_refused(
+async def test_a_certificate_with_a_malformed_runner_name_is_refused(
     town: Town, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    """It is never guessed who was meant; a token does not make it better."""
+    """The server does not guess the runner, and a token does not override the certificate."""
     async with run_server(tmp_path / "server", town.context()) as live:
         for token in ("", "dci_anything"):
             refused = await refusal(live, town.tls(*names), token)
@@ -220,7 +222,7 @@ async def test_a_certificate_that_names_a_runner_badly_is_refused(
 @pytest.mark.proves("PRO-X3")
 @on_loop
 async def test_a_certificate_is_enough(town: Town, tmp_path: Path, parser: None) -> None:
-    """Whoever the authority signs for is known from the first word on, and needs nothing else."""
+    """A runner with a certificate of the authority is registered by its first request and needs no token."""
     tls = town.tls("https://example.org/", "deltaci:team%20a/build-1")
     async with run_server(tmp_path / "server", town.context()) as live, live.client(tls) as caller:
         assert await caller.run(caller.client.lease, wire.LeaseRequest(runner_id="build-1")) == []
@@ -243,7 +245,7 @@ async def test_a_certificate_is_enough(town: Town, tmp_path: Path, parser: None)
 
 @on_loop
 async def test_a_certificate_and_a_token_must_name_the_same_runner(town: Town, tmp_path: Path) -> None:
-    """Two who share a connection are one too many."""
+    """One connection belongs to one runner."""
     async with run_server(tmp_path / "server", town.context()) as live:
         async with live.client(TlsConfig(town.servers.pem)) as caller:
             entered = await caller.run(caller.client.register, live.token("build-1"), [], 1)
@@ -257,10 +259,10 @@ async def test_a_certificate_and_a_token_must_name_the_same_runner(town: Town, t
 
 
 @on_loop
-async def test_a_certificate_does_not_bring_back_who_is_gone_nor_open_another_tenants_door(
+async def test_a_certificate_admits_no_removed_runner_and_no_runner_of_another_tenant(
     town: Town, tmp_path: Path
 ) -> None:
-    """The record decides, and it is one tenant's own."""
+    """The worker record decides, and it belongs to one tenant."""
     async with run_server(tmp_path / "server", town.context()) as live:
         async with live.client(town.tls(RUNNER)) as caller:
             await caller.run(caller.client.renew)
@@ -271,7 +273,7 @@ async def test_a_certificate_does_not_bring_back_who_is_gone_nor_open_another_te
 
 
 def test_a_connection_does_not_outlive_its_certificate() -> None:
-    """Short certificates are how authorities take their word back."""
+    """Authorities that issue short-lived certificates rely on expiry in place of revocation."""
     peer = Peer((RUNNER,), expires_at=1000.0)
 
     assert peer.runner(999.0) == ("default", "build-1")
@@ -281,10 +283,10 @@ def test_a_connection_does_not_outlive_its_certificate() -> None:
 
 
 @on_loop
-async def test_a_renewed_certificate_is_shown_without_a_restart(
+async def test_a_renewed_certificate_is_used_without_a_restart(
     town: Town, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also when it is written while the runner looks, and also when it is another name."""
+    """Also when the file is written while the runner reads it, and when it names another runner."""
     pair, renewed = town.runners.issue(uri(RUNNER)), town.runners.issue(uri("deltaci:default/build-2"))
     tls = TlsConfig(town.servers.pem, *pair)
     async with run_server(tmp_path / "server", town.context()) as live, live.client(tls) as caller:
@@ -328,8 +330,8 @@ def _swapped(town: Town, pair: Pair) -> Pair:
         (_swapped, "are not a certificate and its key"),
     ],
 )
-def test_a_file_that_is_wrong_is_named(town: Town, spoil: Callable[[Town, Pair], Pair], said: str) -> None:
-    """On both ends, before anything is started."""
+def test_an_invalid_file_is_named(town: Town, spoil: Callable[[Town, Pair], Pair], said: str) -> None:
+    """By server and runner, before anything is started."""
     pair = spoil(town, town.here)
 
     with pytest.raises(ValueError, match=said):
@@ -338,8 +340,8 @@ def test_a_file_that_is_wrong_is_named(town: Town, spoil: Callable[[Town, Pair],
         TlsConfig(town.servers.pem, *pair).context()
 
 
-def test_an_authority_that_is_none_is_named(town: Town, tmp_path: Path) -> None:
-    """And so is one that is missing."""
+def test_an_invalid_authority_file_is_named(town: Town, tmp_path: Path) -> None:
+    """A missing file is named, too."""
     empty = tmp_path / "empty.pem"
     empty.write_text("nothing\n")
 

@@ -39,10 +39,10 @@ SILENCE = "the runner reported results for {} of 2 validation rules; update the 
     ],
 )
 @on_loop
-async def test_a_job_is_valid_as_its_runner_shows_it(
+async def test_a_job_is_valid_only_with_its_runners_results(
     site: OpenSite, said: dict[str, Any], state: str, details: str
 ) -> None:
-    """The execution is a success either way; a runner that is silent, or knows no rules, has shown nothing."""
+    """The execution succeeded in each case; a runner that reports no results has not shown that the rules hold."""
     async with site() as here:
         runner = await here.runner()
         await planned(here.server, task("build", work={"steps": ["make"], "rules": RULES}, max_attempts=3))
@@ -61,8 +61,8 @@ async def test_a_job_is_valid_as_its_runner_shows_it(
 
 
 @on_loop
-async def test_a_broken_rule_fails_what_was_queued_without_a_run(site: OpenSite) -> None:
-    """There is no job whose validation could fail; and the answer that was lost is given again."""
+async def test_a_broken_rule_fails_an_attempt_of_the_plain_queue(site: OpenSite) -> None:
+    """There is no job whose validation could fail. A repeated message gets the same response."""
     async with site() as here:
         runner = await here.runner()
         await here.server.enqueue("q1", spec={"steps": ["make"], "rules": RULES})
@@ -90,15 +90,15 @@ async def test_a_broken_rule_fails_what_was_queued_without_a_run(site: OpenSite)
         (JobSpec(rules=[ValidationRule(run="a")], condition="false"), {}, False),
     ],
 )
-def test_the_verdict_about_a_success(spec: JobSpec, said: dict[str, Any], wanted: bool | None) -> None:
-    """The server's own rules, and those of a job that was left out, are not the runner's to show."""
+def test_the_verdict_on_a_success(spec: JobSpec, said: dict[str, Any], wanted: bool | None) -> None:
+    """The runner need not report rules that the server checks, nor those of a skipped job."""
     found = validation_verdict(Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, **said), spec)
 
     assert (None if found is None else found.is_passed) is wanted
 
 
-def test_what_a_verdict_says_is_one_line_and_not_too_long() -> None:
-    """A runner that lies may not write a page, or into a terminal."""
+def test_the_details_of_a_verdict_are_one_short_line() -> None:
+    """A dishonest runner must not be able to write many lines or control characters."""
     each = RuleResult(rule="a\x1b[31m\nb" * 100, is_passed=False, actual="c" * 2000, expected="")
     said = Complete(lease_id="a.1.b", runner_id="r", status="SUCCEEDED", exit_code=0, verdicts=[each] * 100)
 
