@@ -60,8 +60,8 @@ async def told(asked: asyncio.Task[list[CancelRequested]]) -> list[CancelRequest
 
 
 @on_loop
-async def test_a_runner_waits_for_itself_only(site: OpenSite) -> None:
-    """Whoever could listen for another would learn its lease ids."""
+async def test_a_runner_receives_only_its_own_cancels(site: OpenSite) -> None:
+    """A runner that receives another's messages would learn its lease ids."""
     async with site() as here:
         runner, other = await here.runner("host"), await here.runner("hos")
 
@@ -78,7 +78,7 @@ async def test_a_runner_waits_for_itself_only(site: OpenSite) -> None:
     ids=str,
 )
 @on_loop
-async def test_what_makes_no_sense_is_refused(site: OpenSite, fields: dict[str, Any]) -> None:
+async def test_an_invalid_request_is_refused(site: OpenSite, fields: dict[str, Any]) -> None:
     """Like every message of the protocol."""
     async with site() as here:
         runner = await here.runner()
@@ -90,8 +90,8 @@ async def test_what_makes_no_sense_is_refused(site: OpenSite, fields: dict[str, 
 
 
 @on_loop
-async def test_a_lease_that_is_not_its_own_tells_a_runner_nothing(site: OpenSite) -> None:
-    """Nor does one that never was, or one that is over."""
+async def test_another_runners_lease_gives_no_cancel_request(site: OpenSite) -> None:
+    """Neither does an unknown lease, or one that has ended."""
     async with site() as here:
         held = await of_queue(here)
         other, stranger = await here.runner("w2"), await here.runner("w3", tenant="other")
@@ -114,8 +114,8 @@ async def test_a_lease_that_is_not_its_own_tells_a_runner_nothing(site: OpenSite
 @pytest.mark.proves("PRO-M7", "PRO-Q13", "PRO-B2")
 @BOTH
 @on_loop
-async def test_a_cancel_reaches_who_waits(site: OpenSite, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The person who asks for a stop does not wait for a heartbeat, and the message is all that the runner needs."""
+async def test_a_cancel_reaches_an_open_long_poll(site: OpenSite, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not wait for a heartbeat, and the message has all that the runner needs."""
     async with site() as here:
         await here.listen()
         held = await make(here)
@@ -136,8 +136,8 @@ async def test_a_cancel_reaches_who_waits(site: OpenSite, make: Make, monkeypatc
 @pytest.mark.proves("PRO-Q13")
 @BOTH
 @on_loop
-async def test_what_was_wanted_before_is_told_at_once(site: OpenSite, make: Make) -> None:
-    """Between two polls nobody listens; the next one must not wait for what has come already."""
+async def test_an_earlier_cancel_is_returned_at_once(site: OpenSite, make: Make) -> None:
+    """Between two polls no poll is open; the next one must not wait for an event that has happened already."""
     async with site() as here:
         await here.listen()
         held = await make(here)
@@ -151,8 +151,8 @@ async def test_what_was_wanted_before_is_told_at_once(site: OpenSite, make: Make
 
 
 @on_loop
-async def test_nobody_else_is_told(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not another runner, not a namesake of another tenant, not another part of the same machine."""
+async def test_no_other_runner_gets_the_cancel_request(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not another runner, none of the same name in another tenant, and no other slot of the same machine."""
     async with site() as here:
         await here.listen()
         host = await here.runner("host")
@@ -176,10 +176,8 @@ async def test_nobody_else_is_told(site: OpenSite, monkeypatch: pytest.MonkeyPat
 
 
 @on_loop
-async def test_a_run_that_is_canceled_tells_each_of_its_runners(
-    site: OpenSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One event, many leases: all that one runner has come together."""
+async def test_the_cancel_of_a_run_reaches_all_its_runners(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One event concerns many leases; one runner gets all its messages together."""
     async with site() as here:
         await here.listen()
         await planned(here.server, *(task(f"n{n}", work=SPEC) for n in range(6)))
@@ -196,8 +194,8 @@ async def test_a_run_that_is_canceled_tells_each_of_its_runners(
 
 
 @on_loop
-async def test_who_waits_is_answered_when_the_server_ends_or_when_its_time_is_over(site: OpenSite) -> None:
-    """A server that stops must not be held up by those who wait."""
+async def test_a_long_poll_ends_with_the_server_or_at_its_timeout(site: OpenSite) -> None:
+    """Open long polls must not delay a stopping server."""
     async with site() as here:
         await here.listen()
         held = await of_queue(here)
@@ -208,8 +206,8 @@ async def test_who_waits_is_answered_when_the_server_ends_or_when_its_time_is_ov
 
 
 @on_loop
-async def test_who_hung_up_is_forgotten(site: OpenSite) -> None:
-    """A runner that comes and goes must leave nothing behind."""
+async def test_a_disconnected_poll_is_removed(site: OpenSite) -> None:
+    """Runners that connect and disconnect must not leak memory."""
     async with site() as here:
         await here.listen()
         runner, gone = await here.runner(), asyncio.Event()
@@ -227,10 +225,10 @@ async def test_who_hung_up_is_forgotten(site: OpenSite) -> None:
 
 
 @on_loop
-async def test_a_cancel_at_one_server_reaches_who_waits_at_another(
+async def test_a_cancel_at_one_server_reaches_a_poll_at_another(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load balancer knows nothing of leases: each server can name what any of them has granted."""
+    """Any server can compute the lease ids that another one granted, so a load balancer may choose either."""
     async with open_site(place, tmp_path / "1", caplog) as one, open_site(place, tmp_path / "2", caplog) as two:
         await two.listen()
         held = await of_queue(one)
@@ -247,8 +245,8 @@ async def test_a_cancel_at_one_server_reaches_who_waits_at_another(
 # -- what leases are called
 
 
-def test_a_lease_id_is_made_again_only_with_the_key_and_the_salt() -> None:
-    """A number that is used again after a restored backup must not bring an old lease back to life."""
+def test_a_lease_id_is_computed_only_from_the_key_and_the_salt() -> None:
+    """A number that is used again after a restored backup must not make an old lease valid again."""
     ours, theirs = LeaseIds(KEY), LeaseIds(b"x" * 32)
 
     made = {mint("a", number, salt) for mint in (ours.mint, theirs.mint) for number in (1, 2) for salt in ("s", "t")}
@@ -259,8 +257,8 @@ def test_a_lease_id_is_made_again_only_with_the_key_and_the_salt() -> None:
 
 
 @on_loop
-async def test_a_lease_that_was_not_made_with_the_key_is_left_to_heartbeats(site: OpenSite) -> None:
-    """A program that claims with the library draws its ids; so does a server whose key was replaced."""
+async def test_a_lease_created_with_another_key_gets_its_cancel_by_heartbeat(site: OpenSite) -> None:
+    """The library draws random lease ids, and the server's key may have been replaced."""
     async with site() as here, here.place.server() as library:
         runner = await here.runner()
         await here.server.enqueue("q1", spec=SPEC)
@@ -277,8 +275,8 @@ async def test_a_lease_that_was_not_made_with_the_key_is_left_to_heartbeats(site
 
 
 @on_loop
-async def test_every_lease_of_a_server_can_be_named(site: OpenSite) -> None:
-    """Also the second one of an attempt, and none that is over."""
+async def test_the_id_of_every_live_lease_can_be_computed(site: OpenSite) -> None:
+    """Also that of an attempt's second lease, but none of an ended lease."""
     async with site() as here:
         held = await of_queue(here)
         assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == held.id
@@ -293,7 +291,7 @@ async def test_every_lease_of_a_server_can_be_named(site: OpenSite) -> None:
 
 
 @on_loop
-async def test_an_outlet_is_told_whom_it_concerns(site: OpenSite) -> None:
+async def test_a_listener_gets_tenant_runner_and_message(site: OpenSite) -> None:
     """Another transport needs the tenant and the runner, and gets the same message."""
     async with site() as here:
         heard = asyncio.Queue[tuple[str, str, CancelRequested]]()
@@ -320,8 +318,10 @@ class Shaky(Wrapped):
 
 
 @on_loop
-async def test_a_store_that_was_away_takes_nothing_with_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever follows the log goes on where it was: nothing of it is skipped, nothing told twice."""
+async def test_no_event_is_lost_or_repeated_while_the_store_is_unavailable(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The follower continues where it stopped."""
     monkeypatch.setattr(follower, "RETRY_SECONDS", 0.01)
     async with place.server() as server:
         store, heard = Shaky(server.store), asyncio.Queue[Event]()

@@ -16,8 +16,8 @@ SERVER = FailureRule(name="of-the-server", failure_class="USER", is_retryable=Fa
 
 
 @on_loop
-async def test_a_tenants_rules_go_before_the_servers_and_are_known_elsewhere_in_two_seconds() -> None:
-    """By a clock that the case moves."""
+async def test_a_tenants_rules_precede_the_servers_and_reach_other_servers_in_two_seconds() -> None:
+    """The test moves the clock."""
     now = [0.0]
     store = MemoryStore()
     here, there = (FailureRules(store, lambda: now[0], [SERVER]) for _ in range(2))
@@ -35,8 +35,8 @@ async def test_a_tenants_rules_go_before_the_servers_and_are_known_elsewhere_in_
 
 
 @on_loop
-async def test_what_another_version_kept_and_this_one_cannot_read_is_shown_and_not_used() -> None:
-    """A result must be taken, whatever became of the rules."""
+async def test_unreadable_stored_rules_are_shown_but_not_applied() -> None:
+    """A result must be accepted whatever is stored as rules."""
     store = MemoryStore()
     body = b'{"text": "rules: [{name: own, class: NEW}]", "by": "ada", "at": 1}'
     await store.put_documents([Document(kind=KIND, tenant="us", name=KIND, version=0, at=0, body=body)])

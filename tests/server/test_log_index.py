@@ -63,25 +63,25 @@ def check(index: LogIndex, log: bytes) -> None:
 
 
 @given(steps=STEPS, is_ended=st.booleans(), cuts=CUTS)
-def test_however_a_log_comes_its_index_is_that_of_the_whole(
+def test_the_index_does_not_depend_on_how_a_log_is_cut_into_chunks(
     steps: list[tuple[str, bytes, int | None]], is_ended: bool, cuts: list[int]
 ) -> None:
-    """Cut within markers, within the header, at and around newlines."""
+    """Chunks end within markers, within the header, and at and around newlines."""
     log = laid_out(steps, is_ended=is_ended)
 
     check(fed(log, cuts), log)
 
 
 @pytest.mark.parametrize("log", [b"", b"no header\n", b"::log 1 nonce=no\n::step x", b"\n::log 1 nonce=" + b"0" * 32])
-def test_what_is_no_log_of_ours_has_lines_and_no_steps(log: bytes) -> None:
-    """It is shown nevertheless."""
+def test_a_log_without_the_runners_header_has_lines_and_no_steps(log: bytes) -> None:
+    """It can be shown nevertheless."""
     index = fed(log, [1] * len(log))
 
     assert (index.lines, index.sections) == (len(log.splitlines()), [])
 
 
-def test_a_line_of_any_length_costs_little_and_is_no_marker() -> None:
-    """Also one that ends as a marker would, and the true one behind it counts."""
+def test_a_very_long_line_uses_little_memory_and_is_no_marker() -> None:
+    """Also one that ends like a marker; the real marker after it counts."""
     log = SectionWriter(NONCE).header() + b"x" * (3 * MAX_MARKER_BYTES)
     log += f'::step {NONCE} begin index=7 name="no"\n::step {NONCE} begin index=0 name="yes"\n'.encode()
 
@@ -91,15 +91,15 @@ def test_a_line_of_any_length_costs_little_and_is_no_marker() -> None:
     check(index, log)
 
 
-def test_there_is_an_end_to_how_many_steps_are_told() -> None:
-    """A log of nothing but steps is a log, too."""
+def test_the_number_of_steps_is_limited() -> None:
+    """A log may consist of markers only."""
     log = laid_out([("", b"", 0)] * (MAX_SECTIONS + 10), is_ended=True)
 
     assert len(fed(log, []).sections) == MAX_SECTIONS
 
 
-def test_what_is_appended_between_two_looks_is_counted_once(tmp_path: Path) -> None:
-    """And a log that was removed and begun anew is counted anew; others are forgotten first."""
+def test_appended_bytes_are_counted_once(tmp_path: Path) -> None:
+    """A log that was deleted and restarted is counted anew; the least recently read logs are evicted first."""
     logs, indexes = LogStore(tmp_path), LogIndexes(max_cached=2)
     log = laid_out([("one", b"hello\n" * 30_000, 0), ("two", b"open", None)], is_ended=False)
     at = 0
@@ -114,8 +114,8 @@ def test_what_is_appended_between_two_looks_is_counted_once(tmp_path: Path) -> N
     assert (indexes.snapshot(logs, "a", 1).lines, indexes.snapshot(logs, "b", 1).lines) == (1, 0)
 
 
-def test_a_hundred_megabytes_take_a_moment_and_a_second_look_nothing(tmp_path: Path) -> None:
-    """The processor's time of this thread; with room for a machine that has other work."""
+def test_a_hundred_megabytes_are_indexed_fast_and_only_once(tmp_path: Path) -> None:
+    """Measured in CPU time of this thread, with room for a busy machine."""
     logs, indexes = LogStore(tmp_path), LogIndexes()
     line = b"2026-01-01T00:00:00Z  compiling module 0123456 of the largest program in the world ........ ok\n"
     place = logs.path("a", 1)

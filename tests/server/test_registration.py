@@ -60,8 +60,8 @@ async def plan(site: Site, queue_key: str = "") -> None:
 
 
 @on_loop
-async def test_a_token_is_worth_nothing_to_whoever_finds_it_used(site: OpenSite) -> None:
-    """Not at once and not later, not with a request of one's own and not without one."""
+async def test_a_used_token_is_refused(site: OpenSite) -> None:
+    """At once and later, with a different request id and without one."""
     async with site() as here:
         token = here.token("w1")
         here.secrets.add(OWN)
@@ -77,8 +77,8 @@ async def test_a_token_is_worth_nothing_to_whoever_finds_it_used(site: OpenSite)
 
 
 @on_loop
-async def test_the_runner_that_did_not_hear_the_answer_asks_again_and_is_answered(site: OpenSite) -> None:
-    """It kept what it asked with; nothing is written a second time."""
+async def test_a_repeated_registration_gets_the_same_response(site: OpenSite) -> None:
+    """The response was lost; the runner repeats its request, and nothing is written a second time."""
     async with site() as here:
         token = here.token("w1")
         here.secrets.add(OWN)
@@ -95,8 +95,8 @@ async def test_the_runner_that_did_not_hear_the_answer_asks_again_and_is_answere
 
 
 @on_loop
-async def test_a_repeat_ends_with_the_token_and_with_the_runner(site: OpenSite) -> None:
-    """What is over stays over, whoever asks."""
+async def test_a_repeat_is_refused_after_the_token_expired_or_the_runner_was_removed(site: OpenSite) -> None:
+    """An expired token and a removed runner stay so."""
     async with site() as here:
         token, other = here.token("w1", seconds=60), here.token("w2")
         here.secrets.add(OWN)
@@ -115,8 +115,8 @@ async def test_a_repeat_ends_with_the_token_and_with_the_runner(site: OpenSite) 
 
 
 @on_loop
-async def test_a_runner_that_lost_its_credential_comes_in_again_with_a_token_for_that(site: OpenSite) -> None:
-    """It keeps its name. The token is good once, like any other."""
+async def test_a_runner_that_lost_its_credential_registers_with_a_recovery_token(site: OpenSite) -> None:
+    """It keeps its name. The token can be used once, like any other."""
     async with site() as here:
         early = again(here)
         await here.runner("w1")
@@ -136,8 +136,8 @@ async def test_a_runner_that_lost_its_credential_comes_in_again_with_a_token_for
 
 
 @on_loop
-async def test_coming_in_again_is_safe_to_repeat_too(site: OpenSite) -> None:
-    """The second answer may be lost as well."""
+async def test_a_registration_with_a_recovery_token_is_safe_to_repeat(site: OpenSite) -> None:
+    """Its response may be lost, too."""
     async with site() as here:
         await here.runner("w1")
         here.secrets.add(OWN)
@@ -154,8 +154,8 @@ async def test_coming_in_again_is_safe_to_repeat_too(site: OpenSite) -> None:
 
 
 @on_loop
-async def test_nobody_comes_in_again_who_never_was_here_or_is_gone(site: OpenSite) -> None:
-    """A typo must not make a runner, and what was sent away stays away for all that was made before."""
+async def test_a_recovery_token_is_refused_for_an_unknown_or_removed_runner(site: OpenSite) -> None:
+    """A typo must not create a runner, and a removed runner stays removed for all earlier tokens."""
     async with site() as here:
         await here.runner("w1")
         here.place.after(5)
@@ -175,8 +175,8 @@ async def test_nobody_comes_in_again_who_never_was_here_or_is_gone(site: OpenSit
 
 
 @on_loop
-async def test_a_runner_that_is_gone_gets_no_fresh_credential(site: OpenSite) -> None:
-    """Otherwise it would live forever, a quarter of an hour at a time."""
+async def test_a_removed_runner_cannot_renew_its_credential(site: OpenSite) -> None:
+    """Otherwise it could renew forever."""
     async with site() as here:
         runner = await here.runner("w1")
         stranger = RegisteredRunner(here, "w9", here.signer.sign("run", "w9", TENANT, 900))
@@ -195,7 +195,7 @@ async def test_a_runner_that_is_gone_gets_no_fresh_credential(site: OpenSite) ->
 
 
 @on_loop
-async def test_a_runner_that_shall_go_can_still_finish_what_it_has(site: OpenSite) -> None:
+async def test_a_runner_that_is_shutting_down_can_finish_its_jobs(site: OpenSite) -> None:
     """A job may last longer than a credential."""
     async with site() as here:
         runner = await here.runner("w1")
@@ -214,8 +214,8 @@ async def test_a_runner_that_shall_go_can_still_finish_what_it_has(site: OpenSit
 
 
 @on_loop
-async def test_a_renewal_tells_what_the_runner_offers_now(site: OpenSite) -> None:
-    """It was restarted with another card and more room, and gets work for both."""
+async def test_a_renewal_updates_the_runners_capabilities(site: OpenSite) -> None:
+    """It was restarted with another graphics card and more slots, and gets work for both."""
     async with site() as here:
         runner = await here.runner("w1", capabilities=["linux"])
         await plan(here, "gpu")
@@ -234,8 +234,8 @@ async def test_a_renewal_tells_what_the_runner_offers_now(site: OpenSite) -> Non
 
 
 @on_loop
-async def test_a_renewal_that_makes_no_sense_renews_nothing(site: OpenSite) -> None:
-    """Whoever sends it learns why."""
+async def test_an_invalid_renewal_is_refused(site: OpenSite) -> None:
+    """The error gives the reason."""
     async with site() as here:
         runner = await here.runner("w1")
 

@@ -181,7 +181,7 @@ async def test_an_untrusted_client_certificate_opens_no_connection(
 async def test_a_certificate_that_names_no_runner_only_allows_to_connect(
     town: Town, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    """Some sites have one certificate for all machines; then a token identifies the runner. The common name is ignored."""
+    """With one certificate for all machines, a token identifies the runner. The common name is ignored."""
     pair = town.runners.issue(*map(uri, names), common="deltaci:default/build-1")
     tls = TlsConfig(town.servers.pem, *pair)
     async with run_server(tmp_path / "server", town.context(require_client_cert=True)) as live:

@@ -46,8 +46,8 @@ async def finished(held: RunnerLease, **said: Any) -> None:
     "address", ["needs", "run-artifacts", "run-artifact/x", "source-credential", "optional-secrets", "cache-keys/k"]
 )
 @on_loop
-async def test_nothing_is_told_without_the_lease(site: OpenSite, address: str) -> None:
-    """Another runner, and one whose lease is over, learn nothing."""
+async def test_requests_without_the_live_lease_are_refused(site: OpenSite, address: str) -> None:
+    """Those of another runner, and those under an ended lease."""
     async with site() as here:
         await here.server.enqueue("q1", spec={"optional_secrets": ["A"]})
         held, other = await (await here.runner("w1")).take(), await here.runner("w2")
@@ -58,8 +58,8 @@ async def test_nothing_is_told_without_the_lease(site: OpenSite, address: str) -
 
 
 @on_loop
-async def test_results_and_outputs_of_what_a_job_needs(site: OpenSite) -> None:
-    """In GitHub's words, for those that its record names, whatever else is in the run."""
+async def test_needs_returns_results_and_outputs_of_the_needed_jobs(site: OpenSite) -> None:
+    """In GitHub's terms, for the jobs that the record names and no others."""
     async with site() as here:
         specs = [job("good"), job("bad"), job("left"), job("blocked", needs=("bad",))]
         names = tuple(each.name for each in specs)
@@ -82,8 +82,8 @@ async def test_results_and_outputs_of_what_a_job_needs(site: OpenSite) -> None:
 
 
 @on_loop
-async def test_a_run_that_repeats_another_has_what_that_one_did(site: OpenSite) -> None:
-    """Only what failed is done again; the rest is as it was."""
+async def test_a_rerun_has_the_results_of_jobs_that_it_did_not_repeat(site: OpenSite) -> None:
+    """Only failed jobs run again."""
     async with site() as here:
         runner = await here.runner(slots=9)
         await started(here, "r1", job("build"), job("test", needs=("build",)))
@@ -106,8 +106,8 @@ async def test_a_run_that_repeats_another_has_what_that_one_did(site: OpenSite) 
 
 
 @on_loop
-async def test_artifacts_of_jobs_that_are_over_and_of_no_other_run(site: OpenSite) -> None:
-    """What a job still writes is half of it; what another run has is not this one's."""
+async def test_run_artifacts_are_those_of_finished_jobs_of_the_same_run(site: OpenSite) -> None:
+    """A running job's artifacts are incomplete."""
     async with site() as here:
         runner = await here.runner(slots=9)
         await started(here, "other", job("x"))
@@ -134,8 +134,8 @@ async def test_artifacts_of_jobs_that_are_over_and_of_no_other_run(site: OpenSit
 
 
 @on_loop
-async def test_the_newest_cache_that_begins_so(site: OpenSite) -> None:
-    """Of its own scope first, then of trusted runs; a trusted run never has a fork's."""
+async def test_a_cache_prefix_finds_the_newest_key(site: OpenSite) -> None:
+    """In the job's own scope first, then in that of trusted runs; a trusted run never gets a fork's cache."""
     async with site() as here:
         runner = await here.runner(slots=9)
         for name, scope in (("t", ""), ("f", "fork")):
@@ -154,8 +154,8 @@ async def test_the_newest_cache_that_begins_so(site: OpenSite) -> None:
 
 
 @on_loop
-async def test_secrets_that_a_job_may_have(site: OpenSite) -> None:
-    """Those that there are, none for a fork; the sources' credential is for the runner, of forks too."""
+async def test_optional_secrets_and_the_source_credential(site: OpenSite) -> None:
+    """Optional secrets that exist, none for a fork; the runner gets the source credential even for a fork."""
     async with site() as here:
         here.sealed.set(TENANT, "A", "hunter2")
         here.sealed.set(TENANT, "READ", "hunter3")
