@@ -108,17 +108,17 @@ class ScriptedRunner:
 
     async def begin(self, lease: Any) -> None:
         """Accept the lease and send the first heartbeat."""
-        await self.say(lease, "AckLease", job_id=lease["job_id"], accepted_at=TIME)
-        await self.say(lease, "Heartbeat", ts=TIME)
+        await self.send(lease, "AckLease", job_id=lease["job_id"], accepted_at=TIME)
+        await self.send(lease, "Heartbeat", ts=TIME)
 
-    async def say(self, lease: Any, kind: str, **fields: Any) -> Any:
+    async def send(self, lease: Any, kind: str, **fields: Any) -> Any:
         """Send a message under a lease and return the response."""
         message = {"type": kind, "lease_id": lease["lease_id"], "runner_id": self.name, **fields}
         return await self._post("messages", message)
 
     async def finish(self, lease: Any, **fields: Any) -> None:
         """Complete the attempt, by default as SUCCEEDED."""
-        response = await self.say(lease, "Complete", **{"status": "SUCCEEDED", "exit_code": 0, **fields})
+        response = await self.send(lease, "Complete", **{"status": "SUCCEEDED", "exit_code": 0, **fields})
         assert response["accepted"], response
 
     async def fail(self, lease: Any, **fields: Any) -> None:
@@ -145,7 +145,7 @@ class ScriptedRunner:
         )
         assert answer.status_code == 200, answer.text
 
-    async def keep(self, lease: Any, path: str, data: bytes) -> httpx.Response:
+    async def upload_artifact(self, lease: Any, path: str, data: bytes) -> httpx.Response:
         """Upload an artifact."""
         return await self._http.put(
             f"/runner/v1/artifacts/{path}",
@@ -187,7 +187,7 @@ class ApiSite:
         assert reply.status == 201, reply
         return Caller(self.http, reply.body["token"])
 
-    async def player(self, *labels: str, tenant: str = TENANT, slots: int = 10) -> ScriptedRunner:
+    async def register_runner(self, *labels: str, tenant: str = TENANT, slots: int = 10) -> ScriptedRunner:
         """Register a runner."""
         self._names += 1
         name = f"w{self._names}"

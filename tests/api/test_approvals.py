@@ -24,11 +24,11 @@ async def test_approve_needs_a_waiting_job_and_can_be_repeated(site: Opened) -> 
     """The event has the person, the time and the comment."""
     async with site() as here:
         ada, bob = await here.key("ada", "run"), await here.key("bob", "approve")
-        player = await here.player()
+        runner = await here.register_runner()
         id = await ada.start(task("a"), gate("g"), task("b"))
 
         early = await bob.post(f"/runs/{id}/approve")
-        await player.finish(await player.take())
+        await runner.finish(await runner.take())
         waiting = await here.until(ada, id, "WAITING_APPROVAL")
         done = await bob.post(f"/runs/{id}/approve", {"comment": "looks good", "plan_hash": waiting["plan_hash"]})
         seq = await here.store.last_seq()

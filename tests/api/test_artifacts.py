@@ -39,9 +39,9 @@ def place(tmp_path: Path) -> Place:
 async def test_missing_artifacts_and_those_of_other_tenants_get_the_same_response(site: Opened) -> None:
     """No response reveals what another tenant has, and no path leads out of an attempt."""
     async with site() as here:
-        ada, eve, player = await here.key(), await here.key("eve", tenant="other"), await here.player()
+        ada, eve, runner = await here.key(), await here.key("eve", tenant="other"), await here.register_runner()
         id = await ada.start(task("build"))
-        await player.keep(await player.take(), "out/a.bin", DATA)
+        await runner.upload_artifact(await runner.take(), "out/a.bin", DATA)
         attempt = "jobs/build/attempts/1/artifacts"
 
         for path in ("artifacts", attempt, f"{attempt}/out/a.bin"):
@@ -58,9 +58,9 @@ async def test_missing_artifacts_and_those_of_other_tenants_get_the_same_respons
 async def test_a_range_outside_the_file_is_refused(site: Opened) -> None:
     """The response has the size of the file."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        await player.keep(await player.take(), "a.bin", DATA)
+        await runner.upload_artifact(await runner.take(), "a.bin", DATA)
 
         reply = await ada.get(f"/runs/{id}/jobs/build/attempts/1/artifacts/a.bin", range=f"bytes={len(DATA)}-")
 
@@ -75,16 +75,16 @@ async def test_a_range_outside_the_file_is_refused(site: Opened) -> None:
 async def test_artifacts_are_listed_by_attempt_and_by_run(site: Opened) -> None:
     """Only the artifacts of the last lease of each attempt count, not those of a lost lease."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"), task("test"), task("never"))
-        first = await player.take()
-        await player.keep(first, "lost.txt", b"lost")
-        await player.hand_back(first)
-        second = await player.take()
+        first = await runner.take()
+        await runner.upload_artifact(first, "lost.txt", b"lost")
+        await runner.hand_back(first)
+        second = await runner.take()
         for path, data in (("b/c.txt", b"12345"), ("a.txt", b"1")):
-            assert (await player.keep(second, path, data)).status_code == 200
-        await player.finish(second)
-        await player.keep(await player.take(), "t.txt", b"")
+            assert (await runner.upload_artifact(second, path, data)).status_code == 200
+        await runner.finish(second)
+        await runner.upload_artifact(await runner.take(), "t.txt", b"")
 
         build = [
             {"job": "build", "attempt": 1, "path": "a.txt", "bytes": 1},
@@ -102,11 +102,11 @@ async def test_a_run_with_too_many_artifacts_for_one_list_is_refused(
     """A truncated list would look like a complete one."""
     monkeypatch.setattr(files, "MAX_LISTED", 1)
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        lease = await player.take()
+        lease = await runner.take()
         for name in ("a", "b"):
-            await player.keep(lease, name, b"x")
+            await runner.upload_artifact(lease, name, b"x")
 
         assert (await ada.get(f"/runs/{id}/artifacts")).code == "too_large"
         assert len((await ada.get(f"/runs/{id}/jobs/build/attempts/1/artifacts")).body["artifacts"]) == 2
@@ -117,10 +117,10 @@ async def test_an_artifact_is_read_whole_and_in_ranges(site: Opened, monkeypatch
     """It is sent as a download, with its checksum if the response has the whole file."""
     monkeypatch.setattr(keys, "PART_BYTES", 100)
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
         name = 'ünï "x".html'
-        assert (await player.keep(await player.take(), f"out/{quote(name)}", DATA)).status_code == 200
+        assert (await runner.upload_artifact(await runner.take(), f"out/{quote(name)}", DATA)).status_code == 200
         path = f"/runs/{id}/jobs/build/attempts/1/artifacts/out/{quote(name)}"
 
         whole = await ada.get(path)
@@ -146,9 +146,9 @@ async def test_an_artifact_is_not_read_further_after_the_client_disconnects(
 ) -> None:
     """A download of gigabytes must not continue without a client."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        await player.keep(await player.take(), "large", b"x" * 30_000_000)
+        await runner.upload_artifact(await runner.take(), "large", b"x" * 30_000_000)
         read: list[int] = []
         get = here.service.blobs.get
 

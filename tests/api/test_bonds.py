@@ -37,10 +37,10 @@ async def test_a_job_runs_after_a_failed_one(site: Opened) -> None:
     """A job with `after` and without `needs` has no implicit dependencies."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         id = await ada.start(task("test"), task("mop", after=["test"]), task("zone"))
 
-        await player.fail(await player.take())
+        await runner.fail(await runner.take())
         run = await ada.run(id)
 
         assert [(job["name"], job["needs"], job["after"], job["state"]) for job in run["jobs"]] == [
@@ -50,8 +50,8 @@ async def test_a_job_runs_after_a_failed_one(site: Opened) -> None:
         ]
         plan = (await ada.get(f"/runs/{id}/plan")).body
         assert [job["after"] for job in plan["jobs"]] == [[], ["test"], []]
-        await player.finish(await player.take())
-        await player.finish(await player.take())
+        await runner.finish(await runner.take())
+        await runner.finish(await runner.take())
         assert (await here.until(ada, id, "REPORTED"))["conclusion"] == "FAILED"
 
 
@@ -61,18 +61,18 @@ async def test_one_job_of_a_group_runs_at_a_time_and_explain_names_it(site: Open
     """A group spans runs; the next job starts when the current one is over."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         first = await ada.start(task("deploy", group="prod", retry={"on": ["INFRA"]}))
         second = await ada.start(task("deploy", group="prod"))
-        lease = await player.take()
-        await player.begin(lease)
+        lease = await runner.take()
+        await runner.begin(lease)
 
         why = (await ada.get(f"/runs/{second}/explain")).body
 
         assert [reason["code"] for reason in why["waiting"]] == ["waiting_for_group"]
         assert f"waits for group prod, which job deploy of run {first} holds" in why["summary"]
-        assert await player.lease(wait_seconds=0) == []
+        assert await runner.lease(wait_seconds=0) == []
         assert (await ada.get(f"/runs/{first}/plan")).body["jobs"][0]["retry"]["on"] == ["INFRA"]
-        await player.finish(lease)
-        await player.finish(await player.take())
+        await runner.finish(lease)
+        await runner.finish(await runner.take())
         assert (await here.until(ada, second, "REPORTED"))["conclusion"] == "SUCCESS"

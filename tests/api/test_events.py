@@ -40,10 +40,10 @@ def encoded(events: list[Event]) -> list[str]:
     return [to_json_line(event).decode() for event in events]
 
 
-async def run_to_report(site: ApiSite, caller: Caller, player: ScriptedRunner, **fields: Any) -> str:
+async def run_to_report(site: ApiSite, caller: Caller, runner: ScriptedRunner, **fields: Any) -> str:
     """Return the id of a run that has been reported."""
     id = await caller.start(task("build"), **fields)
-    await player.finish(await player.take())
+    await runner.finish(await runner.take())
     await site.until(caller, id, "REPORTED")
     return id
 
@@ -74,7 +74,7 @@ async def test_events_of_another_tenant_are_not_visible(site: Opened) -> None:
     async with site() as here:
         ada, eve = await here.key(), await here.key("eve", tenant="other")
         async with open_stream(here.url, "/events", eve.token) as answer:
-            id = await run_to_report(here, ada, await here.player())
+            id = await run_to_report(here, ada, await here.register_runner())
             own = await eve.start(task("theirs"))
             await eve.post(f"/runs/{own}/cancel")
             await here.until(eve, own, "REPORTED")
@@ -111,9 +111,9 @@ async def test_a_stream_needs_a_valid_key_with_the_right_scope(site: Opened) -> 
 async def test_pages_and_streams_return_exactly_the_log_from_every_position(site: Opened) -> None:
     """A client can resume at any event."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
-        id = await run_to_report(here, ada, player)
-        await run_to_report(here, ada, player)
+        ada, runner = await here.key(), await here.register_runner()
+        id = await run_to_report(here, ada, runner)
+        await run_to_report(here, ada, runner)
         log = await here.store.events(0, 10_000, run_id=id)
 
         for n in range(len(log) + 1):
@@ -158,7 +158,7 @@ async def test_a_page_of_the_tenant_says_how_far_it_searched(site: Opened) -> No
 async def test_a_stream_sends_events_as_they_happen(site: Opened) -> None:
     """It sends the first event to the last, then ends."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
         async with (
             open_stream(here.url, f"/runs/{id}/events", ada.token) as answer,
@@ -166,8 +166,8 @@ async def test_a_stream_sends_events_as_they_happen(site: Opened) -> None:
         ):
             begun = await read_events(answer, 1)
             assert begun[0].event["to"] == "CREATED"
-            lease = await player.take()
-            await player.finish(lease)
+            lease = await runner.take()
+            await runner.finish(lease)
             rest = await read_events(answer)
             log = await here.log()
             everything = await read_events(all_of_them, len(log))
@@ -183,7 +183,7 @@ async def test_two_hundred_streams_get_exactly_their_own_run(place: Place, tmp_p
     """Each gets all events of its run in order, while all runs are in progress."""
     count = RUNS[place.name]
     async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
-        ada, player = await here.key(), await here.player(slots=count)
+        ada, runner = await here.key(), await here.register_runner(slots=count)
         some = asyncio.Semaphore(10)
 
         async def start() -> str:
@@ -201,9 +201,9 @@ async def test_two_hundred_streams_get_exactly_their_own_run(place: Place, tmp_p
         late = [asyncio.create_task(follow(id)) for id in ids[count // 2 :]]
         done = 0
         while done < count:
-            leases = await player.lease(slots=10)
-            await asyncio.gather(*(player.begin(lease) for lease in leases))
-            await asyncio.gather(*(player.finish(lease) for lease in leases))
+            leases = await runner.lease(slots=10)
+            await asyncio.gather(*(runner.begin(lease) for lease in leases))
+            await asyncio.gather(*(runner.finish(lease) for lease in leases))
             done += len(leases)
         found = await asyncio.gather(*early, *late)
 
@@ -222,8 +222,8 @@ async def test_a_stream_has_events_that_another_server_committed(place: Place, t
         id = await ada.start(task("build"))
         async with open_stream(other.url, f"/runs/{id}/events", ada.token) as answer:
             await read_events(answer, 1)
-            player = await one.player()
-            await player.finish(await player.take())
+            runner = await one.register_runner()
+            await runner.finish(await runner.take())
             rest = await read_events(answer)
 
         assert rest[-1].event["to"] == "REPORTED"
@@ -249,15 +249,15 @@ async def test_an_idle_stream_sends_heartbeats(place: Place, tmp_path: Path, mon
 async def test_a_stream_continues_while_jobs_of_a_reported_run_are_stopping(site: Opened) -> None:
     """A run under fail_fast is over at once; its jobs take longer."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("a", needs=[]), task("b", needs=[]), plan={"fail_fast": True})
-        one, two = await player.take(), await player.take()
+        one, two = await runner.take(), await runner.take()
         async with open_stream(here.url, f"/runs/{id}/events", ada.token) as answer:
-            await player.fail(one)
+            await runner.fail(one)
             async for each in answer.events():
                 if each.event["to"] == "REPORTED":
                     break
-            await player.say(two, "CancelAck", final_status="CANCELED", ts=TIME)
+            await runner.send(two, "CancelAck", final_status="CANCELED", ts=TIME)
             rest = await read_events(answer)
 
         log = await here.store.events(0, 1000, run_id=id)
@@ -358,12 +358,12 @@ def test_the_accept_header_selects_a_stream_or_a_page(accept: str, is_stream: bo
 async def test_the_client_gets_the_end_of_the_last_job_after_fail_fast(site: Opened) -> None:
     """The run is over while a job is still stopping; the client waits for that job and then stops following."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("a", needs=[]), task("b", needs=[]), plan={"fail_fast": True})
-        one, two = await player.take(), await player.take()
-        await player.fail(one)
+        one, two = await runner.take(), await runner.take()
+        await runner.fail(one)
         await here.until(ada, id, "REPORTED")
-        await player.say(two, "CancelAck", final_status="CANCELED", ts=TIME)
+        await runner.send(two, "CancelAck", final_status="CANCELED", ts=TIME)
         async with AsyncClient(here.url, ada.token) as client, asyncio.timeout(20):
             found = [event.seq async for event in client.follow(id)]
 

@@ -14,10 +14,10 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 GPU = "rules: [{name: gpu, class: INFRA, log: 'gpu .* lost'}, {name: mine, class: USER, signals: 9}]"
 
 
-async def failed_once(here: ApiSite, caller: Caller, player: ScriptedRunner, **fields: Any) -> Any:
+async def failed_once(here: ApiSite, caller: Caller, runner: ScriptedRunner, **fields: Any) -> Any:
     """Return a job with two attempts, of which the first failed with these fields."""
     run = await caller.start(task("a", retry={"max_attempts": 2}))
-    await player.fail(await player.take(), **fields)
+    await runner.fail(await runner.take(), **fields)
     [job] = (await caller.run(run))["jobs"]
     await caller.post(f"/runs/{run}/cancel")
     return job
@@ -43,7 +43,7 @@ async def test_rules_of_a_tenant_come_first_and_apply_only_to_it(site: Opened) -
     """They can turn a USER failure of the built-in rules into an INFRA failure, and vice versa."""
     async with site() as here:
         us, them = await here.key("ada", "admin", tenant="us"), await here.key("eve", "admin", tenant="them")
-        ours, theirs = await here.player(tenant="us"), await here.player(tenant="them")
+        ours, theirs = await here.register_runner(tenant="us"), await here.register_runner(tenant="them")
         assert (await us.ask("PUT", "/failure-rules", {"text": GPU})).status == 200
         lines = ["begin", "GPU 3 was lost", "end"]
 

@@ -27,7 +27,7 @@ def report_of_tests(*failed: str) -> dict[str, Any]:
 async def run_with_failures(
     here: ApiSite,
     caller: Caller,
-    player: ScriptedRunner,
+    runner: ScriptedRunner,
     *failed: str,
     commit: str = "c1",
     project: str = "shop",
@@ -37,11 +37,11 @@ async def run_with_failures(
     plan = {"jobs": [task("test", retry={"max_attempts": 2, "base_delay_seconds": 0}, **more)]}
     asked = {"plan": plan, "project": project, "commit": commit}
     run = str((await caller.post("/runs", asked)).body["id"])
-    lease = await player.take()
+    lease = await runner.take()
     if failed:
-        await player.fail(lease, tests=report_of_tests(*failed))
+        await runner.fail(lease, tests=report_of_tests(*failed))
     else:
-        await player.finish(lease, tests=report_of_tests())
+        await runner.finish(lease, tests=report_of_tests())
     return run
 
 
@@ -49,18 +49,18 @@ async def run_with_failures(
 async def test_a_failure_of_only_flaky_tests_is_retried(site: Opened) -> None:
     """Two runs of one commit disagree about a test; in the third run its failure leads to a second attempt."""
     async with site() as here:
-        ada, player = await here.key("ada", "run"), await here.player()
-        first = await run_with_failures(here, ada, player, "net.test_slow")
+        ada, runner = await here.key("ada", "run"), await here.register_runner()
+        first = await run_with_failures(here, ada, runner, "net.test_slow")
         assert (await ada.run(first))["jobs"][0]["last_error"]["rule"] == "failed-tests"
-        await run_with_failures(here, ada, player)
+        await run_with_failures(here, ada, runner)
         await here.service.flaky.catch_up()
 
-        third = await run_with_failures(here, ada, player, "net.test_slow", commit="c2")
+        third = await run_with_failures(here, ada, runner, "net.test_slow", commit="c2")
         [job] = (await ada.run(third))["jobs"]
-        await player.finish(await player.take(), tests=report_of_tests())  # The second attempt of the third run.
+        await runner.finish(await runner.take(), tests=report_of_tests())  # The second attempt of the third run.
         done = await here.until(ada, third, "SUCCESS")
         # Of a commit of its own: on one that succeeded both of its tests would soon be known to be flaky.
-        mixed = await run_with_failures(here, ada, player, "net.test_slow", "math.test_sum", commit="c3")
+        mixed = await run_with_failures(here, ada, runner, "net.test_slow", "math.test_sum", commit="c3")
 
         assert [job["last_error"][each] for each in ("failure_class", "rule")] == ["FLAKY", "known-flaky-tests"]
         assert job["state"] in ("RETRYING", "QUEUED")
@@ -78,7 +78,7 @@ async def test_flaky_jobs_and_tests_are_listed_by_project_and_tenant(site: Opene
     """Other projects, jobs and tenants are not affected."""
     async with site() as here:
         ada, eve = await here.key("ada", "run", tenant="us"), await here.key("eve", "run", tenant="them")
-        ours, theirs = await here.player(tenant="us"), await here.player(tenant="them")
+        ours, theirs = await here.register_runner(tenant="us"), await here.register_runner(tenant="them")
         for failed in (["a"], []):
             await run_with_failures(here, ada, ours, *failed)
         for failed in (["a"], ["a"]):
@@ -103,10 +103,10 @@ async def test_flaky_jobs_and_tests_are_listed_by_project_and_tenant(site: Opene
 async def test_an_untrusted_run_does_not_change_flakiness(site: Opened) -> None:
     """Otherwise a fork could have its failures, and those of others, treated as flaky."""
     async with site() as here:
-        ada, player = await here.key("ada", "run"), await here.player()
+        ada, runner = await here.key("ada", "run"), await here.register_runner()
         work = {"steps": ["true"], "cache_scope": "fork"}
         for failed in (["a"], []):
-            await run_with_failures(here, ada, player, *failed, work=work)
+            await run_with_failures(here, ada, runner, *failed, work=work)
         await here.service.flaky.catch_up()
 
         assert (await ada.get("/flaky")).body["jobs"] == []
@@ -133,17 +133,17 @@ async def test_flakiness_is_learned_live_and_from_the_last_position(
     """Two servers learn the same; events that one of them missed are read from the log."""
     monkeypatch.setattr(control, "PAUSE_SECONDS", 0.0)
     async with site() as here:
-        ada, player = await here.key("ada", "run"), await here.player()
+        ada, runner = await here.key("ada", "run"), await here.register_runner()
         second = ObservableFlakyTests(here.store)
         here.service._follower.subscribe(second.on_events)
         second.start()
         try:
-            await run_with_failures(here, ada, player, "a")
+            await run_with_failures(here, ada, runner, "a")
             async with asyncio.timeout(20):
                 await second.has_learned.wait()
         finally:
             await second.stop()
-        await run_with_failures(here, ada, player)  # Nobody tells the second one.
+        await run_with_failures(here, ada, runner)  # Nobody tells the second one.
         third = ObservableFlakyTests(here.store)
 
         await third.catch_up()
@@ -166,12 +166,12 @@ async def test_expired_excess_and_unreadable_histories_are_dropped(
     monkeypatch.setattr(control, "MAX_JOBS", 2)
     async with site() as here:
         await here.service.flaky.stop()
-        ada, player = await here.key("ada", "run"), await here.player()
+        ada, runner = await here.key("ada", "run"), await here.register_runner()
         for name in ("a a", "b b", "c c", "shop test"):
             put = Document(kind=KIND, tenant="default", name=name, version=0, at=0, body=b"nonsense")
             await here.store.put_documents([put])
         assert (await ada.get("/flaky")).body["jobs"] == []
-        await run_with_failures(here, ada, player)
+        await run_with_failures(here, ada, runner)
         await FlakyTests(here.store).catch_up()
         left = [each.name for each in await here.store.list_documents(KIND, "default")]
         monkeypatch.setattr(flaky, "EXPIRES", -(10**12))
@@ -187,9 +187,9 @@ async def test_concurrent_servers_count_an_outcome_once(site: Opened) -> None:
     """The slower server re-reads what the faster one wrote."""
     async with site() as here:
         await here.service.flaky.stop()
-        ada, player = await here.key("ada", "run"), await here.player()
+        ada, runner = await here.key("ada", "run"), await here.register_runner()
         for failed in (["a"], [], ["a"]):
-            await run_with_failures(here, ada, player, *failed)
+            await run_with_failures(here, ada, runner, *failed)
         ends = [event.entity_id for event in await here.log() if control.is_telling(event)]
 
         await asyncio.gather(*(FlakyTests(here.store).learn(ends) for _ in range(4)))

@@ -45,10 +45,10 @@ async def all_pages(caller: Caller, run: str, **query: Any) -> list[Any]:
 async def test_every_vocabulary_is_complete_in_both_orders_and_in_pages(site: Opened) -> None:
     """The newest-first order is the reverse of the other; no step is missing or repeated."""
     async with site() as here:
-        ada, player = await here.key("ada", "run", "read"), await here.player()
+        ada, runner = await here.key("ada", "run", "read"), await here.register_runner()
         run = await ada.start(task("a"), task("b", needs=["a"]), gate("g", ["b"]))
-        await player.finish(await player.take())
-        await player.fail(await player.take())
+        await runner.finish(await runner.take())
+        await runner.fail(await runner.take())
         await here.until(ada, run, "REPORTED")
 
         for view in ("canonical", "orchestration", "steps", "workstreams", "queue"):
@@ -118,17 +118,17 @@ def report_xml(*failed: str) -> bytes:
     return f"<testsuite>{''.join(cases)}</testsuite>".encode()
 
 
-async def run_job(player: ScriptedRunner, *failed: str, report: bytes | None = None, kept: bool = True) -> None:
+async def run_job(runner: ScriptedRunner, *failed: str, report: bytes | None = None, kept: bool = True) -> None:
     """Run the next job with a report in which these tests failed."""
-    lease = await player.take()
+    lease = await runner.take()
     if kept:
         assert (
-            await player.keep(lease, "r.xml", report if report is not None else report_xml(*failed))
+            await runner.upload_artifact(lease, "r.xml", report if report is not None else report_xml(*failed))
         ).status_code == 200
     tests = {"total": TOTAL, "passed": TOTAL - len(failed), "failed": len(failed), "seconds": 2.0}
     told = {**tests, "failures": [{"name": name, "message": "no"} for name in failed]}
     artifact = {"type": "junit", "uri": "artifact:x/1/r.xml", "name": "r.xml", "bytes": 1}
-    end = player.fail if failed else player.finish
+    end = runner.fail if failed else runner.finish
     await end(lease, tests=told, artifacts=[artifact])
 
 
@@ -136,19 +136,19 @@ async def run_job(player: ScriptedRunner, *failed: str, report: bytes | None = N
 async def test_tests_are_listed_worst_first_with_earlier_outcomes(site: Opened) -> None:
     """Earlier outcomes come from the records of runs of the same branch; flaky tests are marked."""
     async with site() as here:
-        ada, player = await here.key("ada", "run", "read"), await here.player()
+        ada, runner = await here.key("ada", "run", "read"), await here.register_runner()
         about = {"project": "shop", "branch": "main"}
         other = await ada.start(task("test"), project="shop", branch="other")
-        await run_job(player, "net")
+        await run_job(runner, "net")
         first = await ada.start(task("test"), **about, commit="c1")
-        await run_job(player, "net")
+        await run_job(runner, "net")
         silent = await ada.start(task("test"), **about)
-        await player.finish(await player.take())
+        await runner.finish(await runner.take())
         again = await ada.start(task("test"), **about, commit="c1")
-        await run_job(player)
+        await run_job(runner)
         await here.service.flaky.catch_up()
         run = await ada.start(task("test"), **about, commit="c2")
-        await run_job(player, "math", "net")
+        await run_job(runner, "math", "net")
 
         found = await get_part(ada, run, "tests")
         assert [(each["name"], each["outcome"]) for each in found["tests"]] == [
@@ -171,10 +171,10 @@ async def test_tests_are_listed_worst_first_with_earlier_outcomes(site: Opened) 
 async def test_tests_are_filtered_and_paginated(site: Opened) -> None:
     """All filters apply together, and each test is on one page."""
     async with site() as here:
-        ada, player = await here.key("ada", "run", "read"), await here.player()
+        ada, runner = await here.key("ada", "run", "read"), await here.register_runner()
         run = await ada.start(task("one", needs=[]), task("two", needs=[]))
-        await run_job(player, "Broken")
-        await run_job(player)
+        await run_job(runner, "Broken")
+        await run_job(runner)
 
         names: list[str] = []
         cursor: str | None = ""
@@ -207,9 +207,9 @@ async def test_an_unreadable_report_falls_back_to_the_record(
     """The response has the totals, the first failures and the reason why there is no more."""
     monkeypatch.setattr(test_reports, "MAX_BYTES", 300)
     async with site() as here:
-        ada, player = await here.key("ada", "run", "read"), await here.player()
+        ada, runner = await here.key("ada", "run", "read"), await here.register_runner()
         run = await ada.start(task("test"))
-        await run_job(player, "net", report=report, kept=kept)
+        await run_job(runner, "net", report=report, kept=kept)
 
         found = await get_part(ada, run, "tests")
 
@@ -224,12 +224,12 @@ async def test_an_unreadable_report_falls_back_to_the_record(
 async def test_control_characters_of_a_report_are_removed(site: Opened) -> None:
     """Names stay as runners report them, so that they match later reports; outputs keep their lines."""
     async with site() as here:
-        ada, player = await here.key("ada", "run", "read"), await here.player()
+        ada, runner = await here.key("ada", "run", "read"), await here.register_runner()
         run = await ada.start(task("test"))
         report = (
             "<testsuite><testcase name='turned\u202earound'><failure>one\u202e\ntwo</failure></testcase></testsuite>"
         )
-        await run_job(player, "turned\u202earound", report=report.encode())
+        await run_job(runner, "turned\u202earound", report=report.encode())
 
         [only] = (await get_part(ada, run, "tests"))["tests"]
 
@@ -242,10 +242,10 @@ async def test_the_number_of_reports_per_request_is_limited(site: Opened, monkey
     """The other jobs say how to list their tests; a report is read only once."""
     monkeypatch.setattr(tested, "MAX_JOBS", 1)
     async with site() as here:
-        ada, player = await here.key("ada", "run", "read"), await here.player()
+        ada, runner = await here.key("ada", "run", "read"), await here.register_runner()
         run = await ada.start(task("one", needs=[]), task("two", needs=[]))
-        await run_job(player)
-        await run_job(player)
+        await run_job(runner)
+        await run_job(runner)
 
         found = await get_part(ada, run, "tests")
         assert [each["is_whole"] for each in found["jobs"]] == [True, False]

@@ -38,12 +38,12 @@ FOREIGN = [route for route in ROUTES if route.path_parameters and route.id not i
 async def create_one_of_each(here: ApiSite) -> dict[str, str]:
     """Create one object of each kind in the tenant `them`, and return their names."""
     them = await here.key("ada", "admin", tenant="them")
-    player = await here.player(tenant="them")
+    runner = await here.register_runner(tenant="them")
     id = await them.start(task("a"), gate("g"), labels=["l"], project="p")
-    lease = await player.take()
-    await player.log(lease, b"a log\n")
-    assert (await player.keep(lease, "out/file", b"a file")).status_code == 200
-    await player.finish(lease)
+    lease = await runner.take()
+    await runner.log(lease, b"a log\n")
+    assert (await runner.upload_artifact(lease, "out/file", b"a file")).status_code == 200
+    await runner.finish(lease)
     assert (await them.ask("PUT", "/templates/t", BODIES["saveTemplate"])).status == 200
     assert (await them.ask("PUT", "/secrets/S", BODIES["setSecret"])).status == 200
     assert (await them.ask("PUT", "/projects/p", BODIES["saveProject"])).status == 200
@@ -55,7 +55,7 @@ async def create_one_of_each(here: ApiSite) -> dict[str, str]:
     return {
         "workstream": stream,
         **{"run": id, "job": "a", "index": "1", "path": "out/file", "template": "t", "version": "1"},
-        **{"worker": player.name, "key": key, "project": "p", "change": accepted.id, "secret": "S"},
+        **{"worker": runner.name, "key": key, "project": "p", "change": accepted.id, "secret": "S"},
     }
 
 

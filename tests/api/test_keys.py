@@ -50,9 +50,9 @@ async def test_every_route_responds_401_without_a_valid_key(site: Opened) -> Non
     """No key, an unknown key, the credential of a runner, an altered key."""
     async with site() as here:
         ada = await here.key("ada", "admin")
-        player = await here.player()
+        runner = await here.register_runner()
         wrong = ["nonsense", f"{ada.token}x", ada.token[:-1] + ("A" if ada.token[-1] != "A" else "B")]
-        wrong += [player._credential, ada.token.replace("dck_", "dci_")]
+        wrong += [runner._credential, ada.token.replace("dck_", "dci_")]
 
         for route in ROUTES:
             for token in wrong:

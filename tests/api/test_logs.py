@@ -118,9 +118,9 @@ def test_a_follower_may_start_at_the_end() -> None:
 async def test_missing_logs_and_those_of_other_tenants_get_the_same_response(site: Opened) -> None:
     """No response reveals what another tenant has."""
     async with site() as here:
-        ada, eve, player = await here.key(), await here.key("eve", tenant="other"), await here.player()
+        ada, eve, runner = await here.key(), await here.key("eve", tenant="other"), await here.register_runner()
         id = await ada.start(task("build"))
-        await player.log(await player.take(), TEXT)
+        await runner.log(await runner.take(), TEXT)
 
         for path in ("/jobs/build/log", "/jobs/build/attempts/1/log", "/jobs/no/log", "/jobs/build/attempts/2/log"):
             theirs, never = await eve.get(f"/runs/{id}{path}"), await eve.get(f"/runs/never{path}")
@@ -136,9 +136,9 @@ async def test_missing_logs_and_those_of_other_tenants_get_the_same_response(sit
 async def test_a_range_outside_the_log_is_refused_with_its_size(site: Opened) -> None:
     """So that the client can request an existing range."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        await player.log(await player.take(), TEXT)
+        await runner.log(await runner.take(), TEXT)
 
         for query in ("", "?follow=5"):
             reply = await ada.get(f"/runs/{id}/jobs/build/log{query}", range=f"bytes={len(TEXT) + 1}-")
@@ -153,9 +153,9 @@ async def test_a_range_outside_the_log_is_refused_with_its_size(site: Opened) ->
 async def test_a_log_is_read_whole_and_in_ranges(site: Opened) -> None:
     """By job and by attempt, as text that no browser interprets as anything else."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        await player.log(await player.take(), TEXT)
+        await runner.log(await runner.take(), TEXT)
 
         for path in (f"/runs/{id}/jobs/build/log", f"/runs/{id}/jobs/build/attempts/1/log?lease=1"):
             whole = await ada.get(path)
@@ -187,12 +187,12 @@ async def test_an_unclaimed_attempt_has_an_empty_log(site: Opened) -> None:
 async def test_the_log_of_a_lost_lease_is_kept(site: Opened) -> None:
     """Each lease has its own log; the default is the last one."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        first = await player.take()
-        await player.log(first, b"first")
-        await player.hand_back(first)
-        await player.log(await player.take(), b"second")
+        first = await runner.take()
+        await runner.log(first, b"first")
+        await runner.hand_back(first)
+        await runner.log(await runner.take(), b"second")
         path = f"/runs/{id}/jobs/build/log"
 
         assert (await ada.get(path)).body == b"second"
@@ -205,18 +205,18 @@ async def test_the_log_of_a_lost_lease_is_kept(site: Opened) -> None:
 async def test_an_index_has_the_positions_of_lines_and_steps(site: Opened) -> None:
     """Of the present log or of another lease, and whether it may still grow."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
         path = f"/runs/{id}/jobs/build/attempts/1/log/index"
         nobody = (await ada.get(path)).body
-        lease = await player.take()
+        lease = await runner.take()
         writer = SectionWriter(new_nonce())
         log = writer.header() + writer.begin(0, "make") + b"one\n" * 20_000
-        await player.log(lease, log)
+        await runner.log(lease, log)
         first = (await ada.get(f"{path}?lease=1")).body
         end = writer.output(b"open") + writer.end(0, 2, 1.5)
-        await player.log(lease, end, len(log))
-        await player.finish(lease)
+        await runner.log(lease, end, len(log))
+        await runner.finish(lease)
         last = (await ada.get(f"{path}?block=1")).body
 
         assert (nobody["lease"], nobody["lines"], nobody["is_open"]) == (0, 0, True)
@@ -235,9 +235,9 @@ async def test_an_index_has_the_positions_of_lines_and_steps(site: Opened) -> No
 async def test_a_log_can_be_downloaded(site: Opened) -> None:
     """With a file name that identifies the job; a browser never interprets it as a page of this server."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build (linux)"))
-        await player.log(await player.take(), TEXT)
+        await runner.log(await runner.take(), TEXT)
         path = f"/runs/{id}/jobs/build%20(linux)/attempts/1/log"
 
         saved, shown = await ada.get(f"{path}?download=true"), await ada.get(path)
@@ -255,10 +255,10 @@ async def test_a_log_can_be_downloaded(site: Opened) -> None:
 async def test_a_log_is_followed_until_its_lease_ends(site: Opened) -> None:
     """Chunks arrive as the runner sends them, then the response ends."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        lease = await player.take()
-        await player.log(lease, b"a" * 5)
+        lease = await runner.take()
+        await runner.log(lease, b"a" * 5)
         async with open_response(
             here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token, range="bytes=2-"
         ) as answer:
@@ -266,10 +266,10 @@ async def test_a_log_is_followed_until_its_lease_ends(site: Opened) -> None:
             assert (answer.headers["delta-offset"], answer.headers["delta-lease-number"]) == ("2", "1")
             assert await answer.read_bytes(3) == b"aaa"
             for n in range(20):
-                await player.log(lease, b"%05d" % n, 5 + 5 * n)
+                await runner.log(lease, b"%05d" % n, 5 + 5 * n)
                 assert await answer.read_bytes(5) == b"%05d" % n
-            await player.log(lease, b"the end", 105)
-            await player.finish(lease)
+            await runner.log(lease, b"the end", 105)
+            await runner.finish(lease)
 
             assert await answer.read_all() == b"the end"
 
@@ -278,14 +278,14 @@ async def test_a_log_is_followed_until_its_lease_ends(site: Opened) -> None:
 async def test_a_log_is_followed_while_another_server_appends(site: Opened) -> None:
     """The other server sends no notification; the log is polled."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        lease = await player.take()
+        lease = await runner.take()
         other = LogStore(here.folder / "logs")
         async with open_response(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token) as answer:
             await asyncio.to_thread(other.append, f"{id}/build.1", 1, 0, b"from afar")
             assert await answer.read_bytes(9) == b"from afar"
-            await player.finish(lease)
+            await runner.finish(lease)
 
             assert await answer.read_all() == b""
 
@@ -294,7 +294,7 @@ async def test_a_log_is_followed_while_another_server_appends(site: Opened) -> N
 async def test_following_before_the_first_lease_waits_for_it(site: Opened) -> None:
     """Also for a job whose first attempt does not exist yet."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"), task("later"))
 
         async def follow(path: str) -> tuple[str, bytes]:
@@ -307,9 +307,9 @@ async def test_following_before_the_first_lease_waits_for_it(site: Opened) -> No
             while here.service.control_plane.streams.count < len(paths):
                 await ada.get("/me")
         for name in (b"build", b"later"):
-            lease = await player.take()
-            await player.log(lease, name)
-            await player.finish(lease)
+            lease = await runner.take()
+            await runner.log(lease, name)
+            await runner.finish(lease)
 
         assert await asyncio.gather(*following) == [("1", b"build"), ("1", b"build"), ("1", b"later")]
 
@@ -338,9 +338,9 @@ async def test_following_ends_when_the_job_can_no_longer_start(site: Opened) -> 
 async def test_following_ends_after_the_given_time_and_when_the_server_stops(site: Opened) -> None:
     """The response ends normally; a client can continue at the next byte."""
     async with site() as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        await player.log(await player.take(), b"so far")
+        await runner.log(await runner.take(), b"so far")
         path = f"/runs/{id}/jobs/build/log"
 
         async with open_response(here.url, f"{path}?follow=1", ada.token) as answer:
@@ -354,14 +354,14 @@ async def test_following_ends_after_the_given_time_and_when_the_server_stops(sit
 async def test_a_disconnected_follower_is_removed(place: Place, tmp_path: Path) -> None:
     """Neither the event streams nor the log store keep a reference to it."""
     async with opened(place, tmp_path / "data") as here:
-        ada, player = await here.key(), await here.player()
+        ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
-        lease = await player.take()
+        lease = await runner.take()
         async with open_response(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token):
             assert here.service.control_plane.streams.count == 1
 
         async with asyncio.timeout(30):
             while here.service.control_plane.streams.count:
                 await ada.get("/me")
-        await player.log(lease, b"nobody hears it")
+        await runner.log(lease, b"nobody hears it")
         assert (await ada.get(f"/runs/{id}/jobs/build/log")).body == b"nobody hears it"

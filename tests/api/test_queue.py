@@ -68,8 +68,8 @@ async def test_each_kind_of_wait_has_its_reason(site: Opened) -> None:
         [shared] = (await read_queue(ada))["reasons"]
         assert shared["text"] == "Waits for a worker: no worker is registered. Start one with `deltaci runner`."
 
-        player = await here.player("linux", slots=1)
-        lease = await player.take()
+        runner = await here.register_runner("linux", slots=1)
+        lease = await runner.take()
         first = await ada.start(
             task("busy"),
             task("gpu", runs_on=["gpu"], needs=[]),
@@ -89,19 +89,19 @@ async def test_each_kind_of_wait_has_its_reason(site: Opened) -> None:
             "Waits for approval by a person. There is no deadline.",
         )
         assert await first_reason(ada, "after") == ("waiting_for_jobs", "Waits for busy and gpu.")
-        await ops.post(f"/workers/{player.name}/drain", {"reason": "new disk"})
+        await ops.post(f"/workers/{runner.name}/drain", {"reason": "new disk"})
         assert (await first_reason(ada, "busy"))[0] == "workers_held"
         assert "“new disk”" in (await first_reason(ada, "busy"))[1]
 
         found = await read_queue(ada)
         assert [each["job"] for each in found["waiting"]] == ["busy", "gpu", "people", "after"]
         [under_way] = found["running"]
-        assert (under_way["job"], under_way["worker_id"], under_way["index"]) == ("lonely", player.name, 1)
+        assert (under_way["job"], under_way["worker_id"], under_way["index"]) == ("lonely", runner.name, 1)
         assert {each["title"] for each in found["waiting"]} == {"A run of many kinds"}
         assert {each["run_id"] for each in found["waiting"]} == {first}
         assert found["count"] == 4
         assert found["is_whole"]
-        await player.finish(lease)
+        await runner.finish(lease)
 
 
 @on_loop
@@ -109,14 +109,14 @@ async def test_a_group_a_retry_and_a_quota_are_reasons(site: Opened) -> None:
     """A reason with a known end says when that is."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         await ada.start(task("one", group="deploy"), project="shop")
-        lease = await player.take()
+        lease = await runner.take()
         await ada.start(task("two", group="deploy"))
         again = {"max_attempts": 2, "base_delay_seconds": 600}
         flaky = await ada.start(task("again", retry=again))
-        other = await player.take()
-        await player.fail(other, error_code="CACHE_FETCH")
+        other = await runner.take()
+        await runner.fail(other, error_code="CACHE_FETCH")
 
         code, text = await first_reason(ada, "two")
         assert (code, "which job one of run" in text) == ("waiting_for_group", True)
@@ -129,7 +129,7 @@ async def test_a_group_a_retry_and_a_quota_are_reasons(site: Opened) -> None:
         assert (await here.operator().ask("PUT", "/tenants/default/quotas", {"running_jobs": 1})).status == 200
         await ada.start(task("over"))
         assert (await first_reason(ada, "over"))[0] == "quota"
-        await player.finish(lease)
+        await runner.finish(lease)
 
 
 @on_both_stores
@@ -138,7 +138,7 @@ async def test_jobs_with_the_same_reason_are_counted_together(site: Opened) -> N
     """Reasons that need a person come first; the queue can be filtered by the id or the code of a reason."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        await here.player("linux")
+        await here.register_runner("linux")
         await ada.start(*(task(f"g{n}", runs_on=["gpu"], needs=[]) for n in range(3)), project="shop")
         await ada.start(task("arm", runs_on=["arm", "linux"]), task("after"), project="app")
 
@@ -205,9 +205,9 @@ async def test_tenants_cannot_see_each_others_queues(site: Opened) -> None:
     """Neither the waiting nor the running work, nor through reasons or cursors."""
     async with site() as here:
         them, us = await here.key("ada", "run", tenant="them"), await here.key("eve", "run", tenant="us")
-        player = await here.player(tenant="them")
+        runner = await here.register_runner(tenant="them")
         await them.start(task("secret", group="deploy"), gate("also"), title="their secret")
-        lease = await player.take()
+        lease = await runner.take()
         await them.start(task("next", group="deploy"), task("third"))
         await us.start(task("ours", group="deploy"))
 
@@ -217,4 +217,4 @@ async def test_tenants_cannot_see_each_others_queues(site: Opened) -> None:
         assert (found["running"], found["running_count"]) == ([], 0)
         cursor = (await read_queue(them, "?limit=1"))["next"]
         assert {each["job"] for each in (await read_queue(us, f"?cursor={cursor}"))["waiting"]} <= {"ours"}
-        await player.finish(lease)
+        await runner.finish(lease)

@@ -21,7 +21,7 @@ async def test_running_jobs_are_limited_and_explain_says_so(site: Opened) -> Non
     """The count is derived from the live leases of the tenant."""
     async with site() as here:
         ada, bob = await here.key("ada", "run", tenant="us"), await here.key("bob", "run", tenant="them")
-        ours, theirs = await here.player(tenant="us"), await here.player(tenant="them")
+        ours, theirs = await here.register_runner(tenant="us"), await here.register_runner(tenant="them")
         await here.operator("us").ask("PUT", "/tenants/us/quotas", {"running_jobs": 2})
         id = await ada.start(*(task(f"j{n}", needs=[]) for n in range(3)))
         await bob.start(*(task(f"j{n}", needs=[]) for n in range(3)))
@@ -46,8 +46,8 @@ async def test_a_waiting_claim_follows_a_changed_quota(site: Opened) -> None:
     """A long poll lasts for minutes; a quota that is set meanwhile applies to it."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
-        asking = asyncio.create_task(player.lease(slots=5))
+        runner = await here.register_runner()
+        asking = asyncio.create_task(runner.lease(slots=5))
         await ada.get("/me")
         await here.operator().ask("PUT", "/tenants/default/quotas", {"running_jobs": 1})
         await ada.start(*(task(f"j{n}", needs=[]) for n in range(3)))
@@ -60,14 +60,14 @@ async def test_waiting_runs_are_limited(site: Opened) -> None:
     """A run that starts makes room for the next one."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         await here.operator().ask("PUT", "/tenants/default/quotas", {"queued_runs": 2})
         body = {"plan": {"jobs": [task("a")]}}
         for _ in range(2):
             await ada.start(task("a"))
 
         over = await ada.post("/runs", body)
-        await player.take()
+        await runner.take()
         room = await ada.post("/runs", body)
 
         assert (over.status, over.code, room.status) == (429, "over_quota", 201)
@@ -79,14 +79,14 @@ async def test_stored_bytes_are_limited(site: Opened) -> None:
     """The job gets an error, and its tenant sees the usage."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         await here.operator().ask("PUT", "/tenants/default/quotas", {"storage_bytes": 1000})
         await ada.start(task("a"))
-        lease = await player.take()
+        lease = await runner.take()
 
-        kept = await player.keep(lease, "one", b"x" * 900)
-        over = await player.keep(lease, "two", b"x" * 200)
-        small = await player.keep(lease, "three", b"x" * 100)
+        kept = await runner.upload_artifact(lease, "one", b"x" * 900)
+        over = await runner.upload_artifact(lease, "two", b"x" * 200)
+        small = await runner.upload_artifact(lease, "three", b"x" * 100)
 
         assert (kept.status_code, over.status_code, small.status_code) == (200, 413, 200)
         assert "1000" not in over.text

@@ -67,17 +67,17 @@ async def test_a_run_completes_with_outputs_and_costs(site: Opened) -> None:
     """The outputs and costs of a job are stored with its attempt."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         id = await ada.start(task("build"), task("test"))
 
-        first = await player.take()
+        first = await runner.take()
         running = await ada.run(id)
-        await player.finish(first, output={"size": 3}, cost={"cpu_seconds": 1.5, "host": "w"})
-        await player.finish(await player.take(), cost={"cpu_seconds": 2})
+        await runner.finish(first, output={"size": 3}, cost={"cpu_seconds": 1.5, "host": "w"})
+        await runner.finish(await runner.take(), cost={"cpu_seconds": 2})
         run = await here.until(ada, id, "REPORTED")
 
         assert (running["state"], running["status"]) == ("RUNNING", "RUNNING")
-        assert running["jobs"][0]["tries"][0]["worker_id"] == player.name
+        assert running["jobs"][0]["tries"][0]["worker_id"] == runner.name
         assert (run["state"], run["status"], run["conclusion"]) == ("REPORTED", "SUCCEEDED", "SUCCESS")
         assert (await ada.get(f"/runs/{id}/outputs")).body == {"outputs": {"build": {"size": 3}}}
         costs = (await ada.get(f"/runs/{id}/costs")).body
@@ -91,10 +91,10 @@ async def test_a_retry_has_its_time_and_its_rule(site: Opened) -> None:
     """`next_run_at = now + 2^attempts * base_delay`, and the rule and the line that it matched."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         id = await ada.start(task("build", retry={"max_attempts": 2, "base_delay_seconds": 50}))
 
-        await player.fail(await player.take(), log_tail=["ok", "fatal: No space left on device"])
+        await runner.fail(await runner.take(), log_tail=["ok", "fatal: No space left on device"])
         [job] = (await ada.run(id))["jobs"]
 
         assert (job["state"], job["status"], job["attempts"]) == ("RETRYING", "PENDING", 1)
@@ -108,7 +108,7 @@ async def test_a_job_with_a_lost_lease_stays_running_and_is_marked_reclaimed(sit
     """A lost lease is not a failed attempt."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        lost, second = await here.player(), await here.player()
+        lost, second = await here.register_runner(), await here.register_runner()
         id = await ada.start(task("build"))
         lease = await lost.take()
 
@@ -236,9 +236,9 @@ async def test_jobs_and_attempts_have_their_own_paths(site: Opened) -> None:
     """Each response is the same as in the run."""
     async with site() as here:
         ada = await here.key("ada", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         id = await ada.start(*(task(f"job {n}", needs=[]) for n in range(5)))
-        lease = await player.take()
+        lease = await runner.take()
         run = await ada.run(id)
 
         first = (await ada.get(f"/runs/{id}/jobs?limit=3")).body
@@ -250,7 +250,7 @@ async def test_jobs_and_attempts_have_their_own_paths(site: Opened) -> None:
         name = lease["job_id"].partition("/")[2]
         [shown] = (await ada.get(f"/runs/{id}/jobs/{name}/attempts")).body["attempts"]
         assert (await ada.get(f"/runs/{id}/jobs/{name}/attempts/1")).body == shown
-        assert shown["worker_id"] == player.name
+        assert shown["worker_id"] == runner.name
         assert (await ada.get(f"/runs/{id}/jobs/{name}/attempts/2")).code == "not_found"
         assert (await ada.get(f"/runs/{id}/jobs/nope")).code == "not_found"
         plan = (await ada.get(f"/runs/{id}/plan")).body
@@ -265,11 +265,11 @@ async def test_a_rerun_repeats_all_or_only_failed_jobs(site: Opened) -> None:
     """A rerun is a new run that refers to the old one; approvals are not inherited."""
     async with site() as here:
         ada = await here.key("ada", "run", "approve")
-        player = await here.player()
+        runner = await here.register_runner()
         id = await ada.start(task("a"), gate("g"), task("b"), task("c"), project="shop")
-        await player.finish(await player.take())
+        await runner.finish(await runner.take())
         assert (await ada.post(f"/runs/{id}/approve")).status == 200
-        await player.fail(await player.take())
+        await runner.fail(await runner.take())
         await here.until(ada, id, "REPORTED")
 
         whole = await ada.post(f"/runs/{id}/rerun")

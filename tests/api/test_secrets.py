@@ -15,9 +15,9 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 VALUE = "hunter2-of-the-house"
 
 
-async def secrets_of(here: ApiSite, player: ScriptedRunner, lease: Any, what: str = "secrets") -> Any:
+async def secrets_of(here: ApiSite, runner: ScriptedRunner, lease: Any, what: str = "secrets") -> Any:
     """Return the secrets that the job of the lease, or its runner, receives."""
-    headers = {"Authorization": f"Bearer {player._credential}", "Delta-Lease": lease["lease_id"]}
+    headers = {"Authorization": f"Bearer {runner._credential}", "Delta-Lease": lease["lease_id"]}
     return (await here.http.get(f"/runner/v1/{what}", headers=headers)).json()
 
 
@@ -90,19 +90,19 @@ async def test_a_job_receives_the_secrets_that_match_its_run(site: Opened, about
             {"value": "of-the-branch", "project": "shop", "branch": "release/*"},
         ):
             assert (await admin.ask("PUT", "/secrets/A", body)).status == 200
-        player = await here.player()
+        runner = await here.register_runner()
         job = task("a")
         source = {"url": "https://git.example.org/shop.git", "commit": "a" * 40, "credential": "A"}
         job["work"] |= {"secrets": ["A"], "optional_secrets": ["A", "B"], "source": source}
         await admin.start(job, **about)
-        lease = await player.take()
+        lease = await runner.take()
 
-        assert await secrets_of(here, player, lease) == {"A": value}
-        assert await secrets_of(here, player, lease, "optional-secrets") == {"A": value}
-        read_by = await secrets_of(here, player, lease, "source-credential")
+        assert await secrets_of(here, runner, lease) == {"A": value}
+        assert await secrets_of(here, runner, lease, "optional-secrets") == {"A": value}
+        read_by = await secrets_of(here, runner, lease, "source-credential")
         assert read_by == {"value": value}
-        await player.finish(lease)
-        assert (await secrets_of(here, player, lease))["type"] == "StaleLease"
+        await runner.finish(lease)
+        assert (await secrets_of(here, runner, lease))["type"] == "StaleLease"
 
 
 @on_loop

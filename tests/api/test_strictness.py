@@ -74,9 +74,9 @@ async def test_a_malformed_name_is_not_found(site: Opened) -> None:
     """The response is the same as for an unknown name."""
     async with site() as here:
         ada = await here.key("ada", "admin")
-        player = await here.player()
+        runner = await here.register_runner()
         id = await ada.start(task("a"))
-        await player.take()
+        await runner.take()
 
         for index in ("1.0", "1e0", "01", "+1", "0", "10001", "9" * 30):
             assert (await ada.get(f"/runs/{id}/jobs/a/attempts/{index}")).code == "not_found", index

@@ -86,7 +86,7 @@ async def test_inputs_reach_the_tasks_and_invalid_ones_are_refused(site: Opened)
     """Required inputs, defaults, choices and unknown inputs."""
     async with site() as here:
         admin = await here.key("ada", "admin")
-        player = await here.player()
+        runner = await here.register_runner()
         asks = {
             "env": {"required": True, "choices": ["staging", "prod"], "description": "where to"},
             "Level": {"default": "info"},
@@ -97,7 +97,7 @@ async def test_inputs_reach_the_tasks_and_invalid_ones_are_refused(site: Opened)
             reply = await admin.post("/runs", {"template": "t", "inputs": inputs})
             assert (reply.code, said in reply.body["message"]) == ("bad_request", True), reply.body
         run = (await admin.post("/runs", {"template": "t", "inputs": {"env": "prod"}})).body
-        [lease] = await player.lease()
+        [lease] = await runner.lease()
 
         assert run["inputs"] == {"env": "prod", "Level": "info"}
         assert lease["job_spec"]["env"] == {"INPUT_ENV": "prod", "INPUT_LEVEL": "info"}

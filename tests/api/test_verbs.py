@@ -30,8 +30,8 @@ def documented_responses() -> dict[str, dict[str, int]]:
 class RunFactory:
     """Brings a new run into any state. No reporter is running, so that finished runs stay as they are."""
 
-    def __init__(self, here: ApiSite, ada: Caller, player: ScriptedRunner) -> None:
-        self.here, self.ada, self.player = here, ada, player
+    def __init__(self, here: ApiSite, ada: Caller, runner: ScriptedRunner) -> None:
+        self.here, self.ada, self.runner = here, ada, runner
         self._count = 0
         self.makers: dict[str, Callable[[], Awaitable[str]]] = {
             "CREATED": self.created,
@@ -66,7 +66,7 @@ class RunFactory:
 
     async def running(self, *more: dict[str, object]) -> str:
         id = await self.ada.start(self._urgent_task(), *more)
-        await self.player.take()
+        await self.runner.take()
         return id
 
     async def validating(self) -> str:
@@ -88,7 +88,7 @@ class RunFactory:
 
     async def success(self) -> str:
         id = await self.ada.start(self._urgent_task())
-        await self.player.finish(await self.player.take())
+        await self.runner.finish(await self.runner.take())
         return id
 
     async def approved(self) -> str:
@@ -98,12 +98,12 @@ class RunFactory:
 
     async def failed(self) -> str:
         id = await self.ada.start(self._urgent_task())
-        await self.player.fail(await self.player.take())
+        await self.runner.fail(await self.runner.take())
         return id
 
     async def timeout(self) -> str:
         id = await self.ada.start(self._urgent_task(), plan={"timeout_seconds": 5})
-        await self.player.take()
+        await self.runner.take()
         self.here.place.after(6)
         await self.here.until(self.ada, id, "TIMEOUT")
         return id
@@ -126,7 +126,7 @@ async def test_every_state_responds_to_every_operation_as_documented(site: Opene
     async with site() as here:
         await here.service.reporter.stop()
         ada = await here.key("ada", "run", "approve")
-        runs = RunFactory(here, ada, await here.player(slots=100))
+        runs = RunFactory(here, ada, await here.register_runner(slots=100))
 
         assert set(promised) == set(runs.makers)
         states = {state.partition(",")[0] for state in promised}

@@ -15,9 +15,9 @@ from tests.contract.places import on_loop
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
-async def send(site: ApiSite, player: ScriptedRunner, name: str, **fields: object) -> httpx.Response:
+async def send(site: ApiSite, runner: ScriptedRunner, name: str, **fields: object) -> httpx.Response:
     """Send a request of a runner."""
-    headers = {"Authorization": f"Bearer {player._credential}"}
+    headers = {"Authorization": f"Bearer {runner._credential}"}
     return await site.http.post(f"/runner/v1/{name}", json=fields, headers=headers)
 
 
@@ -36,15 +36,15 @@ async def test_only_a_key_with_the_scope_runner_may_change_workers(site: Opened)
             await here.key("ada", "run"),
             await here.key("x", "runner", tenant="them"),
         )
-        player = await here.player()
+        runner = await here.register_runner()
 
         for verb in ("drain", "resume", "remove"):
-            assert await refusal(ada, f"/workers/{player.name}/{verb}") == (403, "missing_scope")
-            assert await refusal(them, f"/workers/{player.name}/{verb}") == (404, "not_found")
+            assert await refusal(ada, f"/workers/{runner.name}/{verb}") == (403, "missing_scope")
+            assert await refusal(them, f"/workers/{runner.name}/{verb}") == (404, "not_found")
             assert await refusal(ops, f"/workers/none/{verb}") == (404, "not_found")
-        reply = await ops.post(f"/workers/{player.name}/drain", {"why": "x"})
+        reply = await ops.post(f"/workers/{runner.name}/drain", {"why": "x"})
         assert (reply.status, reply.code) == (422, "bad_message")
-        assert (await ada.get(f"/workers/{player.name}")).body["hold"] == ""
+        assert (await ada.get(f"/workers/{runner.name}")).body["hold"] == ""
 
 
 @on_loop
@@ -52,18 +52,18 @@ async def test_a_worker_has_all_its_fields(site: Opened) -> None:
     """Its name, incarnation, states in both vocabularies, hold, attempts and last message."""
     async with site() as here:
         ops = await here.key("ops", "runner", "run")
-        player = await here.player("gpu", slots=2)
+        runner = await here.register_runner("gpu", slots=2)
         run = await ops.start({"name": "a", "runs_on": ["gpu"], "work": {"steps": ["true"]}})
-        lease = await player.take()
-        await ops.post(f"/workers/{player.name}/drain", {"reason": "new disk"})
-        found = (await ops.get(f"/workers/{player.name}")).body
+        lease = await runner.take()
+        await ops.post(f"/workers/{runner.name}/drain", {"reason": "new disk"})
+        found = (await ops.get(f"/workers/{runner.name}")).body
 
         assert (found["id"], found["name"], found["state"], found["status"]) == ("w1", "w1", "BUSY", "busy")
         assert (found["hold"], found["hold_reason"], found["troubles"]) == ("DRAINED", "new disk", 0)
         assert (found["tasks"], found["slots"], found["labels"]) == ([f"{run}/a.1"], 2, ["gpu"])
         assert found["created_at"] <= found["held_at"]
         assert found["created_at"] <= found["seen_at"]
-        await player.finish(lease)
+        await runner.finish(lease)
 
 
 @on_loop
@@ -71,21 +71,21 @@ async def test_a_drained_worker_gets_no_work_until_it_is_resumed(site: Opened) -
     """Both operations can be repeated; the first reason is kept."""
     async with site() as here:
         ops = await here.key("ops", "runner", "run")
-        player, other = await here.player(), await here.player()
+        runner, other = await here.register_runner(), await here.register_runner()
         for reason in ("new disk", "another"):
-            reply = await ops.post(f"/workers/{player.name}/drain", {"reason": reason})
+            reply = await ops.post(f"/workers/{runner.name}/drain", {"reason": reason})
             assert (reply.status, reply.body["hold"], reply.body["hold_reason"]) == (200, "DRAINED", "new disk")
         run = await ops.start({"name": "a", "work": {"steps": ["true"]}})
 
-        assert await player.lease(wait_seconds=0) == []
+        assert await runner.lease(wait_seconds=0) == []
         for _ in range(2):
-            reply = await ops.post(f"/workers/{player.name}/resume")
+            reply = await ops.post(f"/workers/{runner.name}/resume")
             assert (reply.status, reply.body["hold"]) == (200, "")
-        [lease] = await player.lease()
+        [lease] = await runner.lease()
 
         assert lease["job_id"] == f"{run}/a"
         assert await other.lease(wait_seconds=0) == []
-        actors = {event.trigger: event.actor for event in await here.log() if event.entity_id == player.name}
+        actors = {event.trigger: event.actor for event in await here.log() if event.entity_id == runner.name}
         assert (actors["drained"], actors["resumed"]) == ("user:ops", "user:ops")
 
 
@@ -94,20 +94,20 @@ async def test_a_removed_worker_stops_after_its_job_and_needs_a_new_token(site: 
     """A worker has one name, whatever its incarnation."""
     async with site() as here:
         ops = await here.key("ops", "runner", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         await ops.start({"name": "a", "work": {"steps": ["true"]}})
-        lease = await player.take()
+        lease = await runner.take()
 
         for _ in range(2):
-            reply = await ops.post(f"/workers/{player.name}/remove")
+            reply = await ops.post(f"/workers/{runner.name}/remove")
             assert (reply.body["state"], reply.body["shutdown_reason"]) == ("BUSY", "REMOVED")
-        await player.finish(lease)
-        reply = await ops.post(f"/workers/{player.name}/remove")
+        await runner.finish(lease)
+        reply = await ops.post(f"/workers/{runner.name}/remove")
         assert (reply.status, reply.body["status"]) == (200, "shutdown")
-        assert await refusal(ops, f"/workers/{player.name}/drain") == (409, "wrong_state")
-        assert (await send(here, player, "renew")).json()["code"] == "bad_credential"
+        assert await refusal(ops, f"/workers/{runner.name}/drain") == (409, "wrong_state")
+        assert (await send(here, runner, "renew")).json()["code"] == "bad_credential"
 
-        token = (await ops.post("/workers/tokens", {"name": player.name, "again": True})).body["token"]
+        token = (await ops.post("/workers/tokens", {"name": runner.name, "again": True})).body["token"]
         back = await here.http.post("/runner/v1/register", json={"token": token})
         assert back.json()["runner_id"] == "w1/2"
         [there] = (await ops.get("/workers")).body["workers"]
@@ -121,7 +121,7 @@ async def test_a_worker_that_stopped_by_itself_can_be_removed(site: Opened) -> N
     """Otherwise it could register again with its credential."""
     async with site() as here:
         ops = await here.key("ops", "runner")
-        first, second = await here.player(), await here.player()
+        first, second = await here.register_runner(), await here.register_runner()
         for each in (first, second):
             assert (await send(here, each, "leave", type="Leave", runner_id=each.name)).json() == {"gone": True}
 
@@ -136,16 +136,16 @@ async def test_a_silent_worker_is_removed_after_its_leases_ended(site: Opened) -
     """It cannot be told to stop; until its lease is over it may still work, and the refusal says so."""
     async with site() as here:
         ops = await here.key("ops", "runner", "run")
-        player = await here.player()
+        runner = await here.register_runner()
         run = await ops.start({"name": "a", "work": {"steps": ["true"]}})
-        lease = await player.take()
+        lease = await runner.take()
         await ops.post(f"/runs/{run}/cancel")
-        await here.service.engine.do(worker.MissHealthChecks(id=player.name))
+        await here.service.engine.do(worker.MissHealthChecks(id=runner.name))
 
-        assert await refusal(ops, f"/workers/{player.name}/remove") == (409, "wrong_state")
-        await player.say(lease, "CancelAck", final_status="CANCELED", ts="2026-01-04T08:00:00Z")
-        reply = await ops.post(f"/workers/{player.name}/remove")
+        assert await refusal(ops, f"/workers/{runner.name}/remove") == (409, "wrong_state")
+        await runner.send(lease, "CancelAck", final_status="CANCELED", ts="2026-01-04T08:00:00Z")
+        reply = await ops.post(f"/workers/{runner.name}/remove")
 
         assert (reply.status, reply.body["state"]) == (200, "SHUTDOWN")
-        token = registration_token(here.folder, player.name, "default", again=True)
+        token = registration_token(here.folder, runner.name, "default", again=True)
         assert (await here.http.post("/runner/v1/register", json={"token": token})).json()["runner_id"] == "w1/2"

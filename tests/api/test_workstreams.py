@@ -18,11 +18,11 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 FILE = "workstream: login\nproject: shop\ntasks:\n  - {name: a, run: make}\n"
 
 
-async def complete_next_task(here: ApiSite, player: ScriptedRunner, *, is_good: bool = True) -> str:
+async def complete_next_task(here: ApiSite, runner: ScriptedRunner, *, is_good: bool = True) -> str:
     """Complete and validate the next task, and return its id."""
-    lease = await player.take()
+    lease = await runner.take()
     rules = lease["job_spec"].get("rules", [])
-    await player.finish(lease, verdicts=[{"rule": each["run"], "is_passed": True} for each in rules])
+    await runner.finish(lease, verdicts=[{"rule": each["run"], "is_passed": True} for each in rules])
     id = str(lease["job_id"])
     await here.service.engine.do(job.Validate(id=id, is_passed=is_good))
     return id
@@ -141,13 +141,13 @@ async def test_a_file_can_be_started_for_another_project_and_branch(site: Opened
 async def test_a_workstream_is_read_in_both_vocabularies(site: Opened) -> None:
     """Its own state and the run's, each task's state and its job's, and the state derived from the tasks."""
     async with site() as here:
-        desk, ada, player = StandIn(here.service), await here.key("ada", "run"), await here.player()
+        desk, ada, runner = StandIn(here.service), await here.key("ada", "run"), await here.register_runner()
         id = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
 
         ready = (await ada.get(f"/workstreams/{id}")).body
-        await complete_next_task(here, player)
+        await complete_next_task(here, runner)
         await desk.join(TENANT, id, "schema", "c" * 40, place="w1:/workstreams/x")
-        await player.take()
+        await runner.take()
         found = (await ada.get(f"/workstreams/{id}")).body
 
         assert (ready["state"], ready["run_state"], ready["derived_state"], ready["started_at"]) == (
@@ -199,13 +199,13 @@ async def test_a_failed_validation_rule_is_shown_with_its_actual_value(site: Ope
     """The workstream fails with its critical task at once and names the rule."""
     async with site() as here:
         StandIn(here.service)
-        ada, player = await here.key("ada", "run"), await here.player()
+        ada, runner = await here.key("ada", "run"), await here.register_runner()
         spec = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}
         id = (await ada.post("/workstreams", {"spec": spec})).body["id"]
 
-        lease = await player.take()
+        lease = await runner.take()
         wrong = {"rule": "make test", "is_passed": False, "found": "exit code 2", "wanted": "exit code 0"}
-        await player.finish(lease, verdicts=[wrong], place="/trees/x")
+        await runner.finish(lease, verdicts=[wrong], place="/trees/x")
         await here.until(ada, id, "FAILED")
         found = (await ada.get(f"/workstreams/{id}")).body
 
@@ -251,15 +251,15 @@ async def test_workstreams_are_filtered_by_state_project_and_person(site: Opened
 async def test_a_list_has_progress_if_requested(site: Opened) -> None:
     """Tasks by state, running tasks, the position in the merge queue and the first failed rule."""
     async with site() as here:
-        desk, ada, player = StandIn(here.service), await here.key("ada", "run"), await here.player()
+        desk, ada, runner = StandIn(here.service), await here.key("ada", "run"), await here.register_runner()
         failing = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}
         bad = (await ada.post("/workstreams", {"spec": failing})).body["id"]
-        lease = await player.take()
+        lease = await runner.take()
         wrong = {"rule": "make test", "is_passed": False, "found": "exit code 2", "wanted": "exit code 0"}
-        await player.finish(lease, verdicts=[wrong])
+        await runner.finish(lease, verdicts=[wrong])
         await here.until(ada, bad, "FAILED")
         good = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
-        await player.take()
+        await runner.take()
         entry = EntryView(id=good, title="t", method="merge", head="c" * 40, at=1, problem="no way in")
         desk.waiting = [QueueView(project="shop", base="main", entries=(entry,))]
 

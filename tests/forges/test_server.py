@@ -103,9 +103,9 @@ async def test_a_pushed_commit_is_built_and_its_status_is_sent(tmp_path: Path, f
         status, response = await deliver(here, sent)
         again = [await deliver(here, each) for each in (sent, push_event(forge, upstream.first, second, "another"))]
         [run] = await here.runs()
-        player = await here.player()
+        runner = await here.register_runner()
         for _ in range(2):
-            await player.finish(await player.take())
+            await runner.finish(await runner.take())
         await here.until(people, run["id"], "REPORTED")
 
         assert (forged[0], forged[1]["result"]) == (401, "refused")
@@ -130,9 +130,9 @@ async def test_a_bare_repository_reports_pushes_by_its_hook(tmp_path: Path) -> N
 
         status, response = await deliver(here, push_event("git", upstream.first, second))
         [run] = await here.runs()
-        player = await here.player()
+        runner = await here.register_runner()
         for _ in range(2):
-            await player.finish(await player.take())
+            await runner.finish(await runner.take())
         await here.until(people, run["id"], "REPORTED")
 
         assert (status, response["result"], run["commit"]) == (202, "accepted", second)

@@ -36,11 +36,11 @@ async def states(caller: Caller, runs: list[str]) -> list[Any]:
     return [(await caller.run(id))["state"] for id in runs]
 
 
-async def ended(here: RepositorySite, player: ScriptedRunner, caller: Caller, run: str) -> None:
+async def ended(here: RepositorySite, runner: ScriptedRunner, caller: Caller, run: str) -> None:
     """Do the one job of a run."""
-    lease = await player.take()
+    lease = await runner.take()
     assert lease["job_id"].startswith(run), lease
-    await player.finish(lease)
+    await runner.finish(lease)
     await here.until(caller, run, "REPORTED")
     await here.settled()
 
@@ -54,18 +54,18 @@ async def test_one_goes_on_at_a_time_in_the_order_of_their_creation(site: Opened
         runs = [await pushed(here, commit, branch) for branch in ("a", "b", "c")]
         assert await states(people, runs) == ["QUEUED", "CREATED", "CREATED"]
         assert (await people.get(f"/runs/{runs[0]}/plan")).body["group"].endswith("deploy")
-        player = await here.player()
-        await ended(here, player, people, runs[0])
+        runner = await here.register_runner()
+        await ended(here, runner, people, runs[0])
         assert await states(people, runs) == ["REPORTED", "QUEUED", "CREATED"]
 
     async with site() as again:
         again._names = 10
-        people, player = again.operator(), await again.player()
+        people, runner = again.operator(), await again.register_runner()
         await again.settled()
         assert await states(people, runs) == ["REPORTED", "QUEUED", "CREATED"]
-        await ended(again, player, people, runs[1])
+        await ended(again, runner, people, runs[1])
         assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
-        await ended(again, player, people, runs[2])
+        await ended(again, runner, people, runs[2])
         await again.service.control_plane.repositories.planner.groups.prune()
         assert await again.store.list_documents("run-group", "") == []
 
@@ -80,7 +80,7 @@ async def test_one_that_waits_can_be_cancelled(site: Opened, upstream: Upstream)
 
         await people.post(f"/runs/{runs[1]}/cancel", {"reason": "enough"})
         await here.until(people, runs[1], "REPORTED")
-        await ended(here, await here.player(), people, runs[0])
+        await ended(here, await here.register_runner(), people, runs[0])
 
         assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
 
@@ -92,12 +92,12 @@ async def test_the_newest_takes_the_place_of_the_others(site: Opened, upstream: 
     async with site() as here:
         people = await here.project(upstream.url)
         first = await pushed(here, commit, "a")
-        player = await here.player()
-        lease = await player.take()
+        runner = await here.register_runner()
+        lease = await runner.take()
 
         runs = [first, *[await pushed(here, commit, branch) for branch in ("b", "c")]]
         assert await states(people, runs[::2]) == ["CANCEL_REQUESTED", "CREATED"]
-        assert (await player.say(lease, "CancelAck", final_status="CANCELED", ts=TIME))["accepted"]
+        assert (await runner.send(lease, "CancelAck", final_status="CANCELED", ts=TIME))["accepted"]
         await here.until(people, first, "REPORTED")
         await here.settled()
 
@@ -127,12 +127,12 @@ async def test_servers_side_by_side_let_one_in(postgres_place: Place, tmp_path: 
         for site in sites * 2:
             await site.settled()
         runs = sorted(await here.runs(), key=lambda run: run["created_at"])
-        player = await here.player()
+        runner = await here.register_runner()
         seen = []
         for _ in runs:
             [live] = [each["id"] for each in await here.runs() if each["state"] == "QUEUED"]
             seen.append(live)
-            await ended(here, player, people, live)
+            await ended(here, runner, people, live)
             for site in sites:
                 await site.settled()
 

@@ -86,8 +86,8 @@ async def test_a_newer_push_supersedes_what_has_not_begun(site: Opened, upstream
     async with site() as here:
         people = await here.project(upstream.url)
         first = await here.change((await here.pushed(upstream.first)).id)
-        player = await here.player()
-        lease = await player.take()
+        runner = await here.register_runner()
+        lease = await runner.take()
         waiting = await here.change((await here.pushed(one := upstream.push({"a": "1"}), upstream.first)).id)
         elsewhere = await here.change((await here.pushed(upstream.push({"a": "9"}, branch="b"), branch="b")).id)
 
@@ -98,7 +98,7 @@ async def test_a_newer_push_supersedes_what_has_not_begun(site: Opened, upstream
         assert newest["superseded"] == [waiting["files"][0]["run"]]
         superseded = await people.run(waiting["files"][0]["run"])
         assert superseded["reason"] == f"superseded: a newer commit, {newest['commit'][:12]}"
-        await player.finish(lease)
+        await runner.finish(lease)
 
 
 @on_loop

@@ -47,8 +47,8 @@ async def test_a_newer_commit_cancels_what_runs_and_a_label_does_not(site: Opene
         upstream.switch("topic")
         one = upstream.commit({"a": "1"})
         first = await here.change((await here.happened(request(upstream, one), "d1")).id)
-        player = await here.player()
-        lease = await player.take()
+        runner = await here.register_runner()
+        lease = await runner.take()
 
         labelled = await here.change((await here.happened(request(upstream, one, "labeled"), "d2")).id)
         before = (await people.run(first["files"][0]["run"]))["status"]
@@ -58,7 +58,7 @@ async def test_a_newer_commit_cancels_what_runs_and_a_label_does_not(site: Opene
         assert (labelled["files"][0]["run"], before) == ("", "RUNNING")
         assert second["superseded"] == [first["files"][0]["run"]]
         assert (await people.run(first["files"][0]["run"]))["state"] == "CANCEL_REQUESTED"
-        assert (await player.say(lease, "CancelAck", final_status="CANCELED", ts=TIME))["accepted"]
+        assert (await runner.send(lease, "CancelAck", final_status="CANCELED", ts=TIME))["accepted"]
 
 
 @on_loop

@@ -29,17 +29,17 @@ from tests.trees.workstream_fixture import WorkstreamFixture, worktree_spec
 Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 
 
-async def ask(site: RepositorySite, player: ScriptedRunner, lease: Any, name: str) -> Reply:
+async def ask(site: RepositorySite, runner: ScriptedRunner, lease: Any, name: str) -> Reply:
     """Ask under the lease, with the runner's credential."""
-    headers = {"Authorization": f"Bearer {player._credential}", "Delta-Lease": lease["lease_id"]}
+    headers = {"Authorization": f"Bearer {runner._credential}", "Delta-Lease": lease["lease_id"]}
     answer = await site.http.get(f"/runner/v1/{name}", headers=headers)
     is_json = "json" in answer.headers["content-type"]
     return Reply(answer.status_code, answer.json() if is_json else answer.content, answer.headers)
 
 
-async def over(site: RepositorySite, player: ScriptedRunner, *ids: str) -> Any:
+async def over(site: RepositorySite, runner: ScriptedRunner, *ids: str) -> Any:
     """Return which streams are finished."""
-    headers = {"Authorization": f"Bearer {player._credential}"}
+    headers = {"Authorization": f"Bearer {runner._credential}"}
     answer = await site.http.post("/runner/v1/streams", json={"ids": list(ids)}, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.json()["over"]
@@ -52,30 +52,30 @@ async def test_a_task_begins_at_the_tip_of_its_workstream(site: Open, upstream: 
         await here.project(upstream.url)
         stand = WorkstreamFixture(here, upstream)
         await stand.start(stand.task("one"), stand.task("two", needs=("one",)))
-        player, other = await here.player(), await here.player()
-        lease = await player.take()
+        runner, other = await here.register_runner(), await here.register_runner()
+        lease = await runner.take()
 
-        report_of = await ask(here, player, lease, "tree")
+        report_of = await ask(here, runner, lease, "tree")
         assert report_of.body == {"base": upstream.first, "tip": upstream.first, "bundle_bytes": 0}
-        empty = await ask(here, player, lease, "tree-bundle")
+        empty = await ask(here, runner, lease, "tree-bundle")
         assert (empty.status, empty.body, empty.headers["delta-sha256"]) == (200, b"", hashlib.sha256().hexdigest())
         assert (await ask(here, other, lease, "tree")).status == 409
 
         head = upstream.commit({"a": "2\n"})
         data = bundle(upstream, head, upstream.first).read_bytes()
-        kept = (await player.keep(lease, "@tree.bundle", data)).json()
+        kept = (await runner.upload_artifact(lease, "@tree.bundle", data)).json()
         artifact = {"type": "tree", "uri": kept["uri"], "bytes": kept["bytes"]}
-        await player.finish(lease, head=head, place="somewhere", artifacts=[artifact])
+        await runner.finish(lease, head=head, place="somewhere", artifacts=[artifact])
         assert (await stand.join("one")).tip == head
         for name in ("tree", "tree-bundle"):
-            assert (await ask(here, player, lease, name)).body["type"] == "StaleLease"
+            assert (await ask(here, runner, lease, name)).body["type"] == "StaleLease"
 
-        lease = await player.take()
+        lease = await runner.take()
         shutil.rmtree((await stand.builder()).mirror.folder)
         shutil.rmtree(here.folder / worktrees.FOLDER, ignore_errors=True)
-        report_of = await ask(here, player, lease, "tree")
+        report_of = await ask(here, runner, lease, "tree")
         assert (report_of.body["base"], report_of.body["tip"]) == (upstream.first, head)
-        sent = await ask(here, player, lease, "tree-bundle")
+        sent = await ask(here, runner, lease, "tree-bundle")
         assert len(sent.body) == report_of.body["bundle_bytes"] == int(sent.headers["content-length"])
         assert sent.headers["delta-sha256"] == hashlib.sha256(sent.body).hexdigest()
         (tmp_path / "got").write_bytes(sent.body)
@@ -101,11 +101,11 @@ async def test_a_job_can_only_use_the_worktree_of_its_run(site: Open, upstream: 
             JobSpec(name="none", work={"steps": ["true"]}),
         )
         await unplanned.start(unplanned.task("early"), is_known=False)
-        player = await here.player()
+        runner = await here.register_runner()
 
         for _ in range(3):
-            lease = await player.take()
-            report_of = await ask(here, player, lease, "tree")
+            lease = await runner.take()
+            report_of = await ask(here, runner, lease, "tree")
             assert (report_of.status, report_of.body["code"]) == (404, "not_found"), lease
         refused = await here.operator().post(
             "/runs", {"plan": {"jobs": [{"name": "mine", "work": {"tree": worktree_spec("ws2", upstream)}}]}}
@@ -132,12 +132,12 @@ async def test_a_candidate_is_exactly_the_named_commit(site: Open, upstream: Ups
             for name, commit in (("good", head), ("bad", "a" * 40))
         ]
         await do(Plan(id="m", jobs=tuple(jobs), plan_hash="hash"))
-        player = await here.player()
-        leases = {lease["job_id"]: lease for lease in [await player.take(), await player.take()]}
+        runner = await here.register_runner()
+        leases = {lease["job_id"]: lease for lease in [await runner.take(), await runner.take()]}
 
-        report_of = await ask(here, player, leases["m/good"], "tree")
+        report_of = await ask(here, runner, leases["m/good"], "tree")
         assert (report_of.body["base"], report_of.body["tip"]) == (upstream.first, head)
-        report_of = await ask(here, player, leases["m/bad"], "tree")
+        report_of = await ask(here, runner, leases["m/bad"], "tree")
         assert (report_of.status, report_of.body["code"]) == (409, "wrong_state")
 
 
@@ -151,9 +151,9 @@ async def test_commits_that_cannot_be_rebuilt_are_an_error(site: Open, upstream:
         await stand.start(stand.task("one"))
         lost = Joined(task="lost", attempt_id="x", bundle=bundle, start=upstream.first, head="b" * 40, tip="b" * 40)
         await stand.edit(lambda _: {"joined": (lost,)})
-        player = await here.player()
+        runner = await here.register_runner()
 
-        report_of = await ask(here, player, await player.take(), "tree")
+        report_of = await ask(here, runner, await runner.take(), "tree")
 
         assert (report_of.status, report_of.body["code"]) == (409, "wrong_state"), report_of
         assert "the worktree has no start commit" in report_of.body["message"]
@@ -167,20 +167,20 @@ async def test_worktrees_of_failed_workstreams_are_kept(site: Open, upstream: Up
     """
     async with site() as here:
         await here.project(upstream.url)
-        player = await here.player()
+        runner = await here.register_runner()
         for id, end in (("good", "finish"), ("bad", "fail")):
             stand = WorkstreamFixture(here, upstream, id)
             await stand.start(stand.task("one"))
-            await getattr(player, end)(await player.take())
+            await getattr(runner, end)(await runner.take())
         for id in ("canceled", "open"):
             await WorkstreamFixture(here, upstream, id).start(WorkstreamFixture(here, upstream, id).task("one"))
         await here.service.engine.do(run.Cancel(id="canceled", reason="USER"))
-        stranger = await here.player(tenant="other")
+        stranger = await here.register_runner(tenant="other")
 
         asked = ("good", "bad", "canceled", "open", "nothing", "good")
-        assert await over(here, player, *asked) == ["good", "canceled"]
+        assert await over(here, runner, *asked) == ["good", "canceled"]
         assert await over(here, stranger, *asked) == []
-        assert await over(here, player) == []
+        assert await over(here, runner) == []
 
 
 def test_old_bundles_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
