@@ -268,7 +268,7 @@ async def test_a_stream_continues_while_jobs_of_a_reported_run_are_stopping(site
 @on_loop
 async def test_a_stream_ends_when_its_key_ends(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream must not stay open with a key that expired or was revoked."""
-    monkeypatch.setattr(revalidate, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(revalidate, "CHECK_SECONDS", 0.1)
     async with opened(place, tmp_path / "data") as here:
         short, long = await here.key("ada", "read", expires_seconds=60), await here.key("bob", "read")
         async with (
