@@ -134,12 +134,12 @@ class EventStream:
                     return  # End the response normally; the client connects again, to any server.
 
     async def _follow(self, out: ResponseStream, subscription: Subscription) -> None:
-        stay, clock = Revalidation(self._call), asyncio.get_running_loop().time
+        revalidation, clock = Revalidation(self._call), asyncio.get_running_loop().time
         beat_at = clock() + HEARTBEAT_SECONDS
         has_new = True
         while not subscription.is_closed:
             now = clock()
-            if now >= stay.next_check_at and await stay.is_revoked():
+            if now >= revalidation.next_check_at and await revalidation.is_revoked():
                 return
             text = subscription.next_buffered()
             if text:
@@ -156,7 +156,7 @@ class EventStream:
             elif out.is_disconnected:
                 raise ClientDisconnected
             else:
-                has_new, subscription.due_at = False, min(beat_at, stay.next_check_at)
+                has_new, subscription.due_at = False, min(beat_at, revalidation.next_check_at)
                 await subscription.wait()
                 continue
             has_new, beat_at = True, now + HEARTBEAT_SECONDS

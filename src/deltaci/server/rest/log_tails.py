@@ -160,7 +160,7 @@ class LogStream:
         self._is_appended = False
         self._clock = asyncio.get_running_loop().time
         self._until = self._clock() + call.query.follow
-        self._stay = Revalidation(call)
+        self._revalidation = Revalidation(call)
 
     async def send(self, send: Send) -> None:
         """Send the log as it grows, until the lease ends, `follow` seconds have passed or the client disconnects."""
@@ -233,7 +233,7 @@ class LogStream:
 
     async def _is_time_up(self, subscription: Subscription) -> bool:
         is_late = self._clock() >= self._until
-        return is_late or subscription.is_closed or await self._stay.is_revoked()
+        return is_late or subscription.is_closed or await self._revalidation.is_revoked()
 
     async def _refresh(self) -> None:
         """Read whether the lease is over. Without a lease, read whether there is one now or can still be one."""
