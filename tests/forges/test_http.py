@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trustme
 
-from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable, is_public, retry_after_seconds
+from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable, retry_after_seconds
 from deltaci.forges.status_state import ForgeRequest, ForgeResponse
 from tests.contract.places import on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse
@@ -25,34 +25,6 @@ async def send(outlet: ForgeHttpClient, url: str) -> ForgeResponse:
         return await outlet.send(request_for(url))
     finally:
         await outlet.close()
-
-
-@pytest.mark.parametrize(
-    ("address", "is_so"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1::1", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("172.16.0.1", False),
-        ("192.168.1.1", False),
-        ("169.254.169.254", False),
-        ("100.64.0.1", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::1", False),
-        ("fe80::1%eth0", False),
-        ("fd00::1", False),
-        ("::ffff:127.0.0.1", False),
-        ("::ffff:93.184.216.34", True),
-        ("64:ff9b::7f00:1", False),
-        ("2002:7f00:1::", False),
-        ("not an address", False),
-    ],
-)
-def test_public_and_private_addresses(address: str, is_so: bool) -> None:
-    assert is_public(address) is is_so
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ after the check has no effect. Log lines and stored problems never contain a hea
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import time
 from collections.abc import Collection, Mapping
@@ -19,6 +18,7 @@ import msgspec
 from deltaci import __version__
 from deltaci.core.text import plain_line
 from deltaci.forges.status_state import ForgeRequest, ForgeResponse
+from deltaci.git.url_policy import is_public
 
 REQUEST_SECONDS: Final = 10.0  # For a whole request, including the response.
 MAX_RESPONSE_BYTES: Final = 64 * 1024
@@ -129,21 +129,6 @@ class ForgeHttpClient:
         if not is_allowed and not all(map(is_public, ips)):
             raise NotAllowed(f"{host} is in a private network; let the server allow {host}:{port} if that is intended")
         return ips[0]
-
-
-def is_public(ip: str) -> bool:
-    """Return whether an IP address is globally routable; for an IPv6 address, whether its embedded IPv4 address is."""
-    try:
-        address = ipaddress.ip_address(ip.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address):
-        embedded = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if embedded is not None:
-            return is_public(str(embedded))
-        if address in ipaddress.ip_network("64:ff9b::/96"):
-            return is_public(str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)))
-    return address.is_global and not address.is_multicast
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:

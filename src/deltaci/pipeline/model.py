@@ -41,6 +41,7 @@ from deltaci.pipeline.parse.field_types import (
     text_format,
 )
 from deltaci.pipeline.rule_model import NumberRule, Rule
+from deltaci.protocol.job_spec import Executor
 
 __all__ = [
     "MAX_ITEMS",
@@ -448,9 +449,7 @@ class Job(FileStruct, frozen=True, kw_only=True):
         doc("it runs if one of these projects or one of their dependencies changed"),
     ] = ()
     priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], doc("jobs with a higher priority start first")] = 0
-    executor: Annotated[
-        Literal["process", "sandbox", "container"] | None, doc("the isolation; absent: the runner's default")
-    ] = None
+    executor: Annotated[Executor | None, doc("the isolation; absent: the runner's default")] = None
     network: Annotated[bool, doc("whether an isolated job may use the network")] = False
     limits: Annotated[Limits, doc("limits of resources")] = Limits()
 

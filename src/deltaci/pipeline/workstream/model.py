@@ -25,6 +25,7 @@ from deltaci.pipeline.model import (
     Text,
 )
 from deltaci.pipeline.parse.field_types import JobId, Label, SecretName, doc, text_format
+from deltaci.protocol.job_spec import Executor
 
 MAX_TASKS: Final = 1000
 
@@ -68,9 +69,7 @@ class Task(FileStruct, frozen=True, kw_only=True):
         name="timeout-minutes", default=60
     )
     retry: Annotated[Retry | None, doc("when to retry; absent: never")] = None
-    executor: Annotated[
-        Literal["process", "sandbox", "container"] | None, doc("how to isolate it; absent: the worker's default")
-    ] = None
+    executor: Annotated[Executor | None, doc("how to isolate it; absent: the worker's default")] = None
     image: Annotated[Line, doc("its container image")] = ""
     network: Annotated[bool, doc("whether an isolated task may use the network")] = False
     limits: Annotated[Limits, doc("resource limits")] = Limits()
@@ -121,7 +120,7 @@ class Workstream(FileStruct, frozen=True, kw_only=True):
     ] = None
     env: Annotated[Env, doc("environment variables for every task and for the validation before the merge")] = {}
     executor: Annotated[
-        Literal["process", "sandbox", "container"] | None,
+        Executor | None,
         doc("how to isolate its tasks, unless a task says otherwise; absent: the worker's default"),
     ] = None
     image: Annotated[Line, doc("the container image of its tasks, unless a task has another")] = ""
