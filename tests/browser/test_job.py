@@ -35,7 +35,7 @@ def test_a_job_goes_from_nobody_to_done_before_ones_eyes(ada: Person, house: Hou
     expect(page.get_by_role("link", name="r1").first).to_have_attribute("href", "/workers/r1")
     assert page.evaluate("window.seen") == "the same page"
     expect(page.get_by_role("button", name="Cancel the job")).to_have_count(0)
-    page.get_by_text("What led here").click()
+    page.get_by_text("History").click()
     expect(page.locator("#job-history li").first).to_be_visible()
     ada.check()
     page.get_by_role("link", name="Before ones eyes").click()
@@ -51,7 +51,7 @@ def test_a_job_is_cancelled_with_a_reason(ada: Person, house: House) -> None:
     ada.check_fits()
 
     page.get_by_role("button", name="Cancel the job").first.click()
-    page.get_by_label("Why (optional)").fill("not <b>needed</b>")
+    page.get_by_label("Reason (optional)").fill("not <b>needed</b>")
     page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
 
     expect(page.get_by_text("is being canceled")).to_be_visible()
@@ -91,10 +91,10 @@ def test_two_attempts_side_by_side(ada: Person, house: House) -> None:
     expect(page.get_by_role("heading", name="Attempt 1")).to_be_visible()
     expect(page.locator(".log-row.selected")).to_contain_text("Could not resolve host")
     ada.check()
-    page.get_by_role("link", name="Side by side").click()
+    page.get_by_role("link", name="Compare").click()
 
     first, second = page.locator("#attempt-1"), page.locator("#attempt-2")
-    expect(first).to_contain_text("INFRA by the rule network, worth another attempt")
+    expect(first).to_contain_text("INFRA by the rule network, retryable")
     expect(first).to_contain_text("6 in if")
     expect(first.locator(".log-row.selected")).to_contain_text("Could not resolve host")
     expect(second.get_by_role("button", name=re.compile("succeeded"))).to_be_visible()
@@ -147,7 +147,7 @@ def test_without_scripts_the_last_lines_are_on_the_page(visitor: Callable[..., P
 
     expect(page.get_by_label("Last lines of the log")).to_contain_text("100\n<b>red</b>")
     expect(page.get_by_label("Last lines of the log")).not_to_contain_text("::step")
-    expect(page.get_by_role("link", name="The whole log")).to_have_attribute("href", re.compile("/attempts/1/log"))
+    expect(page.get_by_role("link", name="Full log")).to_have_attribute("href", re.compile("/attempts/1/log"))
 
 
 def test_a_job_that_is_not_there_says_so(ada: Person, house: House) -> None:

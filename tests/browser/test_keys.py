@@ -24,7 +24,7 @@ def test_a_key_is_shown_once_and_lets_its_person_in(ada: Person, house: House) -
     ada.check()
     ada.check_fits()
     with page.expect_response("**/new/key") as answered:
-        page.get_by_role("button", name="Make the key").click()
+        page.get_by_role("button", name="Create the key").click()
 
     token = page.get_by_label("API key", exact=True).input_value()
     assert answered.value.headers["cache-control"] == "no-store"
@@ -55,11 +55,11 @@ def test_what_makes_no_key_loses_nothing(ada: Person) -> None:
     page = ada.go("/new/key")
     page.get_by_label("Description").fill("kept <b>")
     page.get_by_label("Person").fill("not a person")
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_role("button", name="Create the key").click()
     refused(ada, "Person", "letters, digits").fill("grace")
 
     page.get_by_label("read –").uncheck()
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_role("button", name="Create the key").click()
     expect(page.locator("#scopes-problem")).to_contain_text("at least one")
     expect(page.get_by_label("read –")).to_be_focused()
     expected(ada, 422)
@@ -90,7 +90,7 @@ def test_a_revoked_key_lets_nobody_in_and_ones_own_ends_the_visit(visitor: Calla
     dialog.get_by_role("button", name="Not now").click()
     page.locator(f"#revoke-{made['id']}").click()
     dialog.get_by_role("button", name="Revoke").click()
-    said(page, f"The key {made['id']} of eve is revoked.")
+    said(page, f"The key {made['id']} of eve was revoked.")
     expect(page.locator(f"#key-{made['id']}")).to_contain_text("revoked")
     expect(page.locator(f"#key-{made['id']}").get_by_role("button", name="Revoke")).to_have_count(0)
     lin.check()

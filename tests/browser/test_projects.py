@@ -60,17 +60,17 @@ def test_a_project_is_added_and_says_how_it_hears_of_pushes(ada: Person, place: 
     ada.check_fits()
     page.get_by_label("Description").fill(HOSTILE)
     page.get_by_label("Forge", exact=True).select_option("github")
-    page.get_by_label("Secret of the webhook").fill("SHOP_HOOK")
-    page.get_by_label("Secret to report with").fill("GH_TOKEN")
+    page.get_by_label("Webhook secret").fill("SHOP_HOOK")
+    page.get_by_label("Secret for reporting").fill("GH_TOKEN")
     assert page.locator("datalist option[value=SHOP_HOOK]").count() == 3
     adds = page.get_by_role("button", name="Add the project")
     for label, wrong, says, right in (
-        ("Name", "not a name", "can be no name; expected letters", "taken"),
+        ("Name", "not a name", "is not a valid name; expected letters", "taken"),
         ("Address", "gopher://example.org/x", "expected one that begins with https", "https://example.org/a/b.git"),
         ("Name", "taken", "there is a project 'taken' already", "web-shop"),
-        ("Secret to clone with", "a b", "the name of a secret", ""),
-        ("Look for pushes every so many seconds", "often", "Expected `int`", "0"),
-        ("The forge's API", "ftp://x", "begins with https://", ""),
+        ("Secret for cloning", "a b", "the name of a secret", ""),
+        ("Poll interval (seconds)", "often", "Expected `int`", "0"),
+        ("Forge API URL", "ftp://x", "begins with https://", ""),
     ):
         page.get_by_label(label, exact=True).fill(wrong)
         adds.click()
@@ -109,7 +109,7 @@ def test_of_two_who_change_a_project_the_slower_is_told_and_loses_nothing(
     theirs.get_by_label("Schedules in its pipeline files").uncheck()
     theirs.get_by_role("button", name="Save").click()
     said(theirs, "The project both is saved.")
-    expect(theirs.locator("#settings")).to_contain_text("are ignored")
+    expect(theirs.locator("#settings")).to_contain_text("ignored")
 
     page.get_by_role("button", name="Save").click()
     alert = page.get_by_role("alert")
@@ -138,19 +138,19 @@ def test_a_run_of_a_branch_is_started_by_hand(ada: Person, place: Place) -> None
     """A branch that is not there, or half a commit, is said at its field."""
     place.add("by-hand")
     page = ada.go("/projects/by-hand")
-    expect(page.get_by_text("Nothing of it ran yet.")).to_be_visible()
+    expect(page.get_by_text("This project has no runs yet.")).to_be_visible()
     expect(page.get_by_label("Command")).to_have_value("deltaci project hook by-hand --repository /srv/git/by-hand.git")
     page.get_by_role("link", name="Run now").click()
     ada.check()
     ada.check_fits()
     page.get_by_label("Branch or tag").fill("nowhere")
-    page.get_by_role("button", name="Start the run").click()
+    page.get_by_role("button", name="Start run").click()
     refused(ada, "Branch or tag", "has no branch or tag 'nowhere'").fill("main")
     page.get_by_label("Commit").fill("abc")
-    page.get_by_role("button", name="Start the run").click()
+    page.get_by_role("button", name="Start run").click()
     refused(ada, "Commit", "not a full commit id").fill("")
     page.get_by_label("Inputs").fill("no name=x")
-    page.get_by_role("button", name="Start the run").click()
+    page.get_by_role("button", name="Start run").click()
     refused(ada, "Inputs", "lines like name=value").fill("")
     page.get_by_label("Title").fill("By hand")
     page.get_by_label("Title").press("Enter")
@@ -221,9 +221,9 @@ def test_what_is_empty_says_what_to_do(visitor: Callable[..., Person], place: Pl
     """A tenant in which nothing was done yet."""
     eva = visitor(place.house).sign_in(place.house.key("eva", tenant="new tenant"))
     for path, says in (
-        ("/projects", "The server knows no repository yet."),
-        ("/changes", "Nothing happened in any repository yet."),
-        ("/flaky", "Nothing is known to be flaky."),
+        ("/projects", "There is no project yet."),
+        ("/changes", "No change in any repository yet."),
+        ("/flaky", "No flaky tests or jobs are known."),
         ("/templates", "There is no template yet."),
         ("/secrets", "There is no secret yet."),
     ):
@@ -237,7 +237,7 @@ def test_failure_rules_are_read_in_order_and_changed(ada: Person, place: Place) 
     """What is wrong is said with its line, and nothing is lost; the tenant's own are asked first."""
     page = ada.go("/failure-rules")
     expect(page.get_by_role("row", name="always")).to_contain_text("built in")
-    page.get_by_role("link", name="Edit yours").click()
+    page.get_by_role("link", name="Edit your rules").click()
     page.get_by_label("Your rules").fill("rules:\n  - name: mine\n    class: NOBODY\n    exit_codes: [42]\n")
     page.get_by_role("button", name="Save").click()
     text = refused(ada, "Your rules", "line 3:12")

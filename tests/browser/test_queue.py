@@ -46,14 +46,14 @@ def test_each_kind_of_reason_is_told_and_goes_away(small: House, visitor: Callab
     ada = visitor(small).sign_in(small.key("ada"))
     go = small.folder / "kinds.go"
     page = ada.go("/queue")
-    expect(page.get_by_text("Nothing waits, and nothing is under way.")).to_be_visible()
+    expect(page.get_by_text("The queue is empty and no job is running.")).to_be_visible()
     ada.check()
     page.evaluate("window.seen = 'the same page'")
 
     first = small.start(task("holds", until(go), group="deploy"), title="The <i>first</i>", project="shop")
     expect(page.locator("#under-way").get_by_role("link", name="holds")).to_be_visible(timeout=SOON)
     expect(page.locator("#under-way").get_by_role("link", name="r1")).to_have_attribute("href", "/workers/r1")
-    expect(page.get_by_text("Nothing waits: every job that may begin has begun.")).to_be_visible()
+    expect(page.get_by_text("The queue is empty: every ready job has started.")).to_be_visible()
 
     second = small.start(
         task("busy", priority=7),
@@ -98,7 +98,7 @@ def test_each_kind_of_reason_is_told_and_goes_away(small: House, visitor: Callab
     expect(waits(page, f"{second}/after")).to_have_count(0, timeout=SOON)
     expect(page.locator("#waiting-count")).to_have_text("2 wait", timeout=SOON)
     small.ask("POST", f"/runs/{second}/cancel", {})
-    expect(page.get_by_text("Nothing waits, and nothing is under way.")).to_be_visible(timeout=SOON)
+    expect(page.get_by_text("The queue is empty and no job is running.")).to_be_visible(timeout=SOON)
     assert page.evaluate("window.seen") == "once more"
 
 
@@ -111,11 +111,11 @@ def test_a_time_that_must_come_is_told(small: House, visitor: Callable[..., Pers
     page = ada.go("/queue?reason=retry_scheduled")
     line = waits(page, f"{run}/later")
     expect(line).to_contain_text("Waits for a retry: attempt 2 of 2 starts at", timeout=SOON)
-    expect(line).to_contain_text(re.compile(r"its time comes in \d+ (min|hr)"))
+    expect(line).to_contain_text(re.compile(r"ready in \d+ (min|hr)"))
     expect(line).not_to_contain_text("(in ")
     ada.check()
     small.ask("POST", f"/runs/{run}/cancel", {})
-    expect(page.get_by_text("Nothing waits for that.")).to_be_visible(timeout=SOON)
+    expect(page.get_by_text("No waiting job matches.")).to_be_visible(timeout=SOON)
 
 
 def test_filters_and_pages(ada: Person, house: House) -> None:
@@ -141,8 +141,8 @@ def test_filters_and_pages(ada: Person, house: House) -> None:
     ada.go("/queue?project=short-project")
     expect(page.locator("#waiting-count")).to_have_text("1 waits for what was asked")
     ada.go("/queue?label=none-of-these")
-    expect(page.get_by_text("Nothing waits for that.")).to_be_visible()
-    expect(page.get_by_role("link", name="All that waits")).to_have_attribute("href", "/queue")
+    expect(page.get_by_text("No waiting job matches.")).to_be_visible()
+    expect(page.get_by_role("link", name="The whole queue")).to_have_attribute("href", "/queue")
     ada.go("/queue")
     page.keyboard.press("j")
     expect(page.locator("tbody th a").first).to_be_focused()
@@ -159,6 +159,6 @@ def test_who_may_only_look_sees_it_and_others_see_nothing(house: House, visitor:
     expect(waits(page, f"{run}/secret.1")).to_contain_text("A secret of the tenant")
     eve.check()
     other = stranger.go("/queue")
-    expect(other.get_by_text("Nothing waits, and nothing is under way.")).to_be_visible()
+    expect(other.get_by_text("The queue is empty and no job is running.")).to_be_visible()
     assert "secret" not in other.locator("main").inner_text()
     stranger.check_fits()

@@ -131,11 +131,11 @@ def test_a_waiting_job_is_approved_in_another_browser(ada: Person, house: House,
     his.keyboard.press("a")
     expect(his.get_by_role("dialog")).to_be_visible()
     bob.check()
-    his.get_by_role("dialog").get_by_label("Why (optional)").fill("looks good <b>to me</b>")
+    his.get_by_role("dialog").get_by_label("Reason (optional)").fill("looks good <b>to me</b>")
     his.keyboard.press("Tab")
     his.keyboard.press("Tab")
     his.keyboard.press("Enter")
-    expect(his.locator("#said")).to_contain_text("You approved release. It waits for more people.")
+    expect(his.locator("#said")).to_contain_text("You approved release. It needs more approvals.")
     expect(his.locator("#approvals")).to_contain_text("You approved it.")
 
     expect(page.locator("#approvals")).to_contain_text("bob approved")
@@ -166,7 +166,7 @@ def test_a_rejected_job_shows_what_it_kept_from_running(ada: Person, house: Hous
     page = ada.go(f"/runs/{run}")
 
     page.get_by_role("button", name="Reject").click()
-    page.get_by_role("dialog").get_by_label("Why (optional)").fill("not on a Friday")
+    page.get_by_role("dialog").get_by_label("Reason (optional)").fill("not on a Friday")
     page.get_by_role("dialog").get_by_role("button", name="Reject").click()
 
     expect(page.locator("#said")).to_contain_text("You rejected release.")
@@ -205,7 +205,7 @@ def test_a_run_is_canceled_and_its_job_ends(ada: Person, house: House) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
     page.keyboard.press("x")
-    page.get_by_role("dialog").get_by_label("Why (optional)").fill("the wrong branch")
+    page.get_by_role("dialog").get_by_label("Reason (optional)").fill("the wrong branch")
     page.get_by_role("dialog").get_by_role("button", name="Cancel", exact=True).click()
 
     expect(page.locator("#said")).to_contain_text("The run is being canceled.")

@@ -125,7 +125,7 @@ def test_events_are_filtered_paged_and_taken_away(ada: Person, house: House, tmp
 
     page.get_by_label("Job").fill("nobody")
     page.get_by_role("button", name="Filter").click()
-    expect(page.get_by_text("No event fits.")).to_be_visible()
+    expect(page.get_by_text("No event matches.")).to_be_visible()
     ada.check()
     for view in ("", "workstreams", "queue"):
         ada.go(f"/runs/{run}/events?view={view}")
@@ -151,7 +151,7 @@ def test_what_people_said_is_text_among_the_events(ada: Person, house: House) ->
     assert "Said" in page.title()
     ada.check()
     ada.go(f"/runs/{run}/events?view=queue&job=%3Cb%3E%2F&kind=nonsense&at=nonsense&order=nonsense")
-    expect(page.get_by_text("No event fits.")).to_be_visible()
+    expect(page.get_by_text("No event matches.")).to_be_visible()
 
 
 # -- plan
@@ -176,7 +176,7 @@ def test_a_plan_that_was_given_is_shown_whole(ada: Person, house: House) -> None
     expect(first.get_by_text(HOSTILE)).to_be_visible()
     first.get_by_text("Command").click()
     expect(first.get_by_role("region")).to_contain_text("line <b>two</b>")
-    told = "waits for 2 people with the role lead, not who started it"
+    told = "waits for 2 people with the role lead, not by the person who started it"
     expect(page.locator("#planned-1").get_by_text(told)).to_be_visible()
     expect(page.locator("#planned-2")).to_contain_text("release")
     ada.check()
@@ -323,7 +323,7 @@ def test_five_thousand_tests_are_a_small_page(ada: Person, house: House) -> None
     expect(page.locator("tbody .name")).to_have_text(["t1234"])
     page.get_by_label("Search").fill("no such test")
     page.get_by_role("button", name="Filter").click()
-    expect(page.get_by_text("No test fits.")).to_be_visible()
+    expect(page.get_by_text("No test matches.")).to_be_visible()
     ada.check()
 
 
@@ -393,7 +393,7 @@ def test_results_are_saved_and_read_never_run(ada: Person, house: House, tmp_pat
     expect(outputs.get_by_text(HOSTILE.replace("'", ""))).to_be_visible()
     outputs.get_by_text("list").last.click()
     expect(outputs.get_by_role("region")).to_contain_text('"a": 2')
-    expect(page.locator("#cost tbody tr").first).to_contain_text("All together")
+    expect(page.locator("#cost tbody tr").first).to_contain_text("Total")
     expect(line(page.locator("#cost"), "make")).to_contain_text(re.compile(r"\d s.*\d MiB.*KiB", re.S))
     ada.check()
     ada.check_fits()

@@ -54,7 +54,7 @@ def test_the_status_filter_and_the_search(ada: Person, house: House) -> None:
 
     page.get_by_label("Status").select_option("FAILED")
     page.get_by_role("button", name="Filter").click()
-    expect(page.get_by_text(re.compile("No run fits"))).to_be_visible()
+    expect(page.get_by_text(re.compile("No run matches"))).to_be_visible()
     ada.check()
 
 

@@ -147,7 +147,7 @@ def test_a_theme_holds_for_all_pages(ada: Person) -> None:
     light = page.evaluate(background)
 
     page.locator("#account summary").click()
-    page.get_by_role("button", name="Light or dark").click()
+    page.get_by_role("button", name="Switch light or dark theme").click()
 
     dark = page.evaluate(background)
     assert dark != light
@@ -158,5 +158,5 @@ def test_a_theme_holds_for_all_pages(ada: Person) -> None:
     assert other.evaluate(background) == dark  # No script came but the one that stands in the page itself.
     other.close()
 
-    page.get_by_role("button", name="Light or dark").click()
+    page.get_by_role("button", name="Switch light or dark theme").click()
     assert page.evaluate(background) == light

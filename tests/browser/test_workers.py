@@ -93,7 +93,7 @@ def test_what_a_worker_does_is_seen_and_leads_there(ada: Person, house: House) -
         go.touch()
 
         state(page, "does-1", "ready")
-        expect(other.locator("#does")).to_contain_text("Nothing just now.")
+        expect(other.locator("#does")).to_contain_text("No jobs at the moment.")
         expect(other.locator("#worker-state")).to_have_text("ready")
 
 
@@ -127,7 +127,7 @@ def test_drained_here_explained_there_and_resumed(ada: Person, house: House, vis
         do(page, "Resume").get_by_role("button", name="Resume").click()
         expect(page.locator("#said")).to_contain_text("drain-1 takes work again.")
         assert house.until(run)["status"] == "SUCCEEDED"
-        expect(queue.get_by_text("Nothing waits for that.")).to_be_visible(timeout=SOON)
+        expect(queue.get_by_text("No waiting job matches.")).to_be_visible(timeout=SOON)
         bob.check()
 
 
@@ -172,7 +172,7 @@ def test_a_worker_that_dies_is_silent_and_then_gone(tmp_path: Path, visitor: Cal
         expect(page.get_by_text("There is no worker")).to_be_visible(timeout=2 * SOON)
         assert page.evaluate("window.seen") == "the same page"
         page.get_by_role("link", name="Gone").click()
-        expect(line(page, "dies-1")).to_contain_text("It was silent for too long.")
+        expect(line(page, "dies-1")).to_contain_text("It sent no heartbeat for too long.")
     finally:
         (tmp_path / "never").touch()
         here.close()
@@ -181,16 +181,16 @@ def test_a_worker_that_dies_is_silent_and_then_gone(tmp_path: Path, visitor: Cal
 def test_a_runner_is_let_in_with_a_token_that_is_shown_once(ada: Person, house: House) -> None:
     """The command is the one to run: it is run, word by word. Whoever looks again sees a form."""
     page = ada.go("/workers")
-    page.get_by_role("link", name="Let a runner in").click()
+    page.get_by_role("link", name="Add a runner").click()
     ada.check()
     ada.check_fits()
     page.get_by_label("Name of the runner").fill("let in-1")
     page.get_by_label("Labels").fill("let, in")
     page.get_by_label("Slots").fill("2")
-    page.get_by_role("button", name="Make a token").click()
+    page.get_by_role("button", name="Create token").click()
 
-    command = page.get_by_role("textbox", name="The same in one line").input_value()
-    token = page.get_by_role("textbox", name="Only the token").input_value()
+    command = page.get_by_role("textbox", name="The same on one line").input_value()
+    token = page.get_by_role("textbox", name="Token only").input_value()
     assert shlex.split(page.locator("pre").inner_text().replace("\\\n", "")) == shlex.split(command)
     ada.check()
     ada.check_fits()
@@ -201,7 +201,7 @@ def test_a_runner_is_let_in_with_a_token_that_is_shown_once(ada: Person, house: 
     told, *words = shlex.split(command)
     assert told == f"DELTACI_TOKEN={token}"
     assert words == ["deltaci", "runner", "--server", house.url, "--slots", "2", "--labels", "let,in"]
-    process = house.begin(*words[1:], "--work", str(house.folder / "let-in"), name="let-in", DELTACI_TOKEN=token)
+    process = house.begin(*words[1:], "--work", str(house.folder / "added"), name="added", DELTACI_TOKEN=token)
     ada.go("/workers?label=let")
     expect(page.locator("tbody tr")).to_have_count(1, timeout=SOON)
     expect(page.locator("tbody tr")).to_contain_text("0 of 2")
@@ -209,26 +209,26 @@ def test_a_runner_is_let_in_with_a_token_that_is_shown_once(ada: Person, house: 
     expect(page.locator("#worker-state")).to_have_text("ready")
     page.get_by_role("link", name="New token").click()
     expect(page.get_by_label("Name of the runner")).to_have_value("let in-1")
-    expect(page.get_by_label("The runner is among the workers")).to_be_checked()
+    expect(page.get_by_label("Replace the credential of a registered runner")).to_be_checked()
     process.send_signal(signal.SIGTERM)
     process.wait(PATIENCE_SECONDS)
 
 
 def test_a_token_is_refused_with_what_was_typed(ada: Person) -> None:
     """Nothing of it is lost, and the message says what to change."""
-    page = ada.go("/let-in")
+    page = ada.go("/runners/new")
     page.get_by_label("Name of the runner").fill("no/slash")
     page.get_by_label("Labels").fill("gpu")
-    page.get_by_role("button", name="Make a token").click()
+    page.get_by_role("button", name="Create token").click()
 
-    expect(page.get_by_role("alert")).to_contain_text("No token was made: look at Name of the runner.")
-    expect(page.locator("#name-problem")).to_contain_text("'no/slash' does not fit here; expected 1 to 100 characters")
+    expect(page.get_by_role("alert")).to_contain_text("No token was created: look at Name of the runner.")
+    expect(page.locator("#name-problem")).to_contain_text("'no/slash' is not valid here; expected 1 to 100 characters")
     expect(page.get_by_label("Name of the runner")).to_have_value("no/slash")
     expect(page.get_by_label("Labels")).to_have_value("gpu")
     page.get_by_label("Name of the runner").fill("no-slash")
     page.get_by_label("Slots").fill("many")
-    page.get_by_role("button", name="Make a token").click()
-    expect(page.locator("#slots-problem")).to_contain_text("'many' is no number of slots; expected one from 1 to 1000")
+    page.get_by_role("button", name="Create token").click()
+    expect(page.locator("#slots-problem")).to_contain_text("'many' is not a number of slots; expected 1 to 1000")
     assert "dci_" not in page.content()
     ada.complaints = [each for each in ada.complaints if "422" not in each]
     ada.check()
@@ -240,16 +240,14 @@ def test_who_may_only_look_is_told_what_is_missing(house: House, visitor: Callab
     page = eve.go("/workers")
     expect(line(page, "r1")).to_be_visible(timeout=SOON)
 
-    expect(page.get_by_text("Let a runner in needs the scope runner")).to_be_visible()
+    expect(page.get_by_text("Add a runner needs the scope runner")).to_be_visible()
     expect(line(page, "r1").get_by_text("Drain needs the scope runner")).to_be_visible()
     expect(page.get_by_role("button", name="Drain")).to_have_count(0)
     eve.check()
-    answer = page.goto("/let-in")
+    answer = page.goto("/runners/new")
     assert answer is not None
     assert answer.status == 403
-    expect(
-        page.get_by_text("This needs the scope runner; the key that you are signed in with has read.")
-    ).to_be_visible()
+    expect(page.get_by_text("This needs the scope runner; the key you are signed in with has read.")).to_be_visible()
     eve.complaints = [each for each in eve.complaints if "403" not in each]
     eve.check()
 
@@ -272,7 +270,7 @@ def test_filters_leave_only_what_fits_and_nobody_is_an_answer(
 
         page = ada.go("/workers?q=filter-1")
         page.locator("#count-drained a").click()
-        expect(page.get_by_text("No worker fits.")).to_be_visible()
+        expect(page.get_by_text("No worker matches.")).to_be_visible()
         page.keyboard.press("/")
         expect(page.get_by_label("Search")).to_be_focused()
 

@@ -240,7 +240,7 @@ def test_somebody_stops_one(ada: Person, shop: Shop) -> None:
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("dialog")).to_contain_text("What is merged stays merged")
     ada.check()
-    page.get_by_label("Why (optional)").fill("it was a mistake")
+    page.get_by_label("Reason (optional)").fill("it was a mistake")
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
 
     expect(page.locator("#said").get_by_text("is being stopped")).to_be_visible()
@@ -269,7 +269,7 @@ def test_filters_and_keys_of_the_board(ada: Person, shop: Shop) -> None:
     expect(page.locator(f"#ws-{mine}")).to_have_count(0)
     assert "person=eve" in page.url
     page = ada.go("/workstreams?project=nowhere")
-    expect(page.get_by_text("No workstream fits.")).to_be_visible()
+    expect(page.get_by_text("No workstream matches.")).to_be_visible()
     ada.check()
     page = ada.go("/workstreams?state=completed")
     expect(page.locator(f"#ws-{mine}")).to_contain_text("2 of 2 tasks")
@@ -332,7 +332,7 @@ def test_nothing_waits_and_nothing_is_there(visitor: Callable[..., Person], shop
     expect(page.get_by_text("There is no workstream yet")).to_be_visible()
     eve.check()
     page = eve.go("/merge-queues")
-    expect(page.get_by_text("Nothing waits to be merged")).to_be_visible()
+    expect(page.get_by_text("No workstream waits to be merged")).to_be_visible()
     eve.check()
     eve.check_fits()
     page = eve.go("/workstreams/new")

@@ -24,7 +24,7 @@ def test_rules_are_set_shown_and_tried(desk: Desk) -> None:
     assert "bad.yml:3:12" in refused.stderr
     assert "rule network: INFRA" in desk.text("failure-rules", "test", "build.log")
     tried = desk.text("failure-rules", "test", "build.log", "--rules", "rules.yml")
-    assert tried.startswith("rule gpu: INFRA, another attempt may help\nbecause of the line: GPU 7 was lost\n")
+    assert tried.startswith("rule gpu: INFRA, retryable\nbecause of the line: GPU 7 was lost\n")
     assert desk.text("failure-rules", "set", "rules.yml") == "set version 1: 1 rule\n"
     found = desk.json("failure-rules", "test", "build.log")
     assert found["verdict"]["rule"] == "gpu"
@@ -41,7 +41,7 @@ def test_rules_are_set_shown_and_tried(desk: Desk) -> None:
 
 def test_what_is_flaky_is_listed(desk: Desk, player: Player) -> None:
     """The job itself and its tests; after two attempts of the same commit that disagree."""
-    assert desk.text("flaky") == "nothing is known to be flaky\n"
+    assert desk.text("flaky") == "no flaky tests or jobs are known\n"
     about = ("--project", "shop", "--commit", "c0ffee")
     for failed in (["net.test_slow"], []):
         desk.submit(*about, plan=plan(task("check")))

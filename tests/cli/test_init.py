@@ -43,9 +43,7 @@ def test_nothing_at_all_is_told_and_nothing_is_written(here: Path) -> None:
     result = init()
 
     assert result.exit_code == 1
-    assert result.stderr.startswith(
-        "deltaci init: nothing was found that could be built, tested or checked; looked for"
-    )
+    assert result.stderr.startswith("deltaci init: found nothing to build, test or lint; looked for")
     assert list(here.iterdir()) == []
 
 
@@ -88,7 +86,7 @@ def test_what_is_found_is_told_and_written_and_good(here: Path) -> None:
         "    package.json has the script 'test': 'jest'",
         "    npm: there is no lock file",
         "",
-        ".deltaci.yml is written; see `deltaci lint`.",
+        ".deltaci.yml was written; check it with `deltaci lint`.",
     ]
     assert "  # odd-test:\n" in (here / ".deltaci.yml").read_text()
     linted = CliRunner().invoke(app, ["lint"])

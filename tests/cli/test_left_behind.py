@@ -93,8 +93,8 @@ def test_files_are_listed_and_got(desk: Desk, player: Player) -> None:
     assert (desk.folder / got[0]).read_bytes() == b"a" * 2000
     assert len(desk.json("artifacts", "get", run, "-o", "all")) == 4
     assert "left nothing behind" in desk.refused(2, "artifacts", "get", run, "*.exe")
-    assert "nothing was left behind" in desk.text("artifacts", "list", f"{run}/c")
-    assert "no job gave a result" in desk.text("outputs", run)
+    assert "no artifacts" in desk.text("artifacts", "list", f"{run}/c")
+    assert "no outputs" in desk.text("outputs", run)
     assert "no attempt told" in desk.text("costs", run)
 
 

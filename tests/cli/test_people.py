@@ -8,7 +8,7 @@ from tests.client.hosted import Player, gate, plan, task
 
 def test_templates_are_saved_listed_shown_and_removed(desk: Desk) -> None:
     """From a plan alone, or with what it asks for."""
-    assert desk.text("template", "list") == "no templates; 'deltaci template save' makes one\n"
+    assert desk.text("template", "list") == "no templates; save one with 'deltaci template save'\n"
     bare = desk.file("bare.json", plan(task("build", runs_on=["linux"]), gate("ok")))
     asks = {"env": {"required": True, "choices": ["dev", "prod"], "description": "where to"}}
     full = desk.file("full.json", {"plan": plan(task("a")), "inputs": asks, "description": "two"})
@@ -23,7 +23,7 @@ def test_templates_are_saved_listed_shown_and_removed(desk: Desk) -> None:
     assert "dev, prod" in shown
     assert "where to" in shown
     first = desk.text("template", "show", "deploy@1")
-    assert "(the one before)" in first
+    assert "(previous)" in first
     assert "linux" in first
     assert desk.json("template", "show", "deploy@1")["description"] == "one"
     assert "needs the input 'env'" in desk.refused(3, "submit", "--template", "deploy")
@@ -64,7 +64,7 @@ def test_the_fleet_is_seen_and_joined(desk: Desk, player: Player) -> None:
     assert desk.text("workers").splitlines()[1].split()[0] == player.name
     assert desk.json("workers")[0]["id"] == player.name
     assert desk.json("workers", "list", "--gone") == []
-    assert desk.text("workers", "list", "--gone") == "none was shut down\n"
+    assert desk.text("workers", "list", "--gone") == "no workers were shut down\n"
     assert player.name in desk.text("workers", "show", player.name)
     assert desk.json("workers", "show", player.name)["slots"] == 10
     assert desk.text("workers", "token", "new").startswith("dci_")

@@ -146,7 +146,7 @@ def test_runs_are_found_by_what_they_are(desk: Desk) -> None:
     assert found("--branch", "x") == found("--label", "l") == [first]
     assert found("--status", "waiting_approval", "--person", "ada", "--since", "1h") == [second, first]
     assert found("--state", "RUNNING") == found("--template", "t") == found("--until", "2020-01-01") == []
-    assert desk.text("runs", "--branch", "none") == "no runs; 'deltaci submit' starts one\n"
+    assert desk.text("runs", "--branch", "none") == "no runs; start one with 'deltaci submit'\n"
     assert "the newest 1" in desk.text("runs", "--limit", "1")
     for run in (first, second):
         desk.text("cancel", run)
@@ -199,7 +199,7 @@ def test_why_is_answered_for_a_run_a_job_and_an_attempt(desk: Desk, player: Play
     assert desk.json("explain", f"{run}/ok")["entity"] == "job"
     assert desk.json("explain", f"{run}/py3.11")["entity"] == "job"
     assert desk.json("explain", f"{run}/py3.11.1")["entity"] == "attempt"
-    assert "how it came to this:" in desk.text("explain", f"{run}/py3.11.1")
+    assert "history:" in desk.text("explain", f"{run}/py3.11.1")
     assert "not_found" in desk.refused(3, "explain", f"{run}/none.1")
     desk.text("cancel", run)
 
@@ -222,6 +222,6 @@ def test_what_a_job_waits_for_is_in_its_line(desk: Desk, player: Player) -> None
     assert "waits for a worker with gpu" in lines["gpu"]
     assert "waits for flaky, gpu" in lines["after"]
     assert "waits for 2 people with role ops to approve" in lines["ok"]
-    assert "tried again in" in lines["flaky"]
+    assert "next attempt in" in lines["flaky"]
     assert "1/2" in lines["flaky"]
     desk.text("cancel", run)

@@ -66,7 +66,7 @@ def test_what_is_set_is_listed_sealed_and_removed(tmp_path: Path) -> None:
     assert said(tmp_path, "remove", "A") == (0, "")
     assert names(tmp_path) == []
     assert names(tmp_path, "--tenant", "other") == ["B"]
-    assert said(tmp_path, "list")[1] == "no secrets; 'deltaci secret set NAME' keeps one\n"
+    assert said(tmp_path, "list")[1] == "no secrets; set one with 'deltaci secret set NAME'\n"
 
 
 def test_scopes_without_a_server(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_workstreams_are_listed_and_stopped(streams: Streams) -> None:
     [line] = [each for each in listed.splitlines() if id in each]
     assert line.split()[:4] == [id, "login", "■", "cancelled"]
     assert "wrong base" in line
-    assert desk.text("ws", "list", "--project", "other") == "no workstreams; 'deltaci ws create FILE' starts one\n"
+    assert desk.text("ws", "list", "--project", "other") == "no workstreams; start one with 'deltaci ws create FILE'\n"
     assert id in [each["id"] for each in desk.json("ws", "list")]
 
 
@@ -207,7 +207,7 @@ def test_the_merge_queue_is_shown_in_its_order(streams: Streams) -> None:
         number=7, method="merge", members=(one,), doing="testing", start=BASE, commit="e" * 40, run_id="r9"
     )
 
-    assert desk.text("ws", "queue") == "nothing waits to be merged\n"
+    assert desk.text("ws", "queue") == "no workstream waits to be merged\n"
     streams.stand_in.waiting = [
         QueueView(project="shop", base="main", entries=(first, second), batches=(batch,), problem="no way in")
     ]
@@ -218,10 +218,10 @@ def test_the_merge_queue_is_shown_in_its_order(streams: Streams) -> None:
     assert shown.splitlines()[0] == "shop, main"
     assert [line.split()[:3] for line in shown.splitlines()[2:4]] == [["1", one, "merge"], ["2", two, "merge"]]
     assert f"batch 7: testing by r9: {one} on {BASE[:10]}; main would become eeeeeeeeee" in shown
-    assert "the runner is away; tried again" in shown
-    assert "all of it waits: no way in" in shown
+    assert "the runner is away; next attempt" in shown
+    assert "the whole queue waits: no way in" in shown
     assert "merge: number 2 in the queue of main, waits to be tested (the runner is away)" in seen
-    assert desk.text("ws", "queue", "other") == "nothing waits to be merged in other\n"
+    assert desk.text("ws", "queue", "other") == "no workstream waits to be merged in other\n"
     assert [each["base"] for each in desk.json("ws", "queue")["queues"]] == ["main"]
 
 

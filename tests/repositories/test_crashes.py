@@ -121,7 +121,7 @@ async def test_an_error_of_ours_fails_the_run_and_says_so(
         run = await here.until(people, id, "FAILED")
 
         assert run["reason"] == "PLAN_FAILED"
-        assert "an error of ours: RuntimeError: poison" in (await people.get(f"/runs/{id}/plan")).body["problems"][0]
+        assert "internal error: RuntimeError: poison" in (await people.get(f"/runs/{id}/plan")).body["problems"][0]
 
 
 @on_loop

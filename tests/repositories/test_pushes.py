@@ -222,7 +222,7 @@ async def test_what_nobody_can_run(site: Opened, upstream: Upstream) -> None:
 
         assert gone["reason"] == "the branch or tag was deleted"
         assert none["reason"] == "the commit has no pipeline files"
-        assert lost["reason"] == "there is no such project any more"
+        assert lost["reason"] == "the project no longer exists"
         assert await here.runs() == []
 
 

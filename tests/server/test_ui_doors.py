@@ -243,7 +243,7 @@ async def test_a_form_of_one_tenant_does_nothing_in_another(tmp_path: Path) -> N
             )
 
             assert answer.headers["location"] == "/runs?q=1"
-            assert "the form is of the tenant 'default', and this browser looks at 'team' by now" in said(answer)
+            assert "the form belongs to the tenant 'default', but this browser now shows 'team'" in said(answer)
             assert probe.done == []
             assert (await reader.send("/probe")).status_code == 303
             assert probe.done == ["team"]

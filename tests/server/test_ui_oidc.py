@@ -220,7 +220,7 @@ async def test_a_code_is_good_once_and_for_its_own_browser(tmp_path: Path, issue
 
         answer = await mallory.get(f"{BACK}?code={stolen}&state={state}&iss={issuer.url}")
 
-        assert "did not take the code: 'invalid_grant'" in said(answer)
+        assert "did not accept the code: 'invalid_grant'" in said(answer)
         back = urlsplit(issuer.let_in("ada", await begun(ada)))
         assert (await ada.get(f"{BACK}?{back.query}")).headers["location"] == "/runs"
         assert "did not begin" in said(await ada.get(f"{BACK}?{back.query}"))
@@ -231,16 +231,16 @@ async def test_what_the_issuer_refuses_is_said_and_a_key_still_works(tmp_path: P
     """Somebody who said no, a client that it does not know, one that is away."""
     async with pages(tmp_path, sign_in=trusting(tmp_path, issuer)) as site:
         reader = site.reader()
-        assert "did not let you in: 'access_denied'" in said(await came_back(reader, issuer, "nobody"))
+        assert "refused the sign-in: 'access_denied'" in said(await came_back(reader, issuer, "nobody"))
         issuer.secret = "another one"
-        assert "did not take the code: 'invalid_client'" in said(await came_back(reader, issuer))
+        assert "did not accept the code: 'invalid_client'" in said(await came_back(reader, issuer))
         assert (await reader.sign_in(await site.key())).status_code == 303
 
     issuer.answers[CONFIGURATION] = (500, {}, b"")
     async with pages(tmp_path, sign_in=trusting(tmp_path, issuer)) as site:
         answer = await site.reader().get("/sign-in/oidc")
         assert answer.headers["location"] == "/sign-in"
-        assert "127.0.0.1 cannot be asked now; try again, or sign in with an API key." in said(answer)
+        assert "127.0.0.1 cannot be reached now; try again, or sign in with an API key." in said(answer)
 
 
 @pytest.mark.parametrize(

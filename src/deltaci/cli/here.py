@@ -22,27 +22,27 @@ FOLDER: Final = "local"
 USAGE: Final = 2
 
 FolderOption = Annotated[
-    Path, typer.Argument(metavar="[FOLDER]", help="The repository, or a folder of it.", file_okay=False, exists=True)
+    Path, typer.Argument(metavar="[FOLDER]", help="The repository, or a folder in it.", file_okay=False, exists=True)
 ]
 FileOption = Annotated[
     list[str] | None,
-    typer.Option("--file", help="Only this pipeline file, from the root on. May be given again."),
+    typer.Option("--file", help="Only this pipeline file, relative to the root. May be repeated."),
 ]
 EventOption = Annotated[
-    str, typer.Option("--event", help="As if this had happened: push, pull_request, schedule or manual.")
+    str, typer.Option("--event", help="The event to simulate: push, pull_request, schedule or manual.")
 ]
 InputOption = Annotated[
-    list[str] | None, typer.Option("--input", metavar="NAME=VALUE", help="What a start by hand is told.")
+    list[str] | None, typer.Option("--input", metavar="NAME=VALUE", help="Inputs for a manual run.")
 ]
 BaseOption = Annotated[
-    str, typer.Option("--base", help="What to compare with; by default where this branch left the default branch.")
+    str, typer.Option("--base", help="The commit to compare with. Default: the merge base with the default branch.")
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Leave nothing out because of what changed.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Run all jobs, regardless of what changed.")]
 JobOption = Annotated[
-    list[str] | None, typer.Option("--job", help="Only this job and what it needs. May be given again.")
+    list[str] | None, typer.Option("--job", help="Only this job and the jobs it needs. May be repeated.")
 ]
 MatrixOption = Annotated[
-    list[str] | None, typer.Option("--matrix", metavar="AXIS=VALUE", help="Only these of a matrix.")
+    list[str] | None, typer.Option("--matrix", metavar="AXIS=VALUE", help="Only these entries of a matrix.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -113,7 +113,7 @@ def _event(word: str) -> EventName:
             return known  # type: ignore[no-any-return]
     near = nearest(word, get_args(EventName))
     hint = f"; did you mean {near!r}?" if near else ""
-    raise Refused("bad_request", f"there is no event {word!r}; expected {', '.join(get_args(EventName))}{hint}")
+    raise Refused("bad_request", f"unknown event {word!r}; expected {', '.join(get_args(EventName))}{hint}")
 
 
 def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:

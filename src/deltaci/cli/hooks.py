@@ -18,7 +18,7 @@ KEPT: Final = "post-receive.before-deltaci"
 
 SCRIPT: Final = f"""\
 #!/bin/sh
-{MARK}: tells a Delta CI server what was pushed. Made by 'deltaci project hook'.
+{MARK}: reports pushes to a Delta CI server. Created by 'deltaci project hook'.
 here=$(cd "$(dirname "$0")" && pwd) || exit 0
 lines=$(cat)
 if [ -x "$here/{KEPT}" ]; then
@@ -26,7 +26,7 @@ if [ -x "$here/{KEPT}" ]; then
 fi
 [ -n "$lines" ] || exit 0
 if ! command -v curl >/dev/null 2>&1; then
-    echo "deltaci: there is no curl on this machine; the server was not told of this push" >&2
+    echo "deltaci: curl is not installed; this push was not reported to the server" >&2
     exit 0
 fi
 new="$(date +%s)-$$-$(od -An -N8 -tx1 /dev/urandom 2>/dev/null | tr -d ' \\n')"
@@ -74,17 +74,19 @@ class Place:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ValueError(f"{str(self.folder)!r} cannot be looked at: {error}") from None
+            raise ValueError(f"{str(self.folder)!r} cannot be read: {error}") from None
         if told.returncode:
-            raise ValueError(f"{str(self.folder)!r} is no git repository; name the folder that people push to")
+            raise ValueError(
+                f"{str(self.folder)!r} is not a Git repository; name the bare repository that people push to"
+            )
         return Path(told.stdout.decode().strip())
 
     def check(self, *, is_forced: bool) -> None:
         """Refuse, before anything is made, where somebody else's hook would be in the way."""
         if self.hook.exists() and not self._is_ours() and not is_forced:
-            raise ValueError(f"there is a hook already: {self.hook}; --force keeps it and calls it first")
+            raise ValueError(f"a hook already exists: {self.hook}; use --force to keep it and call it first")
         if self.hook.exists() and not self._is_ours() and self.kept.exists():
-            raise ValueError(f"there are two hooks already, {self.hook} and {self.kept}; remove one of them")
+            raise ValueError(f"two hooks already exist, {self.hook} and {self.kept}; remove one of them")
 
     def _is_ours(self) -> bool:
         try:

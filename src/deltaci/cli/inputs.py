@@ -28,7 +28,7 @@ def moment(text: str | None) -> datetime | None:
     try:
         read = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ValueError(f"{text!r} is no time; expected one like 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z") from None
+        raise ValueError(f"{text!r} is not a time; expected e.g. 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z") from None
     return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
 
 
@@ -36,7 +36,7 @@ def seconds(text: str) -> int:
     """A length of time like 90m, 2h or 30d."""
     if found := _SPAN.fullmatch(text.strip()):
         return int(found[1]) * _SECONDS[found[2]]
-    raise ValueError(f"{text!r} is no length of time; expected one like 90m, 12h or 30d")
+    raise ValueError(f"{text!r} is not a duration; expected e.g. 90m, 12h or 30d")
 
 
 def pairs(given: Iterable[str] | None) -> dict[str, str]:
@@ -45,7 +45,7 @@ def pairs(given: Iterable[str] | None) -> dict[str, str]:
     for each in given or ():
         name, sign, value = each.partition("=")
         if not sign or not name:
-            raise ValueError(f"{each!r} is no input; expected NAME=VALUE")
+            raise ValueError(f"{each!r} is not an input; expected NAME=VALUE")
         if name in found:
             raise ValueError(f"the input {name!r} is given twice")
         found[name] = value
@@ -56,7 +56,7 @@ def template(text: str) -> tuple[str, int | None]:
     """`NAME` or `NAME@VERSION`."""
     found = _TEMPLATE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} names no template; expected NAME or NAME@VERSION")
+        raise ValueError(f"{text!r} is not a template name; expected NAME or NAME@VERSION")
     return found[1], int(found[2]) if found[2] else None
 
 
@@ -86,15 +86,15 @@ def json_file(file: str) -> dict[str, Any]:
                 read = source.read(MAX_BODY_BYTES + 1)
         except OSError as error:
             raise ValueError(
-                f"{file!r} cannot be read: {error.strerror}; give a file with JSON, or - to type it"
+                f"{file!r} cannot be read: {error.strerror}; give a JSON file, or - for standard input"
             ) from None
     shown = "standard input" if file == "-" else file
     if len(read) > MAX_BODY_BYTES:
-        raise ValueError(f"{shown} is larger than {MAX_BODY_BYTES // 1024 // 1024} MiB, more than a server takes")
+        raise ValueError(f"{shown} is larger than {MAX_BODY_BYTES // 1024 // 1024} MiB, more than a server accepts")
     try:
         found = msgspec.json.decode(read)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{shown} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f'{shown} holds no JSON object; expected one like {{"jobs": […]}}')
+        raise ValueError(f'{shown} is not a JSON object; expected e.g. {{"jobs": […]}}')
     return found

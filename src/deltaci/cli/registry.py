@@ -17,57 +17,55 @@ class Entry(NamedTuple):
     line: str
 
 
-RUNS, LEFT, PEOPLE, SERVER, PROOF = "Runs", "What runs leave behind", "People and the fleet", "Servers", "Proofs"
+RUNS, LEFT, PEOPLE, SERVER, PROOF = "Runs", "Results", "People and the fleet", "Servers", "Verification"
 
 # Each command is in a module of its own in `commands/`, which is imported when the command is called: starting a
 # runner should not wait for the imports of the simulator.
 COMMANDS: Final = {
-    "up": Entry("up", SERVER, "Start everything here: a server, a runner, SQLite in .state; and show a first run."),
-    "submit": Entry(
-        "submit", RUNS, "Start a run, from a template, from a plan or from a repository, and print its id."
+    "up": Entry(
+        "up", SERVER, "Start a server and a runner on this machine, with SQLite in .state, and show a first run."
     ),
-    "runs": Entry("runs", RUNS, "Show runs, the newest first."),
-    "show": Entry("runs", RUNS, "Show a run with its jobs: how far each is, what it waits for, why it failed."),
-    "changes": Entry("changes", RUNS, "Show what happened in repositories, and what came of it, the newest first."),
-    "logs": Entry("logs", RUNS, "Print the log of a job's last attempt, or of the attempt that you name."),
-    "explain": Entry("runs", RUNS, "Say why a run, a job or an attempt is as it is, and what led to it."),
-    "approve": Entry("decide", RUNS, "Approve what waits for it in a run, and show what that opens."),
-    "reject": Entry("decide", RUNS, "Reject what waits for approval in a run: it fails."),
-    "cancel": Entry("runs", RUNS, "Stop a run, or one job of it."),
-    "rerun": Entry("submit", RUNS, "Start a new run that does the same again, or only what failed, and print its id."),
-    "ws": Entry(
-        "ws", RUNS, "Start workstreams: several tasks on one branch, validated and merged; look at them, stop them."
-    ),
-    "artifacts": Entry("results", LEFT, "List and get the files that jobs left behind."),
-    "outputs": Entry("results", LEFT, "Show what the jobs of a run gave as their results."),
-    "costs": Entry("results", LEFT, "Show what a run used: each attempt, and the sum."),
-    "events": Entry("events", LEFT, "Export or follow the log of everything that happened."),
-    "flaky": Entry("flaky", LEFT, "List jobs and tests that are known to fail now and then."),
-    "failure-rules": Entry("failures", PEOPLE, "Show, set and try the rules by which failures are classed."),
-    "template": Entry("template", PEOPLE, "Save, list and look at templates: plans to be used again."),
-    "project": Entry("project", PEOPLE, "Tell a server of repositories, list and change them."),
-    "workers": Entry("workers", PEOPLE, "List workers, drain, resume or remove one, let a new one in."),
-    "key": Entry("key", PEOPLE, "Make, list and revoke API keys."),
-    "whoami": Entry("me", PEOPLE, "Show who you are to the server, and what you may do."),
-    "tenant": Entry("me", PEOPLE, "What a tenant may use and what it uses."),
-    "web": Entry("web", SERVER, "Open the web interface of a server on this machine, signed in; and print the link."),
+    "submit": Entry("submit", RUNS, "Start a run from a template, a plan or a repository, and print its id."),
+    "runs": Entry("runs", RUNS, "List runs, newest first."),
+    "show": Entry("runs", RUNS, "Show a run and its jobs: progress, what they wait for, why they failed."),
+    "changes": Entry("changes", RUNS, "List pushes and pull requests and the runs they started, newest first."),
+    "logs": Entry("logs", RUNS, "Print the log of the last attempt of a job, or of a given attempt."),
+    "explain": Entry("runs", RUNS, "Explain the current state of a run, job or attempt."),
+    "approve": Entry("decide", RUNS, "Approve the waiting gates of a run."),
+    "reject": Entry("decide", RUNS, "Reject the waiting gates of a run; they fail."),
+    "cancel": Entry("runs", RUNS, "Cancel a run or one of its jobs."),
+    "rerun": Entry("submit", RUNS, "Start a new run of all jobs or only the failed ones, and print its id."),
+    "ws": Entry("ws", RUNS, "Create, list, show and cancel workstreams: tasks on one branch, validated and merged."),
+    "artifacts": Entry("results", LEFT, "List and download artifacts."),
+    "outputs": Entry("results", LEFT, "Show the outputs of the jobs of a run."),
+    "costs": Entry("results", LEFT, "Show the resource usage of a run, per attempt and in total."),
+    "events": Entry("events", LEFT, "Export or follow the event log."),
+    "flaky": Entry("flaky", LEFT, "List flaky jobs and tests."),
+    "failure-rules": Entry("failures", PEOPLE, "Show, set and test the rules that classify failures."),
+    "template": Entry("template", PEOPLE, "Save, list and show templates: reusable plans."),
+    "project": Entry("project", PEOPLE, "Add, list, edit and remove projects (repositories)."),
+    "workers": Entry("workers", PEOPLE, "List, drain, resume and remove workers, and add new ones."),
+    "key": Entry("key", PEOPLE, "Create, list and revoke API keys."),
+    "whoami": Entry("me", PEOPLE, "Show your identity on the server and your permissions."),
+    "tenant": Entry("me", PEOPLE, "Show and set the quotas of a tenant."),
+    "web": Entry("web", SERVER, "Open the web interface of a server on this machine, signed in, and print the link."),
     "server": Entry("server", SERVER, "Run a server."),
-    "token": Entry("server", SERVER, "Make a registration token for a runner: it is good once."),
+    "token": Entry("server", SERVER, "Create a single-use registration token for a runner."),
     "runner": Entry("runner", SERVER, "Run a runner."),
-    "secret": Entry("secret", SERVER, "Set, list and remove the secrets that jobs may name."),
-    "plan": Entry("plan", RUNS, "Show what would run here, what would not, and why."),
-    "run": Entry("run", RUNS, "Run the pipelines of this repository here and now. No server is needed."),
-    "init": Entry("init", RUNS, "Look at what is in a repository, and write a pipeline file for it."),
-    "lint": Entry("lint", RUNS, "Check pipeline files: every problem with its place, and what was probably meant."),
+    "secret": Entry("secret", SERVER, "Set, list and remove secrets for jobs."),
+    "plan": Entry("plan", RUNS, "Show which jobs would run in this repository, and why."),
+    "run": Entry("run", RUNS, "Run the pipelines of this repository locally, without a server."),
+    "init": Entry("init", RUNS, "Inspect a repository and write a pipeline file for it."),
+    "lint": Entry("lint", RUNS, "Check pipeline files and report every problem with its position and a suggestion."),
     "import": Entry(
-        "importing", RUNS, "Convert GitHub's workflows to pipeline files, and tell job by job what can run here."
+        "importing", RUNS, "Convert GitHub workflows to pipeline files and report which jobs are supported."
     ),
-    "verify": Entry("verify", PROOF, "Check that a log is legal: every transition, owner, number, time and invariant."),
+    "verify": Entry("verify", PROOF, "Verify an event log: every transition, owner, number, time and invariant."),
     "conformance": Entry("conformance", PROOF, "Check a runner or a server against the runner protocol."),
-    "sim": Entry("sim", PROOF, "Simulate servers, runners, users and faults in virtual time, and check every event."),
-    "completion": Entry(
-        "completion", SERVER, "Print a script that lets your shell complete commands, options and the ids of runs."
+    "sim": Entry(
+        "sim", PROOF, "Simulate servers, runners, users and faults in virtual time, and check every event."
     ),
+    "completion": Entry("completion", SERVER, "Print a shell completion script for commands, options and run ids."),
 }
 
 

@@ -158,10 +158,10 @@ def told(record: Job, width: int) -> Text | None:
 
 
 REASONS: Final = {
-    job.BLOCKED: "something that it needs did not succeed",
-    job.NOT_NEEDED: "it is not needed any more",
+    job.BLOCKED: "a job that it needs did not succeed",
+    job.NOT_NEEDED: "it is no longer needed",
     job.RUN_CANCELED: "the run was cancelled",
-    job.RUN_TIMEOUT: "the run took too long",
+    job.RUN_TIMEOUT: "the run reached its time limit",
 }
 
 

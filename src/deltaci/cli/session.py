@@ -29,14 +29,14 @@ from deltaci.core.text import plain_line
 
 GOOD, BAD, USAGE, REFUSED, NOT_ALLOWED, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 5, 130, 141
 EXIT_CODES: Final = {
-    GOOD: "it went well",
-    BAD: "what was waited for failed, was cancelled or ran out of time",
-    USAGE: "the command makes no sense as it was written, or a file cannot be read",
-    REFUSED: "the server refused it: there is no such thing, it is in the wrong state, a field is wrong …",
-    NOT_ALLOWED: "not allowed: no key, not a good one, or one that may not do this",
+    GOOD: "success",
+    BAD: "the run failed, was cancelled or timed out",
+    USAGE: "invalid usage, or a file cannot be read",
+    REFUSED: "the server refused the request: not found, wrong state, invalid field …",
+    NOT_ALLOWED: "not allowed: the key is missing, invalid or lacks permission",
     UNREACHABLE: "the server cannot be reached",
     INTERRUPTED: "Ctrl-C",
-    PIPE_CLOSED: "nobody reads the output any more",
+    PIPE_CLOSED: "the output pipe was closed",
 }
 NOT_ALLOWED_STATUSES: Final = frozenset({401, 403})
 PATIENCE_SECONDS = 8.0  # Somebody sits there and waits.
@@ -48,7 +48,7 @@ KEY_FILE: Final = "server.key"
 MAX_SHOWN: Final = 2000
 
 NO_KEY: Final = (
-    "no API key: put one into DELTACI_KEY, or into a file for --key-file. Where the server's data is, none is needed: "
+    "no API key: set DELTACI_KEY, or name a file with --key-file. Where the server's data is, none is needed: "
     "go there, or name the folder with --data; and 'deltaci key create NAME' makes one for somebody else"
 )
 
@@ -57,7 +57,7 @@ P = ParamSpec("P")
 ServerOption = Annotated[
     str | None,
     typer.Option(
-        help="The server's address; else the one that runs in the folder --data, else 127.0.0.1:8080.",
+        help="The URL of the server. Default: the server in the --data folder, else 127.0.0.1:8080.",
         envvar=places.SERVER_VARIABLE,
         rich_help_panel=CONNECTION,
     ),
@@ -71,17 +71,17 @@ KeyFileOption = Annotated[
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        help="The folder of a server on this machine, .state if not given; whoever can read it needs no key.",
+        help="The folder of a server on this machine. Default: .state. No key is needed if you can read it.",
         rich_help_panel=CONNECTION,
         metavar="FOLDER",
     ),
 ]
 TenantOption = Annotated[
-    str, typer.Option(help="For whom, where no key says so.", rich_help_panel=CONNECTION, metavar="NAME")
+    str, typer.Option(help="The tenant, if no key determines it.", rich_help_panel=CONNECTION, metavar="NAME")
 ]
 CaOption = Annotated[
     Path | None,
-    typer.Option(help="Who signs the server's certificate, PEM.", rich_help_panel=CONNECTION, metavar="FILE"),
+    typer.Option(help="A CA file (PEM) for the server certificate.", rich_help_panel=CONNECTION, metavar="FILE"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -162,7 +162,7 @@ def reported(name: str) -> Iterator[None]:
     except ApiError as error:
         told = [f"{error.message} ({error.code})", *([error.hint] if error.hint else [])]
         if error.request_id and error.status >= 500:
-            told.append(f"the server's log has more, under request {error.request_id}")
+            told.append(f"see request {error.request_id}")
         fail(name, "; ".join(told), NOT_ALLOWED if error.status in NOT_ALLOWED_STATUSES else REFUSED)
     except NoKey as error:
         fail(name, str(error), NOT_ALLOWED)

@@ -116,7 +116,7 @@ def outcome_told(found: wire.Workstream) -> RenderableType:
         if task.last_error is not None:
             lines.append(Text(f"  {safe(task.name)}: {safe(note(task, found.tasks), 2000)}"))
     if trees := _trees(found):
-        lines.append(Text(f"  tree: {safe(', '.join(trees), 2000)}"))
+        lines.append(Text(f"  worktree: {safe(', '.join(trees), 2000)}"))
     if merge := _merge(found):
         lines.append(Text(f"  merge: {safe(merge, 2000)}"))
     return Group(*lines)
@@ -125,13 +125,13 @@ def outcome_told(found: wire.Workstream) -> RenderableType:
 def _merge(found: wire.Workstream) -> str:
     merge = found.merge
     if merge.commit:
-        return f"{merge.method}: {found.base} has it as {short(merge.commit)}"
+        return f"{merge.method}: merged into {found.base} as {short(merge.commit)}"
     if merge.problem or merge.failed_rules:
         return "; ".join([*([merge.problem] if merge.problem else []), *_rules(merge.failed_rules)])
     if merge.method == NONE and not merge.position:
         return f"none; its branch {found.branch} is kept" if found.branch else NONE
     if found.ended_at is not None:
-        return f"{merge.method}: there was nothing to merge" if is_completed(found) else f"{merge.method}: not merged"
+        return f"{merge.method}: nothing to merge" if is_completed(found) else f"{merge.method}: not merged"
     if not merge.position:
         return merge.method
     together = f" together with {', '.join(merge.tested_with)}" if merge.tested_with else ""
@@ -150,7 +150,8 @@ def _added(task: wire.WorkstreamTask) -> str:
 
 def _rules(failed: Iterable[wire.FailedRule]) -> list[str]:
     return [
-        f"rule {each.rule}: found {each.actual or 'nothing'}, wanted {each.expected or 'it to hold'}" for each in failed
+        f"rule {each.rule}: actual {each.actual or 'nothing'}, expected {each.expected or 'it to hold'}"
+        for each in failed
     ]
 
 
@@ -163,7 +164,7 @@ def note(task: wire.WorkstreamTask, every: Iterable[wire.WorkstreamTask]) -> str
         told = "; ".join(_rules(task.failed_rules)) or error.message or error.line or error.code
         return told if task.is_critical else f"{told} (not critical)"
     if task.next_run_at is not None:
-        return f"tried again {ago(task.next_run_at)}" + (f": {task.last_error.code}" if task.last_error else "")
+        return f"next attempt {ago(task.next_run_at)}" + (f": {task.last_error.code}" if task.last_error else "")
     if task.waits_for:
         waits = task.waits_for
         return f"waits for {', '.join(waits[:5])}" + (f" and {len(waits) - 5} more" if len(waits) > 5 else "")
@@ -172,7 +173,7 @@ def note(task: wire.WorkstreamTask, every: Iterable[wire.WorkstreamTask]) -> str
     if task.started_at is None:
         holder = next((each.name for each in every if _has_tree(each) and each.name != task.name), "")
         is_shared = task.worktree == "shared"
-        return f"waits for the tree, which {holder} has" if holder and is_shared else "waits for a worker"
+        return f"waits for the worktree, held by {holder}" if holder and is_shared else "waits for a worker"
     return ""
 
 
@@ -216,16 +217,14 @@ def queue_shown(queue: wire.MergeQueue) -> RenderableType:
         parts.append(Text(safe(f"{told}{_bracketed(_trouble(batch.problem, batch.not_before))}", 2000), style="dim"))
     for split in queue.splits:
         halves = f"split into {', '.join(split.first)} and {', '.join(split.second)}"
-        parts.append(
-            Text(safe(f"batch {split.number} was bad, {halves}{_bracketed(split.problem)}", 2000), style="dim")
-        )
+        parts.append(Text(safe(f"batch {split.number} failed, {halves}{_bracketed(split.problem)}", 2000), style="dim"))
     if trouble := _trouble(queue.problem, queue.not_before):
-        parts.append(Text(safe(f"all of it waits: {trouble}", 2000), style="yellow"))
+        parts.append(Text(safe(f"the whole queue waits: {trouble}", 2000), style="yellow"))
     return Group(*parts)
 
 
 def _trouble(problem: str, again: datetime | None) -> str:
-    return f"{problem}; tried again {ago(again)}" if problem and again is not None else problem
+    return f"{problem}; next attempt {ago(again)}" if problem and again is not None else problem
 
 
 def _bracketed(text: str) -> str:

@@ -103,6 +103,6 @@ def trouble(url: str, error: Exception) -> Unreachable:
     else:
         found = plain_line(str(error), 200) or type(error).__name__
     return Unreachable(
-        f"the server {url} cannot be reached: {found}; is it running, and is that its address?",
+        f"the server {url} cannot be reached: {found}; check that it is running and that the URL is correct",
         is_unheard=isinstance(error, _NEVER_CONNECTED),
     )

@@ -74,9 +74,9 @@ def unexpected(url: str, status: int, headers: Mapping[str, str], body: bytes) -
     return ApiError(
         status=status,
         code=UNEXPECTED,
-        message=f"{url} answered {status} with {plain_line(kind, 80)}, which is no answer of Delta CI"
+        message=f"{url} answered {status} with {plain_line(kind, 80)}, which is not a response of Delta CI"
         + (f"; it begins: {begins}" if begins else ""),
-        hint="check the server's address and what stands between, or whether its version fits this client",
+        hint="check the server URL, proxies in between, and that the server version is compatible with this client",
         request_id=headers.get(REQUEST_ID_HEADER, ""),
     )
 

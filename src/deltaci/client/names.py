@@ -17,7 +17,7 @@ def readings(text: str) -> tuple[Name, ...]:
     """What the text may name, the likelier first: jobs may have a dot in their name, so `R/py3.11` has two readings."""
     run, slash, rest = text.partition("/")
     if not run or (slash and not rest) or "/" in rest:
-        raise ValueError(f"{text!r} names nothing; expected RUN, RUN/JOB or RUN/JOB.N")
+        raise ValueError(f"{text!r} is not a valid name; expected RUN, RUN/JOB or RUN/JOB.N")
     if not rest:
         return (Name(run),)
     job, dot, number = rest.rpartition(".")

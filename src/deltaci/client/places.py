@@ -47,7 +47,7 @@ def checked_url(url: str) -> str:
     else:
         is_good = is_good and not (parts.query or parts.fragment or parts.username) and url.isprintable()
     if not is_good or " " in url:
-        raise ValueError(f"{url!r} is no address of a server; expected one like {DEFAULT_URL}")
+        raise ValueError(f"{url!r} is not a server URL; expected e.g. {DEFAULT_URL}")
     return url.rstrip("/")
 
 
@@ -55,7 +55,7 @@ def checked_key(key: str) -> str:
     """A key as it can be sent; raises a ValueError, without the key in it, otherwise."""
     key = key.strip()
     if not (key.isascii() and key.isprintable() and " " not in key and len(key) <= MAX_KEY_CHARS):
-        raise ValueError("that is no API key: expected one line of printable ASCII characters without spaces")
+        raise ValueError("not an API key: expected one line of printable ASCII characters without spaces")
     return key
 
 
@@ -66,7 +66,7 @@ def key_in(path: Path) -> str:
     try:
         key = checked_key(read.decode("ascii"))
     except (UnicodeDecodeError, ValueError):
-        raise ValueError(f"{path} holds no API key: expected one line of printable ASCII characters") from None
+        raise ValueError(f"{path} contains no API key: expected one line of printable ASCII characters") from None
     if not key:
         raise ValueError(f"{path} is empty; expected an API key in it")
     return key

@@ -296,7 +296,7 @@ def _listen(
                 if events or chunk.startswith(SIGN_OF_LIFE):
                     waits.reset()
                 _left(until, run_id)
-            yield Pause(waits.after(Unreachable("the server ends every stream of events that is begun")))
+            yield Pause(waits.after(Unreachable("the server closes every event stream")))
         except ApiError as error:
             if not error.is_passing:
                 raise
@@ -311,7 +311,7 @@ def _events(reader: Reader, chunk: bytes) -> list[api.Event]:
     try:
         return [_event.decode(message.data) for message in reader.read(chunk)]
     except (ValueError, msgspec.DecodeError):
-        raise unexpected("the stream of events", 200, {"content-type": calls.EVENT_STREAM}, chunk) from None
+        raise unexpected("the event stream", 200, {"content-type": calls.EVENT_STREAM}, chunk) from None
 
 
 def _left(until: float | None, run_id: str) -> float:

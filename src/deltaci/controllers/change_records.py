@@ -181,7 +181,7 @@ class Changes:
             for listener in self._listeners:
                 listener(waiting)
             return AcceptedChange(id, is_new=True)
-        raise Unavailable(f"too much happens to {project!r} at once; say it again")
+        raise Unavailable(f"too many changes to {project!r} at once; retry")
 
     async def keep_handled(self, kept: Kept) -> Kept:
         """Keep one that needs no handling, such as a start by hand; one that is there already is what is answered."""

@@ -138,7 +138,7 @@ class Handling:
         """The change as it is after one try."""
         try:
             if kept.tries > MAX_TRIES:
-                raise GitFailed("every server that tried it stopped in the middle")
+                raise GitFailed("every server that processed it stopped before finishing")
             return await self._handled(kept)
         except (Unavailable, Conflict, Overloaded):
             raise
@@ -147,14 +147,14 @@ class Handling:
         except (GitFailed, Refused) as error:
             why = error.message if isinstance(error, Refused) else str(error)
         except Exception as error:
-            LOGGER.exception("change %s of %s: an error of ours", kept.id, kept.project)
-            why = f"an error of ours: {type(error).__name__}: {error}; the server's log has it"
+            LOGGER.exception("change %s of %s: internal error", kept.id, kept.project)
+            why = f"internal error: {type(error).__name__}: {error}; see the server log"
         fresh = await self._changes.find(kept.tenant, kept.id)
         if fresh is None or fresh.owner != self._owner:
             raise Conflict((kept.id,))
         kept = fresh
         if kept.tries >= MAX_TRIES:
-            LOGGER.warning("change %s of %s is put aside after %d tries: %s", kept.id, kept.project, kept.tries, why)
+            LOGGER.warning("change %s of %s is parked after %d attempts: %s", kept.id, kept.project, kept.tries, why)
             return replace(kept, status=PUT_ASIDE, reason=why[:MAX_REASON], owner="", not_before=0)
         wait = backoff_seconds(kept.tries - 1, FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS) * SECOND
         return replace(kept, reason=why[:MAX_REASON], owner="", not_before=await self._store.now() + wait)
@@ -164,7 +164,7 @@ class Handling:
     async def _handled(self, kept: Kept) -> Kept:
         project = await self._projects.find(kept.tenant, kept.project)
         if project is None:
-            raise Outcome("there is no such project any more")
+            raise Outcome("the project no longer exists")
         change = kept.change
         if not is_commit(change.commit):
             raise Outcome("the branch or tag was deleted" if set(change.commit) <= {"0"} else "it names no commit")
@@ -173,7 +173,7 @@ class Handling:
         commit = await mirror.resolve_commit(change.commit)  # Of a tag with a message, what it is about.
         about = await mirror.commit_details(commit)
         if change.event in SKIPPABLE and (SKIPS.search(about.message) or SKIP_TRAILER.search(about.message)):
-            return _done(kept, "the message of its commit says that nothing should run", ())
+            return _done(kept, "the commit message asks to skip CI", ())
         filled = replace(
             change,
             commit=commit,

@@ -29,7 +29,7 @@ async def compared(mirror: Mirror, change: Change, default_branch: str) -> Compa
         if change.event == "push":
             return await _push(mirror, change, default_branch)
     except GitFailed as error:
-        return Compared(None, why=f"what changed cannot be found out: {error}")
+        return Compared(None, why=f"the changes cannot be determined: {error}")
     return Compared(None, why=f"a run of the event {change.event!r} is compared with nothing")
 
 
@@ -39,9 +39,9 @@ async def _pull_request(mirror: Mirror, change: Change) -> Compared:
         found = await mirror.fetch_refs([f"{HEADS}{change.branch}"])
         target = next(iter(found.values()), "")
     if not target:
-        return Compared(None, why=f"the branch {change.branch!r} that it wants to go to is not there")
+        return Compared(None, why=f"the target branch {change.branch!r} does not exist")
     await mirror.ensure_commit(target, f"{HEADS}{change.branch}")
-    return await _against_merge_base(mirror, target, change, "the branch that it wants to go to")
+    return await _against_merge_base(mirror, target, change, "the target branch")
 
 
 async def _push(mirror: Mirror, change: Change, default_branch: str) -> Compared:
@@ -50,11 +50,11 @@ async def _push(mirror: Mirror, change: Change, default_branch: str) -> Compared
     if is_commit(change.before) and await _stands_on(mirror, change.before, change):
         return Compared(await mirror.changed_paths(change.before, change.commit), change.before)
     if change.ref == f"{HEADS}{default_branch}" or not default_branch:
-        return Compared(None, why="it is not known what the branch had before")
+        return Compared(None, why="the previous commit of the branch is not known")
     found = await mirror.fetch_refs([f"{HEADS}{default_branch}"])
     target = next(iter(found.values()), "")
     if not target:
-        return Compared(None, why=f"the default branch {default_branch!r} is not there")
+        return Compared(None, why=f"the default branch {default_branch!r} does not exist")
     return await _against_merge_base(mirror, target, change, f"the branch {default_branch!r}")
 
 
@@ -72,5 +72,5 @@ async def _against_merge_base(mirror: Mirror, target: str, change: Change, what:
     if not base:
         return Compared(None, why=f"it has no history in common with {what}")
     if base == change.commit:
-        return Compared(None, why=f"nothing in it is new to {what}")
+        return Compared(None, why=f"it has no commits that are not in {what}")
     return Compared(await mirror.changed_paths(base, change.commit), base)

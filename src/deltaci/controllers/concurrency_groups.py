@@ -74,7 +74,7 @@ class Groups:
             except Conflict:
                 continue
             return is_next
-        raise Unavailable(f"too many runs of the group {plan.group!r} come at once")
+        raise Unavailable(f"too many runs enter the group {plan.group!r} at once")
 
     async def _is_last(self, record: Run, others: Iterable[Run]) -> bool:
         """Cancel all that are older; if one is newer, this one is what is cancelled."""

@@ -113,7 +113,7 @@ class FlakyTests:
                     await self.catch_up()
                 await self._listen()
             except (Unavailable, Conflict) as error:
-                LOGGER.warning("nothing can be learned of flaky tests now: %s; trying again", error)
+                LOGGER.warning("cannot update flaky test statistics: %s; retrying", error)
                 self._is_behind = True
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -151,7 +151,7 @@ class FlakyTests:
         try:
             await self._store.put_documents([cursor])
         except Conflict:
-            LOGGER.debug("another server learned further")
+            LOGGER.debug("another server has processed later events")
 
     async def learn(self, ids: Sequence[str]) -> None:
         """What these attempts tell: of many jobs at once in one write, unless another server is at it, too."""
@@ -241,5 +241,5 @@ def _read(found: Document | None) -> History | None:
     try:
         return _decode(found.body) if found is not None else None
     except msgspec.DecodeError:
-        LOGGER.warning("what is known of flaky tests cannot be read, and is learned anew")
+        LOGGER.warning("flaky test statistics cannot be read; rebuilding them")
         return None

@@ -189,7 +189,7 @@ class Journal:
                     line["metadata"]["seq"] = event.seq
                     lines.append(_encode(line))
         if last is None:
-            raise Gap(f"the event {self.seen + 1} is not there")
+            raise Gap(f"event {self.seen + 1} is missing")
         self.unsaved += last.seq - self.seen
         self._mark = Mark.of(last)
         self._write(b"".join(line + b"\n" for line in lines))

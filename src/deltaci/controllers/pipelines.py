@@ -97,7 +97,7 @@ def problems_of(file: PipelineFile) -> tuple[Problem, ...]:
 def is_triggered(file: PipelineFile, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
     """Whether the file runs for this change, and why. One that cannot be read runs, and so shows what is wrong."""
     if file.result.pipeline is None:
-        return True, f"it has {len(problems_of(file))} problems, and cannot say when it runs"
+        return True, f"it has {len(problems_of(file))} problems, so its triggers are unknown"
     return check_triggers(file.result.pipeline, change, changed)
 
 

@@ -97,7 +97,7 @@ async def say_plan(engine: Engine, record: Run, order: decide.Plan | run.PlanFai
     if not isinstance(answer, Refused) or answer.code == "wrong_state":
         return None
     if isinstance(order, run.PlanFailed):
-        LOGGER.warning("run %s cannot be failed: %s", record.id, answer.message)
+        LOGGER.warning("cannot mark run %s as failed: %s", record.id, answer.message)
         return None
     return answer
 
@@ -169,8 +169,8 @@ class Planner:
         except GitFailed as error:
             await (self._try_again(record, str(error)) if error.is_transient else self._fail(record, [str(error)]))
         except Exception as error:
-            LOGGER.exception("run %s: an error of ours", id)
-            await self._try_again(record, f"an error of ours: {type(error).__name__}: {error}; the server's log has it")
+            LOGGER.exception("run %s: internal error", id)
+            await self._try_again(record, f"internal error: {type(error).__name__}: {error}; see the server log")
         finally:
             await self._claims.let_go(id)
 
@@ -179,7 +179,7 @@ class Planner:
         kept = await self._changes.find(record.tenant, record.origin.change)
         if project is None or kept is None:
             missing = "project" if project is None else "change"
-            raise NoPlan([f"the {missing} that it was made for is not there any more"])
+            raise NoPlan([f"its {missing} no longer exists"])
         mirror = self._mirrors.for_project(project)
         change = kept.change
         await mirror.ensure_commit(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
@@ -205,7 +205,7 @@ class Planner:
             meant = [each for each in found if is_triggered(each, kept.change, diff.changed)[0]]
             if len(meant) != 1:
                 names = ", ".join(each.result.file for each in meant or found) or "none"
-                raise NoPlan([f"{len(meant)} pipeline files can be meant; name one of: {names}"])
+                raise NoPlan([f"{len(meant)} pipeline files match; name one of: {names}"])
             found = meant
         if kept.change.event == "manual":
             is_on, why = is_triggered(found[0], kept.change, diff.changed)
@@ -252,7 +252,7 @@ class Planner:
         if tried >= MAX_TRIES:
             await self._fail(record, [why])
             return
-        LOGGER.warning("run %s cannot be planned now: %s; trying again", record.id, why)
+        LOGGER.warning("cannot plan run %s: %s; retrying", record.id, why)
         loop = asyncio.get_running_loop()
         loop.call_later(backoff_seconds(tried - 1, RETRY_SECONDS, MAX_RETRY_SECONDS), self.hands.give, record.id)
 

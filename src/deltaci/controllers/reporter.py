@@ -84,7 +84,7 @@ class Reporter:
                 await self._forget()
                 await self._listen()
             except (Unavailable, Conflict, Overloaded) as error:
-                LOGGER.warning("runs cannot be reported now: %s; trying again", error)
+                LOGGER.warning("cannot report runs: %s; retrying", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _listen(self) -> None:
@@ -152,4 +152,4 @@ class Reporter:
     async def _publish(self, orders: Sequence[Command]) -> None:
         for answer in await self._engine.do_all(orders):
             if isinstance(answer, Refused) and answer.code != "wrong_state":  # Another server was faster.
-                LOGGER.warning("a run cannot be reported: %s", answer.message)
+                LOGGER.warning("cannot report a run: %s", answer.message)

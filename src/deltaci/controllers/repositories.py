@@ -103,7 +103,7 @@ class Repositories:
                 wait = min(wait, await look(project))
             except (GitFailed, Refused) as error:
                 wait = min(wait, TROUBLE_SECONDS)
-                LOGGER.warning("project %s of %s cannot be looked at: %s", project.name, tenant, error)
+                LOGGER.warning("cannot poll project %s of %s: %s", project.name, tenant, error)
         self._due[name] = asyncio.get_running_loop().time() + wait
 
     async def _pushed(self, project: Project, kept: Kept) -> None:
@@ -116,7 +116,7 @@ class Repositories:
                 await self.schedules.refresh(project)
                 self._due.pop(of(project.tenant, f"{project.name}{BETWEEN}{project.version}"), None)
             except (GitFailed, Refused) as error:
-                LOGGER.warning("the timetable of project %s cannot be read now: %s", project.name, error)
+                LOGGER.warning("cannot read the schedules of project %s: %s", project.name, error)
 
 
 def _machine(folder: Path) -> str:

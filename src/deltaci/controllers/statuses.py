@@ -107,7 +107,7 @@ class Teller:
         except Unavailable:
             raise
         except Exception as error:  # Whatever it is with one project, others are told. Its line says what it is.
-            LOGGER.warning("project %s cannot be looked up now: %s", subject.project, error)
+            LOGGER.warning("cannot load project %s: %s", subject.project, error)
         self._put(record.tenant, subject.project, record.id, 0.0)
         return True
 
@@ -122,7 +122,7 @@ class Teller:
     def _put(self, tenant: str, project: str, run_id: str, at: float) -> None:
         line = self._lines.setdefault((tenant, project), _Line())
         if run_id not in line.waiting and len(line.waiting) >= MAX_WAITING:
-            LOGGER.warning("project %s: %d runs wait to be told; one is left out", project, MAX_WAITING)
+            LOGGER.warning("project %s: %d runs wait to be reported; dropping one", project, MAX_WAITING)
             return
         line.waiting[run_id] = at
         line.is_changed.set()
@@ -161,10 +161,10 @@ class Teller:
         try:
             later = await self._tell(key, line, run_id)
         except _TROUBLES as error:
-            LOGGER.warning("run %s cannot be told to its forge now: %s; trying again", run_id, error)
+            LOGGER.warning("cannot report run %s to its forge: %s; retrying", run_id, error)
             later = self._forges.clock() + RETRY_SECONDS
         except Exception:
-            LOGGER.exception("run %s cannot be told to its forge: an error of ours; trying again later", run_id)
+            LOGGER.exception("run %s: internal error while reporting to its forge; retrying later", run_id)
             later = self._forges.clock() + self._forges.patience.max_seconds
         if line.waiting.get(run_id) != asked:
             return  # It has changed meanwhile.
@@ -245,7 +245,9 @@ class Teller:
         if not is_refused:  # What is wrong with one run need not be wrong with another.
             line.tries += 1
             line.rests_until = now + wait
-        LOGGER.warning("project %s: %s of run %s is not told: %s", project.name, report.state, report.run_id, problem)
+        LOGGER.warning(
+            "project %s: %s of run %s is not reported: %s", project.name, report.state, report.run_id, problem
+        )
         return after_failure(
             told, mark, problem, is_refused=is_refused, delay_seconds=wait, now=now, policy=forges.patience
         )

@@ -75,7 +75,9 @@ class LiveTransitions:
                 self._is_woken.set()
                 await asyncio.shield(self._task)
         except (TimeoutError, Unavailable) as error:
-            LOGGER.warning("transitions.jsonl is not complete yet: %s; the next start goes on", str(error) or "no time")
+            LOGGER.warning(
+                "transitions.jsonl is incomplete: %s; the next start continues it", str(error) or "timed out"
+            )
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -95,11 +97,11 @@ class LiveTransitions:
                     return
                 except (Taken, Unavailable, OSError) as error:
                     if told != str(error):
-                        LOGGER.warning("transitions.jsonl cannot be written: %s; trying again until it goes", error)
+                        LOGGER.warning("cannot write transitions.jsonl: %s; retrying", error)
                     told = str(error)
                 except Exception as error:  # Whatever it was, the server goes on; so does the file, if it can.
                     if told != str(error):
-                        LOGGER.exception("transitions.jsonl cannot be written: an error of ours; trying again")
+                        LOGGER.exception("transitions.jsonl: internal error; retrying")
                     told = str(error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next()):

@@ -72,7 +72,7 @@ class Hands:
             try:
                 await sweep()
             except (Unavailable, Conflict, Overloaded) as error:
-                LOGGER.warning("%s: what waits cannot be looked for now: %s; trying again", self._name, error)
+                LOGGER.warning("%s: cannot list pending work: %s; retrying", self._name, error)
             await asyncio.sleep(self._sweep_seconds)
 
     async def _run(self) -> None:
@@ -88,11 +88,11 @@ class Hands:
             try:
                 await self._work(name)
             except (Unavailable, Conflict, Overloaded) as error:
-                LOGGER.warning("%s: %s cannot be done now: %s; trying again", self._name, name, error)
+                LOGGER.warning("%s: cannot process %s: %s; retrying", self._name, name, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self.give(name)
             except Exception:
-                LOGGER.exception("%s: an error of ours with %s; the next sweep tries again", self._name, name)
+                LOGGER.exception("%s: internal error while processing %s; the next resync retries it", self._name, name)
             finally:
                 self._at_work.discard(name)
                 self._is_given.set()  # Somebody may have stepped over it meanwhile.

@@ -18,11 +18,13 @@ app = typer.Typer(add_completion=False)
 @command(app, "changes")
 def changes_command(
     session: Session,
-    change: Annotated[str, typer.Argument(metavar="[CHANGE]", help="One of them, by its id.")] = "",
-    project: Annotated[str | None, typer.Option(help="Only of this project.", autocompletion=complete_project)] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 20,
+    change: Annotated[str, typer.Argument(metavar="[CHANGE]", help="Show one change, by id.")] = "",
+    project: Annotated[
+        str | None, typer.Option(help="Only changes of this project.", autocompletion=complete_project)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number to show.")] = 20,
 ) -> None:
-    """Show what happened in repositories, and what came of it, the newest first.
+    """List pushes and pull requests and the runs they started, newest first.
 
     Examples:
 
@@ -38,7 +40,7 @@ def changes_command(
     if session.is_json:
         session.print_json(every)
         return
-    rows = Rows("CHANGE", "PROJECT", "EVENT", "~REF", "COMMIT", "STATUS", "WHEN", "~WHAT CAME OF IT")
+    rows = Rows("CHANGE", "PROJECT", "EVENT", "~REF", "COMMIT", "STATUS", "WHEN", "~RESULT")
     for each in every:
         runs = ", ".join(file.run for file in each.files if file.run)
         rows.add(
@@ -51,7 +53,7 @@ def changes_command(
             since(each.created_at),
             runs or each.reason,
         )
-    rows.print("nothing happened yet; a webhook, a hook, a poll or a schedule tells the server")
+    rows.print("no changes yet; webhooks, Git hooks, polling and schedules report them to the server")
 
 
 def _one(found: wire.Change) -> None:

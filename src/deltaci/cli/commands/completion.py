@@ -20,7 +20,7 @@ def completion_command(
         str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", autocompletion=lambda: list(SHELLS))
     ],
 ) -> None:
-    """Print a script that lets your shell complete commands, options and the ids of runs.
+    """Print a shell completion script for commands, options and run ids.
 
     Examples:
 
@@ -31,6 +31,6 @@ def completion_command(
       fish:  deltaci completion fish > ~/.config/fish/completions/deltaci.fish
     """
     if shell not in SHELLS:
-        print(f"deltaci completion: there is no script for {shell!r}; expected bash, zsh or fish", file=sys.stderr)
+        print(f"deltaci completion: unsupported shell {shell!r}; expected bash, zsh or fish", file=sys.stderr)
         raise typer.Exit(2)
     print(get_completion_script(prog_name="deltaci", complete_var=VARIABLE, shell=shell))

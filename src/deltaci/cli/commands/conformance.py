@@ -36,34 +36,37 @@ app = typer.Typer(
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 OnlyOption = Annotated[
-    list[str] | None, typer.Option("--only", metavar="ITEM", help="Only this item; may be repeated.")
+    list[str] | None, typer.Option("--only", metavar="ITEM", help="Check only this item. May be repeated.")
 ]
 
 
 @app.command("runner")
 def runner_command(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="How the runner is started.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD…", help="The command that starts the runner.")],
     only: OnlyOption = None,
     timeout: Annotated[
-        float, typer.Option(min=1, max=600, help="Seconds to wait for what the runner has to do, its start included.")
+        float,
+        typer.Option(
+            min=1, max=600, help="Seconds to wait for each expected action of the runner, including its start."
+        ),
     ] = 20.0,
     json: JsonOption = False,
-    transcript: Annotated[Path | None, typer.Option(help="Write all that was observed to this file, as JSON.")] = None,
+    transcript: Annotated[Path | None, typer.Option(help="Write everything observed to this file, as JSON.")] = None,
 ) -> None:
-    """Drive any runner, in any language, as a black box, and print document 001's checklist.
+    """Test a runner in any language as a black box against the checklist of document 001.
 
-    The command is started once for each scenario, some at the same time. It
-    finds the server's address, a registration token and a folder of its own in
-    DELTACI_SERVER, DELTACI_TOKEN and DELTACI_WORK; its words may name them as
+    The command is started once per scenario, some of them in parallel. It
+    receives the server URL, a registration token and a working folder in
+    DELTACI_SERVER, DELTACI_TOKEN and DELTACI_WORK; its arguments may use
     {server}, {token} and {work}. Jobs are small shell commands; they must run
     on this machine, not isolated from it. See docs/conformance.md.
 
-    Exits with 0 when nothing failed, 1 when something did, 2 when the call
-    makes no sense.
+    Exits with 0 if nothing failed, 1 if something failed, 2 on
+    invalid usage.
     """
     wanted = _wanted(only, [check.id for check in RUNNER_CHECKS])
     if shutil.which(command[0]) is None:
-        fail(f"{command[0]!r} cannot be started: there is no such program; write: deltaci conformance runner -- CMD…")
+        fail(f"{command[0]!r} cannot be started: no such program; usage: deltaci conformance runner -- CMD…")
     started = time.monotonic()
 
     def tell(scenario: str, what: str) -> None:
@@ -73,7 +76,7 @@ def runner_command(
     try:
         found = asyncio.run(_interruptible(run_scenarios(command, scenarios_for(wanted), timeout, tell)))
     except asyncio.CancelledError:
-        fail("interrupted; nothing that was started is left", INTERRUPTED)
+        fail("interrupted; all started processes have been stopped", INTERRUPTED)
     if transcript is not None:
         transcript.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
     checked = check_runner(found, wanted)
@@ -84,31 +87,34 @@ def runner_command(
 
 @app.command("server")
 def server_command(
-    url: Annotated[str, typer.Argument(help="The server's address, e.g. http://127.0.0.1:8080.")],
+    url: Annotated[str, typer.Argument(help="The URL of the server, e.g. http://127.0.0.1:8080.")],
     token: Annotated[
-        list[str], typer.Option("--token", help="A registration token; a second one shows what another runner may not.")
+        list[str],
+        typer.Option("--token", help="A registration token. Give a second one to check isolation between runners."),
     ],
     store: Annotated[
         str,
-        typer.Option(help="The server's own store, to enqueue and cancel small jobs: sqlite:PATH or postgresql://…"),
+        typer.Option(
+            help="The store of the server, used to enqueue and cancel small jobs: sqlite:PATH or postgresql://…"
+        ),
     ] = "",
-    tenant: Annotated[str, typer.Option(help="For whom those jobs are; the tokens must be for the same.")] = "default",
+    tenant: Annotated[str, typer.Option(help="The tenant of those jobs. The tokens must belong to it.")] = "default",
     patience: Annotated[
-        float, typer.Option(min=0, max=3600, help="How many seconds to wait for a lease or a credential to end.")
+        float, typer.Option(min=0, max=3600, help="Seconds to wait for a lease or a credential to expire.")
     ] = 15.0,
     only: OnlyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Visit any server as a scripted runner, and print promise by promise how it answers.
+    """Test a server with a scripted runner and print the result of each check.
 
-    What needs a lease needs jobs: with --store the kit enqueues its own, one at
+    Checks of leases need jobs: with --store the kit enqueues its own, one at
     a time. Without it, two jobs with the specification {"name":
-    "deltaci-conformance", "steps": ["true"]} must lie ready; a job of another
-    name is never acknowledged. Nothing is executed. Use a tenant of its own:
+    "deltaci-conformance", "steps": ["true"]} must be queued; a job of another
+    name is never acknowledged. Nothing is executed. Use a separate tenant:
     deltaci token NAME --tenant conformance. See docs/conformance.md.
 
-    Exits with 0 when nothing failed, 1 when something did, 2 when the call
-    makes no sense.
+    Exits with 0 if nothing failed, 1 if something failed, 2 on
+    invalid usage.
     """
     wanted = _wanted(only, [promise.id for promise in SERVER_CHECKS])
     started = time.monotonic()
@@ -161,7 +167,7 @@ async def _interruptible(work: Any) -> Any:
 def _wanted(only: list[str] | None, known: Sequence[str]) -> set[str]:
     unknown = sorted(set(only or ()) - set(known))
     if unknown:
-        fail(f"there is no item {unknown[0]!r}; expected one of: {', '.join(known)}")
+        fail(f"unknown item {unknown[0]!r}; expected one of: {', '.join(known)}")
     return set(only or ())
 
 

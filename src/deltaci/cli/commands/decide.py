@@ -16,10 +16,10 @@ from deltaci.cli.shown import about, console, safe, status
 app = typer.Typer(add_completion=False)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run)]
-JobOption = Annotated[str | None, typer.Option(help="Which approval; without it, every one that waits.")]
-CommentOption = Annotated[str, typer.Option(help="Why; it becomes part of the record.")]
+JobOption = Annotated[str | None, typer.Option(help="The approval gate to decide. Default: all waiting gates.")]
+CommentOption = Annotated[str, typer.Option(help="The reason, kept in the record.")]
 HashOption = Annotated[
-    str, typer.Option(metavar="HASH", help="The plan that you looked at; a run with another one is not decided.")
+    str, typer.Option(metavar="HASH", help="The hash of the plan you reviewed. Fails if the run has a different plan.")
 ]
 
 
@@ -31,7 +31,7 @@ def approve_command(
     comment: CommentOption = "",
     plan_hash: HashOption = "",
 ) -> None:
-    """Approve what waits for it in a run, and show what that opens. Safe to repeat.
+    """Approve the waiting gates of a run. Safe to repeat.
 
     Example:
 
@@ -53,7 +53,7 @@ def reject_command(
     comment: CommentOption = "",
     plan_hash: HashOption = "",
 ) -> None:
-    """Reject what waits for approval in a run: it fails, and what depends on it does not happen.
+    """Reject the waiting gates of a run; they fail, and jobs that need them do not run.
 
     Example:
 
@@ -75,7 +75,7 @@ def _show(run: api.RunWithJobs, job: str | None, doing: str) -> None:
         if gate.approval is None or (gate.name != job if job is not None else gate.completed_at is not None):
             continue
         behind = [each.name for each in run.jobs if gate.name in (*each.needs, *each.after)]
-        opens = f"opens {', '.join(behind)}" if behind else "nothing is behind it"
+        opens = f"opens {', '.join(behind)}" if behind else "no job needs it"
         given = ", ".join(each.person for each in gate.approval.approvals)
         more = f"; approved so far by {given}" if given else ""
         waits = [
@@ -93,5 +93,5 @@ def _tell(session: Session, decided: api.DecisionResult, done: str) -> None:
         session.print_json(decided)
         return
     out = console()
-    more = f"; {', '.join(decided.still_waiting)} waits for more people" if decided.still_waiting else ""
+    more = f"; {', '.join(decided.still_waiting)} needs more approvals" if decided.still_waiting else ""
     out.print(f"{done} {safe(', '.join(decided.jobs) + more)}; the run is", status(decided.run.status), soft_wrap=True)

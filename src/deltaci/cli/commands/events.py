@@ -27,7 +27,7 @@ from deltaci.core.instants import from_datetime
 app = typer.Typer(
     name="events",
     add_completion=False,
-    help="Export or follow the log of everything that happened.",
+    help="Export or follow the event log.",
     no_args_is_help=True,
 )
 
@@ -51,9 +51,12 @@ FORMATS: Final[dict[str, Callable[[Iterable[Event]], Iterator[bytes]]]] = {
 }
 
 RunOption = Annotated[
-    str, typer.Option("--run", metavar="RUN", help="Of this run; without it, of all.", autocompletion=complete_run)
+    str,
+    typer.Option(
+        "--run", metavar="RUN", help="Only events of this run. Default: all runs.", autocompletion=complete_run
+    ),
 ]
-AfterOption = Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only what comes after this event.")]
+AfterOption = Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only events after this sequence number.")]
 
 
 @command(app, "export")
@@ -63,22 +66,22 @@ def export_command(
     format: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(FORMATS)}: ours, document 003's, document 004's.",
+            help=f"One of {', '.join(FORMATS)}: native, document 003, document 004.",
             autocompletion=lambda: list(FORMATS),
         ),
     ] = "canonical",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; without it, standard output.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The output file. Default: standard output.")
     ] = None,
 ) -> None:
-    """Write the events that there are now, one JSON object a line. 'deltaci verify' checks them.
+    """Write all current events as JSON lines, which 'deltaci verify' can check.
 
     Example:
 
       deltaci events export --run r4c1d -o events.jsonl && deltaci verify events.jsonl
     """
     if format not in FORMATS:
-        raise ValueError(f"there is no format {format!r}; expected one of: {', '.join(FORMATS)}")
+        raise ValueError(f"unknown format {format!r}; expected one of: {', '.join(FORMATS)}")
     events = core_events(session.client.iter_events(inputs.run_only(run) if run else ""))
     count = 0
     with Draft(output) if output is not None else nullcontext() as draft:
@@ -98,9 +101,9 @@ def export_command(
 
 @command(app, "follow")
 def follow_command(session: Session, run: RunOption = "", after: AfterOption = 0) -> None:
-    """Show what happens as it happens: of a run until it is over, or of everything until Ctrl-C.
+    """Print events as they happen: of one run until it ends, or of all runs until Ctrl-C.
 
-    Goes on by itself when the server was away for a while.
+    Reconnects automatically after an interruption.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""`deltaci failure-rules`: whose fault a failure is, and whether another attempt may help."""
+"""`deltaci failure-rules`: whose fault a failure is, and whether retryable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SENT_LINES: Final = 50  # So many a runner sends.
 app = typer.Typer(
     name="failure-rules",
     add_completion=False,
-    help="Show, set and try the rules by which failures are classed.",
+    help="Show, set and test the rules that classify failures.",
     no_args_is_help=True,
 )
 
@@ -38,7 +38,7 @@ def _checked(content: bytes, file: str) -> tuple[FailureRule, ...]:
     if found.rules is None:
         source = content.decode("utf-8", "replace")
         raise ValueError(
-            "these are no rules:\n" + "\n".join(format_with_source(each, source) for each in found.problems)
+            "invalid rules:\n" + "\n".join(format_with_source(each, source) for each in found.problems)
         )
     return found.rules
 
@@ -53,9 +53,9 @@ def _content(file: str) -> bytes:
 @command(app, "show")
 def show_command(
     session: Session,
-    text: Annotated[bool, typer.Option("--text", help="Only the tenant's own file, as it was set.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Only the file of the tenant, as it was set.")] = False,
 ) -> None:
-    """Show the rules in the order in which they are asked: the tenant's, the server's, the built-in ones.
+    """Show the rules in order of evaluation: those of the tenant, of the server, and the built-in ones.
 
     Example:
 
@@ -73,7 +73,7 @@ def show_command(
         rows.add(rule.name, rule.source, rule.failure_class, "yes" if rule.is_retryable else "no", fits(rule))
     rows.print("no rules")
     if found.version:
-        print(f"\nthe tenant's own are version {found.version}, set {ago(found.set_at)} by {safe(found.set_by)}")
+        print(f"\nthe rules of the tenant are version {found.version}, set {ago(found.set_at)} by {safe(found.set_by)}")
 
 
 def fits(rule: api_failures.FailureRule) -> str:
@@ -96,10 +96,12 @@ def set_command(
     file: Annotated[str, typer.Argument(metavar="FILE", help=f"E.g. {DEFAULT_FILE}; - reads standard input.")],
     expect: Annotated[
         int | None,
-        typer.Option(min=0, metavar="VERSION", help="Only if this is the version now; 0: only if there is none."),
+        typer.Option(
+            min=0, metavar="VERSION", help="Fails unless this is the current version; 0: fails if rules exist."
+        ),
     ] = None,
 ) -> None:
-    """Set the tenant's own rules, in place of those before; every problem is told with its place, and then nothing is.
+    """Replace the rules of the tenant. If the file has problems, report each with its position and change nothing.
 
     Example:
 
@@ -118,15 +120,15 @@ def set_command(
 @command(app, "test")
 def try_command(
     session: Session,
-    log: Annotated[str, typer.Argument(metavar="LOGFILE", help="A log; - reads standard input.")],
+    log: Annotated[str, typer.Argument(metavar="LOGFILE", help="A log file; - reads standard input.")],
     rules: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Try this file in place of the tenant's own rules.")
+        Path | None, typer.Option(metavar="FILE", help="Use this file instead of the rules of the tenant.")
     ] = None,
     exit_code: Annotated[int, typer.Option(min=1, max=255, help="How the job ended.")] = 1,
     signal: Annotated[int | None, typer.Option(min=1, max=64, help="The signal that ended it.")] = None,
     error_code: Annotated[str, typer.Option(help="What the runner reported, e.g. UPLOAD.")] = "",
 ) -> None:
-    """Say which rule a failure with this log would be classed by, and which lines every rule finds in it.
+    """Show which rule would classify a failure with this log, and which lines each rule matches.
 
     Example:
 
@@ -146,7 +148,7 @@ def try_command(
         found = [{"line": number, "rule": name, "text": line} for number, name, line in lines]
         session.print_json({"verdict": verdict, "lines": found})
         return
-    again = "another attempt may help" if verdict.is_retryable else "another attempt would not help"
+    again = "retryable" if verdict.is_retryable else "not retryable"
     print(f"rule {safe(verdict.rule)}: {verdict.failure_class}, {again}")
     if verdict.line:
         print(f"because of the line: {safe(verdict.line)}")
@@ -154,7 +156,7 @@ def try_command(
     for number, name, line in sorted(lines):
         rows.add(number, name, line)
     print()
-    rows.print(f"no rule finds a line of its own in the last {len(tail)} lines")
+    rows.print(f"no rule matches a line in the last {len(tail)} lines")
 
 
 def _rule(rule: api_failures.FailureRule) -> FailureRule:

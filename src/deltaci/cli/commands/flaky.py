@@ -15,9 +15,9 @@ app = typer.Typer(add_completion=False)
 @command(app, "flaky")
 def flaky_command(
     session: Session,
-    project: Annotated[str | None, typer.Option(help="Only of this project.", metavar="NAME")] = None,
+    project: Annotated[str | None, typer.Option(help="Only tests and jobs of this project.", metavar="NAME")] = None,
 ) -> None:
-    """List jobs and tests that are known to fail now and then: they did both on the same commit.
+    """List flaky jobs and tests: those that both failed and succeeded on the same commit.
 
     Example:
 
@@ -33,4 +33,4 @@ def flaky_command(
             rows.add(job.job, job.project, "(the job itself)", job.times, since(job.last_at), "")
         for test in job.tests:
             rows.add(job.job, job.project, test.name, test.times, since(test.last_at), test.commit[:12])
-    rows.print("nothing is known to be flaky")
+    rows.print("no flaky tests or jobs are known")

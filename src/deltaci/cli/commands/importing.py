@@ -39,7 +39,10 @@ class Import(msgspec.Struct, kw_only=True):
 @app.command("import")
 def import_command(
     path: Annotated[
-        str, typer.Argument(metavar="[FILE|FOLDER]", help=f"A workflow, or a folder of them. None: {WORKFLOW_FOLDER}.")
+        str,
+        typer.Argument(
+            metavar="[FILE|FOLDER]", help=f"A workflow file or a folder of them. Default: {WORKFLOW_FOLDER}."
+        ),
     ] = WORKFLOW_FOLDER,
     out: Annotated[
         str,
@@ -47,20 +50,21 @@ def import_command(
             "--out",
             "-o",
             metavar="PATH",
-            help=f"Where to write: a file for one workflow (- is standard output), a folder for several. "
+            help=f"The output: a file for one workflow (- is standard output), a folder for several. "
             f"None: {reader.DEFAULT_FILE} for one, {OURS}/NAME.yml for several.",
         ),
     ] = "",
     partial: Annotated[
-        bool, typer.Option("--partial", help="Write the jobs that can run here also where others cannot.")
+        bool,
+        typer.Option("--partial", help="Write the supported jobs even if other jobs of the workflow are unsupported."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Convert GitHub's workflows to pipeline files, and tell job by job what can run here.
+    """Convert GitHub workflows to pipeline files and report which jobs are supported.
 
-    A workflow with an unsupported job is not written, unless you pass --partial. Exits with 0 when all were written,
-    1 when something is unsupported, and 2 when nothing was done.
+    A workflow with an unsupported job is not written, unless you pass --partial. Exits with 0 if all were written,
+    1 if something is unsupported, and 2 if nothing was done.
 
     Examples:
 
@@ -72,11 +76,11 @@ def import_command(
     written = [each for each in imports if each.pipeline is not None]
     _name(imports, out)
     if out == "-" and json:
-        _fail("both the file and the report would go to standard output; leave out one of them")
+        _fail("the file and the report would both go to standard output; choose one of them")
     if not force:
         for each in written:
             if each.target != "-" and Path(each.target).exists():
-                _fail(f"{each.target} exists already; nothing was written; say --force to write over it")
+                _fail(f"{each.target} already exists; nothing was written; use --force to overwrite it")
     for each in written:
         _write(each)
     told = sys.stderr if out == "-" else sys.stdout
@@ -151,7 +155,7 @@ def _write(made: Import) -> None:
         Path(made.target).parent.mkdir(parents=True, exist_ok=True)
         Path(made.target).write_text(made.text, "utf-8")
     except OSError as error:
-        _fail(f"{made.target} cannot be written: {error.strerror}; say with -o where to")
+        _fail(f"{made.target} cannot be written: {error.strerror}; choose another path with -o")
 
 
 def _told(made: Import) -> list[str]:
@@ -170,7 +174,7 @@ def _told(made: Import) -> list[str]:
         lines.append(f"  {job}: {'unsupported' if is_unsupported else 'supported'}")
     lines += [format_with_source(problem, made.content) for problem in workflow.problems]
     if made.refused:
-        lines.append("  it can run as it is, but not be written, because 'deltaci lint' would refuse the file:")
+        lines.append("  it can run unconverted, but 'deltaci lint' would reject the converted file:")
     return lines + made.refused
 
 

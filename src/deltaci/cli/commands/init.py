@@ -27,15 +27,15 @@ app = typer.Typer(add_completion=False)
 @app.command("init")
 def init_command(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="The root of the repository.")] = Path(),
-    print_: Annotated[bool, typer.Option("--print", help="Print the file, and write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help=f"Write over the {DEFAULT_FILE} that is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what was found as one JSON document.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the file without writing it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help=f"Overwrite an existing {DEFAULT_FILE}.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
 ) -> None:
-    """Look at what is in a repository, and write a pipeline file for it.
+    """Inspect a repository and write a pipeline file for it.
 
-    Says what was found, from what that is concluded, and how sure it is: + sure, ~ likely, ? unsure. What is unsure
-    stands in the file as a comment, and runs nothing. Exits with 0 when something was found, 1 when nothing was, and 2
-    when nothing may be written.
+    Prints each finding with its evidence and confidence: + sure, ~ likely, ? unsure. Unsure findings are
+    written as comments, which run nothing. Exits with 0 if something was found, 1 if nothing was, and 2
+    if the file cannot be written.
 
     Examples:
 
@@ -60,12 +60,12 @@ def init_command(
     else:
         _tell(proposal, paths)
     if not proposal.findings:
-        _complain(f"nothing was found that could be built, tested or checked; looked for {LOOKED_FOR}")
+        _complain(f"found nothing to build, test or lint; looked for {LOOKED_FOR}")
         raise typer.Exit(NOTHING)
     if is_kept and not print_:
-        _fail(f"{target} is there already; --force writes over it, --print only shows what would be written")
+        _fail(f"{target} already exists; --force overwrites it, --print shows the new file without writing it")
     if is_written and not json:
-        print(f"\n{target} is written; see `deltaci lint`.")
+        print(f"\n{target} was written; check it with `deltaci lint`.")
 
 
 def _write(target: Path, text: str) -> None:
@@ -83,7 +83,7 @@ def _tell(proposal: Proposal, paths: list[str]) -> None:
         for each in (*finding.evidence, *finding.hints):
             print(f"    {each}")
     if proposal.unclear:
-        print("Seen as well:")
+        print("Also found:")
         for each in proposal.unclear:
             print(f"    {each}")
     if told := _others(paths):
@@ -93,7 +93,7 @@ def _tell(proposal: Proposal, paths: list[str]) -> None:
 def _others(paths: list[str]) -> str:
     """What stands beside discovery: files that would be taken first."""
     if any(path.startswith(FOLDER) and path.endswith((".yml", ".yaml")) for path in paths):
-        return f"\nThere are pipeline files in {FOLDER} already: they run beside {DEFAULT_FILE}."
+        return f"\nThere are pipeline files in {FOLDER} already: they run in addition to {DEFAULT_FILE}."
     workflows = sum(path.startswith(WORKFLOWS) and path.endswith((".yml", ".yaml")) for path in paths)
     if not workflows:
         return ""

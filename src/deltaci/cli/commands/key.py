@@ -16,7 +16,7 @@ from deltaci.cli.completing import complete_key
 from deltaci.cli.session import Session, command
 from deltaci.cli.shown import Rows, ago, facts, safe, show, since
 
-app = typer.Typer(name="key", add_completion=False, help="Make, list and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(name="key", add_completion=False, help="Create, list and revoke API keys.", no_args_is_help=True)
 
 IdArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id.", autocompletion=complete_key)]
 
@@ -24,26 +24,32 @@ IdArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id.", 
 @command(app, "create")
 def create_command(
     session: Session,
-    person: Annotated[str, typer.Argument(metavar="PERSON", help="Who uses it; what they do carries this name.")],
+    person: Annotated[
+        str,
+        typer.Argument(
+            metavar="PERSON", help="The person or program that uses the key. Its actions are recorded under this name."
+        ),
+    ],
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"What it may do: {', '.join(SCOPES)}; may be repeated. admin is everything.  [default: run]",
+            help=f"A scope: {', '.join(SCOPES)}; may be repeated. admin includes all.  [default: run]",
             autocompletion=lambda: list(SCOPES),
         ),
     ] = None,
     role: Annotated[
-        list[str] | None, typer.Option(help="A role of this person, for approvals; may be repeated.")
+        list[str] | None, typer.Option(help="A role of the person, for approvals. May be repeated.")
     ] = None,
     expires: Annotated[
-        str, typer.Option(metavar="TIME", help="How long it is good: 12h, 30d; without it, until it is revoked.")
+        str, typer.Option(metavar="TIME", help="Lifetime, e.g. 12h or 30d. Default: until revoked.")
     ] = "",
-    description: Annotated[str, typer.Option(help="For people.")] = "",
+    description: Annotated[str, typer.Option(help="A description.")] = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the secret here, readable only by you.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the key to this file, readable only by you."),
     ] = None,
 ) -> None:
-    """Make an API key and print its secret. It is shown this once, and kept nowhere.
+    """Create an API key and print it. It is shown only once; the server stores a hash.
 
     Example:
 
@@ -51,7 +57,7 @@ def create_command(
     """
     scopes = scope or ["run"]
     if unknown := sorted(set(scopes) - set(SCOPES)):
-        raise ValueError(f"there is no scope {unknown[0]!r}; expected one of: {', '.join(SCOPES)}")
+        raise ValueError(f"unknown scope {unknown[0]!r}; expected one of: {', '.join(SCOPES)}")
     # The file comes first: a secret that cannot be kept must not be made.
     kept = None if output is None else os.open(output, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
@@ -79,7 +85,7 @@ def create_command(
 
 
 def _place(output: Path | None) -> str:
-    return f"in {output}" if output is not None else "shown this once; send it as DELTACI_KEY:"
+    return f"in {output}" if output is not None else "shown only once; set it as DELTACI_KEY:"
 
 
 @command(app, "list")
@@ -105,7 +111,7 @@ def list_command(session: Session) -> None:
             _end(key),
             key.description,
         )
-    rows.print("no keys; 'deltaci key create PERSON' makes one")
+    rows.print("no keys; create one with 'deltaci key create PERSON'")
 
 
 def _end(key: api.Key) -> str:
@@ -127,7 +133,7 @@ def show_command(session: Session, key: IdArgument) -> None:
 
 @command(app, "revoke")
 def revoke_command(session: Session, key: IdArgument) -> None:
-    """Let nobody in with this key any more. Safe to repeat.
+    """Revoke an API key. Safe to repeat.
 
     Example:
 

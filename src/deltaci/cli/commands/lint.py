@@ -30,21 +30,19 @@ def lint_command(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE]...", help=f"The files; - reads standard input. None: {DEFAULT_FILE} and {FOLDER}/*.yml."
+            metavar="[FILE]...", help=f"Files; - reads standard input. Default: {DEFAULT_FILE} and {FOLDER}/*.yml."
         ),
     ] = None,
     github: Annotated[
         bool,
-        typer.Option(
-            "--github", help=f"Read the files as GitHub's workflows, as those in {WORKFLOW_FOLDER} always are."
-        ),
+        typer.Option("--github", help=f"Read the files as GitHub workflows, as in {WORKFLOW_FOLDER}."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Check pipeline files: every problem with its place, and what was probably meant.
+    """Check pipeline files and report every problem with its position and a suggestion.
 
-    Workstream files are told by their key 'workstream'. Of GitHub's workflows it tells what cannot run here, and what
-    has no effect. Exits with 0 when all files are good (warnings are no problems), 1 when one is not, and 2 when one
+    Workstream files are recognized by their key 'workstream'. For GitHub workflows, reports what is unsupported and
+    what has no effect. Exits with 0 if all files are valid (warnings are not problems), 1 if one is not, and 2 if one
     cannot be read.
 
     Examples:
@@ -79,7 +77,7 @@ def _usual_files() -> list[str]:
     if not found:
         _fail(f"there is no {DEFAULT_FILE} and nothing in {FOLDER}/ here; name a file")
     if len(found) > MAX_FILES:
-        _fail(f"there are {len(found)} files in {FOLDER}/, at most {MAX_FILES} are checked at once; name some of them")
+        _fail(f"there are {len(found)} files in {FOLDER}/, at most {MAX_FILES} are checked at once; name a subset")
     return found
 
 
@@ -101,10 +99,10 @@ def _tell(found: ParseResult | ParsedWorkstream, content: bytes) -> None:
     told = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in ((bad, "problem"), (warnings, "warning"))]
     counts = ", ".join(each for each in told if not each.startswith("0 "))
     if has := _has(found):
-        counts = f"good, {has}" + (f", {counts}" if counts else "")
+        counts = f"ok, {has}" + (f", {counts}" if counts else "")
     elif isinstance(found, ParsedWorkflow) and found.supported_pipeline is not None:
         counts += f"; {len(found.supported_pipeline.jobs)} of {len(found.job_ids)} jobs can run here"
-    more = "; these are not all" if len(found.problems) >= MAX_PROBLEMS else ""
+    more = "; more problems were omitted" if len(found.problems) >= MAX_PROBLEMS else ""
     print(f"{found.file}: {counts}{more}")
 
 

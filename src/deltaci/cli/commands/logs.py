@@ -32,19 +32,17 @@ def logs_command(
         typer.Argument(metavar="RUN/JOB[.N]", help="A job, or its attempt number N.", autocompletion=complete_job),
     ],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is added, through retries, until the job is over.")
+        bool, typer.Option("--follow", "-f", help="Follow the log, through retries, until the job ends.")
     ] = False,
     lease: Annotated[
-        int, typer.Option(min=0, help="Of which lease of the attempt, where workers were lost; 0: the last one.")
+        int, typer.Option(min=0, help="The number of the lease, if workers were lost; 0: the last one.")
     ] = 0,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="The bytes as they are, with all that a terminal would obey.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print raw bytes, including terminal control sequences.")] = False,
 ) -> None:
-    """Print the log of a job's last attempt, or of the attempt that you name.
+    """Print the log of the last attempt of a job, or of a given attempt.
 
-    Escape sequences that jobs write for terminals are taken out, and the marks
-    of the runner are shown as steps, unless you ask for --raw. With --json,
+    Terminal escape sequences in the log are removed, and the step markers
+    of the runner are shown as steps, unless --raw is given. With --json,
     each line is an object with its attempt.
 
     Examples:
@@ -54,12 +52,12 @@ def logs_command(
       deltaci logs r4c1d/build.1
     """
     if raw and session.is_json:
-        raise ValueError("--raw and --json exclude each other: JSON holds texts, not bytes")
+        raise ValueError("--raw and --json exclude each other: JSON cannot contain raw bytes")
     name, job = _found(session, inputs.in_a_run(id))
     printer = _Printer(session, _raw if raw else None)
     if follow:
         if lease:
-            raise ValueError("--lease belongs to a log that is over; --follow goes through all of them")
+            raise ValueError("--lease cannot be used with --follow, which follows all leases")
         for part in session.client.follow_log(name.run, name.job, name.index):
             printer.add(part)
     else:
@@ -115,7 +113,7 @@ class _Printer:
         if self._at is not None and (part.attempt, part.lease) != (self._at.attempt, self._at.lease):
             self._flush()
             self._is_first, self._nonce = True, None
-            why = "another worker took it over" if part.attempt == self._at.attempt else "it was tried again"
+            why = "reassigned to another worker" if part.attempt == self._at.attempt else "retried"
             if not self._session.is_json:
                 print(f"--- {why}: attempt {part.attempt}, lease {part.lease}", file=sys.stderr, flush=True)
         self._at = part
@@ -164,5 +162,5 @@ def _step(mark: StepMarker) -> Text:
     took = span(mark.seconds or 0)
     if mark.exit_code == 0:
         return Text(f"── done in {took}", style="dim")
-    how = "was ended" if mark.exit_code is None else f"exited with {mark.exit_code}"
+    how = "stopped" if mark.exit_code is None else f"exited with {mark.exit_code}"
     return Text(f"── {how} after {took}", style="red")

@@ -14,15 +14,13 @@ from deltaci.cli.shown import Rows, ago, facts, show
 from deltaci.core.text import format_size
 
 app = typer.Typer(add_completion=False)
-tenant_app = typer.Typer(
-    name="tenant", add_completion=False, cls=Defaults, help="What a tenant may use and what it uses."
-)
+tenant_app = typer.Typer(name="tenant", add_completion=False, cls=Defaults, help="Show and set the quotas of a tenant.")
 app.add_typer(tenant_app)
 
 
 @command(app, "whoami")
 def whoami_command(session: Session) -> None:
-    """Show who you are to the server, and what you may do.
+    """Show your identity on the server and your permissions.
 
     Example:
 
@@ -37,9 +35,9 @@ def whoami_command(session: Session) -> None:
             (
                 ("person", me.person),
                 ("tenant", me.tenant),
-                ("may", ", ".join(me.scopes) + (", and operate the server" if me.is_operator else "")),
+                ("may", ", ".join(me.scopes) + (", operator" if me.is_operator else "")),
                 ("roles", ", ".join(me.roles)),
-                ("key", me.key_id or "none: signed with the server's own"),
+                ("key", me.key_id or "none: signed with the server key"),
                 ("until", ago(me.expires_at)),
                 ("server", session.client.url),
             )
@@ -49,7 +47,7 @@ def whoami_command(session: Session) -> None:
 
 @command(tenant_app, "show")
 def show_command(session: Session) -> None:
-    """Show what your tenant may use and what it uses now.
+    """Show the quotas of your tenant and its current usage.
 
     Example:
 
@@ -61,13 +59,13 @@ def show_command(session: Session) -> None:
 @command(tenant_app, "set-quotas")
 def set_quotas_command(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="TENANT", help="Whose.")],
-    running_jobs: Annotated[int, typer.Option(min=0, help="Jobs that workers hold at the same time; 0: any.")] = 0,
-    queued_runs: Annotated[int, typer.Option(min=0, help="Runs that have not begun; 0: any.")] = 0,
-    storage_bytes: Annotated[int, typer.Option(min=0, help="Bytes of artifacts and caches; 0: any.")] = 0,
-    requests_per_second: Annotated[int, typer.Option(min=0, help="Requests to each server; 0: any.")] = 0,
+    name: Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")],
+    running_jobs: Annotated[int, typer.Option(min=0, help="Maximum number of running jobs; 0: unlimited.")] = 0,
+    queued_runs: Annotated[int, typer.Option(min=0, help="Maximum number of queued runs; 0: unlimited.")] = 0,
+    storage_bytes: Annotated[int, typer.Option(min=0, help="Maximum size of artifacts and caches; 0: unlimited.")] = 0,
+    requests_per_second: Annotated[int, typer.Option(min=0, help="Maximum request rate per server; 0: unlimited.")] = 0,
 ) -> None:
-    """Say what a tenant may use at most; what is not given is not limited. For who operates the server.
+    """Set the quotas of a tenant; quotas that are not given become unlimited. Only for operators of the server.
 
     Example:
 
@@ -88,7 +86,7 @@ def _show(session: Session, found: api.Tenant) -> None:
         session.print_json({**msgspec.structs.asdict(found), "quotas": msgspec.structs.asdict(found.quotas)})
         return
     quotas, usage = found.quotas, found.usage
-    rows = Rows(f"OF {found.name}", "#USED", "#AT MOST")
+    rows = Rows(f"OF {found.name}", "#USED", "#LIMIT")
     rows.add("running jobs", usage.running_jobs, quotas.running_jobs or "any")
     rows.add("queued runs", usage.queued_runs, quotas.queued_runs or "any")
     rows.add(

@@ -46,10 +46,10 @@ def plan_command(
     matrix: MatrixOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what would run here, what would not, and why. Nothing is run, and no server is needed.
+    """Show which jobs would run in this repository, and why. Runs nothing and needs no uses the same planner.
 
-    What is here counts, committed or not; it is compared with where this branch began. The same planner decides on a
-    server.
+    The working tree counts, including uncommitted changes; it is compared with the merge base of this branch. A server
+    uses the same planner.
 
     Examples:
 

@@ -20,7 +20,7 @@ from deltaci.client.errors import ApiError
 app = typer.Typer(
     name="project",
     add_completion=False,
-    help="Tell a server of repositories, list and change them.",
+    help="Add, list, edit and remove projects (repositories).",
     no_args_is_help=True,
 )
 
@@ -32,31 +32,35 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The project's name.", autocompletion=complete_project)
 ]
 ForgeOption = Annotated[
-    str | None, typer.Option(help=f"What it is on: {', '.join(FORGES)}.", autocompletion=lambda: list(FORGES))
+    str | None, typer.Option(help=f"The forge that hosts it: {', '.join(FORGES)}.", autocompletion=lambda: list(FORGES))
 ]
 BranchOption = Annotated[
-    str | None, typer.Option("--default-branch", help="Its main branch; without it, what the repository says.")
+    str | None, typer.Option("--default-branch", help="The default branch. Default: that of the repository.")
 ]
 CredentialOption = Annotated[
     str | None,
-    typer.Option(metavar="SECRET", help="The secret to clone with: a token, user:password, or a private key for ssh."),
+    typer.Option(
+        metavar="SECRET", help="The name of the secret for cloning: a token, user:password, or a private key for ssh."
+    ),
 ]
 WebhookOption = Annotated[
-    str | None, typer.Option(metavar="SECRET", help="The secret by which the forge signs its webhooks.")
+    str | None, typer.Option(metavar="SECRET", help="The name of the secret with which the forge signs webhooks.")
 ]
-ApiUrlOption = Annotated[str | None, typer.Option(metavar="URL", help="The forge's API, if it is not the usual one.")]
+ApiUrlOption = Annotated[str | None, typer.Option(metavar="URL", help="The URL of the forge API, if not the default.")]
 ApiTokenOption = Annotated[
-    str | None, typer.Option(metavar="SECRET", help="The secret with which statuses are reported to the forge.")
+    str | None, typer.Option(metavar="SECRET", help="The name of the secret for reporting statuses to the forge.")
 ]
 ReportsOption = Annotated[
     str | None,
-    typer.Option(help=f"What the forge is told: {', '.join(REPORTS)}.", autocompletion=lambda: list(REPORTS)),
+    typer.Option(
+        help=f"How results are reported to the forge: {', '.join(REPORTS)}.", autocompletion=lambda: list(REPORTS)
+    ),
 ]
 PushesOption = Annotated[
     str | None,
     typer.Option(
         "--supersede-pushes",
-        help=f"Which older runs of a branch a push cancels: {', '.join(SUPERSEDED)}.",
+        help=f"Which older runs of the branch a push cancels: {', '.join(SUPERSEDED)}.",
         autocompletion=lambda: list(SUPERSEDED),
     ),
 ]
@@ -64,20 +68,20 @@ RequestsOption = Annotated[
     str | None,
     typer.Option(
         "--supersede-pull-requests",
-        help=f"The same for pull requests: {', '.join(SUPERSEDED)}.",
+        help=f"Which older runs a new commit of a pull request cancels: {', '.join(SUPERSEDED)}.",
         autocompletion=lambda: list(SUPERSEDED),
     ),
 ]
 ForkRoleOption = Annotated[
-    str | None, typer.Option(metavar="ROLE", help="Who may approve runs of pull requests from forks.")
+    str | None, typer.Option(metavar="ROLE", help="The role that may approve runs of pull requests from forks.")
 ]
 PollOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="How often to look for pushes: 60s, 5m; 0s for never.")
+    str | None, typer.Option(metavar="TIME", help="The poll interval, e.g. 60s or 5m; 0s: no polling.")
 ]
 SchedulesOption = Annotated[
-    bool | None, typer.Option("--schedules/--no-schedules", help="Whether schedules in its files start runs.")
+    bool | None, typer.Option("--schedules/--no-schedules", help="Whether schedules in pipeline files start runs.")
 ]
-DescriptionOption = Annotated[str | None, typer.Option(help="For people.")]
+DescriptionOption = Annotated[str | None, typer.Option(help="A description.")]
 
 _POLICIES: Final = ("supersede_pushes", "supersede_pull_requests", "fork_role", "poll_seconds", "schedules")
 
@@ -86,7 +90,7 @@ _POLICIES: Final = ("supersede_pushes", "supersede_pull_requests", "fork_role", 
 def add_command(
     session: Session,
     name: NameArgument,
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where to clone it from: https or ssh.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The URL to clone from: https or ssh.")],
     forge: ForgeOption = None,
     default_branch: BranchOption = None,
     credential: CredentialOption = None,
@@ -101,7 +105,7 @@ def add_command(
     schedules: SchedulesOption = None,
     description: DescriptionOption = None,
 ) -> None:
-    """Tell the server of a repository. Secrets are named, never given here.
+    """Add a project (a repository). Secrets are given by name, never by value.
 
     Example:
 
@@ -113,13 +117,13 @@ def add_command(
     except ApiError as error:
         if error.code != "stale_version":
             raise
-        raise ValueError(f"there is a project {name!r} already; change it with: deltaci project edit {name}") from None
+        raise ValueError(f"the project {name!r} already exists; change it with: deltaci project edit {name}") from None
     _show(session, saved)
 
 
 @command(app, "list")
 def list_command(session: Session) -> None:
-    """List the repositories that the server knows.
+    """List projects.
 
     Example:
 
@@ -134,12 +138,12 @@ def list_command(session: Session) -> None:
         every = each.policies.poll_seconds
         poll = f"{every} s" if every else ""
         rows.add(each.name, each.forge, each.url, each.default_branch, poll, since(each.created_at), each.description)
-    rows.print("no projects; 'deltaci project add NAME URL' makes one")
+    rows.print("no projects; add one with 'deltaci project add NAME URL'")
 
 
 @command(app, "show")
 def show_command(session: Session, name: NameArgument) -> None:
-    """Show what the server knows of a repository; of secrets only their names.
+    """Show a project. Secrets are shown by name only.
 
     Example:
 
@@ -152,7 +156,7 @@ def show_command(session: Session, name: NameArgument) -> None:
 def edit_command(
     session: Session,
     name: NameArgument,
-    url: Annotated[str | None, typer.Option(help="Where to clone it from.")] = None,
+    url: Annotated[str | None, typer.Option(help="The URL to clone from.")] = None,
     forge: ForgeOption = None,
     default_branch: BranchOption = None,
     credential: CredentialOption = None,
@@ -167,7 +171,7 @@ def edit_command(
     schedules: SchedulesOption = None,
     description: DescriptionOption = None,
 ) -> None:
-    """Change what the server knows of a repository. What is not given stays as it is; '' takes it away.
+    """Change a project. Options that are not given keep their value; '' clears a value.
 
     Example:
 
@@ -183,7 +187,7 @@ def edit_command(
 
 @command(app, "remove")
 def remove_command(session: Session, name: NameArgument) -> None:
-    """Let the server forget a repository. Its runs stay.
+    """Remove a project. Its runs are kept.
 
     Example:
 
@@ -204,13 +208,13 @@ def hook_command(
         Path, typer.Option(metavar="FOLDER", help="The bare repository on this machine that people push to.")
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="Also where there is a hook: it is kept, and called first.")
+        bool, typer.Option("--force", help="Install even if there is a hook; it is kept and called first.")
     ] = False,
 ) -> None:
-    """Install a post-receive hook: the server hears of every push, and no push waits for it for long.
+    """Install a post-receive hook that reports every push to the server without delaying pushes for long.
 
-    A key of its own is made for the hook, with the scope 'run'; 'deltaci key
-    revoke' ends it.
+    Creates an API key for the hook with the scope 'run'; revoke it with 'deltaci key
+    revoke'.
 
     Example:
 
@@ -226,7 +230,7 @@ def hook_command(
         return
     print(f"installed {place.hook}; its key is {key.id}")
     if place.has_kept:
-        print(f"the hook that was there is {place.kept}, and is called first", file=sys.stderr)
+        print(f"the previous hook was moved to {place.kept} and is called first", file=sys.stderr)
 
 
 def _given(words: dict[str, Any]) -> dict[str, Any]:
@@ -255,7 +259,7 @@ def _show(session: Session, found: wire.Project) -> None:
                 ("about", found.description),
                 ("url", found.url),
                 ("forge", found.forge),
-                ("default branch", found.default_branch or "(what the repository says)"),
+                ("default branch", found.default_branch or "(default branch of the repository)"),
                 ("credential", found.credential and f"the secret {found.credential}"),
                 ("webhooks", found.webhook_secret and f"signed with the secret {found.webhook_secret}"),
                 ("reports", found.api_token and f"{found.reports}, with the secret {found.api_token}"),
@@ -264,7 +268,7 @@ def _show(session: Session, found: wire.Project) -> None:
                     "supersedes",
                     f"pushes: {policies.supersede_pushes}; pull requests: {policies.supersede_pull_requests}",
                 ),
-                ("forks", f"approved by {policies.fork_role or 'whoever may approve'}"),
+                ("forks", f"approved by {policies.fork_role or 'anyone with the scope approve'}"),
                 ("polled", f"every {policies.poll_seconds} s" if policies.poll_seconds else "never"),
                 ("schedules", "on" if policies.schedules else "off"),
                 ("saved", f"{ago(found.created_at)} by {found.created_by}, version {found.version}"),

@@ -19,7 +19,7 @@ from deltaci.core.text import format_size
 
 app = typer.Typer(add_completion=False)
 artifacts_app = typer.Typer(
-    name="artifacts", add_completion=False, help="List and get the files that jobs left behind.", no_args_is_help=True
+    name="artifacts", add_completion=False, help="List and download artifacts.", no_args_is_help=True
 )
 app.add_typer(artifacts_app)
 
@@ -41,7 +41,7 @@ def _artifacts(session: Session, id: str) -> list[api.RunArtifact]:
 
 @command(artifacts_app, "list")
 def list_command(session: Session, id: IdArgument) -> None:
-    """List the files that a run, a job or an attempt left behind.
+    """List the artifacts of a run, a job or an attempt.
 
     Example:
 
@@ -54,7 +54,7 @@ def list_command(session: Session, id: IdArgument) -> None:
     rows = Rows("JOB", "#TRY", "#SIZE", "~PATH")
     for each in found:
         rows.add(each.job, each.attempt, format_size(each.bytes), each.path)
-    rows.print("nothing was left behind")
+    rows.print("no artifacts")
 
 
 @command(artifacts_app, "get")
@@ -62,13 +62,13 @@ def get_command(
     session: Session,
     id: IdArgument,
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH]…", help="Which; * and ? work. All if none.")
+        list[str] | None, typer.Argument(metavar="[PATH]…", help="Patterns of paths, with * and ?. Default: all.")
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to put them, as JOB.N/PATH.")
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write to, as JOB.N/PATH.")
     ] = Path("artifacts"),
 ) -> None:
-    """Get files that jobs left behind. Each is there whole or not at all.
+    """Download artifacts. Each file is written completely or not at all.
 
     Example:
 
@@ -76,7 +76,7 @@ def get_command(
     """
     wanted = [each for each in _artifacts(session, id) if not paths or any(fnmatchcase(each.path, p) for p in paths)]
     if not wanted:
-        raise ValueError(f"{id} left nothing behind that fits; 'deltaci artifacts list {id}' shows what there is")
+        raise ValueError(f"{id} has no matching artifacts; list them with 'deltaci artifacts list {id}'")
     kept = []
     for each in wanted:
         to = output / f"{each.job}.{each.attempt}" / _inside(each.path)
@@ -93,13 +93,13 @@ def _inside(path: str) -> PurePosixPath:
     """The path, if it stays below the folder: it was a job that chose it."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or not path.isprintable():
-        raise ValueError(f"the path {safe(path)!r} leads out of the folder; it was not kept")
+        raise ValueError(f"the path {safe(path)!r} leads out of the folder; it was skipped")
     return pure
 
 
 @command(app, "outputs")
 def outputs_command(session: Session, run: RunArgument) -> None:
-    """Show what the jobs of a run gave as their results.
+    """Show the outputs of the jobs of a run.
 
     Example:
 
@@ -116,12 +116,12 @@ def outputs_command(session: Session, run: RunArgument) -> None:
         for line in text.splitlines():
             out.print(f"  {safe(line, MAX_SHOWN)}", soft_wrap=True)
     if not found:
-        out.print("no job gave a result")
+        out.print("no outputs")
 
 
 @command(app, "costs")
 def costs_command(session: Session, run: RunArgument) -> None:
-    """Show what a run used: each attempt, and the sum.
+    """Show the resource usage of a run, per attempt and in total.
 
     Example:
 
@@ -137,7 +137,7 @@ def costs_command(session: Session, run: RunArgument) -> None:
         rows.add(each.job, each.attempt, *(_amount(name, each.cost.get(name)) for name in names))
     if len(found.attempts) > 1:
         rows.add(Text("total", style="bold"), "", *(_amount(name, found.total.get(name)) for name in names))
-    rows.print("no attempt told what it used")
+    rows.print("no usage was reported")
 
 
 def _amount(name: str, value: object) -> str:

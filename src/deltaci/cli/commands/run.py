@@ -51,20 +51,21 @@ GOOD, BAD, STOPPED = 0, 1, 130
 
 
 ChangedOption = Annotated[
-    bool, typer.Option("--changed", help="Only what the changes here concern; see `deltaci plan`.")
+    bool, typer.Option("--changed", help="Only jobs affected by local changes; see `deltaci plan`.")
 ]
 FailedOption = Annotated[
-    bool, typer.Option("--failed", help="Only what did not succeed the last time, with what the others left then.")
+    bool, typer.Option("--failed", help="Only jobs that did not succeed last time, with the outputs of the others.")
 ]
-SlotsOption = Annotated[int, typer.Option(min=0, max=1000, help="How many jobs at once; 0: as many as processors.")]
+SlotsOption = Annotated[int, typer.Option(min=0, max=1000, help="Number of parallel jobs; 0: the number of CPUs.")]
 SecretOption = Annotated[
-    list[str] | None, typer.Option("--secret", metavar="NAME", help="Give this variable to jobs as a secret.")
+    list[str] | None,
+    typer.Option("--secret", metavar="NAME", help="Pass this environment variable to jobs as a secret."),
 ]
 EnvOption = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME[=VALUE]", help="Give this variable to every job.")
+    list[str] | None, typer.Option("--env", metavar="NAME[=VALUE]", help="Set this variable in every job.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Approve whatever waits for approval.")]
-LogOption = Annotated[bool, typer.Option("--log", "-l", help="Print everything that jobs say.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Approve all approval gates.")]
+LogOption = Annotated[bool, typer.Option("--log", "-l", help="Print the full output of jobs.")]
 
 
 @app.command("run")
@@ -85,12 +86,12 @@ def run_command(
     log: LogOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Run the pipelines of this repository here and now. No server is needed.
+    """Run the pipelines of this repository locally, without a server.
 
-    What is here counts, committed or not: each job gets a copy of its own. The same planner, engine and runner are at
-    work as on a server. Logs are left in .state/local/runs. Ctrl-C cancels the run; a second one stops at once.
+    Runs the working tree, including uncommitted changes: each job gets its own copy. The planner, engine and runner are
+    those of a server. Logs are kept in .state/local/runs. Ctrl-C cancels the run; a second one stops immediately.
 
-    Exits with 0 when every run succeeded, 1 when one did not or cannot be planned, 2 when it cannot be begun.
+    Exits with 0 if every run succeeded, 1 if one did not or could not be planned, 2 if nothing could be started.
 
     Examples:
 
@@ -172,7 +173,7 @@ async def _run(asked: _Asked) -> tuple[list[Outcome], bool]:
 def _on_signal(stopped: asyncio.Event) -> None:
     if stopped.is_set():
         os._exit(STOPPED)  # Asked twice: what the jobs' own guards see is that we are gone.
-    print("deltaci run: cancelling; Ctrl-C again stops at once", file=sys.stderr)
+    print("deltaci run: cancelling; press Ctrl-C again to stop immediately", file=sys.stderr)
     stopped.set()
 
 
@@ -189,7 +190,7 @@ def _decider(asked: _Asked) -> DecideApproval:
             return True
         if not sys.stdin.isatty():
             print(
-                f"deltaci run: {waiting.spec.name} waits for approval; nobody is here, so: no. Use --yes",
+                f"deltaci run: {waiting.spec.name} needs approval, but there is no terminal; rejected. Use --yes",
                 file=sys.stderr,
             )
             return False
@@ -202,7 +203,7 @@ def _decider(asked: _Asked) -> DecideApproval:
 def _secrets(names: Sequence[str]) -> dict[str, str]:
     missing = [name for name in names if name not in os.environ]
     if missing:
-        raise Refused("bad_request", f"--secret {missing[0]!r}: there is no such variable here; set it")
+        raise Refused("bad_request", f"--secret {missing[0]!r}: the environment variable is not set; set it")
     return {name: os.environ[name] for name in names}
 
 
@@ -215,7 +216,7 @@ def _check(local_plans: LocalPlans, *, is_json: bool) -> None:
         count = len(each.problems)
         reasons = f"{count} reason{'' if count == 1 else 's'}, the first in line {each.problems[0].line}"
         print(
-            f"{safe(each.file)}: not run, it is outside of what can run here ({reasons}); see: deltaci plan --file "
+            f"{safe(each.file)}: not run, it uses unsupported features ({reasons}); see: deltaci plan --file "
             f"{safe(each.file)}",
             file=sys.stderr,
         )
@@ -227,7 +228,7 @@ def _refuse(local_plans: LocalPlans, *, is_json: bool) -> None:
     else:
         for each in local_plans.pipelines:
             tell_problems(each)
-        print("deltaci run: nothing was run; mend this first", file=sys.stderr)
+        print("deltaci run: nothing was run; fix these problems first", file=sys.stderr)
     raise typer.Exit(BAD)
 
 
@@ -246,4 +247,4 @@ def _tell(outcomes: list[Outcome], local_plans: LocalPlans) -> None:
         left = f"; {len(each.started.plan.excluded)} left out" if each.started.plan.excluded else ""
         out.print(line.append(f": {told}{left}", style="not bold"), soft_wrap=True)
     if any(not each.is_success for each in outcomes):
-        out.print("logs are in .state/local/runs; only what failed, again: deltaci run --failed", style="dim")
+        out.print("logs are in .state/local/runs; rerun failed jobs with: deltaci run --failed", style="dim")

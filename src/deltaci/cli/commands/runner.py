@@ -28,42 +28,46 @@ TokenOption = Annotated[
     str,
     typer.Option(
         envvar="DELTACI_TOKEN",
-        help="A registration token; not needed again after the first time. "
-        "Others on this machine can read a command line: use the variable, or --token-file.",
+        help="A registration token, needed only for the first start. "
+        "Other users can read command lines: prefer the variable or --token-file.",
     ),
 ]
 DrainOption = Annotated[
     int,
     typer.Option(
         min=0,
-        help="How long jobs may go on when it shall leave; then they are handed back. 0: no limit.",
+        help="How long running jobs may continue at shutdown before they are handed back. 0: no limit.",
     ),
 ]
 CaOption = Annotated[
-    Path | None, typer.Option(help="Who signs the server's certificate, PEM; none: whom this machine trusts.")
+    Path | None, typer.Option(help="A CA file (PEM) for the server certificate. Default: the CAs of this machine.")
 ]
 ClientCertOption = Annotated[
     Path | None,
-    typer.Option(help="A certificate that names this runner, PEM: no token is needed then. Renewed ones are noticed."),
+    typer.Option(help="A client certificate (PEM) that names this runner, instead of a token. Reloaded when renewed."),
 ]
-ClientKeyOption = Annotated[Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")]
+ClientKeyOption = Annotated[
+    Path | None, typer.Option(help="The private key of the client certificate (PEM, no password).")
+]
 OidcOption = Annotated[
     Path | None,
-    typer.Option(help="A file with an OIDC token in it, read anew each time; or use DELTACI_OIDC_TOKEN."),
+    typer.Option(help="A file with an OIDC token, reread for each use; or set DELTACI_OIDC_TOKEN."),
 ]
 
 
 @app.command("runner")
 def runner_command(
     server: Annotated[
-        str, typer.Option(envvar="DELTACI_SERVER", help="The server's address.")
+        str, typer.Option(envvar="DELTACI_SERVER", help="The URL of the server.")
     ] = "http://127.0.0.1:8080",
     token: TokenOption = "",
-    token_file: Annotated[Path | None, typer.Option(help="A file with the registration token in it.")] = None,
-    slots: Annotated[int, typer.Option(min=1, max=1000, help="How many jobs at once.")] = 1,
-    labels: Annotated[str, typer.Option(help="What this machine offers, separated by commas.")] = "",
-    work: Annotated[Path, typer.Option(envvar="DELTACI_WORK", help="The folder in which jobs run.")] = Path(".runner"),
-    once: Annotated[bool, typer.Option("--once", help="Do one job, then leave.")] = False,
+    token_file: Annotated[Path | None, typer.Option(help="A file with the registration token.")] = None,
+    slots: Annotated[int, typer.Option(min=1, max=1000, help="Number of parallel jobs.")] = 1,
+    labels: Annotated[str, typer.Option(help="Labels of this machine, separated by commas.")] = "",
+    work: Annotated[
+        Path, typer.Option(envvar="DELTACI_WORK", help="The folder for the working directories of jobs.")
+    ] = Path(".runner"),
+    once: Annotated[bool, typer.Option("--once", help="Run one job, then exit.")] = False,
     drain_seconds: DrainOption = 0,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
@@ -72,12 +76,12 @@ def runner_command(
     client_key: ClientKeyOption = None,
     oidc_token_file: OidcOption = None,
 ) -> None:
-    """Run a runner. On Ctrl-C or SIGTERM it takes nothing new, finishes what runs, and leaves.
+    """Run a runner. On Ctrl-C or SIGTERM it takes no new jobs, finishes its current jobs, and exits.
 
-    Asked a second time, it stops its jobs and hands them back to the server, for others. One that was removed from
-    the fleet finishes what runs and leaves with exit code 3: starting it again does not help.
+    On a second signal, it stops its jobs and hands them back to the server. A runner that was removed from
+    the fleet finishes its current jobs and exits with code 3: do not restart it.
 
-    It comes in with a registration token, a client certificate or an OIDC token: docs/runners.md.
+    It registers with a registration token, a client certificate or an OIDC token: see docs/runners.md.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     offered = [label.strip() for label in labels.split(",") if label.strip()]
@@ -122,9 +126,7 @@ def _tls(server: str, tls: TlsConfig) -> TlsConfig:
     if server.startswith("https://"):
         tls.context()
     elif tls.has_certificate:
-        raise InvalidTlsFiles(
-            f"a client certificate can be shown to https:// only, not to {server}; use the server's address"
-        )
+        raise InvalidTlsFiles(f"a client certificate needs https://, not {server}; use the URL of the server")
     return tls
 
 

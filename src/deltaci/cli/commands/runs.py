@@ -36,24 +36,25 @@ def runs_command(
         str | None, typer.Option(help=f"One of {', '.join(STATUSES)}.", autocompletion=lambda: list(STATUSES))
     ] = None,
     state: Annotated[
-        str | None, typer.Option(help="The exact state, e.g. QUEUED.", autocompletion=lambda: list(RUN_STATES))
+        str | None,
+        typer.Option(help="Only runs in this exact state, e.g. QUEUED.", autocompletion=lambda: list(RUN_STATES)),
     ] = None,
-    project: Annotated[str | None, typer.Option(help="Of this project.")] = None,
-    branch: Annotated[str | None, typer.Option(help="Of this branch.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="With this label; may be repeated.")] = None,
-    person: Annotated[str | None, typer.Option(help="Started by this person.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only runs of this project.")] = None,
+    branch: Annotated[str | None, typer.Option(help="Only runs of this branch.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Only runs with this label. May be repeated.")] = None,
+    person: Annotated[str | None, typer.Option(help="Only runs started by this person.")] = None,
     template: Annotated[
-        str | None, typer.Option(help="Made from this template.", autocompletion=complete_template)
+        str | None, typer.Option(help="Only runs of this template.", autocompletion=complete_template)
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Created then or later: 2h, 3d, 2026-01-31.")
+        str | None, typer.Option(metavar="TIME", help="Only runs created since: 2h, 3d, 2026-01-31.")
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Created before then.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 20,
-    all: Annotated[bool, typer.Option("--all", help="All of them, however many.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing them, until Ctrl-C.")] = False,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only runs created before.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number to show.")] = 20,
+    all: Annotated[bool, typer.Option("--all", help="Show all runs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update the list until Ctrl-C.")] = False,
 ) -> None:
-    """Show runs, the newest first. All that is given must hold.
+    """List runs, newest first. Filters are combined with AND.
 
     Examples:
 
@@ -73,9 +74,9 @@ def runs_command(
     if session.is_json:
         session.print_json(found)
     else:
-        _runs_table(found).print("no runs; 'deltaci submit' starts one")
+        _runs_table(found).print("no runs; start one with 'deltaci submit'")
         if most is not None and len(found) == most:
-            console().print(Text(f"the newest {most}; --limit N or --all shows more", style="dim"))
+            console().print(Text(f"the newest {most}; use --limit N or --all to show more", style="dim"))
 
 
 def _found(session: Session, asked: dict[str, Any], most: int | None) -> list[api.Run]:
@@ -123,7 +124,7 @@ def _watch_runs(session: Session, asked: dict[str, Any], most: int | None) -> No
 
 def _check_terminal() -> None:
     if not sys.stdout.isatty():
-        raise ValueError("--watch draws on a terminal, and this is none; use --json, or 'deltaci events follow'")
+        raise ValueError("--watch needs a terminal; use --json, or 'deltaci events follow'")
 
 
 @command(app, "show")
@@ -131,11 +132,13 @@ def show_command(
     session: Session,
     run: RunArgument,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Until it is over; the exit code tells how it ended.")
+        bool, typer.Option("--watch", "-w", help="Watch until it ends; the exit code reflects the result.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="What it does and what it leaves out, and why.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show which jobs the plan includes and leaves out, and why.")
+    ] = False,
 ) -> None:
-    """Show a run with its jobs: how far each is, what it waits for, why it failed.
+    """Show a run and its jobs: progress, what they wait for, why they failed.
 
     Examples:
 
@@ -204,7 +207,7 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
         )
     parts: list[RenderableType] = [head, Text(), rows.table()]
     if run.job_count > len(run.jobs):
-        parts.append(Text(f"and {run.job_count - len(run.jobs)} more jobs: --json with the API has them", style="dim"))
+        parts.append(Text(f"and {run.job_count - len(run.jobs)} more jobs: --json lists all", style="dim"))
     return Group(*parts)
 
 
@@ -215,7 +218,7 @@ def _note(job: api.Job, jobs: dict[str, api.Job]) -> str:
         told = (error.message or error.line or error.code) if error is not None else ""
         return ": ".join(part for part in (job.reason, told) if part) + (" (allowed)" if _is_allowed(job) else "")
     if job.next_run_at is not None:
-        return f"tried again {ago(job.next_run_at)}" + (f": {job.last_error.code}" if job.last_error else "")
+        return f"next attempt {ago(job.next_run_at)}" + (f": {job.last_error.code}" if job.last_error else "")
     if waits := [
         need for need in dict.fromkeys((*job.needs, *job.after)) if need in jobs and jobs[need].completed_at is None
     ]:
@@ -252,9 +255,9 @@ def cancel_command(
     id: Annotated[
         str, typer.Argument(metavar="RUN[/JOB]", help="The run, or one of its jobs.", autocompletion=complete_job)
     ],
-    reason: Annotated[str, typer.Option(help="Why, for people.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason, kept in the record.")] = "",
 ) -> None:
-    """Stop a run, or one job of it. Safe to repeat.
+    """Cancel a run or one of its jobs. Safe to repeat.
 
     Example:
 
@@ -284,7 +287,7 @@ def explain_command(
         ),
     ],
 ) -> None:
-    """Say why a run, a job or an attempt is as it is, and what led to it.
+    """Explain the current state of a run, job or attempt.
 
     Examples:
 
@@ -299,7 +302,7 @@ def explain_command(
     out = console()
     out.print(Text(safe(told.id), style="bold"), "is", status(told.status), f"({safe(told.state)})")
     out.print(safe(told.summary, 2000), soft_wrap=True)
-    for title, reasons in (("what it waits for", told.waiting), ("how it came to this", told.history)):
+    for title, reasons in (("waiting for", told.waiting), ("history", told.history)):
         if reasons:
             out.print(f"\n{title}:", style="bold")
         for each in reasons:

@@ -42,16 +42,16 @@ from deltaci.storage.blobs.store import BlobStoreUnavailable
 app = typer.Typer(
     name="secret",
     add_completion=False,
-    help="Set, list and remove the secrets that jobs may name.",
+    help="Set, list and remove secrets for jobs.",
     no_args_is_help=True,
 )
 
-NameArgument = Annotated[str, typer.Argument(help="Its name: the variable in which a job finds it.")]
+NameArgument = Annotated[str, typer.Argument(help="The name of the secret and of its environment variable in jobs.")]
 ProjectOption = Annotated[
-    str, typer.Option(help="Only for jobs of this project; else for all of the tenant.", metavar="NAME")
+    str, typer.Option(help="Only for jobs of this project. Default: all jobs of the tenant.", metavar="NAME")
 ]
 BranchOption = Annotated[
-    str, typer.Option(help="Only on branches of the project that fit, e.g. 'release/*'.", metavar="PATTERN")
+    str, typer.Option(help="Only on branches of the project that match, e.g. 'release/*'.", metavar="PATTERN")
 ]
 
 
@@ -97,7 +97,7 @@ class _Here:
 
     def remove(self, name: str, scope: SecretScope) -> None:
         if not self._secrets.remove(self._tenant, name, scope):
-            raise Refused("no_secret", f"there is no secret {name!r}; 'deltaci secret list' shows which there are")
+            raise Refused("no_secret", f"there is no secret {name!r}; list them with 'deltaci secret list'")
 
 
 @contextmanager
@@ -131,9 +131,9 @@ def set_command(
     tenant: TenantOption = "default",
     ca: CaOption = None,
 ) -> None:
-    """Keep a secret, sealed. Its value is read from stdin, or asked for without being shown; never an argument.
+    """Set a secret. Its value is read from standard input or a hidden prompt, never from an argument.
 
-    Through the server that is named or runs in the folder --data; if none does, or with --blobs, directly in there.
+    Uses the given server, or the one in the --data folder; without one, or with --blobs, its store directly.
 
     Example:
 
@@ -146,7 +146,7 @@ def set_command(
 
 def _value(name: str) -> str:
     if sys.stdin.isatty():
-        return getpass(f"value of {name}, which is not shown: ")
+        return getpass(f"value of {name}(input is hidden): ")
     value = sys.stdin.buffer.read(MAX_BYTES + 2).decode()
     return value.removesuffix("\n")  # `echo value | deltaci secret set` means the value.
 
@@ -161,7 +161,7 @@ def list_command(
     tenant: TenantOption = "default",
     ca: CaOption = None,
 ) -> None:
-    """Show the names of the secrets, for whom each is and who set it; nobody is shown a value.
+    """List secrets with their scope and who set them. Values are never shown.
 
     Example:
 
@@ -176,7 +176,7 @@ def list_command(
         rows = Rows("NAME", "PROJECT", "BRANCH", "#VERSION", "SET", "~BY")
         for each in found:
             rows.add(each.name, each.project, each.branch, each.version, since(each.set_at), each.set_by)
-        rows.print("no secrets; 'deltaci secret set NAME' keeps one")
+        rows.print("no secrets; set one with 'deltaci secret set NAME'")
 
 
 @app.command("remove")
@@ -191,7 +191,7 @@ def remove_command(
     tenant: TenantOption = "default",
     ca: CaOption = None,
 ) -> None:
-    """Forget the secret with exactly this scope.
+    """Remove the secret with exactly this scope.
 
     Example:
 

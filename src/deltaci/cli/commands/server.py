@@ -35,54 +35,59 @@ from deltaci.storage.port import Unavailable
 
 app = typer.Typer(add_completion=False)
 
-StoreOption = Annotated[str, typer.Option("--store", help="Where records are kept: sqlite:PATH or postgresql://…")]
-DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs and the server's key.")]
+StoreOption = Annotated[str, typer.Option("--store", help="The store for records: sqlite:PATH or postgresql://…")]
+DataOption = Annotated[Path, typer.Option("--data", help="The folder for logs and the server key.")]
 BlobsOption = Annotated[
-    str, typer.Option("--blobs", help="Where artifacts and caches are kept: a folder or s3://…  [default: DATA/blobs]")
+    str, typer.Option("--blobs", help="The store for artifacts and caches: a folder or s3://…  [default: DATA/blobs]")
 ]
 ClientCertOption = Annotated[
-    bool, typer.Option("--require-client-cert", help="Hang up on whoever shows no such certificate.")
+    bool, typer.Option("--require-client-cert", help="Reject connections without a client certificate.")
 ]
-OidcIssuerOption = Annotated[str, typer.Option(help="An OIDC issuer whose tokens are as good as a registration token.")]
-OidcTenantOption = Annotated[str, typer.Option(help="The claim that names the tenant; none: the tenant 'default'.")]
-OidcCaOption = Annotated[Path | None, typer.Option(help="Who signs the issuer's certificate, if not a public one.")]
+OidcIssuerOption = Annotated[str, typer.Option(help="An OIDC issuer whose tokens are accepted for registration.")]
+OidcTenantOption = Annotated[str, typer.Option(help="The claim that names the tenant. Default: the tenant 'default'.")]
+OidcCaOption = Annotated[
+    Path | None, typer.Option(help="A CA file for the certificate of the issuer, if it is not public.")
+]
 PublicUrlOption = Annotated[
-    str, typer.Option(help="Where people find this server: statuses link there, issuers send people back there.")
+    str, typer.Option(help="The public URL of this server, for links in statuses and for OIDC redirects.")
 ]
 AllowForgeOption = Annotated[
     list[str] | None,
     typer.Option(help="HOST or HOST:PORT of a forge in a private network, or without TLS; may be repeated."),
 ]
-WebOidcOption = Annotated[
-    Path | None, typer.Option(help="A file that says by which OIDC issuer people sign in, and as what: docs/web.md.")
-]
+WebOidcOption = Annotated[Path | None, typer.Option(help="A file that configures sign-in by OIDC; see docs/web.md.")]
 
 AllowOption = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"Which repositories besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
+        help=f"Repositories to allow besides https and ssh to public hosts: {', '.join(ALLOWABLE)}; may be repeated.",
         autocompletion=lambda: list(ALLOWABLE),
     ),
 ]
 FailureRulesOption = Annotated[
-    Path | None, typer.Option(help="A file of rules by which failures are classed; see docs/failures.md.")
+    Path | None, typer.Option(help="A file of rules that classify failures; see docs/failures.md.")
 ]
 NoTransitionsOption = Annotated[
-    bool, typer.Option("--no-transitions", help="Do not write every transition to DATA/transitions.jsonl.")
+    bool, typer.Option("--no-transitions", help="Do not write transitions to DATA/transitions.jsonl.")
 ]
 ClientCaOption = Annotated[
     Path | None,
-    typer.Option(help="Who signs the certificates of runners, PEM. One with the URI deltaci:TENANT/RUNNER is enough."),
+    typer.Option(
+        help="A CA file (PEM) for client certificates of runners. They contain the URI deltaci:TENANT/RUNNER."
+    ),
 ]
 
 LeaseTtlOption = Annotated[
-    int, typer.Option(min=2, max=86400, help="Seconds after which a lease without a heartbeat is lost.")
+    int, typer.Option(min=2, max=86400, help="Seconds without a heartbeat after which a lease expires.")
 ]
 HealthOption = Annotated[
-    int, typer.Option(min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 is lost.")
+    int,
+    typer.Option(
+        min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 is considered lost."
+    ),
 ]
 MaxSilentOption = Annotated[
-    int, typer.Option(min=1, max=7 * 86400, help="Seconds after which a runner that is silent is gone.")
+    int, typer.Option(min=1, max=7 * 86400, help="Seconds without a heartbeat after which a runner counts as gone.")
 ]
 
 
@@ -92,20 +97,20 @@ def server_command(
     data: DataOption = Path(".state"),
     blobs: BlobsOption = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free port.")] = 8080,
     lease_ttl: LeaseTtlOption = lease.TTL_SECONDS,
     health_seconds: HealthOption = HEALTH_SECONDS,
     max_silent_seconds: MaxSilentOption = MAX_SILENT_SECONDS,
     failure_rules: FailureRulesOption = None,
     nats: NatsOption = "",
     nats_credentials: NatsCredentialsOption = "",
-    tls_cert: Annotated[Path | None, typer.Option(help="The server's certificate, PEM: then it speaks HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM, without a password.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The TLS certificate (PEM). Enables HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The private key of the certificate (PEM, no password).")] = None,
     client_ca: ClientCaOption = None,
     require_client_cert: ClientCertOption = False,
     allow_repositories: AllowOption = None,
     oidc_issuer: OidcIssuerOption = "",
-    oidc_audience: Annotated[str, typer.Option(help="What the tokens' aud must be, exactly.")] = "",
+    oidc_audience: Annotated[str, typer.Option(help="The required audience (aud) of tokens.")] = "",
     oidc_tenant_claim: OidcTenantOption = "",
     oidc_runner_claim: Annotated[
         str, typer.Option(help="The claim that names the runner; a path begins with a slash: /kubernetes.io/pod/name.")
@@ -116,9 +121,9 @@ def server_command(
     allow_forge: AllowForgeOption = None,
     no_transitions: NoTransitionsOption = False,
 ) -> None:
-    """Run a server. Any number may share one PostgreSQL. Stops on Ctrl-C, when what is under way has ended.
+    """Run a server. Several servers can share one PostgreSQL database. Stops on Ctrl-C after open requests have ended.
 
-    Runners come in with a token of 'deltaci token', with a client certificate or with an OIDC token: docs/runners.md.
+    Runners register with a token from 'deltaci token', a client certificate or an OIDC token: see docs/runners.md.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # What forges are told is in the documents, not here.
@@ -161,7 +166,7 @@ def _tls(
     if cert is not None and key is not None:
         return server_context(cert, key, client_ca, require_client_cert=require_client_cert)
     if cert is not None or key is not None or client_ca is not None or require_client_cert:
-        raise ValueError("TLS needs a certificate and its key; give both --tls-cert FILE and --tls-key FILE")
+        raise ValueError("TLS needs a certificate and a key; give both --tls-cert FILE and --tls-key FILE")
     return None
 
 
@@ -189,15 +194,15 @@ async def _serve(service: Server, data: Path, host: str, port: int, tls: ssl.SSL
 
 @app.command("token")
 def token_command(
-    runner: Annotated[str, typer.Argument(help="The name of the runner that may register with it.")],
-    tenant: Annotated[str, typer.Option(help="For whom it works.")] = "default",
+    runner: Annotated[str, typer.Argument(help="The name of the runner that may register with the token.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of the runner.")] = "default",
     data: DataOption = Path(".state"),
-    hours: Annotated[int, typer.Option(min=1, max=24 * 30, help="How long it is good.")] = 24,
+    hours: Annotated[int, typer.Option(min=1, max=24 * 30, help="Lifetime of the token.")] = 24,
     again: Annotated[
-        bool, typer.Option("--again", help="For a runner that has lost its credential, or was removed.")
+        bool, typer.Option("--again", help="Allow a runner that lost its credential or was removed to register again.")
     ] = False,
 ) -> None:
-    """Make a registration token for a runner: it is good once. Run it where the server's data is."""
+    """Create a single-use registration token for a runner. Run this where the data of the server is."""
     if not is_runner_name(runner):
         typer.echo("deltaci token: give a name of 1 to 100 printable ASCII characters without a slash", err=True)
         raise typer.Exit(2)

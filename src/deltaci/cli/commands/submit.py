@@ -16,13 +16,9 @@ from deltaci.cli.telling import tell_event, tell_outcome
 app = typer.Typer(add_completion=False)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run)]
-WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Wait until the run is over; the exit code tells how it ended.")
-]
-FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="The same, and show what happens meanwhile.")]
-KeyOption = Annotated[
-    str, typer.Option("--idempotency-key", help="The same key again gives the same run, not another one.")
-]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the run ends; the exit code reflects the result.")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Like --wait, and print events as they happen.")]
+KeyOption = Annotated[str, typer.Option("--idempotency-key", help="Requests with the same key start only one run.")]
 
 TemplateOption = Annotated[
     str,
@@ -35,7 +31,7 @@ TemplateOption = Annotated[
     ),
 ]
 RepositoryOption = Annotated[
-    str, typer.Option(help="The repository that it is about; without a plan and a template, the project to run.")
+    str, typer.Option(help="The project of the run. Without a plan or a template, run its pipelines.")
 ]
 
 
@@ -48,23 +44,23 @@ def submit_command(
     template: TemplateOption = "",
     input: Annotated[
         list[str] | None,
-        typer.Option("--input", "-i", metavar="NAME=VALUE", help="What the template or the file asks for."),
+        typer.Option("--input", "-i", metavar="NAME=VALUE", help="An input of the template or the pipeline file."),
     ] = None,
-    project: Annotated[str, typer.Option(help="What it belongs to.")] = "",
-    branch: Annotated[str, typer.Option(help="The branch that it is about.")] = "",
-    commit: Annotated[str, typer.Option(help="The commit that it is about.")] = "",
+    project: Annotated[str, typer.Option(help="The project to record for the run.")] = "",
+    branch: Annotated[str, typer.Option(help="The branch of the run.")] = "",
+    commit: Annotated[str, typer.Option(help="The commit of the run.")] = "",
     repository: RepositoryOption = "",
-    file: Annotated[str, typer.Option(help="Of a repository: the pipeline file to run.")] = "",
-    title: Annotated[str, typer.Option(help="One line for people.")] = "",
-    label: Annotated[list[str] | None, typer.Option(help="To find it by; may be repeated.")] = None,
+    file: Annotated[str, typer.Option(help="With --repository: the pipeline file to run.")] = "",
+    title: Annotated[str, typer.Option(help="A one-line title.")] = "",
+    label: Annotated[list[str] | None, typer.Option(help="A label to find the run by. May be repeated.")] = None,
     idempotency_key: KeyOption = "",
     wait: WaitOption = False,
     follow: FollowOption = False,
 ) -> None:
-    """Start a run, from a template, from a plan or from a repository, and print its id.
+    """Start a run from a template, a plan or a repository, and print its id.
 
     The plan is a JSON object: {"jobs": [{"name": "hello", "work": {"steps":
-    ["echo hello"]}}]}. See docs/cli.md for more of them.
+    ["echo hello"]}}]}. See docs/cli.md for more examples.
 
     Examples:
 
@@ -80,7 +76,7 @@ def submit_command(
     if template:
         what["template"], what["version"] = inputs.template(template)
     elif input and plan:
-        raise ValueError("--input belongs to a template or a repository; a plan has none")
+        raise ValueError("--input needs --template or --repository; a plan has no inputs")
     run = session.client.start(
         **what,
         inputs=inputs.pairs(input),
@@ -100,12 +96,12 @@ def submit_command(
 def rerun_command(
     session: Session,
     run: RunArgument,
-    failed: Annotated[bool, typer.Option("--failed", help="Only what failed or was cancelled.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed and cancelled jobs.")] = False,
     idempotency_key: KeyOption = "",
     wait: WaitOption = False,
     follow: FollowOption = False,
 ) -> None:
-    """Start a new run that does the same again, or only what failed, and print its id.
+    """Start a new run of all jobs or only the failed ones, and print its id.
 
     Example:
 

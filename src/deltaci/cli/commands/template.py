@@ -17,7 +17,7 @@ from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
 app = typer.Typer(
     name="template",
     add_completion=False,
-    help="Save, list and look at templates: plans to be used again.",
+    help="Save, list and show templates: reusable plans.",
     no_args_is_help=True,
 )
 
@@ -28,18 +28,18 @@ NameArgument = Annotated[
 
 @command(app, "list")
 def list_command(session: Session) -> None:
-    """List the templates by name, each with its newest version.
+    """List templates by name, with their newest versions.
 
     Example:
 
       deltaci template list
     """
-    _print(session, list(session.client.iter_templates()), "no templates; 'deltaci template save' makes one")
+    _print(session, list(session.client.iter_templates()), "no templates; save one with 'deltaci template save'")
 
 
 @command(app, "versions")
 def versions_command(session: Session, name: NameArgument) -> None:
-    """List the versions of a template, the oldest first.
+    """List the versions of a template, oldest first.
 
     Example:
 
@@ -66,7 +66,7 @@ def show_command(
         typer.Argument(metavar="NAME[@VERSION]", help="The template's name.", autocompletion=complete_template),
     ],
 ) -> None:
-    """Show a template: what it asks for and what its runs do.
+    """Show a template: its inputs and its plan.
 
     Example:
 
@@ -99,7 +99,7 @@ def _show(session: Session, found: api.Template) -> None:
     rows = Rows("JOB", "KIND", "~NEEDS", "~RUNS ON", "~STEPS")
     is_chain = all(job.needs is None and not job.after for job in found.plan.jobs)
     for job in found.plan.jobs:
-        needs = "(the one before)" if is_chain and job is not found.plan.jobs[0] else ", ".join(job.needs or ())
+        needs = "(previous)" if is_chain and job is not found.plan.jobs[0] else ", ".join(job.needs or ())
         steps = msgspec.to_builtins(job.work).get("steps", []) if job.work is not None else []
         shown = "; ".join(step if isinstance(step, str) else str(step.get("run", step)) for step in steps)
         rows.add(job.name, job.kind, needs, ", ".join(job.runs_on), shown)
@@ -112,18 +112,18 @@ def save_command(
     session: Session,
     name: NameArgument,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A plan or a template, as JSON; - reads standard input.")],
-    description: Annotated[str, typer.Option(help="For people; goes before what the file says.")] = "",
+    description: Annotated[str, typer.Option(help="A description; overrides that of the file.")] = "",
     expect: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="VERSION", help="Only if this is the newest version now; 0: only if there is none."
+            min=0, metavar="VERSION", help="Fails unless this is the newest version; 0: fails if the template exists."
         ),
     ] = None,
 ) -> None:
     """Save a new version of a template. Runs keep the version that they started with.
 
-    The file holds a plan, {"jobs": […]}, or a template, {"plan": {"jobs": […]},
-    "inputs": {"env": {"required": true}}}. An input reaches every task as a
+    The file contains a plan, {"jobs": […]}, or a template, {"plan": {"jobs": […]},
+    "inputs": {"env": {"required": true}}}. An input is passed to every job as an environment
     variable, here INPUT_ENV.
 
     Example:
@@ -150,7 +150,7 @@ def save_command(
 
 @command(app, "remove")
 def remove_command(session: Session, name: NameArgument) -> None:
-    """Let nobody start runs from a template any more. Its runs stay.
+    """Remove a template. Its runs are kept.
 
     Example:
 

@@ -130,14 +130,16 @@ async def _up(folder: Path, port: int, *, once: bool) -> int:
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, stopped.set)
-        console.print(f"server on {listener.url}, data in {folder}/, log of the runner in {folder}/runner.log")
+        console.print(f"server on {listener.url}, data in {folder}/, runner log in {folder}/runner.log")
         address = write_url_file(folder, listener.url)
         runner = await _start_runner(listener.url, folder)
         try:
             code = await _first_run(service, console, folder, stopped)
             if not once and not stopped.is_set():
-                console.print(f"\nlook at it, signed in: {signed_link(listener.url, folder, TENANT)}", highlight=False)
-                console.print("the link is good for ten minutes; 'deltaci web' makes a new one")
+                console.print(
+                    f"\nweb interface, signed in: {signed_link(listener.url, folder, TENANT)}", highlight=False
+                )
+                console.print("the link expires in ten minutes; 'deltaci web' prints a new one")
                 console.print("\nrunning; Ctrl-C stops it")
                 await stopped.wait()
         finally:
@@ -170,18 +172,18 @@ async def _first_run(service: Server, console: Console, folder: Path, stopped: a
     record = watching.result()
     report = await _save(service, folder)
     console.print(f"\n{first.id} is {record.state}, its status {run_status(record)}")
-    console.print(f"{report.summary()}; see for yourself: deltaci verify {folder}/events.jsonl")
+    console.print(f"{report.summary()}; check it with: deltaci verify {folder}/events.jsonl")
     return 0 if report.is_legal else 1
 
 
 @app.command("up")
 def up_command(
     once: Annotated[bool, typer.Option("--once", help="Stop after the first run.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free port.")] = 0,
 ) -> None:
-    """Start everything here: a server, a runner, SQLite in .state; and show a first run of five jobs.
+    """Start a server and a runner on this machine, with SQLite in .state, and show a first run of five jobs.
 
-    Leaves the log in .state/events.jsonl; .state/transitions.jsonl has it as document 003 writes it, as it happens.
+    Writes the event log to .state/events.jsonl, and in the format of document 003 to .state/transitions.jsonl.
     """
     folder = Path(".state")
     try:

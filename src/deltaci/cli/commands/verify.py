@@ -89,18 +89,18 @@ def show(report: Report, seconds: float, *, limit: int, as_json: bool) -> None:
 def verify_command(
     file: Annotated[str, typer.Argument(help="The log to check; - reads standard input.")],
     format: Annotated[
-        str, typer.Option(help=f"What the log is: {', '.join(FORMATS)}. Found out by its first line if not given.")
+        str, typer.Option(help=f"The format of the log: {', '.join(FORMATS)}. Default: detected from its first line.")
     ] = "",
-    limit: Annotated[int, typer.Option(min=0, help="How many violations to show.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of violations to show.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Check that a log is legal: every transition, owner, number, time and invariant.
+    """Verify an event log: every transition, owner, number, time and invariant.
 
-    Reads the canonical log, document 003's transitions.jsonl and document 004's job events. Exits with 0 when
-    the log is legal, 1 when it is not, and 2 when it cannot be read.
+    Reads the canonical log, document 003's transitions.jsonl and document 004's job events. Exits with 0 if
+    the log is legal, 1 if it is not, and 2 if it cannot be read.
     """
     if format and format not in FORMATS:
-        fail(f"there is no format {format!r}; expected one of: {', '.join(FORMATS)}")
+        fail(f"unknown format {format!r}; expected one of: {', '.join(FORMATS)}")
     started = time.monotonic()
     try:
         report = check_file(file, format, quiet=json)

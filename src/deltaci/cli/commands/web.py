@@ -35,8 +35,8 @@ LINK_SECONDS: Final = 600
 CHECK_SECONDS: Final = 60
 DOOR_FILE: Final = "web.html"
 NO_KEY: Final = (
-    "no server's key in {folder}: go to the folder of the server, or name it with --data. Elsewhere open {url}/sign-in "
-    "and show an API key; 'deltaci key create NAME' makes one"
+    "no server key in {folder}: run this in the folder of the server, or name it with --data. Elsewhere, open "
+    "{url}/sign-in and sign in with an API key from 'deltaci key create NAME'"
 )
 
 
@@ -51,15 +51,15 @@ def _signer(folder: Path) -> Signer:
 
 @app.command("web")
 def web_command(
-    is_printed: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
+    is_printed: Annotated[bool, typer.Option("--print", help="Print the link without opening a browser.")] = False,
     server: ServerOption = None,
     data: DataOption = None,
     tenant: TenantOption = "default",
     ca: CaOption = None,
 ) -> None:
-    """Open the web interface of a server on this machine, signed in; and print the link.
+    """Open the web interface of a server on this machine, signed in, and print the link.
 
-    The link is good for ten minutes, the session for twelve hours. Whoever has the link is let in as the operator.
+    The link expires in ten minutes, the session in twelve hours. Anyone with the link can sign in as the operator.
 
     Example:
 
@@ -77,7 +77,7 @@ def web_command(
         link = signed_link(url, folder, tenant)
         print(link, flush=True)
         if not is_printed and not _is_opened(link, folder):
-            print("there is no browser here; open the link in one on this machine", file=sys.stderr)
+            print("no browser found; open the link in a browser on this machine", file=sys.stderr)
 
 
 def _check_fits(url: str, folder: Path, tenant: str, ca: Path | None) -> None:

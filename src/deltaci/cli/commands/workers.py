@@ -18,11 +18,11 @@ app = typer.Typer(
     name="workers",
     add_completion=False,
     cls=Defaults,
-    help="List workers, drain, resume or remove one, let a new one in.",
+    help="List, drain, resume and remove workers, and add new ones.",
 )
 
 GONE: Final = "shutdown"  # As document 003 calls it.
-SILENT: Final = "it was silent for too long"
+SILENT: Final = "it sent no heartbeat for too long"
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The runner's name.", autocompletion=complete_worker)]
 
@@ -31,10 +31,10 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The runner's 
 def list_command(
     session: Session,
     gone: Annotated[
-        bool, typer.Option("--gone", help="Those that were shut down, instead of those that are there.")
+        bool, typer.Option("--gone", help="List workers that were shut down instead of active ones.")
     ] = False,
 ) -> None:
-    """List workers, the newest first.
+    """List workers, newest first.
 
     Example:
 
@@ -49,7 +49,9 @@ def list_command(
         busy = f"{len(each.tasks)}/{each.slots}"
         name = each.id if gone else each.name
         rows.add(name, _state(each), busy, ", ".join(each.labels), since(each.last_seen_at), _why(each))
-    rows.print("none was shut down" if gone else "no workers; 'deltaci workers token NAME' lets one in")
+    rows.print(
+        "no workers were shut down" if gone else "no workers; create a token for one with 'deltaci workers token NAME'"
+    )
 
 
 def _state(found: api.Worker) -> str:
@@ -79,7 +81,7 @@ def _print(session: Session, found: api.Worker) -> None:
     if session.is_json:
         session.print_json(found)
         return
-    lives = "" if found.id == found.name else f"{found.id}: it was gone before, and came back"
+    lives = "" if found.id == found.name else f"{found.id}: it registered again after it had left"
     held = f"{found.hold.lower()} {ago(found.hold_started_at)}" if found.hold and found.hold_started_at else ""
     show(
         facts(
@@ -92,7 +94,10 @@ def _print(session: Session, found: api.Worker) -> None:
                 ("labels", ", ".join(found.labels)),
                 ("slots", found.slots),
                 ("holds", ", ".join(found.tasks) or Text("nothing", style="dim")),
-                ("troubles", f"{found.infra_failures} in a row by its infrastructure" if found.infra_failures else ""),
+                (
+                    "troubles",
+                    f"{found.infra_failures} consecutive infrastructure failures" if found.infra_failures else "",
+                ),
                 ("seen", ago(found.last_seen_at)),
                 ("since", ago(found.created_at)),
                 ("changed", ago(found.updated_at)),
@@ -109,10 +114,10 @@ def _going(found: api.Worker) -> str:
 def drain_command(
     session: Session,
     name: NameArgument,
-    reason: Annotated[str, typer.Option(help="Why, for people.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it holds nothing any more.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason, kept in the record.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it holds no jobs.")] = False,
 ) -> None:
-    """Give a worker nothing new until it is resumed; what it has it finishes.
+    """Drain a worker: it finishes its current jobs and takes no new ones until it is resumed.
 
     Example:
 
@@ -124,7 +129,7 @@ def drain_command(
 
 @command(app, "resume")
 def resume_command(session: Session, name: NameArgument) -> None:
-    """Let a worker that was drained or quarantined have work again.
+    """Resume a drained or quarantined worker.
 
     Example:
 
@@ -137,23 +142,23 @@ def resume_command(session: Session, name: NameArgument) -> None:
 def remove_command(
     session: Session,
     name: NameArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Send a worker away, after its current jobs. It stays out until there is a new token for it.
+    """Remove a worker after its current jobs. It can register again only with a new token.
 
     Example:
 
       deltaci workers remove build-1 --yes
     """
     if not yes and not _is_sure(name):
-        fail("workers remove", f"{name} stays; with --yes nobody is asked", USAGE)
+        fail("workers remove", f"{name} was not removed; use --yes to skip the confirmation", USAGE)
     _print(session, session.client.remove_worker(name))
 
 
 def _is_sure(name: str) -> bool:
     if not sys.stdin.isatty():
         return False
-    print(f"remove {name}? It comes back only with a new token. [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"remove {name}? It can register again only with a new token. [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -163,11 +168,11 @@ def token_command(
     name: NameArgument,
     again: Annotated[
         bool,
-        typer.Option("--again", help="For a runner that has lost its credential, or was removed."),
+        typer.Option("--again", help="Allow a runner that lost its credential or was removed to register again."),
     ] = False,
-    expires: Annotated[str, typer.Option(metavar="TIME", help="How long the token is good.")] = "24h",
+    expires: Annotated[str, typer.Option(metavar="TIME", help="Lifetime of the token.")] = "24h",
 ) -> None:
-    """Make a token with which a runner can come in, once, and print it.
+    """Create a single-use registration token for a runner and print it.
 
     Example:
 
@@ -178,5 +183,5 @@ def token_command(
         session.print_json(made)
         return
     if sys.stdout.isatty():
-        print(f"good {ago(made.expires_at)}; for: deltaci runner --token-file FILE", file=sys.stderr)
+        print(f"expires {ago(made.expires_at)}; use it with: deltaci runner --token-file FILE", file=sys.stderr)
     print(made.token)

@@ -27,7 +27,7 @@ app = typer.Typer(
     name="ws",
     add_completion=False,
     no_args_is_help=True,
-    help="Start workstreams: several tasks on one branch, validated and merged; look at them, stop them.",
+    help="Create, list, show and cancel workstreams: tasks on one branch, validated and merged.",
 )
 
 WATCH_SECONDS: Final = 1.0
@@ -36,7 +36,7 @@ IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The workstream's id.", autocompletion=complete_workstream)
 ]
 ProjectOption = Annotated[
-    str | None, typer.Option(help="The project to work on, instead of the file's.", autocompletion=complete_project)
+    str | None, typer.Option(help="The project. Overrides the file.", autocompletion=complete_project)
 ]
 
 
@@ -46,19 +46,19 @@ def create_command(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The workstream file; - reads standard input.")],
     project: ProjectOption = None,
     base: Annotated[
-        str, typer.Option(metavar="BRANCH", help="Where to begin and what to merge to, instead of the file's.")
+        str, typer.Option(metavar="BRANCH", help="The branch to start from and merge into. Overrides the file.")
     ] = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="Show its tasks until it is over; 0 only if it was completed.")
+        bool, typer.Option("--wait", help="Watch its tasks until it ends; exits with 0 only if it completed.")
     ] = False,
     idempotency_key: Annotated[
-        str, typer.Option("--idempotency-key", help="The same key again gives the same workstream, not another one.")
+        str, typer.Option("--idempotency-key", help="Requests with the same key start only one workstream.")
     ] = "",
 ) -> None:
     """Start a workstream from its file, and print its id.
 
-    The file is checked here first: every problem is told with its place, and
-    nothing is started. See docs/workstreams.md for what it may say.
+    The file is checked locally first: if it has problems, each is reported with
+    its position and nothing is started. See docs/workstreams.md for the format.
 
     Examples:
 
@@ -116,11 +116,13 @@ def list_command(
         str | None,
         typer.Option(help=f"One of {', '.join(WORKSTREAM_STATES)}.", autocompletion=lambda: list(WORKSTREAM_STATES)),
     ] = None,
-    project: Annotated[str | None, typer.Option(help="Of this project.", autocompletion=complete_project)] = None,
-    person: Annotated[str | None, typer.Option(help="Started by this person.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 20,
+    project: Annotated[
+        str | None, typer.Option(help="Only workstreams of this project.", autocompletion=complete_project)
+    ] = None,
+    person: Annotated[str | None, typer.Option(help="Only workstreams started by this person.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number to show.")] = 20,
 ) -> None:
-    """List workstreams, the newest first. All that is given must hold.
+    """List workstreams, newest first. Filters are combined with AND.
 
     Examples:
 
@@ -148,9 +150,9 @@ def list_command(
             each.title,
             each.reason,
         )
-    rows.print("no workstreams; 'deltaci ws create FILE' starts one")
+    rows.print("no workstreams; start one with 'deltaci ws create FILE'")
     if len(found) == limit:
-        console().print(f"the newest {limit}; --limit N shows more", style="dim")
+        console().print(f"the newest {limit}; use --limit N to show more", style="dim")
 
 
 @command(app, "show")
@@ -158,10 +160,10 @@ def show_command(
     session: Session,
     id: IdArgument,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Until it is over; the exit code tells how it ended.")
+        bool, typer.Option("--watch", "-w", help="Watch until it ends; the exit code reflects the result.")
     ] = False,
 ) -> None:
-    """Show a workstream: its stages and tasks, why it waits or failed, where its tree is, how far its merge is.
+    """Show a workstream: its stages and tasks, why it waits or failed, its worktree, and the progress of its merge.
 
     Examples:
 
@@ -178,9 +180,9 @@ def show_command(
 
 @command(app, "cancel")
 def cancel_command(
-    session: Session, id: IdArgument, reason: Annotated[str, typer.Option(help="Why, for people.")] = ""
+    session: Session, id: IdArgument, reason: Annotated[str, typer.Option(help="The reason, kept in the record.")] = ""
 ) -> None:
-    """Stop a workstream. Safe to repeat; what is merged stays merged.
+    """Cancel a workstream. Safe to repeat; merged changes stay merged.
 
     Example:
 
@@ -197,10 +199,11 @@ def cancel_command(
 def queue_command(
     session: Session,
     project: Annotated[
-        str, typer.Argument(metavar="[PROJECT]", help="Of this project alone.", autocompletion=complete_project)
+        str,
+        typer.Argument(metavar="[PROJECT]", help="Only the queues of this project.", autocompletion=complete_project),
     ] = "",
 ) -> None:
-    """Show what waits to be merged, in its order, and what is being tested together.
+    """Show the merge queues: waiting workstreams in order, and batches under test.
 
     Example:
 
@@ -211,7 +214,7 @@ def queue_command(
         session.print_json(found)
         return
     if not found.queues:
-        print(f"nothing waits to be merged{f' in {safe(project)}' if project else ''}")
+        print(f"no workstream waits to be merged{f' in {safe(project)}' if project else ''}")
     for each in found.queues:
         show(queue_shown(each))
 

@@ -48,9 +48,9 @@ def check(entry: Entry) -> None:
         rules = msgspec.convert(entry.rules, list[ValidationRule])
         msgspec.convert(entry.work, Work)
     except msgspec.ValidationError as error:
-        raise Refused("bad_request", f"the rules of workstream {entry.id} make no sense: {error}") from None
+        raise Refused("bad_request", f"the validation rules of workstream {entry.id} are invalid: {error}") from None
     if len(rules) > MAX_RULES:
-        raise Refused("bad_request", f"workstream {entry.id} has {len(rules)} rules; at most {MAX_RULES} are looked at")
+        raise Refused("bad_request", f"workstream {entry.id} has {len(rules)} rules; at most {MAX_RULES} are checked")
 
 
 def order(line: Line, batch: Batch, project: Project) -> StartRun:
@@ -139,15 +139,15 @@ def _is_about_it(failure: Failure) -> bool:
 
 def _why_nothing(found: Job | None) -> str:
     if found is None:
-        return "the test run is not whole"
+        return "the test run is incomplete"
     error = found.last_error
     if error is None:
-        return f"its test was cancelled: {found.reason or 'nobody said why'}"
-    return f"its test could not be made: {error.code}: {error.message or error.line or error.rule}"
+        return f"its test run was cancelled: {found.reason or 'no reason given'}"
+    return f"its test run could not be created: {error.code}: {error.message or error.line or error.rule}"
 
 
 def _details(line: Line, batch: Batch, error: Failure, run_id: str) -> str:
     what = error.line or error.message or error.code
     if batch.method == NONE:
-        return f"{what}; run {run_id} has more"
-    return f"merged with {line.base} at {batch.start[:12]} it fails: {what}; run {run_id} has more"
+        return f"{what}; see run {run_id}"
+    return f"merged with {line.base} at {batch.start[:12]} it fails: {what}; see run {run_id}"

@@ -110,7 +110,7 @@ class Candidates:
             commit = await shop.rebase(commit, entry.head, by)
         elif not await shop.mirror.is_ancestor(entry.head, commit):  # Else the base has it already.
             tree = await shop.merge_trees(commit, entry.head)
-            commit = await shop.commit(tree, (commit, entry.head), "On the way to a merge", by)
+            commit = await shop.commit(tree, (commit, entry.head), "Intermediate merge", by)
             top.heads.append(entry.head)
             top.tree = tree
         top.commit = commit
@@ -134,7 +134,7 @@ class Candidates:
             where = ", ".join(conflict.paths)
             details = (
                 f"its head {entry.head[:12]} conflicts with {entry.base} at {base[:12]}: {where}; "
-                "bring it up to date with its base and start it again"
+                "update it to its base and start it again"
             )
             return Outcome(id=entry.id, tenant=entry.tenant, is_merged=False, details=details)
         return None

@@ -191,8 +191,8 @@ class MergeQueue:
             except (GitFailed, Refused) as error:
                 problem = str(error)
             except Exception as error:
-                LOGGER.exception("the merge queue of %s: an error of ours", line.base)
-                problem = f"an error of ours: {type(error).__name__}: {error}"
+                LOGGER.exception("merge queue of %s: internal error", line.base)
+                problem = f"internal error: {type(error).__name__}: {error}"
             else:
                 continue
             await self._trouble(name, line, problem)
@@ -204,7 +204,7 @@ class MergeQueue:
         match step:
             case lines.Stop(run_id):
                 with suppress(Refused):  # It never began, or is over.
-                    await self._engine.do(run.Cancel(id=run_id, reason="the merge queue does not need it any more"))
+                    await self._engine.do(run.Cancel(id=run_id, reason="no longer needed by the merge queue"))
                 return await self._edit(name, line, lambda line: lines.stopped(line, run_id))
             case lines.Tell(outcome):
                 return await self._tell(name, line, outcome)
@@ -213,7 +213,7 @@ class MergeQueue:
                 return await self._edit(name, line, lambda line: lines.formed(line, now, self._limits))
         project = await self._projects.find(line.tenant, line.project)
         if project is None:
-            details = f"the project {line.project!r} is not there any more"
+            details = f"the project {line.project!r} no longer exists"
             return await self._edit(name, line, lambda line: lines.closed(line, details))
         batch = line.batch(step.number)
         assert batch is not None
@@ -237,7 +237,7 @@ class MergeQueue:
             except _PASSING:
                 raise
             except Exception:
-                LOGGER.exception("nobody hears how it went with workstream %s; trying again", outcome.id)
+                LOGGER.exception("cannot report the result of workstream %s; retrying", outcome.id)
                 self._deaf[name] = self._deaf.get(name, frozenset()) | {outcome.id}
                 return False
         return await self._edit(name, line, lambda line: lines.told(line, outcome))
@@ -260,7 +260,7 @@ class MergeQueue:
         made = await Candidates(builder, self._brought).build(batch, entries, base, start, before)
         now = await self._store.now()
         if made.members and not any(lines.rules_of([each]) for each in entries):
-            LOGGER.info("batch %s before %s has no rules: it merges, and that is good enough", batch.number, line.base)
+            LOGGER.info("batch %s for %s has no validation rules; a clean merge is sufficient", batch.number, line.base)
         return await self._edit(name, line, lambda line: lines.built(line, batch.number, made, now))
 
     async def _test(self, name: str, line: Line, batch: Batch, project: Project) -> bool:
@@ -275,7 +275,7 @@ class MergeQueue:
                 problem = refused.message
             record = await self._store.find(run_id)
             if record is None and problem:  # It was not that another server was faster.
-                return await self._lost(name, line, batch, f"its test cannot be started: {problem}")
+                return await self._lost(name, line, batch, f"its test run cannot be started: {problem}")
         if not isinstance(record, Run) or not run.is_over(record):
             return False
         jobs = await self._store.find_all(candidate_runs.job_ids(line, batch))
@@ -285,7 +285,7 @@ class MergeQueue:
         return await self._lost(name, line, batch, found)
 
     async def _lost(self, name: str, line: Line, batch: Batch, problem: str) -> bool:
-        LOGGER.warning("batch %s before %s is tested again: %s", batch.number, line.base, problem)
+        LOGGER.warning("batch %s for %s is tested again: %s", batch.number, line.base, problem)
         run_id, now = lines.run_of(line, batch), await self._store.now()
         return await self._edit(name, line, lambda line: lines.lost(line, run_id, problem, now))
 
@@ -309,7 +309,7 @@ class MergeQueue:
             except BranchMoved as moved:
                 # Perhaps it is there since before a crash, and somebody has built on it.
                 if not await builder.branch_contains(line.base, batch.top):
-                    LOGGER.info("the base %s moved: %s; what was tested is built anew", line.base, moved)
+                    LOGGER.info("the base %s moved: %s; rebuilding the tested batches", line.base, moved)
                     return await self._edit(name, line, lambda line: lines.moved(line, batch.number, is_landing=True))
         return await self._edit(name, line, lambda line: lines.landed(line, batch.number))
 
@@ -320,8 +320,8 @@ class MergeQueue:
         except (*_PASSING, GitFailed):
             raise
         except Exception as error:
-            LOGGER.exception("the commits of workstream %s cannot be had: an error of ours", entry.id)
-            raise GitFailed(f"its commits cannot be had: {type(error).__name__}: {error}") from error
+            LOGGER.exception("cannot fetch the commits of workstream %s: internal error", entry.id)
+            raise GitFailed(f"cannot fetch its commits: {type(error).__name__}: {error}") from error
 
     async def _is_made(self, builder: CommitBuilder, line: Line, batch: Batch) -> bool:
         """Whether the commits of a batch are in this server's mirror, made again where they were not."""
@@ -342,7 +342,7 @@ class MergeQueue:
         return after != seen
 
     async def _trouble(self, name: str, line: Line, problem: str) -> None:
-        LOGGER.warning("the merge queue of %s before %s: %s; trying again", line.project, line.base, problem)
+        LOGGER.warning("merge queue of %s for %s: %s; retrying", line.project, line.base, problem)
         now = await self._store.now()
         await self._edit(name, line, lambda line: lines.troubled(line, problem, now))
 

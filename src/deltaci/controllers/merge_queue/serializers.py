@@ -36,7 +36,7 @@ def shown(line: Line) -> QueueView:
 
 
 def _waits(behind: int, line: Line) -> str:
-    return f"conflicts with batch {behind}; waits for its end" if line.batch(behind) is not None else ""
+    return f"conflicts with batch {behind}; waits until it ends" if line.batch(behind) is not None else ""
 
 
 def _batch(line: Line, batch: Batch) -> BatchView:

@@ -223,7 +223,7 @@ def entered(line: Line, entry: Entry) -> Line:
     if entry.id in known:
         return line
     if len(line.places) >= MAX_PLACES:
-        raise Overloaded(f"{MAX_PLACES} workstreams wait before {line.base} already")
+        raise Overloaded(f"{MAX_PLACES} workstreams already wait for {line.base}")
     return replace(line, places=(*line.places, Place(entry=entry)))
 
 

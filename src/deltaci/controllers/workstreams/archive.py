@@ -61,7 +61,7 @@ async def archive(store: Store, logs: LogStore, stream: Workstream, folder: Path
     if not await asyncio.to_thread(target.is_dir):
         record = await store.find(stream.id)
         if not isinstance(record, Run) or workstream_state(record) not in WORKSTREAM_VIEW.terminal:
-            raise NotOver(f"workstream {stream.id} is not over; archive it when it is")
+            raise NotOver(f"workstream {stream.id} has not ended; archive it afterwards")
         draft = await asyncio.to_thread(_draft, target)
         try:
             await _fill(store, logs, stream, record, folder, draft)

@@ -38,7 +38,7 @@ def within(rule: ValidationRule, paths_changed: Iterable[str]) -> RuleResult:
 
 def mergeable(rule: ValidationRule, base: str, conflicts: Sequence[str]) -> RuleResult:
     """Whether the base, a branch by its name, can be merged as it is now; `conflicts` are the paths where it cannot."""
-    wanted = f"none with {base}, as it is now; merge it, and solve them"
+    wanted = f"no conflicts with the current {base}; merge it and resolve them"
     found = f"conflicts in {_listed(conflicts)}" if conflicts else ""
     return RuleResult(rule=rule.name or MERGEABLE, is_passed=not conflicts, actual=found, expected=wanted)
 

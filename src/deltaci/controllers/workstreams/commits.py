@@ -48,7 +48,7 @@ async def taken(builder: CommitBuilder, stream: Workstream, blobs: BlobStore, bu
     The workstream may have moved on since: a tree of its own begins where the others were by then.
     """
     if not is_commit(head):
-        raise GitFailed(f"{head[:80]!r} is not the full name of a commit")
+        raise GitFailed(f"{head[:80]!r} is not a full commit hash")
     await restored(builder, stream, blobs)
     if bundle and not await builder.mirror.has_commit(head):
         await _brought(builder, blobs, bundle, head, stream.base_commit)
@@ -119,9 +119,9 @@ def _copy(blobs: BlobStore, key: str, file: Path) -> None:
     try:
         stored = blobs.stat(key)
         if stored is None:
-            raise GitFailed("the bundle with these commits is not kept any more")
+            raise GitFailed("the bundle with these commits no longer exists")
         if stored.bytes > MAX_BUNDLE_BYTES:
-            raise GitFailed(f"the bundle has {stored.bytes:,} bytes; at most {MAX_BUNDLE_BYTES:,} are taken")
+            raise GitFailed(f"the bundle has {stored.bytes:,} bytes; at most {MAX_BUNDLE_BYTES:,} are accepted")
         check_free_space(file.parent, 2 * stored.bytes)  # Once as it is, once in the mirror.
         with file.open("wb") as target:
             for part in keys.read_all(blobs, key):

@@ -36,7 +36,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
         """The project that it works on; `GitFailed` when it is not there any more."""
         found = await self.projects.find(stream.tenant, stream.project)
         if found is None:
-            raise GitFailed(f"there is no project {stream.project!r} any more; add it again with its old name")
+            raise GitFailed(f"the project {stream.project!r} no longer exists; add it again under the same name")
         return found
 
     async def builder(self, stream: Workstream) -> CommitBuilder:

@@ -107,13 +107,11 @@ class Streams:
         if name:
             found = await self.desk.projects.find(tenant, name)
             if found is None:
-                raise Refused(
-                    "not_found", f"there is no project {name!r}; 'deltaci project list' shows those there are"
-                )
+                raise Refused("not_found", f"there is no project {name!r}; list them with 'deltaci project list'")
             return found
         all = [each async for each in self.desk.projects.each(tenant)]
         if not all:
-            raise Refused("bad_request", "there is no project to work on; 'deltaci project add NAME URL' makes one")
+            raise Refused("bad_request", "there is no project to work on; add one with 'deltaci project add NAME URL'")
         if len(all) != 1:
             names = ", ".join(each.name for each in all[:10])
             raise Refused(
@@ -204,7 +202,7 @@ class Streams:
             why = error.message if isinstance(error, Refused) else str(error)
             await self._planning.fail(record, why)
             return
-        LOGGER.warning("workstream %s cannot go on now: %s; trying again", record.id, error)
+        LOGGER.warning("cannot advance workstream %s: %s; retrying", record.id, error)
         pause = backoff_seconds(tried - 1, RETRY_SECONDS, MAX_RETRY_SECONDS)
         asyncio.get_running_loop().call_later(pause, self._give, record.tenant, record.id)
 
@@ -230,7 +228,7 @@ class Streams:
         entry = self._entry(stream, spec)
         files.validating(self.desk.folder, stream, entry, changed)
         if stream.tip == stream.base_commit and not entry.rules:
-            await self._validate(record.id, "nothing was changed: there is nothing to merge", is_passed=True)
+            await self._validate(record.id, "no changes to merge", is_passed=True)
             return
         await self.merging.enter(entry)
 
@@ -256,7 +254,7 @@ class Streams:
         """Have the commits of an entry here."""
         stream = await self.desk.records.find(entry.tenant, entry.id)
         if stream is None:
-            raise GitFailed(f"nothing is known of workstream {entry.id}")
+            raise GitFailed(f"workstream {entry.id} is not known")
         await commits.restored(await self.desk.builder(stream), stream, self.desk.blobs)
 
     async def is_wanted(self, entry: Entry) -> bool:

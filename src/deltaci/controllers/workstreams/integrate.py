@@ -25,7 +25,7 @@ class Broken(Exception):
     """A rule of a task or a workstream does not hold: which, what was found and what was wanted."""
 
     def __init__(self, verdict: RuleResult) -> None:
-        super().__init__(f"rule {verdict.rule}: {verdict.actual}; wanted {verdict.expected}")
+        super().__init__(f"rule {verdict.rule}: {verdict.actual}; expected {verdict.expected}")
         self.verdict = verdict
 
 
@@ -50,7 +50,7 @@ class Joining:
         except GitFailed as error:
             if error.is_transient:
                 raise
-            details = f"what it brought cannot be used: {error}"
+            details = f"its commits cannot be used: {error}"
         order = job.Validate(id=task.id, is_passed=not details, details=details)
         try:
             await self._desk.engine.do(order)
@@ -85,7 +85,7 @@ class Joining:
             if added is None:
                 return replace(known, place=place or known.place)
             if known.tip != stream.tip:
-                raise GitFailed("another server joined a task at the same moment", is_transient=True)
+                raise GitFailed("another server integrated a task at the same time", is_transient=True)
             return replace(known, joined=(*known.joined, added), place=place or known.place)
 
         return await self._desk.records.kept.update(stream.tenant, stream.id, grown) or stream
@@ -99,8 +99,8 @@ class Joining:
         try:
             tip = await commits.join(builder, stream.tip, task, head)
         except MergeConflict as conflict:
-            found = f"conflicts with what other tasks did meanwhile in {', '.join(conflict.paths)}"
-            wanted = "changes that fit together; let one task need the other"
+            found = f"conflicts with concurrent changes of other tasks in {', '.join(conflict.paths)}"
+            wanted = "changes that merge cleanly; let one task need the other"
             raise Broken(RuleResult(rule="join", is_passed=False, actual=found, expected=wanted)) from None
         await builder.set_ref(f"streams/{stream.id}/tip", tip)
         return Joined(task=task, attempt_id=attempt.id, bundle=bundle, start=start, head=head, tip=tip)
@@ -118,7 +118,7 @@ class Joining:
         for rule in protocol_rules(rules):
             if rule.within:
                 changed = await builder.mirror.changed_paths(start, head)
-                _must(within(rule, changed if changed is not None else ["a path that is no text"]))
+                _must(within(rule, changed if changed is not None else ["a path that is not valid text"]))
             if rule.mergeable:
                 paths: Sequence[str] = ()
                 try:

@@ -214,7 +214,7 @@ class WebApp:
             return Redirect(to=back, said=layout.sentence(message), is_bad=True)
         hint = known.hint
         if code == "not_found" and session is not None and len(session.grants) > 1:
-            hint = f"check the address; you look at the tenant {session.tenant!r}, and it may be of another one"
+            hint = f"check the address; the page may belong to another tenant than {session.tenant!r}"
         return layout.problem(known.status, known.title, message[:MAX_SAID_CHARS], hint, request.id)
 
     # -- what is sent
@@ -280,7 +280,7 @@ class WebApp:
             told = quote(("!" if answer.is_bad else "") + short)
             cookie = set_cookie(SAID_COOKIE, told, SAID_SECONDS, is_secure=self._is_secure(request))
             headers.append(("Set-Cookie", cookie))
-        await _send(send, 303, b"", headers)
+        await _send(send, answer.status, b"", headers)
 
     async def _send_asset(self, request: Request, send: Send) -> None:
         if request.method not in READS:
@@ -342,7 +342,7 @@ def check_same_site(request: Request, public: str) -> None:
     is_here = bool(origin) and origin in (request.header(b"host"), public)
     if site not in ("same-origin", "none") if site else not is_here:
         raise Refused(
-            "not_allowed", "nothing was done: the form was sent by another site; open the page here and do it again"
+            "not_allowed", "nothing was done: another site sent the form; open the page here and submit it again"
         )
 
 
@@ -352,7 +352,7 @@ def sign_in_first(request: Request, query: str, why: str = "") -> Redirect:
     if query:
         wanted = f"{wanted}?{query}"
     if request.method == "POST":
-        wanted, why = back_of(request) or "/", why or "nothing was done: you are not signed in any more"
+        wanted, why = back_of(request) or "/", why or "nothing was done: you are no longer signed in"
     to = f"/sign-in?to={quote(wanted, safe='')}" if wanted != "/" else "/sign-in"
     return Redirect(to=to, said=layout.sentence(why), is_bad=bool(why))
 

@@ -35,7 +35,7 @@ from deltaci.server.web.parts import hidden, nothing, top
 
 STYLES: Final = ("forms.css",)
 MODULES: Final = ("forms.js",)
-NAME: Final = "letters, digits and _ . -, beginning with a letter, a digit or _"
+NAME: Final = "letters, digits and _ . -, starting with a letter, a digit or _"
 REFUSED: Final = 422
 BROKEN: Final = 500
 _PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`")
@@ -53,7 +53,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def asked(visit: Visit, id: str, kind: type[T], /, **more: Any) -> T | Problem:
-    """What the API answers, or why it does not; also for an error of ours, for that must not lose what was typed."""
+    """What the API answers, or why it does not; also for an internal error, for that must not lose what was typed."""
     try:
         return await visit.ask(id, kind, **more)
     except Exception as error:
@@ -171,7 +171,7 @@ class Form:
             return None
         message = self._problem.message
         if expects and _PATTERN.search(message):
-            message = f"{self.value(name)[:80]!r} does not fit here; expected {expects}"
+            message = f"{self.value(name)[:80]!r} is not valid here; expected {expects}"
         return p(message, id=f"{name}-problem", class_="wrong-text")
 
     # -- the whole
@@ -235,8 +235,8 @@ def needed(visit: Visit, id: str, title: str, here: str) -> Page | None:
             [
                 top(title),
                 nothing(
-                    f"This needs the scope {NEEDS[id]}; the key that you are signed in with has {has}.",
-                    f"Ask somebody who administers {visit.who.tenant} for a key that may, or to do it for you.",
+                    f"This needs the scope {NEEDS[id]}; the key you are signed in with has {has}.",
+                    f"Ask an administrator of {visit.who.tenant} for a key with this scope.",
                 ),
             ]
         ),

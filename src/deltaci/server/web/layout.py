@@ -50,10 +50,10 @@ ENTRIES: Final = (
     ("Keys", "/keys", "k", "admin"),
 )
 SHORTCUTS: Final = (
-    ("?", "this list"),
+    ("?", "show this list"),
     ("/", "search"),
-    ("j k", "next and previous line of a list"),
-    ("Enter", "open it"),
+    ("j k", "next and previous row of a list"),
+    ("Enter", "open the row"),
     *((f"g {key}", name.lower()) for name, _, key, _ in ENTRIES),
 )
 
@@ -187,12 +187,12 @@ def _account(who: Caller, others: tuple[tuple[int, Grant], ...], current: int, c
         summary(span(who.person, class_="person"), span(who.tenant, class_="tenant"), aria_label="Account"),
         div(
             p("Signed in as ", tag("strong", who.person), " to ", tag("strong", who.tenant)),
-            p("May: ", ", ".join(sorted(who.scopes)) or "nothing", class_="quiet"),
+            p("Scopes: ", ", ".join(sorted(who.scopes)) or "none", class_="quiet"),
             p("Other tenants") if switches else None,
             *switches,
             p(a("Sign in to another tenant", href="/sign-in")),
             div(
-                button("Light or dark", type="button", id="theme"),
+                button("Switch light or dark theme", type="button", id="theme"),
                 button("Shortcuts", type="button", command="show-modal", commandfor="shortcuts"),
                 form(hidden, button("Sign out", type="submit"), method="post", action="/sign-out"),
                 class_="actions",
@@ -212,7 +212,7 @@ def _shortcuts(page: Page) -> Markup:
     return dialog(
         h2("Keyboard", id="shortcuts-title"),
         tag("dl", *lines, class_="keys"),
-        label(input_(type="checkbox", id="shortcuts-on", checked=True), " Single keys do something", class_="check"),
+        label(input_(type="checkbox", id="shortcuts-on", checked=True), " Enable single-key shortcuts", class_="check"),
         div(button("Close", type="button", command="close", commandfor="shortcuts"), class_="actions"),
         id="shortcuts",
         aria_labelledby="shortcuts-title",

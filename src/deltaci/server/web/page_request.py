@@ -40,12 +40,13 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redirect(msgspec.Struct, frozen=True, kw_only=True):
-    """Look there. `said` is shown on top of the next page."""
+    """Send the browser to another page, which shows the message `said` at the top."""
 
     to: str
     said: str = ""
     is_bad: bool = False
     cookies: tuple[str, ...] = ()
+    status: int = 303
 
 
 class Stream(msgspec.Struct, frozen=True):

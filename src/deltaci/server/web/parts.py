@@ -189,7 +189,7 @@ def tabs(entries: Sequence[tuple[str, str, str]], here: str) -> Markup:
     return nav(
         *(a(name, href=address, aria_current="page" if id == here else None) for id, name, address in entries),
         class_="tabs",
-        aria_label="Parts of this page",
+        aria_label="Sections of this page",
     )
 
 
@@ -249,7 +249,7 @@ def action(
         hidden(visit, **(values or {})),
         h2(title, id=f"{id}-title"),
         div(asks),
-        field(f"{id}-reason", "Why (optional)", comment) if reason else None,
+        field(f"{id}-reason", "Reason (optional)", comment) if reason else None,
         div(
             button("Not now", type="button", command="close", commandfor=f"{id}-dialog"),
             button(title, type="submit", class_=looks or "primary"),

@@ -59,16 +59,16 @@ async def sign_out(door: Door) -> Answer:
 
 async def _granted(door: Door, token: str) -> Grant:
     if not token:
-        raise Refused("bad_credential", "there is no key in the field; paste yours")
+        raise Refused("bad_credential", "the key field is empty; paste your API key")
     if len(token) > MAX_TOKEN_CHARS or not (token.isascii() and token.isprintable()) or " " in token:
-        raise Refused("bad_credential", "that is no API key: expected one line that begins with dck_")
+        raise Refused("bad_credential", "not an API key: expected one line that begins with dck_")
     if not token.startswith(PREFIX):
         return grant_of(await door.parts.keys.caller(token))
     try:
         link = door.parts.signer.read(token, "enter")
     except Refused as refused:
         if refused.code == "expired_credential":
-            raise Refused(refused.code, "the link is too old; 'deltaci web' makes a new one") from None
+            raise Refused(refused.code, "the link has expired; run 'deltaci web' to get a new one") from None
         return grant_of(await _operator(door, token))
     expires_at = int((door.sessions.now() + VOUCHED_SECONDS) * SECOND)
     return Grant(tenant=link.tenant, person=link.runner_id, expires_at=expires_at, is_operator=True)
@@ -79,8 +79,8 @@ async def _operator(door: Door, token: str) -> Caller:
         return await door.parts.keys.caller(token)
     except Refused as refused:
         if refused.code == "expired_credential":
-            raise Refused(refused.code, "the operator's token is too old; 'deltaci web' makes a new link") from None
-        raise Refused(refused.code, "that is no operator's token of this server") from None
+            raise Refused(refused.code, "the operator token has expired; run 'deltaci web' to get a new link") from None
+        raise Refused(refused.code, "not an operator token of this server") from None
 
 
 def grant_of(who: Caller) -> Grant:
@@ -137,9 +137,9 @@ def _form(to: str, *, is_first: bool) -> Markup:
             class_="with-button",
         ),
         small(
-            p("No key yet? Whoever runs this server makes one for you:"),
+            p("No key yet? Ask an administrator of this server to create one:"),
             p(code("deltaci key create you --scope run")),
-            p("On the server's own machine no key is needed: ", code("deltaci web")),
+            p("On the server's own machine, no key is needed: ", code("deltaci web")),
             id="key-help",
         ),
         input_(type="hidden", name="to", value=to),
@@ -166,7 +166,7 @@ def _others(door: Door, to: str) -> Markup | None:
         )
         for each in door.session.grants
     ]
-    return section(p("This browser is signed in already:", id="already"), *lines, class_="stack already")
+    return section(p("This browser is already signed in:", id="already"), *lines, class_="stack already")
 
 
 PAGES: Final = (

@@ -77,13 +77,13 @@ def settings_in(file: Path) -> tuple[Settings, str]:
         found = msgspec.convert(tomllib.loads(content.decode()), Settings)
         check_url(found.issuer, found.issuer)
     except (ValueError, RecursionError) as error:  # TOML's, UTF-8's and msgspec's errors are values too.
-        raise ValueError(f"{file}: {error}; docs/web.md shows such a file") from None
+        raise ValueError(f"{file}: {error}; see docs/web.md for the format") from None
     if "openid" not in found.scopes:
         raise ValueError(f"{file}: scopes are {list(found.scopes)}; 'openid' must be one of them")
     for rule in found.grant:
         if not is_tenant_name(rule.tenant):
             raise ValueError(
-                f"{file}: {quote_value(rule.tenant)} is no tenant; expected 1 to 200 printable ASCII characters"
+                f"{file}: {quote_value(rule.tenant)} is not a tenant name; expected 1 to 200 printable ASCII characters"
             )
     return found, _secret(file.parent, found.client_secret_file)
 
@@ -94,10 +94,10 @@ def _secret(folder: Path, name: str) -> str:
     if name:
         given = (folder / name).read_text("utf-8")
         if not given.strip():
-            raise ValueError(f"{folder / name} is empty; expected the client's secret in it")
+            raise ValueError(f"{folder / name} is empty; expected the client secret in it")
     secret = given.strip()
     if len(secret) > MAX_SECRET_CHARS or not secret.isprintable():
-        raise ValueError(f"the client's secret is no line of at most {MAX_SECRET_CHARS} characters")
+        raise ValueError(f"the client secret must be one line of at most {MAX_SECRET_CHARS} characters")
     return secret
 
 
@@ -148,10 +148,10 @@ class Grants:
     def caller(self, grant: Grant) -> Caller:
         """Who that is, and what they may do now."""
         if grant.issuer != self._settings.short:
-            raise Refused("bad_credential", "this server trusts another issuer by now; sign in again")
+            raise Refused("bad_credential", "this server now trusts a different issuer; sign in again")
         rules = _fitting(self._by_tenant.get(grant.tenant, []), grant.groups)
         if not rules:
-            raise Refused("bad_credential", f"your groups give you nothing in {grant.tenant!r} any more; sign in again")
+            raise Refused("bad_credential", f"your groups no longer give you access to {grant.tenant!r}; sign in again")
         scopes = {included for rule in rules for scope in rule.scopes for included in INCLUDED[scope]}
         return Caller(
             tenant=grant.tenant,

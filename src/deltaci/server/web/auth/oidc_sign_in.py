@@ -90,7 +90,7 @@ class OidcSignIn:
         settings, secret = settings_in(file)
         parts = urlsplit(public_url)
         if public_url and parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-            raise ValueError(f"--public-url is {public_url!r}; who signs in by --web-oidc needs https://…")
+            raise ValueError(f"--public-url is {public_url!r}; --web-oidc requires https://…")
         return cls(settings, secret, public_url=public_url, ca=file.parent / settings.ca if settings.ca else None)
 
     def address(self, to: str) -> str:
@@ -137,7 +137,7 @@ class OidcSignIn:
         if (told or about.get("authorization_response_iss_parameter_supported") is True) and told != self.trust.issuer:
             raise bad_token(f"the answer is of the issuer {quote_value(told)}, not of {self.trust.issuer}")  # RFC 9207.
         if error := door.query.get("error", ""):
-            raise Refused("not_allowed", f"{self.name} did not let you in: {quote_value(error)}")
+            raise Refused("not_allowed", f"{self.name} refused the sign-in: {quote_value(error)}")
         code = door.query.get("code", "")
         if not 0 < len(code) <= MAX_CODE_CHARS:
             raise Refused("bad_request", f"{self.name} sent no code; {AGAIN}")
@@ -149,8 +149,7 @@ class OidcSignIn:
         if not granted:
             raise Refused(
                 "not_allowed",
-                f"you are {person}, but none of your groups gives you anything here; "
-                "ask whoever runs this server for a grant",
+                f"you are {person}, but none of your groups has access here; ask an administrator of this server",
             )
         return granted, flow.to
 
@@ -162,9 +161,9 @@ class OidcSignIn:
             flow = None
         state = door.query.get("state", "")
         if flow is None or flow.expires_at <= door.sessions.now():
-            raise Refused("not_allowed", f"this browser did not begin to sign in here, or long ago; {AGAIN}")
+            raise Refused("not_allowed", f"this browser did not start this sign-in, or it has expired; {AGAIN}")
         if not hmac.compare_digest(state.encode(), flow.state.encode()):
-            raise Refused("not_allowed", f"the answer belongs to something else that this browser began; {AGAIN}")
+            raise Refused("not_allowed", f"the response belongs to a different sign-in of this browser; {AGAIN}")
         return flow
 
     async def _exchanged(self, endpoint: str, about: dict[str, Any], code: str, flow: Flow) -> dict[str, Any]:
@@ -189,7 +188,7 @@ class OidcSignIn:
         if status != OK or not isinstance(token, str):
             LOGGER.warning("signing in: %s answers %d %s", endpoint, status, quote_value(answer.get("error")))
             raise Refused(
-                "bad_credential", f"{self.name} did not take the code: {quote_value(answer.get('error'))}; {AGAIN}"
+                "bad_credential", f"{self.name} did not accept the code: {quote_value(answer.get('error'))}; {AGAIN}"
             )
         return await self.trust.claims(token)
 
@@ -210,7 +209,9 @@ def _own_address(door: Door) -> str:
     """Where we are, on this machine; elsewhere the name in a request proves nothing."""
     host = door.request.header(b"host")
     if not is_loopback(urlsplit(f"//{host}").hostname or ""):
-        raise Refused("not_allowed", "the server does not know its own address; start it with --public-url https://…")
+        raise Refused(
+            "not_allowed", "the server does not know its public address; start it with --public-url https://…"
+        )
     return f"{'https' if door.is_secure else 'http'}://{host}"
 
 
@@ -240,14 +241,14 @@ async def back(door: Door) -> Answer:
         return msgspec.structs.replace(_not_now(door.oidc, error), cookies=(gone,))
     session = await door.sessions.begin(granted, door.session)
     kept = sum(each in granted for each in session.grants)
-    said = f"You are signed in to the first {kept} of your {len(granted)} tenants." if kept < len(granted) else ""
+    said = f"You are signed in to {kept} of your {len(granted)} tenants." if kept < len(granted) else ""
     cookie = door.sessions.cookie(session, is_secure=door.is_secure)
     return Redirect(to=to or "/runs", said=said, cookies=(gone, cookie))
 
 
 def _not_now(oidc: OidcSignIn, error: Exception) -> Redirect:
     LOGGER.warning("signing in by %s: %s", oidc.trust.issuer, error)
-    return Redirect(to="/sign-in", said=layout.sentence(f"{oidc.name} cannot be asked now; {AGAIN}"), is_bad=True)
+    return Redirect(to="/sign-in", said=layout.sentence(f"{oidc.name} cannot be reached now; {AGAIN}"), is_bad=True)
 
 
 PAGES: Final = (PageRoute(path=START, enter=start), PageRoute(path=BACK, enter=back))

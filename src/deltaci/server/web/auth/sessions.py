@@ -146,7 +146,7 @@ class Sessions:
         if grant.key_id:
             return await self._keys.caller_by_id(grant.key_id)
         if grant.expires_at <= self._clock() * SECOND:
-            raise Refused("expired_credential", "you were signed in for as long as that was vouched for; sign in again")
+            raise Refused("expired_credential", "your session has expired; sign in again")
         if grant.is_operator:
             return Caller(
                 tenant=grant.tenant,
@@ -156,7 +156,7 @@ class Sessions:
                 is_operator=True,
             )
         if self._trusted is None:
-            raise Refused("bad_credential", "this server trusts no issuer any more; sign in with an API key")
+            raise Refused("bad_credential", "this server no longer trusts an issuer; sign in with an API key")
         return self._trusted.caller(grant)
 
     def csrf(self, session: Session, tenant: str = "") -> str:
@@ -175,10 +175,10 @@ class Sessions:
                     return
                 raise Refused(
                     "not_allowed",
-                    f"nothing was done: the form is of the tenant {grant.tenant!r}, and this browser looks at "
-                    f"{session.tenant!r} by now; switch back, and send it again",
+                    f"nothing was done: the form belongs to the tenant {grant.tenant!r}, but this browser now shows "
+                    f"{session.tenant!r}; switch back and submit it again",
                 )
-        raise Refused("not_allowed", "nothing was done: the form is not of this session; load the page again")
+        raise Refused("not_allowed", "nothing was done: the form belongs to another session; reload the page")
 
     # -- what is sealed
 

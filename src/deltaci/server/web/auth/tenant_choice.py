@@ -19,13 +19,13 @@ LISTS: Final = (
 async def switch(door: Door) -> Answer:
     """Look at another tenant that this browser is signed in to."""
     if door.session is None:
-        raise Refused("bad_credential", "you are signed in to nothing; sign in first")
+        raise Refused("bad_credential", "you are not signed in; sign in first")
     door.sessions.check_form(door.session, door.form.get("csrf", []), is_any=True)
     session = door.sessions.switch(door.session, door.field("tenant"))
     before = urlsplit(door.request.header(b"referer")).path
     to = door.safe(door.field("to")) or (before if before in LISTS else "/runs")
     cookie = door.sessions.cookie(session, is_secure=door.is_secure)
-    return Redirect(to=to, said=f"You look at {session.tenant} now.", cookies=(cookie,))
+    return Redirect(to=to, said=f"You are now viewing {session.tenant}.", cookies=(cookie,))
 
 
 PAGES: Final = (PageRoute(path="/tenant", enter_post=switch),)

@@ -113,7 +113,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest?.("#graph-fit");
   if (!button) return;
   box().toggleAttribute("data-own-fit");
-  button.textContent = "ownFit" in box().dataset ? "In its own size" : "All at once";
+  button.textContent = "ownFit" in box().dataset ? "Full size" : "Fit to page";
   if (!("ownFit" in box().dataset)) show();
 });
 

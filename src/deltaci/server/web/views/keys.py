@@ -35,22 +35,22 @@ NEW: Final = "/new/key"
 MAX_PAGES: Final = 5
 DAY: Final = 86400
 MAY: Final[Mapping[Scope, str]] = {
-    "read": "look at everything: runs, logs, artifacts, workers, projects",
-    "run": "start, cancel and repeat runs; tell of pushes; includes read",
-    "approve": "approve and reject what waits for people; includes read",
-    "admin": "everything: projects, templates, secrets, keys; includes all others",
-    "runner": "let runners in, drain and resume them",
+    "read": "view everything: runs, logs, artifacts, workers, projects",
+    "run": "start, cancel and rerun runs; report pushes; includes read",
+    "approve": "approve and reject jobs at approval gates; includes read",
+    "admin": "manage projects, templates, secrets and keys; includes all other scopes",
+    "runner": "register, drain and resume runners",
 }
 EXPIRES: Final = (
     (str(7 * DAY), "in 7 days"),
     (str(30 * DAY), "in 30 days"),
     (str(90 * DAY), "in 90 days"),
     (str(365 * DAY), "in a year"),
-    ("0", "never, until it is revoked"),
+    ("0", "never, unless revoked"),
 )
 FRESH: Final = {"scope.read": "on", "expires_seconds": str(90 * DAY)}
-HEADINGS: Final = ("Person", "State", "May", "Roles", "Made", "Ends", "")
-PERSON: Final = "letters, digits and _ . @ + -, beginning with a letter or a digit"
+HEADINGS: Final = ("Person", "State", "Scopes", "Roles", "Created", "Expires", "")
+PERSON: Final = "letters, digits and _ . @ + -, starting with a letter or a digit"
 
 
 async def listed(visit: Visit) -> Answer:
@@ -67,11 +67,13 @@ async def listed(visit: Visit) -> Answer:
         body=join(
             [
                 top("API keys", a("New key", href=NEW, class_="button primary")),
-                _table(visit, good, "Keys that let somebody in")
+                _table(visit, good, "Active keys")
                 if good
-                else nothing("No key lets anybody in.", a("Make the first one", href=NEW)),
-                card("No longer good", _table(visit, over, "Keys that were revoked or have expired")) if over else None,
-                None if is_all else p("There are more: ", code("deltaci key list"), " shows all.", class_="quiet"),
+                else nothing("There is no active key.", a("Create the first one", href=NEW)),
+                card("Inactive", _table(visit, over, "Keys that were revoked or have expired")) if over else None,
+                None
+                if is_all
+                else p("There are more keys: ", code("deltaci key list"), " lists all of them.", class_="quiet"),
             ]
         ),
     )
@@ -132,8 +134,8 @@ def _revokes(visit: Visit, key: Key, *, is_own: bool) -> Markup:
         to=path("keys", key.id, "revoke"),
         asks=join(
             [
-                p("Nobody is let in with the key ", code(key.id), f" of {key.person} any more. This cannot be undone."),
-                p(strong("You are signed in with this key: you will be signed out.")) if is_own else None,
+                p("Nobody can use the key ", code(key.id), f" of {key.person} any more. This cannot be undone."),
+                p(strong("You are signed in with this key and will be signed out.")) if is_own else None,
             ]
         ),
         is_dangerous=True,
@@ -143,7 +145,7 @@ def _revokes(visit: Visit, key: Key, *, is_own: bool) -> Markup:
 async def revoke(visit: Visit) -> Answer:
     """Let nobody in with it any more."""
     key = await visit.ask("revokeKey", Key, key=visit.params["key"])
-    return Redirect(to=HERE, said=f"The key {key.id} of {key.person} is revoked.")
+    return Redirect(to=HERE, said=f"The key {key.id} of {key.person} was revoked.")
 
 
 async def new(visit: Visit) -> Answer:
@@ -175,13 +177,13 @@ async def make(visit: Visit) -> Answer:
 def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = None) -> Page:
     at = problem.path.partition("[")[0] if problem is not None else ""
     if problem is not None and at == "scopes":
-        problem = Problem(code=problem.code, message="a key may do at least one thing; choose one", path=at)
-    form = Form(values, problem, at, not_done="No key was made")
+        problem = Problem(code=problem.code, message="choose at least one scope", path=at)
+    form = Form(values, problem, at, not_done="No key was created")
     fields = [
         form.text(
             "person",
             "Person",
-            help="Who uses it. Approvals and events carry this name; for a program, name the program.",
+            help="Who uses the key. Approvals and events show this name. For a program, enter its name.",
             expects=PERSON,
             required=True,
             maxlength=100,
@@ -189,19 +191,19 @@ def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = Non
         ),
         _scopes(form, problem if at == "scopes" else None),
         div(
-            form.choice("expires_seconds", "Ends", EXPIRES, help="A key that ends cannot be forgotten about."),
+            form.choice("expires_seconds", "Expires", EXPIRES, help="A key that expires cannot be forgotten."),
             form.text(
                 "roles",
                 "Roles",
-                help="For approvals that want a role; several with spaces between them.",
-                expects="words without spaces inside",
+                help="For approvals that require a role. Separate several with spaces.",
+                expects="role names separated by spaces",
                 autocomplete="off",
             ),
             class_="fields",
         ),
-        form.text("description", "Description", help="What it is for.", maxlength=1000, autocomplete="off"),
+        form.text("description", "Description", help="What the key is for.", maxlength=1000, autocomplete="off"),
     ]
-    return form.page(visit, "New API key", *fields, here=HERE, to=NEW, submit="Make the key")
+    return form.page(visit, "New API key", *fields, here=HERE, to=NEW, submit="Create the key")
 
 
 def _scopes(form: Form, problem: Problem | None) -> Markup:
@@ -225,7 +227,7 @@ def _scopes(form: Form, problem: Problem | None) -> Markup:
         for scope in SCOPES
     ]
     return fieldset(
-        legend("May"),
+        legend("Scopes"),
         div(*boxes, class_="scopes"),
         p(problem.message, id="scopes-problem", class_="wrong-text") if problem is not None else None,
     )
@@ -233,17 +235,17 @@ def _scopes(form: Form, problem: Problem | None) -> Markup:
 
 def _made(visit: Visit, key: NewKey) -> Page:
     return Page(
-        title="The key was made",
+        title="Key created",
         here=HERE,
         styles=STYLES,
         modules=MODULES,
         body=join(
             [
-                top("The key was made"),
+                top("Key created"),
                 div(
                     p(
-                        strong("This is the only time that it is shown."),
-                        f" Give it to {key.person} by a way that others cannot read; the server keeps a hash.",
+                        strong("The key is shown only once."),
+                        f" Send it to {key.person} over a private channel; the server stores only a hash.",
                     ),
                     copied("token", "API key", key.token),
                     copied(
@@ -259,12 +261,12 @@ def _made(visit: Visit, key: NewKey) -> Page:
                         ".",
                     ),
                     dl(
-                        *(dt("Person"), dd(key.person), dt("May"), dd(", ".join(key.scopes))),
+                        *(dt("Person"), dd(key.person), dt("Scopes"), dd(", ".join(key.scopes))),
                         *((dt("Roles"), dd(", ".join(key.roles))) if key.roles else ()),
-                        *(dt("Ends"), dd(when(key.expires_at, absent="never, until it is revoked"))),
+                        *(dt("Expires"), dd(when(key.expires_at, absent="never, unless revoked"))),
                         class_="facts",
                     ),
-                    div(a("I have kept it: all keys", href=HERE, class_="button"), class_="actions"),
+                    div(a("I have saved it: show all keys", href=HERE, class_="button"), class_="actions"),
                     class_="card once stack",
                     data_after=HERE,
                 ),

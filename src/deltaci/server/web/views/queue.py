@@ -31,8 +31,8 @@ from deltaci.server.web.views.worker import labels_of
 
 PER_PAGE: Final = 50
 FILTERS: Final = ("reason", "label", "project")
-HEADINGS: Final = ("Job", "Why", "Waits", "Priority", "Labels")
-RUNNING_HEADINGS: Final = ("Job", "Worker", "State", "For", "Labels")
+HEADINGS: Final = ("Job", "Reason", "Waiting", "Priority", "Labels")
+RUNNING_HEADINGS: Final = ("Job", "Worker", "State", "Duration", "Labels")
 # The page goes on by itself: how long it is until a moment would be wrong a second later.
 HOW_LONG: Final = re.compile(r" \((?:in [^()]{1,20}|now)\)")
 COMMAND: Final = re.compile(r"`([^`]+)`")
@@ -51,12 +51,14 @@ async def listed(visit: Visit) -> Answer:
         body=join(
             [
                 top("Queue", under=_counted(queue, is_filtered=bool(wanted))),
-                card("Why it waits", _reasons(visit, queue), id="reasons") if queue.reasons else None,
+                card("Why jobs wait", _reasons(visit, queue), id="reasons") if queue.reasons else None,
                 _filters(visit, queue),
                 _waiting(queue) if queue.waiting else _empty(queue, is_filtered=bool(wanted)),
-                None if queue.is_whole else p("There is more than is looked at at once.", class_="quiet", id="more"),
+                None
+                if queue.is_whole
+                else p("The queue is longer than this page can show.", class_="quiet", id="more"),
                 onward(visit, queue.next, first="first", more="more"),
-                card("Under way", _running(queue), id="under-way"),
+                card("Running", _running(queue), id="under-way"),
             ]
         ),
     )
@@ -66,8 +68,8 @@ def _counted(queue: Queue, *, is_filtered: bool) -> list[Child]:
     at_least = "" if queue.is_whole else "at least "
     verb = "waits" if queue.count == 1 else "wait"
     return [
-        span(f"{at_least}{queue.count} {verb}{' for what was asked' if is_filtered else ''}", id="waiting-count"),
-        span(f"{queue.running_count} under way", id="running-count"),
+        span(f"{at_least}{queue.count} {verb}{' and match the filter' if is_filtered else ''}", id="waiting-count"),
+        span(f"{queue.running_count} running", id="running-count"),
     ]
 
 
@@ -126,13 +128,13 @@ def _filters(visit: Visit, queue: Queue) -> Markup:
 
 def _waiting(queue: Queue) -> Markup:
     keys = [f"waits-{quote(each.id, safe='')}" for each in queue.waiting]
-    return rows(HEADINGS, [_line(each) for each in queue.waiting], caption="What waits, next first", keys=keys)
+    return rows(HEADINGS, [_line(each) for each in queue.waiting], caption="Waiting jobs, next first", keys=keys)
 
 
 def _line(each: WaitingEntry) -> list[Child]:
     said: list[Child] = [div(sentence(why.text), class_="because") for why in each.reasons]
     if each.ready_at is not None:
-        said.append(div("its time comes ", when(each.ready_at), class_="because quiet"))
+        said.append(div("ready ", when(each.ready_at), class_="because quiet"))
     return [
         _name(each),
         join(said),
@@ -144,7 +146,7 @@ def _line(each: WaitingEntry) -> list[Child]:
 
 def _name(each: QueueEntry) -> Markup:
     if not each.run_id:
-        return join([span(each.id, class_="name mono"), span("of the plain queue", class_="quiet")])
+        return join([span(each.id, class_="name mono"), span("a queue job without a run", class_="quiet")])
     run = a(each.title, href=path("runs", each.run_id))
     if not each.job:
         return join(
@@ -166,11 +168,11 @@ def _asked(each: QueueEntry) -> Markup | None:
 
 def _empty(queue: Queue, *, is_filtered: bool) -> Markup:
     if is_filtered:
-        return nothing("Nothing waits for that.", a("All that waits", href="/queue"))
+        return nothing("No waiting job matches.", a("The whole queue", href="/queue"))
     if queue.running_count:
-        return nothing("Nothing waits: every job that may begin has begun.")
+        return nothing("The queue is empty: every ready job has started.")
     return nothing(
-        "Nothing waits, and nothing is under way.", join(["Start a run: ", code("deltaci submit plan.json")])
+        "The queue is empty and no job is running.", join(["Start a run: ", code("deltaci submit plan.json")])
     )
 
 
@@ -179,13 +181,13 @@ def _empty(queue: Queue, *, is_filtered: bool) -> Markup:
 
 def _running(queue: Queue) -> Markup:
     if not queue.running:
-        return nothing("No worker has anything.")
+        return nothing("No job is running.")
     left = queue.running_count - len(queue.running)
     keys = [f"runs-{quote(each.id, safe='')}" for each in queue.running]
     lines = [_running_line(each) for each in queue.running]
     return join(
         [
-            rows(RUNNING_HEADINGS, lines, caption="What workers have, the oldest first", keys=keys),
+            rows(RUNNING_HEADINGS, lines, caption="Running jobs, oldest first", keys=keys),
             p(f"And {left} more.", class_="quiet") if left else None,
         ]
     )

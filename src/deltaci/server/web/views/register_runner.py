@@ -1,21 +1,23 @@
-"""How a runner gets into the fleet: a token that is shown once, with the command in which it is used."""
+"""The page that adds a runner: it creates a registration token and shows it once, with the command that uses it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlencode
 
 from deltaci.api.schemas.records import WorkerToken
 from deltaci.server.web.forms import MODULES, STYLES, Form, Problem, asked, copied, needed
 from deltaci.server.web.markup import a, code, div, join, p, pre, tag
-from deltaci.server.web.page_request import Answer, Page, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
+from deltaci.server.web.pages import Door, PageRoute
 from deltaci.server.web.parts import path, top, when
 
-PATH: Final = "/let-in"  # Not below /workers: a worker may have any name.
+PATH: Final = "/runners/new"  # Not below /workers: a worker may have any name.
+DEPRECATED_PATH: Final = "/let-in"  # An earlier address of this page, kept as a permanent redirect.
 HERE: Final = "/workers"
-TITLE: Final = "Let a runner in"
+TITLE: Final = "Add a runner"
 HOUR: Final = 3600
 TIMES: Final = (
     (str(HOUR), "an hour"),
@@ -56,12 +58,12 @@ async def make(visit: Visit) -> Answer:
 
 
 def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = None) -> Page:
-    made = Form(values, problem, problem.path if problem is not None else "", not_done="No token was made")
+    made = Form(values, problem, problem.path if problem is not None else "", not_done="No token was created")
     fields = [
         made.text(
             "name",
             "Name of the runner",
-            help="It has this name in all of its lives.",
+            help="The runner keeps this name when it restarts.",
             expects=NAME,
             required=True,
             maxlength=100,
@@ -71,44 +73,49 @@ def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = Non
             made.text(
                 "labels",
                 "Labels",
-                help="What its machine offers, with commas between: linux,gpu. Jobs ask for them.",
+                help="Labels of the machine, separated by commas: linux,gpu. Jobs select runners by label.",
                 autocomplete="off",
             ),
-            made.text("slots", "Slots", help="How many jobs it does at once.", inputmode="numeric", autocomplete="off"),
+            made.text("slots", "Slots", help="How many jobs it runs at once.", inputmode="numeric", autocomplete="off"),
             class_="fields",
         ),
-        made.choice("expires_seconds", "The token is good for", TIMES, help="Until the runner came in, once."),
+        made.choice(
+            "expires_seconds",
+            "Token expires after",
+            TIMES,
+            help="The runner must register within this time. The token works once.",
+        ),
         made.check(
             "again",
-            "The runner is among the workers, and has lost its credential",
-            help="One that is gone needs only a new token.",
+            "Replace the credential of a registered runner",
+            help="Needed only if the runner lost its credential. A runner that is gone needs only a new token.",
         ),
     ]
-    return made.page(visit, TITLE, *fields, here=HERE, to=PATH, submit="Make a token")
+    return made.page(visit, TITLE, *fields, here=HERE, to=PATH, submit="Create token")
 
 
 def _made(token: WorkerToken, command: str) -> Page:
     return Page(
-        title="The token was made",
+        title="Token created",
         here=HERE,
         styles=(*STYLES, "fleet.css"),
         modules=MODULES,
         body=join(
             [
-                top("The token was made"),
+                top("Token created"),
                 div(
                     p(
-                        tag("strong", "This is the only time that it is shown."),
-                        f" It lets a runner called {token.name} in, once, until ",
+                        tag("strong", "The token is shown only once."),
+                        f" It registers one runner, {token.name}, until ",
                         when(token.expires_at),
                         ".",
                     ),
-                    p("On the other machine, in the folder in which its jobs shall work:"),
+                    p("Run this on the runner machine, in the folder for its jobs:"),
                     pre(code(f"DELTACI_TOKEN={token.token} \\\n  {command}"), class_="command", tabindex="0"),
-                    copied("command", "The same in one line", f"DELTACI_TOKEN={token.token} {command}"),
-                    copied("token", "Only the token", token.token),
-                    p("The runner is then ", a("among the workers", href=path("workers", token.name)), "."),
-                    div(a("I have kept it: all workers", href=HERE, class_="button"), class_="actions"),
+                    copied("command", "The same on one line", f"DELTACI_TOKEN={token.token} {command}"),
+                    copied("token", "Token only", token.token),
+                    p("The runner then appears ", a("in the list of workers", href=path("workers", token.name)), "."),
+                    div(a("I have saved it: show all workers", href=HERE, class_="button"), class_="actions"),
                     class_="card once stack",
                     data_after=HERE,
                 ),
@@ -122,15 +129,24 @@ def _command(visit: Visit, values: Mapping[str, str]) -> str | Problem:
     words = ["deltaci", "runner", "--server", visit.origin]
     slots = values.get("slots") or "1"
     if not (slots.isascii() and slots.isdecimal()) or len(slots) > 4 or not 1 <= int(slots) <= MAX_SLOTS:
-        message = f"{slots[:20]!r} is no number of slots; expected one from 1 to {MAX_SLOTS}"
+        message = f"{slots[:20]!r} is not a number of slots; expected 1 to {MAX_SLOTS}"
         return Problem(code="bad_message", message=message, path="slots")
     if int(slots) > 1:
         words += ["--slots", str(int(slots))]
     labels = [each.strip() for each in values.get("labels", "").split(",") if each.strip()]
     if any(not each.isprintable() or " " in each for each in labels):
-        message = "labels are words, with commas between; write them as linux,gpu"
+        message = "labels are separated by commas, for example linux,gpu"
         return Problem(code="bad_message", message=message, path="labels")
     return shlex.join([*words, "--labels", ",".join(labels)] if labels else words)
 
 
-PAGES: Final[tuple[PageRoute, ...]] = (PageRoute(path=PATH, get=form, post=make),)
+async def redirect(door: Door) -> Answer:
+    """Redirect the deprecated path to the current one and keep the query; 308 also keeps the method and the form."""
+    query = f"?{urlencode(door.query)}" if door.query else ""
+    return Redirect(to=f"{PATH}{query}", status=308)
+
+
+PAGES: Final[tuple[PageRoute, ...]] = (
+    PageRoute(path=PATH, get=form, post=make),
+    PageRoute(path=DEPRECATED_PATH, enter=redirect, enter_post=redirect),
+)

@@ -37,7 +37,7 @@ async def listed(visit: Visit) -> Answer:
                 top("Runs", a("Start a run", href="/templates", class_="button") if visit.may("startRun") else None),
                 _filters(visit, search),
                 table(found, HEADINGS, caption="Runs") if found else _empty(is_filtered, searched if search else 0),
-                div(f"Looked through the newest {searched} runs.", class_="quiet") if search and next else None,
+                div(f"Searched the newest {searched} runs.", class_="quiet") if search and next else None,
                 onward(visit, next),
             ]
         ),
@@ -83,7 +83,7 @@ def _filters(visit: Visit, search_for: str) -> Markup:
 def _empty(is_filtered: bool, searched: int) -> Markup:
     if is_filtered:
         return nothing(
-            f"No run fits{f' among the newest {searched}' if searched else ''}.", a("All runs", href="/runs")
+            f"No run matches{f' among the newest {searched}' if searched else ''}.", a("All runs", href="/runs")
         )
     return nothing("There is no run yet.", join(["Start one: ", code("deltaci submit plan.json")]))
 

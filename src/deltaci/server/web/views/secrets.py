@@ -22,7 +22,7 @@ REMOVE: Final = "/secrets/remove"
 MAX_PAGES: Final = 5  # A tenant has no more than that.
 SCOPE: Final = ("name", "project", "branch")
 HEADINGS: Final = ("Name", "For", "Set", "Version", "")
-NAME: Final = "letters, digits and _, not beginning with a digit: it is a variable's name"
+NAME: Final = "a variable name: letters, digits and _, not starting with a digit"
 
 
 async def every(visit: Visit) -> list[Secret]:
@@ -59,13 +59,13 @@ async def listed(visit: Visit) -> Answer:
                 top(
                     "Secrets",
                     a("New secret", href=NEW, class_="button primary"),
-                    under="Sealed here, and given only to jobs that name them. Nobody is ever shown a value.",
+                    under="Stored encrypted and given only to jobs that name them. Values are never shown.",
                 ),
-                rows(HEADINGS, lines, caption="Secrets, the widest first", keys=[f"secret-{id}" for id in ids])
+                rows(HEADINGS, lines, caption="Secrets, widest scope first", keys=[f"secret-{id}" for id in ids])
                 if lines
                 else nothing(
                     "There is no secret yet.",
-                    ["A job names what it needs, e.g. ", code("secrets: [DEPLOY_KEY]"), "; set it here first."],
+                    ["A job lists the secrets it needs, e.g. ", code("secrets: [DEPLOY_KEY]"), ". Set it here first."],
                 ),
             ]
         ),
@@ -73,7 +73,7 @@ async def listed(visit: Visit) -> Answer:
 
 
 def _said(project: str, branch: str) -> str:
-    """For whom it is, in words."""
+    """Scope it is, in words."""
     if not project:
         return "For all jobs"
     return f"Project {project}, branches {branch}" if branch else f"Project {project}"
@@ -115,13 +115,13 @@ def _line(visit: Visit, secret: Secret, id: str) -> list[Markup | str]:
                         p(
                             "The secret ",
                             code(secret.name),
-                            " is forgotten. ",
+                            " is deleted. ",
                             strong(_said(secret.project, secret.branch)),
                             ".",
                         ),
-                        p("Jobs that name it get a wider one of the same name, if there is one, or fail.")
+                        p("Jobs that name it use a secret of that name with a wider scope, or fail if there is none.")
                         if secret.project
-                        else p("Jobs that name it fail, unless their project has one of its own."),
+                        else p("Jobs that name it fail, unless their project has a secret of that name."),
                     ]
                 ),
                 is_dangerous=True,
@@ -135,7 +135,7 @@ async def remove(visit: Visit) -> Answer:
     """Forget the one with exactly this scope."""
     query = {"project": visit.field("project"), "branch": visit.field("branch")}
     gone = await visit.ask("removeSecret", Secret, query=query, secret=visit.field("name"))
-    return Redirect(to=HERE, said=f"The secret {gone.name} is gone. {_said(gone.project, gone.branch)}.")
+    return Redirect(to=HERE, said=f"The secret {gone.name} was removed. {_said(gone.project, gone.branch)}.")
 
 
 async def new(visit: Visit) -> Answer:
@@ -146,7 +146,7 @@ async def new(visit: Visit) -> Answer:
 
 
 async def keep(visit: Visit) -> Answer:
-    """Keep it."""
+    """Save the secret."""
     values = {name: visit.field(name).strip() for name in SCOPE}
     # A browser sends other ends of lines than keys have. The last one is not part of it, as for the command line.
     value = visit.field("value").replace("\r\n", "\n").removesuffix("\n")
@@ -154,7 +154,7 @@ async def keep(visit: Visit) -> Answer:
     answer = await asked(visit, "setSecret", Secret, body=body, secret=values["name"])
     if isinstance(answer, Problem):
         return await _form(visit, values, answer)
-    how = "is set" if answer.version == 1 else f"is replaced, for the {answer.version}. time"
+    how = "was set" if answer.version == 1 else f"was replaced (version {answer.version})"
     return Redirect(to=HERE, said=f"The secret {answer.name} {how}. {_said(answer.project, answer.branch)}.")
 
 
@@ -171,7 +171,7 @@ def _at(problem: Problem | None) -> str:
 
 async def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = None) -> Page:
     if problem is not None and problem.code == "not_found":
-        said = f"{values['name'][:80]!r} can be no name; expected {NAME}" if values["name"] else f"expected {NAME}"
+        said = f"{values['name'][:80]!r} is not a valid name; expected {NAME}" if values["name"] else f"expected {NAME}"
         problem = Problem(code=problem.code, message=said)
     if problem is not None and problem.path == "value":
         problem = Problem(code=problem.code, message="a secret has 4 to 65,536 characters", path="value")
@@ -180,40 +180,40 @@ async def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None
     names = [each.name for each in projects.projects]
     again: Child = None
     if problem is not None:
-        again = p("Type the value again: it is never sent back.")
+        again = p("Enter the value again: it is never sent back.")
     fields = [
         form.text(
             "name",
             "Name",
-            help="The variable in which a job finds it.",
+            help="The environment variable that contains it in a job.",
             expects=NAME,
             required=True,
             maxlength=100,
             autocomplete="off",
         ),
-        form.sealed("value", "Value", help="At least 4 characters. A last empty line is not part of it."),
+        form.sealed("value", "Value", help="At least 4 characters. A trailing newline is removed."),
         fieldset(
-            legend("For whom"),
+            legend("Scope"),
             div(
                 form.text(
-                    "project", "Project", help="Empty: for all jobs of the tenant.", options=names, autocomplete="off"
+                    "project", "Project", help="Empty: all jobs of the tenant.", options=names, autocomplete="off"
                 ),
                 form.text(
                     "branch",
                     "Branches",
-                    help=["Of the project, those that fit, e.g. ", code("release/*"), ". Empty: all of them."],
+                    help=["A pattern for branches of the project, e.g. ", code("release/*"), ". Empty: all branches."],
                     autocomplete="off",
                 ),
                 class_="fields",
             ),
             p(
-                "The narrowest secret that fits is the one that a job gets. One that is there for exactly the same is "
+                "A job gets the matching secret with the narrowest scope. A secret with the same name and scope is "
                 "replaced.",
                 class_="help",
             ),
         ),
     ]
-    return form.page(visit, "Set a secret", *fields, here=HERE, to=NEW, submit="Keep it", more=again)
+    return form.page(visit, "Set a secret", *fields, here=HERE, to=NEW, submit="Save the secret", more=again)
 
 
 PAGES: Final[tuple[PageRoute, ...]] = (

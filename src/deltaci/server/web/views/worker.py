@@ -21,9 +21,9 @@ from deltaci.server.web.views import register_runner
 STYLES: Final = ("fleet.css",)
 WHY_GONE: Final = {
     core.LEFT: "It left by itself.",
-    core.PRESUMED_GONE: "It was idle and silent for too long.",
+    core.PRESUMED_GONE: "It was idle and sent no heartbeat for too long.",
     core.REMOVED: "Somebody removed it.",
-    "": "It was silent for too long.",
+    "": "It sent no heartbeat for too long.",
 }
 
 
@@ -67,12 +67,12 @@ async def shown(visit: Visit) -> Answer:
                     under=[
                         span(badge(worker.condition), id="worker-state", role="status"),
                         span("seen ", when(worker.last_seen_at)) if worker.condition != core.GONE else None,
-                        span("here since ", when(worker.created_at)),
+                        span("registered ", when(worker.created_at)),
                     ],
                 ),
                 _notice(worker),
                 div(
-                    card("What it does", _now(worker, running), id="does"),
+                    card("Current jobs", _now(worker, running), id="does"),
                     card("About", _facts(worker), id="about"),
                     class_="cards",
                 ),
@@ -92,18 +92,20 @@ def _notice(worker: Worker) -> Markup | None:
 
 
 NOTICES: Final = {
-    "drained": "It is drained: it finishes what it has and takes nothing new until somebody resumes it.",
-    "quarantined": "It is not trusted: too often in a row a job came to grief by its machine. It takes nothing new"
-    " until it is resumed or comes in anew; after a while it is tried once more.",
-    core.SILENT: "It is not heard any more. What it has goes to others when its leases end; it recovers by speaking.",
-    core.LEAVING: "It goes as soon as what it has is done, and takes nothing new.",
-    core.GONE: "It takes no part any more. Its runner may come back under its name, unless somebody removed it.",
+    "drained": "It is drained: it finishes its current jobs and takes no new ones until somebody resumes it.",
+    "quarantined": "It is quarantined: too many consecutive jobs failed because of its machine. It takes no new jobs"
+    " until it is resumed or registers again; after a while it is tried with one job.",
+    core.SILENT: "It sends no heartbeats. Its jobs go to other workers when its leases expire. A heartbeat makes it"
+    " available again.",
+    core.LEAVING: "It is shutting down: it finishes its current jobs and takes no new ones.",
+    core.GONE: "It left, was removed, or sent no heartbeat for too long. Its runner may register again under the same"
+    " name, unless somebody removed it.",
 }
 
 
 def _now(worker: Worker, running: Mapping[str, RunningEntry]) -> Markup:
     if not worker.tasks:
-        return nothing("Nothing just now.")
+        return nothing("No jobs at the moment.")
     known = [(id, running.get(id)) for id in worker.tasks]
     lines = [
         [
@@ -117,24 +119,24 @@ def _now(worker: Worker, running: Mapping[str, RunningEntry]) -> Markup:
         for id, each in known
     ]
     keys = [f"task-{quote(id, safe='')}" for id in worker.tasks]
-    return rows(("Job", "Run", "State", "For"), lines, caption="What it has", keys=keys)
+    return rows(("Job", "Run", "State", "Duration"), lines, caption="Current jobs", keys=keys)
 
 
 def _facts(worker: Worker) -> Markup:
     is_gone = worker.condition == core.GONE
-    held = join([badge(worker.hold), " since ", when(worker.hold_started_at)]) if worker.hold else "nothing"
+    held = join([badge(worker.hold), " since ", when(worker.hold_started_at)]) if worker.hold else "no"
     facts: list[tuple[str, Child]] = [
         ("State", join([code(worker.state), " · in document 003 ", code(worker.status)])),
-        ("Slots", f"{len(worker.tasks)} of {worker.slots} taken"),
+        ("Slots", f"{len(worker.tasks)} of {worker.slots} in use"),
         ("Labels", labels_of(worker.labels) or "none"),
-        ("Held back by", held),
+        ("On hold", held),
         ("Reason", worker.hold_reason and words_of(worker.hold_reason)),
-        ("Troubles", f"{worker.infra_failures} in a row by its infrastructure" if worker.infra_failures else "none"),
-        ("Went" if is_gone else "Goes", why_gone(worker) if is_gone else worker.shutdown_reason),
-        ("Last heard", when(worker.last_seen_at)),
-        ("Came in", when(worker.created_at)),
+        ("Infrastructure failures", f"{worker.infra_failures} consecutive" if worker.infra_failures else "none"),
+        ("Left because" if is_gone else "Shutdown reason", why_gone(worker) if is_gone else worker.shutdown_reason),
+        ("Last seen", when(worker.last_seen_at)),
+        ("Registered", when(worker.created_at)),
         ("Changed", when(worker.updated_at)),
-        ("Life", code(worker.id)),
+        ("Incarnation", code(worker.id)),
         ("Revision", worker.rev),
     ]
     return dl(*(join([dt(name), dd(value)]) for name, value in facts if value), class_="facts")
@@ -163,22 +165,22 @@ WISHES: Final = (
         "resume",
         core.Resume,
         "Resume",
-        "It takes work again, and what went wrong before is forgiven.",
-        "{} takes work again.",
+        "The worker takes jobs again, and its count of infrastructure failures is reset.",
+        "{} takes jobs again.",
     ),
     Wish(
         "drain",
         core.Drain,
         "Drain",
-        "It finishes what it has and takes nothing new until somebody resumes it.",
-        "{} takes nothing new any more.",
+        "The worker finishes its current jobs and takes no new ones until somebody resumes it.",
+        "{} takes no new jobs.",
     ),
     Wish(
         "remove",
         core.Shutdown,
         "Remove",
-        "It goes, after its current jobs, and stays out until there is a new token for it.",
-        "{} goes, after what it has.",
+        "The worker shuts down after its current jobs. It can only register again with a new token.",
+        "{} shuts down after its current jobs.",
     ),
 )
 

@@ -36,8 +36,8 @@ MAX_READ: Final = 1000
 SHOWN: Final = 40  # On one page: each has dialogs of its own.
 MAX_TASKS: Final = 5  # Of one worker, in the list.
 ALWAYS: Final = (core.READY, "busy", "drained", "quarantined", core.SILENT)  # Counted also where there is none.
-HEADINGS: Final = ("Worker", "State", "Does", "Slots", "Labels", "Seen", "")
-GONE_HEADINGS: Final = ("Worker", "State", "Why", "Labels", "Came", "Went", "")
+HEADINGS: Final = ("Worker", "State", "Jobs", "Slots", "Labels", "Last seen", "")
+GONE_HEADINGS: Final = ("Worker", "State", "Reason", "Labels", "Registered", "Left", "")
 
 
 # -- the list
@@ -63,7 +63,7 @@ async def _there(visit: Visit) -> Page:
         _counts(visit, every) if every else None,
         _filters(visit, every) if every else None,
         table if some else _empty(bool(every)),
-        p(f"Only the newest {len(every)} workers are looked at.", class_="quiet") if not is_all else None,
+        p(f"Only the newest {len(every)} workers are shown.", class_="quiet") if not is_all else None,
         pages(visit, first, SHOWN, len(fitting), what="workers"),
     )
 
@@ -86,18 +86,18 @@ async def _gone(visit: Visit) -> Page:
     some = [each for each in page.workers if _fits(visit, each)]
     lines = [_gone_line(visit, each) for each in some]
     table = rows(GONE_HEADINGS, lines, caption="Workers that are gone", keys=[_id(each.id) for each in some])
-    none = "None of these fits." if page.workers else "No worker was shut down, or it is long forgotten."
+    none = "None of these matches." if page.workers else "No worker is gone, or its record has expired."
     return _page(
         visit,
         "gone",
         _filters(visit, page.workers) if page.workers or visit.query.get("q") else None,
-        table if some else nothing(none, a("Those who are there", href="/workers")),
+        table if some else nothing(none, a("Active workers", href="/workers")),
         onward(visit, page.next),
     )
 
 
 def _page(visit: Visit, here: str, *body: Child) -> Page:
-    entries = [("", "There", "/workers"), ("gone", "Gone", "/workers?gone=1")]
+    entries = [("", "Active", "/workers"), ("gone", "Gone", "/workers?gone=1")]
     return Page(
         title="Workers",
         here="/workers",
@@ -105,7 +105,7 @@ def _page(visit: Visit, here: str, *body: Child) -> Page:
         styles=STYLES,
         body=join(
             [
-                top("Workers", way(visit, "makeWorkerToken", "Let a runner in", register_runner.PATH)),
+                top("Workers", way(visit, "makeWorkerToken", "Add a runner", register_runner.PATH)),
                 tabs(entries, here),
                 *body,
             ]
@@ -157,10 +157,10 @@ def _filters(visit: Visit, every: Iterable[Worker]) -> Markup:
 
 def _empty(is_filtered: bool) -> Markup:
     if is_filtered:
-        return nothing("No worker fits.", a("All workers", href="/workers"))
+        return nothing("No worker matches.", a("All workers", href="/workers"))
     return nothing(
-        "There is no worker: what is started waits in the queue.",
-        join(["Let a runner in, or start one beside the server with ", code("deltaci up"), "."]),
+        "There are no workers: jobs wait in the queue.",
+        join(["Add a runner, or start one together with a server with ", code("deltaci up"), "."]),
     )
 
 
@@ -169,7 +169,7 @@ def _line(visit: Visit, worker: Worker, running: Mapping[str, RunningEntry]) -> 
         join(
             [
                 a(worker.name, href=path("workers", worker.name), class_="name"),
-                span(f"life {worker.id}", class_="quiet mono") if worker.id != worker.name else None,
+                span(f"incarnation {worker.id}", class_="quiet mono") if worker.id != worker.name else None,
             ]
         ),
         _state(worker),
@@ -187,7 +187,7 @@ def _gone_line(visit: Visit, worker: Worker) -> list[Child]:
         join(
             [
                 a(worker.name, href=path("workers", worker.name), class_="name"),
-                span(f"life {worker.id}", class_="quiet mono") if worker.id != worker.name else None,
+                span(f"incarnation {worker.id}", class_="quiet mono") if worker.id != worker.name else None,
             ]
         ),
         badge(worker.condition),
@@ -195,7 +195,7 @@ def _gone_line(visit: Visit, worker: Worker) -> list[Child]:
         labels_of(worker.labels),
         when(worker.created_at),
         when(worker.updated_at),
-        a("Let in again", href=again) if visit.may("makeWorkerToken") else None,
+        a("Add again", href=again) if visit.may("makeWorkerToken") else None,
     ]
 
 
@@ -215,11 +215,11 @@ def _in_003(worker: Worker) -> Markup | None:
     """The word of document 003, where it is another one."""
     if worker.status == worker.condition:
         return None
-    return span(worker.status, class_="quiet also", title="its state in the words of document 003")
+    return span(worker.status, class_="quiet also", title="state in the vocabulary of document 003")
 
 
 def _held(worker: Worker) -> Markup | None:
-    troubles = f"{worker.infra_failures} {'trouble' if worker.infra_failures == 1 else 'troubles'} in a row"
+    troubles = f"{worker.infra_failures} infrastructure failure{'s' * (worker.infra_failures != 1)} in a row"
     why = worker.shutdown_reason or worker.hold_reason
     said: list[Child] = []
     if worker.hold and worker.condition != worker.hold.lower():

@@ -78,16 +78,16 @@ def _facts(attempt: Attempt) -> Markup:
     if exit_of(report):
         facts.append(("Exit", exit_of(report)))
     if error is not None:
-        retried = "worth another attempt" if error.is_retryable else "not worth another attempt"
+        retried = "retryable" if error.is_retryable else "not retryable"
         facts.append(("Failure", [code(error.failure_class), " by the rule ", code(error.rule), f", {retried}"]))
         if error.line:
             facts.append(("Because of", code(error.line)))
     if attempt.cancel_reason:
         facts.append(("Cancelled", attempt.cancel_reason))
     if attempt.run_at is not None and not attempt.lease:
-        facts.append(("Not before", when(attempt.run_at)))
+        facts.append(("Not earlier than", when(attempt.run_at)))
     if attempt.lost_leases:
-        facts.append(("Lost", f"by {attempt.lost_leases} before"))
+        facts.append(("Lost leases", f"{attempt.lost_leases}"))
     return dl(*(div(dt(name), dd(value)) for name, value in facts), class_="facts in-line")
 
 
@@ -128,7 +128,9 @@ def _leases(visit: Visit, attempt: Attempt, number: int) -> Markup:
 
 async def _log(visit: Visit, job: Job, attempt: Attempt, number: int, *, is_beside: bool) -> Markup:
     if not number:
-        return nothing("No worker has taken it yet, so there is no log.", "It appears here as soon as one writes it.")
+        return nothing(
+            "No worker has taken it yet, so there is no log.", "It appears here as soon as a worker writes it."
+        )
     address = f"{ROOT}{path('runs', job.run_id, 'jobs', job.name, 'attempts', attempt.index, 'log')}"
     anchor = f"A{attempt.index}-L" if is_beside else "L"
     error = attempt.error
@@ -160,7 +162,7 @@ async def _last_lines(visit: Visit, job: Job, attempt: Attempt, number: int, add
     return join(
         [
             div(
-                p(a("The whole log", href=f"{address}?lease={number}"), span(". Its last lines:")),
+                p(a("Full log", href=f"{address}?lease={number}"), span(". Last lines:")),
                 class_="log-bare",
             ),
             pre("\n".join(lines[-TAIL_LINES:]), tabindex="0", aria_label="Last lines of the log"),

@@ -19,14 +19,14 @@ def gate_part(job: Job, run: Run) -> Markup:
         "Approval",
         dl(
             _fact("Needs", f"{people}{whom}"),
-            _fact("Not by", f"who started the run ({run.started_by.removeprefix('user:')})")
+            _fact("Not allowed", f"the person who started the run ({run.started_by.removeprefix('user:')})")
             if gate.not_by_starter
             else EMPTY,
             _fact("Given", f"{len(gate.approvals)} of {gate.approvers}"),
-            _fact("Decide before", when(gate.approve_by)) if gate.approve_by else EMPTY,
+            _fact("Decision deadline", when(gate.approve_by)) if gate.approve_by else EMPTY,
             class_="facts",
         ),
-        p("An approval is given for the whole plan, on ", a("the page of the run", href=path("runs", run.id)), "."),
+        p("An approval covers the whole plan; decide on ", a("the run page", href=path("runs", run.id)), "."),
         rows(("Person", "When", "Comment"), given, caption="Approvals")
         if given
         else p("Nobody has approved it yet.", class_="quiet"),

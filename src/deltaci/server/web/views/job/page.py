@@ -30,7 +30,7 @@ async def shown(visit: Visit) -> Answer:
             " / ",
             a(name_of(run), href=path("runs", run.id)),
             class_="crumbs",
-            aria_label="Way back",
+            aria_label="Breadcrumbs",
         ),
         top(
             job.name,
@@ -80,7 +80,7 @@ def _about(job: Job) -> Child:
         span("may fail") if job.allow_failure else None,
         span("began ", when(job.started_at)) if job.started_at else span("planned ", when(job.created_at)),
         span("took ", lasted(job.started_at, job.completed_at)) if job.started_at else None,
-        span("tried again ", when(job.next_run_at)) if job.next_run_at else None,
+        span("next attempt ", when(job.next_run_at)) if job.next_run_at else None,
         span(f"attempt {job.attempts} of {job.max_attempts}") if job.max_attempts > 1 and job.attempts else None,
         span("needs ", [_need(job, each) for each in job.needs]) if job.needs else None,
     ]
@@ -96,7 +96,7 @@ def _why(why: Explanation) -> Markup:
         p(_summary(why)),
         ul(*(_because(each) for each in why.waiting)) if len(why.waiting) > 1 else None,
         details(
-            summary("What led here"),
+            summary("History"),
             ul(*(_because(each) for each in why.history[-MAX_HISTORY:])),
             id="job-history",
         )
@@ -126,17 +126,17 @@ def _attempts(visit: Visit, job: Job, tries: list[Attempt]) -> Markup:
     ]
     if len(job.tries) > 1:
         first = tries[0].index if is_beside else min(each.index for each in job.tries if each is not tries[0])
-        entries.append((BESIDE, "Side by side", visit.same(beside=str(first), lease=None)))
+        entries.append((BESIDE, "Compare", visit.same(beside=str(first), lease=None)))
     here = BESIDE if is_beside else str(tries[0].index)
     others = nav(
-        "Beside attempt ",
+        "Compare with attempt ",
         [
             [a(str(each.index), href=visit.same(beside=str(each.index), attempt=str(tries[-1].index))), " "]
             for each in job.tries
             if each not in tries
         ],
         class_="quiet",
-        aria_label="Which attempts",
+        aria_label="Attempts",
     )
     return div(tabs(entries, here), others if is_beside and len(job.tries) > 2 else None)
 
@@ -144,7 +144,7 @@ def _attempts(visit: Visit, job: Job, tries: list[Attempt]) -> Markup:
 async def _bodies(visit: Visit, job: Job, tries: list[Attempt]) -> Markup:
     if not tries:
         return nothing(
-            "Nobody has taken this job yet, so there is no log.", "It appears here as soon as a worker writes one."
+            "No worker has taken this job yet, so there is no log.", "It appears here as soon as a worker writes one."
         )
     is_beside = len(tries) > 1
     parts = [await attempt_part(visit, job, each, is_beside=is_beside) for each in tries]

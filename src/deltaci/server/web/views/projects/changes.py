@@ -17,7 +17,7 @@ from deltaci.server.web.views.projects.frame import framed
 HERE: Final = "/changes"
 PER_PAGE: Final = 50
 LOOKED_THROUGH: Final = 200  # So many of the newest changes of all projects, for the few of one.
-HEADINGS: Final = ("What happened", "Project", "State", "What came of it", "When")
+HEADINGS: Final = ("Change", "Project", "State", "Result", "When")
 
 
 async def listed(visit: Visit) -> Answer:
@@ -33,7 +33,7 @@ async def listed(visit: Visit) -> Answer:
         table(page.changes) if page.changes else _empty(project, is_more=page.next is not None),
         onward(visit, page.next),
         tab="changes",
-        under="What happened in repositories, and what came of it.",
+        under="Pushes and pull requests that the server received, and the runs they started.",
     )
 
 
@@ -43,12 +43,12 @@ def _filter(project: str) -> Markup:
 
 def _empty(project: str, *, is_more: bool) -> Markup:
     if is_more:
-        return nothing(f"None of these {PER_PAGE} changes is of {project}; older ones may be.")
+        return nothing(f"None of these {PER_PAGE} changes belongs to {project}; older ones might.")
     if project:
-        return nothing(f"Nothing happened in {project} yet.", a("All changes", href=HERE))
+        return nothing(f"No change in {project} yet.", a("All changes", href=HERE))
     return nothing(
-        "Nothing happened in any repository yet.",
-        ["A project's page says how the server hears of pushes: ", a("Projects", href="/projects")],
+        "No change in any repository yet.",
+        ["The page of a project explains how the server learns about pushes: ", a("Projects", href="/projects")],
     )
 
 
@@ -105,7 +105,7 @@ def outcome(change: Change) -> Markup:
     return ul(
         *files,
         None if files else li(change.reason or "nothing yet", tries),
-        li(f"{gone} older run{'s' * (gone != 1)} canceled for it", class_="quiet") if gone else None,
+        li(f"{gone} older run{'s' * (gone != 1)} canceled by it", class_="quiet") if gone else None,
         class_="line-list",
     )
 
@@ -114,7 +114,7 @@ def _file(handled: HandledFile) -> Child:
     name = handled.file or "the pipeline"
     if handled.run:
         return [a(name, href=path("runs", handled.run)), span(f" {handled.reason}", class_="quiet")]
-    return [f"{name}: no run, ", span(handled.reason or "for no reason that was kept")]
+    return [f"{name}: no run, ", span(handled.reason or "no reason recorded")]
 
 
 def of(project: str) -> str:

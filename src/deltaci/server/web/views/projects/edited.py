@@ -24,17 +24,17 @@ TITLES: Final = {
     "url": "Address",
     "forge": "Forge",
     "default_branch": "Main branch",
-    "credential": "Secret to clone with",
-    "webhook_secret": "Secret of the webhook",
-    "api_url": "The forge's API",
-    "api_token": "Secret to report with",
+    "credential": "Secret for cloning",
+    "webhook_secret": "Webhook secret",
+    "api_url": "Forge API URL",
+    "api_token": "Secret for reporting",
     "reports": "Reports",
     "description": "Description",
-    "policies.supersede_pushes": "Older runs that a push cancels",
-    "policies.supersede_pull_requests": "Older runs that a pull request's commit cancels",
-    "policies.fork_role": "Who approves runs of forks",
-    "policies.poll_seconds": "Look for pushes every so many seconds",
-    "policies.schedules": "Schedules in its pipeline files start runs",
+    "policies.supersede_pushes": "Older runs to cancel after a push",
+    "policies.supersede_pull_requests": "Older runs to cancel after a new pull request commit",
+    "policies.fork_role": "Role that approves runs of forks",
+    "policies.poll_seconds": "Poll interval (seconds)",
+    "policies.schedules": "Start scheduled runs",
 }
 FRESH: Final = {
     "forge": "git",
@@ -45,7 +45,7 @@ FRESH: Final = {
     "policies.schedules": "on",
 }
 SECRET: Final = "the name of a secret: letters, digits and _"
-SUPERSEDED: Final = (("none", "none"), ("queued", "those that have not begun"), ("all", "all"))
+SUPERSEDED: Final = (("none", "none"), ("queued", "runs that have not started"), ("all", "all"))
 REPORTS: Final = (("statuses", "as statuses"), ("checks", "as checks (GitHub)"), ("nothing", "not at all"))
 
 
@@ -63,7 +63,7 @@ async def add(visit: Visit) -> Answer:
     answer = await asked(visit, "saveProject", Project, body=_body(values, 0), project=name)
     if isinstance(answer, Problem):
         return await _form(visit, values, "", 0, answer)
-    return Redirect(to=path("projects", answer.name), said=f"The project {answer.name} is there.")
+    return Redirect(to=path("projects", answer.name), said=f"The project {answer.name} was added.")
 
 
 async def edit(visit: Visit) -> Answer:
@@ -81,7 +81,7 @@ async def save(visit: Visit) -> Answer:
     version = number(visit.field("version"))
     answer = await asked(visit, "saveProject", Project, body=_body(values, version), project=name)
     if not isinstance(answer, Problem):
-        return Redirect(to=path("projects", name), said=f"The project {name} is saved.")
+        return Redirect(to=path("projects", name), said=f"The project {name} was saved.")
     if answer.code != "stale_version":
         return await _form(visit, values, name, version, answer)
     theirs = await visit.ask("readProject", Project, project=name)
@@ -134,13 +134,13 @@ def _worded(problem: Problem | None, values: Mapping[str, str], *, is_new: bool)
     if not is_new:
         is_stale = problem.code == "stale_version"
         return (
-            Problem(code=problem.code, message=f"somebody else was faster: {problem.message}") if is_stale else problem
+            Problem(code=problem.code, message=f"somebody else saved first: {problem.message}") if is_stale else problem
         )
     name = values.get("name", "")
     if problem.code == "stale_version":
-        return Problem(code=problem.code, message=f"there is a project {name!r} already; edit it, or take another name")
+        return Problem(code=problem.code, message=f"a project {name!r} already exists; edit it or choose another name")
     if problem.code == "not_found":
-        return Problem(code=problem.code, message=f"{name[:80]!r} can be no name; expected {NAME}")
+        return Problem(code=problem.code, message=f"{name[:80]!r} is not a valid name; expected {NAME}")
     return problem
 
 
@@ -161,7 +161,7 @@ async def _form(
     return form.page(
         visit,
         f"Edit {name}" if name else "New project",
-        None if name else form.name("How runs, secrets and addresses call it; it cannot be changed later."),
+        None if name else form.name("Used in runs, secrets and URLs. It cannot be changed later."),
         *_first(form),
         _secrets(form, known),
         _policies(form),
@@ -180,8 +180,8 @@ def _first(form: Form) -> list[Markup]:
         form.text(
             "url",
             TITLES["url"],
-            help=["Where to clone it from, e.g. ", code("https://github.com/acme/shop.git")],
-            expects="an address without spaces",
+            help=["The URL to clone from, e.g. ", code("https://github.com/acme/shop.git")],
+            expects="a URL without spaces",
             required=True,
             maxlength=500,
             inputmode="url",
@@ -189,17 +189,17 @@ def _first(form: Form) -> list[Markup]:
             spellcheck="false",
         ),
         div(
-            form.choice("forge", TITLES["forge"], forges, help="Whose webhooks are understood; git: none."),
+            form.choice("forge", TITLES["forge"], forges, help="The type of webhook to accept; git: none."),
             form.text(
                 "default_branch",
                 TITLES["default_branch"],
-                help="Empty: what the repository itself says.",
+                help="Empty: the default branch of the repository.",
                 expects="the name of a branch",
                 autocomplete="off",
             ),
             class_="fields",
         ),
-        form.text("description", TITLES["description"], help="For people.", maxlength=1000, autocomplete="off"),
+        form.text("description", TITLES["description"], help="Shown to people.", maxlength=1000, autocomplete="off"),
     ]
 
 
@@ -212,21 +212,23 @@ def _secrets(form: Form, known: list[str]) -> Markup:
     return fieldset(
         legend("Secrets and the forge"),
         p(
-            "Secrets are named here, never written. ",
+            "Enter names of secrets, not their values. ",
             a("Set one", href=secrets.NEW, target="_blank", rel="noopener"),
             " in another tab.",
             class_="help",
         ),
         div(
-            named("credential", "A token, user:password, or a private key for ssh. Empty: it is public."),
-            named("webhook_secret", "By which the forge signs its webhooks."),
-            named("api_token", "A token for the forge's API. Empty: it is told nothing."),
-            form.choice("reports", TITLES["reports"], REPORTS, help="How the forge is told what came of a commit."),
+            named("credential", "A token, user:password, or a private key for SSH. Empty: the repository is public."),
+            named("webhook_secret", "The secret with which the forge signs webhooks."),
+            named("api_token", "A token for the forge API. Empty: no results are reported."),
+            form.choice(
+                "reports", TITLES["reports"], REPORTS, help="How results of a commit are reported to the forge."
+            ),
             form.text(
                 "api_url",
                 TITLES["api_url"],
-                help="Only if it is not where the forge's own is.",
-                expects="an address that begins with https://",
+                help="Only if it differs from the default of the forge.",
+                expects="a URL that starts with https://",
                 inputmode="url",
                 autocomplete="off",
                 spellcheck="false",
@@ -238,21 +240,21 @@ def _secrets(form: Form, known: list[str]) -> Markup:
 
 def _policies(form: Form) -> Markup:
     return fieldset(
-        legend("What the server does by itself"),
+        legend("Automation"),
         div(
             form.choice("policies.supersede_pushes", TITLES["policies.supersede_pushes"], SUPERSEDED),
             form.choice("policies.supersede_pull_requests", TITLES["policies.supersede_pull_requests"], SUPERSEDED),
             form.text(
                 "policies.fork_role",
                 TITLES["policies.fork_role"],
-                help="A role. Empty: whoever may approve.",
+                help="A role. Empty: anyone with the scope approve.",
                 expects="a role without spaces",
                 autocomplete="off",
             ),
             form.text(
                 "policies.poll_seconds",
                 TITLES["policies.poll_seconds"],
-                help="0: never, for webhooks or a hook tell of them. At most a week.",
+                help="How often to check for pushes; at most a week. 0: never; webhooks or a hook report them.",
                 inputmode="numeric",
                 autocomplete="off",
             ),
@@ -270,11 +272,11 @@ def _differs(values: Mapping[str, str], theirs: Project) -> Markup:
         if values.get(name, "") != kept
     ]
     if not lines:
-        return p("It is now exactly as you want it; there is nothing to save.")
+        return p("The saved version already matches your changes; there is nothing to save.")
     return div(
-        p("What you typed is still below. Where it differs from what is kept now:"),
-        rows(("Field", "Yours", "Kept now"), lines, caption="Where yours differs"),
-        p("Saving once more replaces what is kept by yours."),
+        p("Your input is still below. It differs from the saved version here:"),
+        rows(("Field", "Yours", "Saved"), lines, caption="Differences"),
+        p("Saving again replaces the saved version with yours."),
         class_="differs",
     )
 

@@ -34,13 +34,13 @@ async def listed(visit: Visit) -> Answer:
     set_by: Child = [f"version {found.version}, set by {found.set_by} ", when(found.set_at)] if found.version else None
     return framed(
         "Failure rules",
-        p("The first rule that fits says whose fault a failure is, and whether another attempt may help."),
-        rows(("Rule", "Whose", "Class", "Tried again", "When"), lines, caption="Failure rules, in their order"),
+        p("The first matching rule classifies a failure and decides whether the job is retried."),
+        rows(("Rule", "Source", "Class", "Retried", "When"), lines, caption="Failure rules, in order of evaluation"),
         card("Your file", p(set_by, class_="quiet"), pre(code(found.text), class_="code", tabindex="0"))
         if found.text
         else None,
         tab="failure-rules",
-        beside=way(visit, "setFailureRules", "Edit yours", EDIT),
+        beside=way(visit, "setFailureRules", "Edit your rules", EDIT),
     )
 
 
@@ -62,11 +62,11 @@ def _conditions(rule: FailureRule) -> list[Child]:
     if rule.exit_codes:
         found.append(["it exits with ", code(", ".join(map(str, rule.exit_codes)))])
     if rule.signals:
-        found.append(["signal ", code(", ".join(map(str, rule.signals))), " ends it"])
+        found.append(["signal ", code(", ".join(map(str, rule.signals))), " terminates it"])
     if rule.log_pattern:
-        found.append(["its log ends with a line like ", code(rule.log_pattern)])
+        found.append(["the end of its log matches ", code(rule.log_pattern)])
     if rule.all_failed_tests_flaky:
-        found.append("every test that failed is known to be flaky")
+        found.append("every failed test is known to be flaky")
     elif rule.has_failed_tests:
         found.append("tests failed")
     return found or ["always"]
@@ -86,7 +86,7 @@ async def save(visit: Visit) -> Answer:
     text = visit.field("text").replace("\r\n", "\n")
     answer = await asked(visit, "setFailureRules", FailureRules, body={"text": text, "expected_version": version})
     if not isinstance(answer, Problem):
-        return Redirect(to=RULES, said="The rules are saved. What failed before stays as it was classed.")
+        return Redirect(to=RULES, said="The rules were saved. Earlier failures keep their class.")
     if answer.code == "stale_version":
         found = await visit.ask("readFailureRules", FailureRules)
         return _form(visit, {"text": text}, found.version, answer, found)
@@ -109,11 +109,11 @@ def _form(
     kept: Child = None
     if theirs is not None:
         kept = [
-            p(f"{theirs.set_by} saved version {theirs.version} meanwhile. What you typed is still below."),
+            p(f"{theirs.set_by} saved version {theirs.version} in the meantime. Your input is still below."),
             pre(code(theirs.text), class_="code", tabindex="0"),
-            p("Saving once more replaces it by yours."),
+            p("Saving again replaces it with yours."),
         ]
-    help = ["YAML; these rules are asked before all others. ", code("rules: []"), " for none."]
+    help = ["YAML. These rules are evaluated before all others. Enter ", code("rules: []"), " for none."]
     return form.page(
         visit,
         "Edit failure rules",
@@ -144,10 +144,13 @@ async def flaky(visit: Visit) -> Answer:
         "Flaky",
         _jobs(page.jobs)
         if page.jobs
-        else nothing("Nothing is known to be flaky.", "What fails and succeeds on the same commit shows here."),
+        else nothing(
+            "No flaky tests or jobs are known.",
+            "A test or job that fails and succeeds on the same commit is listed here.",
+        ),
         onward(visit, page.next),
         tab="flaky",
-        under="What failed and succeeded on the same commit, and will again.",
+        under="Tests and jobs that both failed and succeeded on the same commit.",
     )
 
 

@@ -39,7 +39,7 @@ async def listed(visit: Visit) -> Answer:
         rows(HEADINGS, lines, caption="Projects", keys=[f"project-{each.name}" for each in page.projects])
         if lines
         else nothing(
-            "The server knows no repository yet.",
+            "There is no project yet.",
             ["Add one here, or with ", code("deltaci project add NAME URL"), "."],
         ),
         onward(visit, page.next),
@@ -55,7 +55,7 @@ def _line(project: Project, change: Change | None, run: Run | None) -> list[Chil
             span(project.description, class_="quiet") if project.description else None,
         ],
         [code(project.url), span(f" {project.forge}", class_="quiet")],
-        code(project.default_branch) if project.default_branch else span("its own", class_="quiet number"),
+        code(project.default_branch) if project.default_branch else span("default branch", class_="quiet number"),
         _change(change),
         _run(run),
     ]
@@ -63,7 +63,7 @@ def _line(project: Project, change: Change | None, run: Run | None) -> list[Chil
 
 def _change(change: Change | None) -> Markup:
     if change is None:
-        return span("none lately", class_="quiet")
+        return span("none recently", class_="quiet")
     made = [each.run for each in change.files if each.run]
     told: Child = "" if made else [", no run: ", change.reason]
     return join([what(change), " ", when(change.created_at), span(told, class_="quiet")])
@@ -71,7 +71,7 @@ def _change(change: Change | None) -> Markup:
 
 def _run(run: Run | None) -> Markup:
     if run is None:
-        return span("none lately", class_="quiet")
+        return span("none recently", class_="quiet")
     return join([badge(run.status, run.state), " ", a(name_of(run), href=path("runs", run.id))])
 
 

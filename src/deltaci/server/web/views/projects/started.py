@@ -38,7 +38,7 @@ async def start(visit: Visit) -> Answer:
     answer = await started(visit, body)
     if isinstance(answer, Problem):
         return await _form(visit, name, values, answer)
-    return Redirect(to=path("runs", answer.id), said="The run is started.")
+    return Redirect(to=path("runs", answer.id), said="The run was started.")
 
 
 def inputs_of(text: str) -> dict[str, str]:
@@ -52,7 +52,7 @@ async def started(visit: Visit, body: dict[str, Any]) -> Run | Problem:
     answer = await asked(visit, "startRun", Run, body=body, once=visit.field("once"))
     if isinstance(answer, Problem) and answer.code == USED:
         made = answer.message.rpartition(" ")[2]
-        again = f"this form has started run {made} already, with other values; send it again to start another one"
+        again = f"this form already started run {made} with other values; submit it again to start another run"
         return Problem(code=USED, message=again)
     return answer
 
@@ -66,7 +66,7 @@ def once(visit: Visit, problem: Problem | None) -> str:
 async def _form(visit: Visit, name: str, values: Mapping[str, str], problem: Problem | None = None) -> Page:
     project = await visit.ask("readProject", Project, project=name)
     form = Form(values, problem, _at(problem), not_done="Not started")
-    main = code(project.default_branch) if project.default_branch else "the repository's own main branch"
+    main = code(project.default_branch) if project.default_branch else "the default branch of the repository"
     fields = [
         div(
             form.text(
@@ -75,15 +75,17 @@ async def _form(visit: Visit, name: str, values: Mapping[str, str], problem: Pro
             form.text(
                 "commit",
                 "Commit",
-                help="Its full name. Empty: the newest of the branch.",
+                help="The full commit hash. Empty: the newest commit of the branch.",
                 autocomplete="off",
                 spellcheck="false",
             ),
-            form.text("file", "Pipeline file", help="Empty: the only one that can be meant.", autocomplete="off"),
-            form.text("title", "Title", help="One line for people.", maxlength=200, autocomplete="off"),
+            form.text(
+                "file", "Pipeline file", help="Required if several files can be started by hand.", autocomplete="off"
+            ),
+            form.text("title", "Title", help="One line, shown in lists.", maxlength=200, autocomplete="off"),
             class_="fields",
         ),
-        form.area("inputs", "Inputs", help=["One on a line: ", code("name=value")], expects=INPUTS, rows=3),
+        form.area("inputs", "Inputs", help=["One per line: ", code("name=value")], expects=INPUTS, rows=3),
     ]
     return form.page(
         visit,
@@ -92,7 +94,7 @@ async def _form(visit: Visit, name: str, values: Mapping[str, str], problem: Pro
         under=code(project.url),
         here="/projects",
         to=path("projects", name, "start"),
-        submit="Start the run",
+        submit="Start run",
         back=path("projects", name),
         values={"once": once(visit, problem)},
     )

@@ -20,12 +20,12 @@ RUNS: Final = 10
 CHANGES: Final = 20
 HEADINGS: Final = ("Run", "Status", "Branch", "By", "Started", "Took")
 BY_FORGE: Final = {
-    "github": "At GitHub: Settings, Webhooks, Add webhook; content type application/json; pushes, pull requests.",
-    "gitlab": "At GitLab: Settings, Webhooks; push events, tag push events, merge request events.",
-    "gitea": "At Gitea: Settings, Webhooks, Add Webhook, Gitea; pushes, pull requests.",
-    "forgejo": "At Forgejo: Settings, Webhooks, Add webhook, Forgejo; pushes, pull requests.",
+    "github": "On GitHub: Settings, Webhooks, Add webhook; content type application/json; pushes, pull requests.",
+    "gitlab": "On GitLab: Settings, Webhooks; events: push events, tag push events, merge request events.",
+    "gitea": "On Gitea: Settings, Webhooks, Add Webhook, Gitea; events: pushes, pull requests.",
+    "forgejo": "On Forgejo: Settings, Webhooks, Add webhook, Forgejo; events: pushes, pull requests.",
 }
-SUPERSEDES: Final = {"none": "none", "queued": "those that have not begun", "all": "all"}
+SUPERSEDES: Final = {"none": "none", "queued": "runs that have not started", "all": "all"}
 
 
 async def viewed(visit: Visit) -> Answer:
@@ -66,8 +66,8 @@ def _actions(visit: Visit, project: Project) -> list[Markup]:
             to=path("projects", project.name, "remove"),
             asks=join(
                 [
-                    p("The server forgets ", strong(project.name), " and fetches nothing of it any more."),
-                    p("Its runs stay, and what was started goes on. Webhooks of its forge are refused from then on."),
+                    p("The server removes ", strong(project.name), " and no longer fetches it."),
+                    p("Existing runs are kept and continue. Webhooks of its forge are refused from now on."),
                 ]
             ),
             is_dangerous=True,
@@ -97,28 +97,40 @@ def _secret(project: Project, name: str, known: Known, absent: str = "none") -> 
         return span(absent, class_="quiet")
     if known is None or (name, "") in known or (name, project.name) in known:
         return code(name)
-    return [code(name), " ", strong("is not set", class_="missing"), " ", a("Set it", href=secrets.to_set(name))]
+    return [
+        code(name),
+        " ",
+        strong("is not set", class_="missing"),
+        " ",
+        a("Set the secret", href=secrets.to_set(name)),
+    ]
 
 
 def _settings(project: Project, known: Known) -> Markup:
     policies = project.policies
     poll = f"every {seconds_text(policies.poll_seconds).removesuffix(' 0 s')}" if policies.poll_seconds else "never"
     facts: list[tuple[str, Child]] = [
-        ("Cloned with", _secret(project, project.credential, known, "nothing: it is public")),
+        ("Clone credential", _secret(project, project.credential, known, "none: the repository is public")),
         ("Reports", _reports(project, known)),
         *([("API", code(project.api_url))] if project.api_url else []),
-        ("A newer push cancels", [SUPERSEDES[policies.supersede_pushes], " of its branch's older runs"]),
-        ("A newer commit cancels", [SUPERSEDES[policies.supersede_pull_requests], " of its pull request's"]),
-        ("Forks wait for", [code(policies.fork_role)] if policies.fork_role else "whoever may approve"),
-        ("Looked at", poll),
-        ("Schedules", "start runs" if policies.schedules else "are ignored"),
+        ("Canceled by a newer push", [SUPERSEDES[policies.supersede_pushes], " of the older runs of its branch"]),
+        (
+            "Canceled by a newer commit",
+            [SUPERSEDES[policies.supersede_pull_requests], " of the older runs of its pull request"],
+        ),
+        (
+            "Runs of forks are approved by",
+            [code(policies.fork_role)] if policies.fork_role else "anyone with the scope approve",
+        ),
+        ("Polled", poll),
+        ("Schedules", "start runs" if policies.schedules else "ignored"),
     ]
     return card("Settings", dl(*([dt(name), dd(told)] for name, told in facts), class_="facts"), id="settings")
 
 
 def _reports(project: Project, known: Known) -> Child:
     if not project.api_token:
-        return span("nothing: it names no token", class_="quiet")
+        return span("off: the project names no token", class_="quiet")
     return [project.reports, " with ", _secret(project, project.api_token, known)]
 
 
@@ -132,18 +144,20 @@ def _hears(visit: Visit, project: Project, known: Known) -> Markup:
     if project.webhook_secret:
         told.append(p("Signed with the secret ", _secret(project, project.webhook_secret, known), "."))
     else:
-        told.append(p("No webhook is believed before the project names a secret by which they are signed: edit it."))
+        told.append(
+            p("Webhooks are refused until the project names the secret that signs them. Edit the project to set it.")
+        )
     if project.forge in BY_FORGE:
         told.append(p(BY_FORGE[project.forge], class_="quiet"))
     else:
         command = f"deltaci project hook {project.name} --repository /srv/git/{project.name}.git"
         told = [
-            p("Where people push to a bare repository, this installs a hook that tells of every push:"),
+            p("For a bare repository that people push to, this command installs a hook that reports every push:"),
             copied("hook", "Command", command),
-            p("Without access to the repository: let the server look for pushes now and then; edit how often."),
+            p("Without access to the repository, the server can poll it. Edit the project to set a poll interval."),
             *told,
         ]
-    return card("How the server hears of pushes", div(*told, class_="stack"), id="hears")
+    return card("How the server learns about pushes", div(*told, class_="stack"), id="hears")
 
 
 # -- what ran, and what happened
@@ -151,21 +165,21 @@ def _hears(visit: Visit, project: Project, known: Known) -> Markup:
 
 def _runs(project: Project, runs: list[Run]) -> Markup:
     if not runs:
-        return nothing("Nothing of it ran yet.")
+        return nothing("This project has no runs yet.")
     to = f"/runs?{urlencode({'project': project.name})}"
-    return join([p(a("All its runs", href=to)), table(runs, HEADINGS, caption="The newest runs")])
+    return join([p(a("All runs", href=to)), table(runs, HEADINGS, caption="Newest runs")])
 
 
 def _changes(project: Project, found: list[Change]) -> Markup:
     if not found:
-        return nothing("The server heard of no change lately.")
-    return join([p(a("All its changes", href=changes.of(project.name))), changes.table(found, is_of_one=True)])
+        return nothing("No recent changes.")
+    return join([p(a("All changes", href=changes.of(project.name))), changes.table(found, is_of_one=True)])
 
 
 async def remove(visit: Visit) -> Answer:
     """Forget it."""
     gone = await visit.ask("removeProject", Project, project=visit.params["project"])
-    return Redirect(to="/projects", said=f"The project {gone.name} is removed.")
+    return Redirect(to="/projects", said=f"The project {gone.name} was removed.")
 
 
 PAGES: Final = (

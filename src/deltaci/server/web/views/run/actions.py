@@ -16,11 +16,11 @@ from deltaci.server.web.parts import action, card, path, when
 
 # The single keys of a run's pages.
 KEYS: Final = (
-    ("a", "approve what waits first"),
+    ("a", "approve the first waiting job"),
     ("x", "cancel the run"),
-    ("R", "rerun all of it"),
-    ("F", "rerun what failed"),
-    ("z", "all of the graph at once, or in its own size"),
+    ("R", "rerun all jobs"),
+    ("F", "rerun failed jobs"),
+    ("z", "switch between the fitted and the full-size graph"),
 )
 
 # From which page a job was canceled: that is where one sees it happen.
@@ -48,7 +48,7 @@ def _cancel(visit: Visit, to: str) -> Markup:
         "Cancel",
         route="cancelRun",
         to=f"{to}/cancel",
-        asks=p("Stop this run? Jobs that run are stopped, jobs that wait are not begun."),
+        asks=p("Cancel this run? Running jobs are stopped, waiting jobs are not started."),
         reason="reason",
         is_dangerous=True,
         key="x",
@@ -65,7 +65,7 @@ def _again(visit: Visit, run: Run, to: str) -> list[Markup]:
                 "Rerun failed",
                 route="rerunRun",
                 to=f"{to}/rerun",
-                asks=p("Start a new run of what failed or was canceled, with the approvals on the way to it?"),
+                asks=p("Start a new run of the failed and canceled jobs, and of the approvals before them?"),
                 values={"failed_only": "yes"},
                 is_primary=True,
                 key="F",
@@ -79,7 +79,7 @@ def _again(visit: Visit, run: Run, to: str) -> list[Markup]:
             "Rerun all",
             route="rerunRun",
             to=f"{to}/rerun",
-            asks=p("Start a new run that does all of this again, with the same plan?"),
+            asks=p("Start a new run of all jobs with the same plan?"),
             key="R",
         ),
     ]
@@ -130,7 +130,7 @@ def _needed(gate: ApprovalGate, run: Run) -> Child:
         [" with the role ", code(gate.role)] if gate.role else None,
         f", but not {starter}, who started the run" if gate.not_by_starter and starter else None,
         f"; {len(gate.approvals)} of {gate.approvers} so far" if gate.approvers > 1 else None,
-        [". It fails ", when(gate.approve_by), " if nobody decides"] if gate.approve_by is not None else None,
+        [". It fails ", when(gate.approve_by), " without a decision"] if gate.approve_by is not None else None,
         ".",
     ]
 
@@ -155,10 +155,10 @@ def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *,
     elif why_not:
         found.append(span(f"You cannot approve it: {why_not}.", class_="quiet"))
     else:
-        asks = ("Let the run go on after ", strong(job.name), ", with the plan that it has now?")
+        asks = ("Approve ", strong(job.name), ", with its current plan?")
         decides("approve", "Approve", "approveRun", *asks, is_primary=True, key="a" if is_first else "")
     if not approvals_core.refusal_reason(asked, who.person, who.roles, starter, approves=False):
-        asks = ("Say no to ", strong(job.name), "? What needs it will not run.")
+        asks = ("Reject ", strong(job.name), "? Jobs that need it will not run.")
         decides("reject", "Reject", "rejectRun", *asks, is_dangerous=True)
     return found
 
@@ -173,7 +173,9 @@ def cancel_job(visit: Visit, job: Job, id: str, title: str, *, back: str) -> Mar
         title,
         route="cancelJob",
         to=path("runs", job.run_id, "jobs", job.name, "cancel"),
-        asks=p("Stop ", strong(job.name), "? What needs it will not run. What it left behind so far is kept."),
+        asks=p(
+            "Cancel ", strong(job.name), "? Jobs that need it will not run. Files it has already kept remain available."
+        ),
         values={"back": back},
         reason="reason",
         is_dangerous=True,
@@ -202,12 +204,12 @@ async def approve(visit: Visit) -> Answer:
     """Say yes to one gate."""
     id = visit.params["run"]
     decided = await visit.ask("approveRun", DecisionResult, run=id, body=_decision(visit))
-    more = " It waits for more people." if decided.still_waiting else ""
+    more = " It needs more approvals." if decided.still_waiting else ""
     return Redirect(to=path("runs", id), said=f"You approved {', '.join(decided.jobs)}.{more}")
 
 
 async def reject(visit: Visit) -> Answer:
-    """Say no to one gate."""
+    """Reject one gate."""
     id = visit.params["run"]
     decided = await visit.ask("rejectRun", DecisionResult, run=id, body=_decision(visit))
     return Redirect(to=path("runs", id), said=f"You rejected {', '.join(decided.jobs)}.")
@@ -225,7 +227,7 @@ async def again(visit: Visit) -> Answer:
     """A new run of the same; that is where one looks then."""
     id, failed_only = visit.params["run"], visit.field("failed_only") == "yes"
     new = await visit.ask("rerunRun", Run, run=id, body={"failed_only": failed_only})
-    return Redirect(to=path("runs", new.id), said="Started again, as this run.")
+    return Redirect(to=path("runs", new.id), said="Started this rerun.")
 
 
 PAGES: Final[tuple[PageRoute, ...]] = (

@@ -49,11 +49,20 @@ MAX_METADATA_CHARS: Final = 3000
 HEADINGS: Final = ("Event", "When", "What", "Change", "Trigger", "By", "Details")
 # How each is called, and what it sees.
 TITLES: Final = {
-    "canonical": ("Delta CI", "Everything that was written down, in our own words: runs, jobs, attempts and leases."),
+    "canonical": (
+        "Delta CI",
+        "Everything that was recorded, in the vocabulary of Delta CI: runs, jobs, attempts and leases.",
+    ),
     "orchestration": ("Orchestration", "Document 000: who owns each step of runs, attempts and leases."),
-    "steps": ("Steps", "Document 002: the coarse status of the run and its steps. This is what “status” means here."),
-    "workstreams": ("Workstreams", "Document 003: a run is a workstream, a job a task. An approval is no task."),
-    "queue": ("Queue", "Document 004: an attempt is a job of the queue. What we end ourselves is a takeover there."),
+    "steps": (
+        "Steps",
+        "Document 002: the coarse status of the run and its steps. This is the “status” on these pages.",
+    ),
+    "workstreams": ("Workstreams", "Document 003: a run is a workstream, a job a task. An approval is not a task."),
+    "queue": (
+        "Queue",
+        "Document 004: an attempt is a job of the queue. An attempt that Delta CI ends itself is a takeover there.",
+    ),
 }
 
 
@@ -178,7 +187,7 @@ def _change(each: Transition) -> Markup:
 def _metadata(each: Transition) -> Markup:
     told = {
         **({"rule": each.rule} if each.rule else {}),
-        **({"legal because": each.why} if each.why else {}),
+        **({"transition reason": each.why} if each.why else {}),
         **each.metadata,
         "rev": each.rev,
         **({"request_id": each.request_id} if each.request_id else {}),
@@ -196,15 +205,15 @@ def _metadata(each: Transition) -> Markup:
 
 def _empty(visit: Visit, run_id: str) -> Markup:
     if any(visit.query.get(name) for name in ("kind", "job", "at")):
-        return nothing("No event fits.", a("All events of the run", href=path("runs", run_id, "events")))
-    return nothing("These words have nothing to say about this run yet.", "What happens appears here by itself.")
+        return nothing("No event matches.", a("All events of the run", href=path("runs", run_id, "events")))
+    return nothing("There are no events in this vocabulary yet.", "New events appear here automatically.")
 
 
 def _too_many(run_id: str) -> Markup:
     return nothing(
-        "This run has too many events to be told in these words here, or to be filtered.",
-        join(["All of them in our own words: ", a("events", href=path("runs", run_id, "events")), "."]),
-        join(["To keep and to search: ", code(f"deltaci events export --run {run_id}")]),
+        "This run has too many events to show in this vocabulary or to filter.",
+        join(["All events in the vocabulary of Delta CI: ", a("events", href=path("runs", run_id, "events")), "."]),
+        join(["To export them: ", code(f"deltaci events export --run {run_id}")]),
     )
 
 
@@ -214,7 +223,7 @@ def _taken_away(run_id: str, vocabulary: Vocabulary) -> Markup:
     file = f"{run_id}.{name}.jsonl"
     return div(
         a("Download as JSON lines", href=f"{path('runs', run_id, 'events.jsonl')}?view={name}", download=file),
-        span("check it: ", code(f"deltaci verify {file}")),
+        span("verify it: ", code(f"deltaci verify {file}")),
         a("Read it from the API", href=f"{ROOT}{path('runs', run_id, 'transitions')}?view={vocabulary.name}"),
         class_="under-table",
     )

@@ -52,6 +52,6 @@ def _about(run: Run) -> Child:
         span("by ", run.started_by) if run.started_by else None,
         span("started ", when(run.created_at)),
         span("took " if run.conclusion else "for ", lasted(run.started_at, over)) if run.started_at else None,
-        span("again of ", a(run.rerun_of, href=path("runs", run.rerun_of))) if run.rerun_of else None,
+        span("rerun of ", a(run.rerun_of, href=path("runs", run.rerun_of))) if run.rerun_of else None,
         code(run.id),
     ]

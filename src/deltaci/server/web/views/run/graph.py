@@ -48,17 +48,17 @@ def graph(run_id: str, jobs: Sequence[Job]) -> Markup:
         height=height,
         id="graph-picture",
         role="group",
-        aria_label="Jobs, each after what it waits for",
+        aria_label="Jobs, each after its dependencies",
     )
     return div(
-        button("All at once", type="button", id="graph-fit", data_key="z", data_keep=True),
+        button("Fit to page", type="button", id="graph-fit", data_key="z", data_keep=True),
         div(
             picture,
             id="graph-box",
             class_="graph",
             tabindex="0",
             role="region",
-            aria_label="Graph of the jobs. Enter goes into it, arrow keys walk from job to job, Escape leaves.",
+            aria_label="Graph of the jobs. Press Enter to enter, arrow keys to move between jobs, Escape to leave.",
         ),
         class_="graph-around",
     )

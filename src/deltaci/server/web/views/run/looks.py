@@ -15,13 +15,13 @@ from deltaci.server.web.parts import seconds_text, tone, words
 # Why a job did not have its turn, or had to end: what to call it, and the same as a sentence.
 REASONS: Final[Mapping[str, tuple[str, str]]] = {
     jobs.BLOCKED: ("blocked", "a job that it needs did not succeed"),
-    jobs.NOT_NEEDED: ("not needed", "the run was decided without it"),
+    jobs.NOT_NEEDED: ("not needed", "the result of the run was already decided"),
     jobs.RUN_CANCELED: ("canceled", "the run was canceled"),
-    jobs.RUN_TIMEOUT: ("canceled", "the time of the run was over"),
+    jobs.RUN_TIMEOUT: ("canceled", "the run reached its time limit"),
     jobs.JOB_CANCELED: ("canceled", "somebody canceled it"),
 }
 FAILED: Final[Mapping[str, str]] = {
-    jobs.REJECTED: "somebody said no",
+    jobs.REJECTED: "somebody rejected it",
     jobs.APPROVAL_EXPIRED: "nobody approved it in time",
 }
 MAX_NAMED: Final = 3

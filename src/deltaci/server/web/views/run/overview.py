@@ -47,8 +47,8 @@ MAX_WAITS: Final = 6  # Told at once; the others are a click away.
 CHOICES: Final = (
     ("bad", "failed"),
     ("busy", "running"),
-    ("held", "want a look"),
-    ("idle", "to come"),
+    ("held", "need attention"),
+    ("idle", "pending"),
     ("good", "succeeded"),
     ("gone", "not run"),
 )
@@ -104,7 +104,7 @@ def _why(run: RunWithJobs, told: Explanation) -> Markup:
         if others
         else None,
         details(
-            summary(f"What led here ({len(told.history)})"),
+            summary(f"History ({len(told.history)})"),
             ol(*(_because(each, links, is_past=True) for each in told.history), class_="why-past"),
             id="why-history",
         )
@@ -196,7 +196,7 @@ def _choices(visit: Visit, run: RunWithJobs) -> Markup:
         aria_current="true" if not only else None,
         id="only-all",
     )
-    return nav(every, *links, class_="choices", aria_label="Which jobs")
+    return nav(every, *links, class_="choices", aria_label="Filter jobs")
 
 
 def _sign(feels: str) -> Markup:
@@ -211,12 +211,12 @@ def _badge(seen: Look) -> Markup:
 
 def _table(visit: Visit, run: RunWithJobs, shown: Sequence[tuple[int, Job]], told: Explanation) -> Markup:
     if not shown:
-        return nothing("No job is like that now.", a("All jobs", href=f"{visit.same(only=None)}#jobs"))
+        return nothing("No job matches now.", a("All jobs", href=f"{visit.same(only=None)}#jobs"))
     known = {each.name: each for each in run.jobs}
     return rows(
         HEADINGS,
         [_line(visit, run, at, each, _reason(each, known, told.waiting)) for at, each in shown],
-        caption="Jobs in the order of the plan",
+        caption="Jobs in plan order",
         keys=[f"job-{at}" for at, _ in shown],
     )
 
@@ -248,7 +248,7 @@ def _reason(job: Job, known: Mapping[str, Job], reasons: Sequence[Reason]) -> Ch
     if not said:
         return ""
     if job.next_run_at is not None:
-        return span(said, "; again at ", when(job.next_run_at), class_="reason")
+        return span(said, "; next attempt at ", when(job.next_run_at), class_="reason")
     return span(said, class_="reason")
 
 
@@ -257,7 +257,7 @@ def _reason(job: Job, known: Mapping[str, Job], reasons: Sequence[Reason]) -> Ch
 
 def _unplanned(plan: Plan) -> Markup:
     if not plan.problems:
-        return nothing("The run ended before it had any jobs.")
+        return nothing("The run ended before it was planned.")
     return card("Problems", ul(*(li(code(each)) for each in plan.problems), class_="problems"), id="problems")
 
 
@@ -278,7 +278,7 @@ def _facts(run: RunWithJobs) -> Markup:
         ("Labels", [span(each, class_="label") for each in run.labels] if run.labels else ""),
         ("Inputs", [div(code(name), " = ", code(value)) for name, value in sorted(run.inputs.items())] or ""),
         ("Plan", code(run.plan_hash[:12]) if run.plan_hash else ""),
-        ("Ends with the first failure", "yes" if run.fail_fast else ""),
+        ("Fail fast", "yes" if run.fail_fast else ""),
     ]
     lines = [join([dt(name), dd(value)]) for name, value in found if value]
     too_many = None

@@ -18,7 +18,7 @@ PER_PAGE: Final = 50
 MAX_STEPS: Final = 50
 MAX_NAMES: Final = 20
 JOB_HEADINGS: Final = ("Job", "Needs", "Runs on", "Steps", "Limits", "Why it runs")
-LEFT_HEADINGS: Final = ("Job", "Why it does not run", "Decided by")
+LEFT_HEADINGS: Final = ("Job", "Why it was left out", "Decided by")
 
 
 async def shown(visit: Visit) -> Answer:
@@ -43,7 +43,7 @@ def _problems(plan: api.Plan) -> Markup:
     return card(
         "This run could not be planned",
         ul(*(li(code(each)) for each in plan.problems), class_="problems"),
-        p("Correct the file, push it, and the next run is planned from it. Before that: ", code("deltaci lint")),
+        p("Correct the file and push it; the next run uses it. Check it first with ", code("deltaci lint")),
         id="problems",
     )
 
@@ -52,17 +52,17 @@ def _about(plan: api.Plan, left: int) -> Markup:
     count = len(plan.jobs)
     known: list[tuple[str, Child]] = [
         ("Jobs", strong(f"{count} {'runs' if count == 1 else 'run'}, {left} left out")),
-        ("Made from", code(plan.file) if plan.file else "jobs that were given with the request"),
+        ("Made from", code(plan.file) if plan.file else "jobs in the request"),
     ]
     if plan.compared_with:
         known.append(("Compared with", code(plan.compared_with[:12], title=plan.compared_with)))
     if plan.unknown_because:
-        known.append(("Everything runs", f"because it is not known what changed: {plan.unknown_because}"))
+        known.append(("Everything runs", f"because the changes are unknown: {plan.unknown_because}"))
     if plan.group:
-        known.append(("One at a time", join(["of the group ", code(plan.group)])))
+        known.append(("Concurrency group", join(["one run at a time in ", code(plan.group)])))
     known += [
-        ("When a job fails", "everything else is stopped" if plan.fail_fast else "what does not need it goes on"),
-        ("Takes at most", seconds_text(plan.timeout_seconds) if plan.timeout_seconds else "as long as it likes"),
+        ("When a job fails", "all other jobs are canceled" if plan.fail_fast else "jobs that do not need it continue"),
+        ("Time limit", seconds_text(plan.timeout_seconds) if plan.timeout_seconds else "none"),
         ("Hash", code(plan.plan_hash or "none yet", class_="told")),
     ]
     return card("Plan", facts(known), id="plan")
@@ -109,7 +109,7 @@ def _gate(gate: Any) -> Markup:
     return span(
         f"waits for {many}",
         f" with the role {gate.role}" if gate.role else None,
-        ", not who started it" if gate.not_by_starter else None,
+        ", not by the person who started it" if gate.not_by_starter else None,
         f", for {seconds_text(gate.expires_seconds)}" if gate.expires_seconds else None,
     )
 
@@ -169,9 +169,9 @@ def _left_out(visit: Visit, left: list[api.JobChoice]) -> Markup:
     ]
     keys = [f"left-{at}" for at in range(start, start + len(lines))]
     return card(
-        "Jobs that were left out",
-        rows(LEFT_HEADINGS, lines, caption="Jobs that were left out", keys=keys),
-        pages(visit, start, PER_PAGE, len(left), what="jobs that were left out", name="left"),
+        "Jobs left out",
+        rows(LEFT_HEADINGS, lines, caption="Jobs left out", keys=keys),
+        pages(visit, start, PER_PAGE, len(left), what="jobs left out", name="left"),
         id="left-out",
     )
 
@@ -180,8 +180,8 @@ def _empty(plan: api.Plan) -> Child:
     if plan.problems:
         return None
     if plan.choices:
-        return nothing("No job runs: every one was left out.", "What each of them was left out for is below.")
-    return nothing("There is no plan yet.", "It appears here as soon as the run is planned.")
+        return nothing("No job runs: all were left out.", "The reasons are below.")
+    return nothing("There is no plan yet.", "It appears here when the run is planned.")
 
 
 PAGES: Final[tuple[PageRoute, ...]] = (PageRoute(path="/runs/{run}/plan", get=shown),)

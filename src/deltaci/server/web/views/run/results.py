@@ -26,8 +26,8 @@ MAX_TEXT_CHARS: Final = 100
 # What runners tell, how it is called, and whether that of many attempts is a sum: memory that is free again is not.
 COSTS: Final = (
     ("wall_seconds", "Time", True),
-    ("cpu_seconds", "Processor time", True),
-    ("peak_memory_bytes", "Most memory", False),
+    ("cpu_seconds", "CPU time", True),
+    ("peak_memory_bytes", "Peak memory", False),
     ("log_bytes", "Log", True),
     ("artifact_bytes", "Artifacts", True),
 )
@@ -68,7 +68,7 @@ def _artifacts(visit: Visit, run_id: str, artifacts: list[api.RunArtifact]) -> M
     if not artifacts:
         return card(
             "Artifacts",
-            p("No job kept a file. A job keeps what it names under ", code("artifacts"), ".", class_="quiet"),
+            p("No job kept a file. A job keeps the files listed under ", code("artifacts"), ".", class_="quiet"),
         )
     start = start_of(visit, "files")
     some = artifacts[start : start + PER_PAGE]
@@ -85,8 +85,8 @@ def _artifacts(visit: Visit, run_id: str, artifacts: list[api.RunArtifact]) -> M
     return card(
         "Artifacts",
         p(
-            f"{len(artifacts)} {'file' if len(artifacts) == 1 else 'files'}, {format_size(whole)} together. ",
-            "To get all of them: ",
+            f"{len(artifacts)} {'file' if len(artifacts) == 1 else 'files'}, {format_size(whole)} in total. ",
+            "To download all of them: ",
             code(f"deltaci artifacts get {run_id}"),
             class_="quiet",
         ),
@@ -102,7 +102,9 @@ def _artifacts(visit: Visit, run_id: str, artifacts: list[api.RunArtifact]) -> M
 
 def _too_many(run_id: str) -> Markup:
     one = path("runs", run_id, "jobs", "JOB", "attempts", "1", "artifacts")
-    return card("Artifacts", p("More files than can be listed at once; of one attempt: ", code(f"GET {ROOT}{one}")))
+    return card(
+        "Artifacts", p("There are more files than this page lists. For one attempt: ", code(f"GET {ROOT}{one}"))
+    )
 
 
 def address(run_id: str, each: api.RunArtifact) -> str:
@@ -124,7 +126,7 @@ def _outputs(visit: Visit, run_id: str, outputs: Mapping[str, Any]) -> Markup:
     if not outputs:
         return card(
             "Outputs",
-            p("No job gave a result. A job that succeeds gives one with ", code("outputs"), ".", class_="quiet"),
+            p("No job has outputs. A job that succeeds sets one with ", code("outputs"), ".", class_="quiet"),
         )
     every = [
         (job, name, value)
@@ -152,13 +154,13 @@ def _value(name: str, value: Any) -> Markup:
 
 def _costs(visit: Visit, run_id: str, costs: api.Costs) -> Markup:
     if not costs.attempts:
-        return card("Cost", p("No attempt has told what it used; each tells when it ends.", class_="quiet"))
+        return card("Cost", p("No usage reported yet. Each attempt reports it when it ends.", class_="quiet"))
     start = start_of(visit, "costs")
     some = costs.attempts[start : start + PER_PAGE]
     # Of all of them, also of those on other pages.
     together = [_together(costs, name, is_sum=is_sum) for name, _, is_sum in COSTS]
     lines: list[list[Child]] = [
-        [strong("All together"), strong(len(costs.attempts)), *together, None],
+        [strong("Total"), strong(len(costs.attempts)), *together, None],
     ]
     lines += [
         [

@@ -45,7 +45,7 @@ ORDERS: Final = (("worst", "failures first"), ("slowest", "slowest first"), ("na
 PAST: Final[dict[EarlierOutcome, tuple[str, str]]] = {
     "failed": ("bad", "failed"),
     "not_failed": ("good", "did not fail"),
-    "unknown": ("idle", "not known"),
+    "unknown": ("idle", "unknown"),
 }
 
 
@@ -71,13 +71,13 @@ async def shown(visit: Visit) -> Answer:
         _totals(found),
         _chooser(visit, run.id, found, outcome),
         _filters(visit, run.id, found, asked),
-        _table(run.id, found) if found.tests else nothing("No test fits.", a("All tests", href="?")),
+        _table(run.id, found) if found.tests else nothing("No test matches.", a("All tests", href="?")),
         onward(
             visit,
             found.next,
             first="first",
             more="next",
-            says=f"{found.match_count:,} {'fits' if found.match_count == 1 else 'fit'}",
+            says=f"{found.match_count:,} {'match' if found.match_count == 1 else 'matches'}",
         ),
         _by_job(run.id, found.jobs) if len(found.jobs) > 1 else None,
         _missing(run.id, found.jobs),
@@ -90,7 +90,7 @@ def _empty(run: api.Run) -> Markup:
         "No test report." if run.conclusion else "No test report yet.",
         join(
             [
-                "A job that keeps a JUnit file says so: ",
+                "A job reports tests by keeping a JUnit file: ",
                 code("artifacts: [{path: report.xml, type: junit}]"),
                 ", e.g. written by ",
                 code("pytest --junitxml=report.xml"),
@@ -170,7 +170,7 @@ def _line(run_id: str, each: RunTest, earlier: Sequence[EarlierRun]) -> list[Chi
 def _said(each: RunTest) -> Child:
     output = each.output[:MAX_OUTPUT_CHARS]
     if len(each.output) > len(output):
-        output += "\n… more of it is in the report, among the artifacts"
+        output += "\n… the rest is in the report, in the artifacts"
     # Many tools repeat the message at the beginning of the output.
     has_more = output.strip() not in ("", each.message.strip())
     return [
@@ -183,10 +183,10 @@ def _flaky(each: RunTest) -> Child:
     if not each.is_flaky:
         return None
     times = each.flake.times if each.flake is not None else 0
-    known = f"failed and did not fail on the same commit, seen {times} {'time' if times == 1 else 'times'}"
+    known = f"failed and passed on the same commit, seen {times} {'time' if times == 1 else 'times'}"
     return [
         " ",
-        span("flaky", class_="badge held", title=known if times else "failed, and then passed when tried again"),
+        span("flaky", class_="badge held", title=known if times else "failed, then passed on a retry"),
     ]
 
 
@@ -198,7 +198,7 @@ def _past(each: RunTest, earlier: Sequence[EarlierRun]) -> Markup:
         name = (run.title or run.commit[:9] or run.id)[:MAX_NAME_CHARS]
         address = path("runs", run.id, "tests")
         signs.append(li(a(href=address, class_=f"past {how}", title=f"{word}: {name}")))
-    return ol(*signs, class_="pasts", aria_label="Earlier runs, the newest last")
+    return ol(*signs, class_="pasts", aria_label="Earlier runs, newest last")
 
 
 def _by_job(run_id: str, jobs: Sequence[ReportedTests]) -> Markup:
@@ -215,7 +215,7 @@ def _by_job(run_id: str, jobs: Sequence[ReportedTests]) -> Markup:
     ]
     return card(
         "By job",
-        rows(("Job", "Tests", "Failed", "Skipped", "Passed later", "Took"), lines, caption="Tests by job"),
+        rows(("Job", "Tests", "Failed", "Skipped", "Passed on retry", "Took"), lines, caption="Tests by job"),
         p(f"and {len(jobs) - MAX_JOBS} jobs more", class_="quiet") if len(jobs) > MAX_JOBS else None,
     )
 
@@ -226,14 +226,14 @@ def _missing(run_id: str, jobs: Sequence[ReportedTests]) -> Child:
     if not partly:
         return None
     lines = [
-        li(strong(each.job), ": ", "; ".join(each.problems) or "the reports do not have as many tests as were counted")
+        li(strong(each.job), ": ", "; ".join(each.problems) or "the reports contain fewer tests than were counted")
         for each in partly[:MAX_TROUBLES]
     ]
     return card(
-        "Not every test can be listed",
-        p("The numbers count all tests. Of these jobs only the first that failed are known one by one:"),
+        "Some tests are not listed",
+        p("The totals count all tests. For these jobs, only the first failures are listed:"),
         ul(*lines),
-        p(a("The reports are among the artifacts", href=path("runs", run_id, "results")), "."),
+        p(a("The reports are in the artifacts", href=path("runs", run_id, "results")), "."),
         id="partly",
     )
 

@@ -1,6 +1,6 @@
 """When a run did what: a row for each job, its phases side by side, each with a colour and a pattern of its own.
 
-Bars are written in parts of the whole, so that they fit any screen. What goes on has no end: a script lets it grow.
+Bars are written in parts of the whole, so that they fit any screen. What running has no end: a script lets it grow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMES: Final[Mapping[str, str]] = {
     core.RUNNING: "running",
     core.UPLOADING: "uploading",
     core.APPROVAL: "waiting for approval",
-    core.BACKOFF: "waiting to try again",
+    core.BACKOFF: "waiting to retry",
     core.STOPPING: "stopping",
 }
 TICKS: Final = 4
@@ -42,7 +42,7 @@ def waterfall(run_id: str, times: Timeline, jobs: Sequence[Job]) -> Markup:
     shown = {each.name for each in jobs}
     rows = [each for each in times.jobs if each.job in shown]
     if not any(each.phases for each in rows):
-        return p("Nothing has begun yet.", class_="quiet")
+        return p("No job has started yet.", class_="quiet")
     numbers = {each.job: at for at, each in enumerate(times.jobs)}
     used = {phase.phase for each in rows for phase in each.phases}
     whole = max(0.001, (times.until - times.start).total_seconds())
@@ -100,7 +100,7 @@ def _bar(times: Timeline, phase: Phase, whole: float) -> Markup:
     end = ((phase.end or times.until) - times.start).total_seconds()
     name = NAMES.get(phase.phase, phase.phase)
     attempt = f"attempt {phase.attempt}, " if phase.attempt > 1 else ""
-    lasts = seconds_text(end - start) if phase.end is not None else "goes on"
+    lasts = seconds_text(end - start) if phase.end is not None else "running"
     place = {"x": f"{100 * start / whole:.3f}%", "width": f"{100 * max(0.0, end - start) / whole:.3f}%"}
     data = {"data_from": f"{start:.3f}", "data_to": f"{end:.3f}" if phase.end is not None else None}
     return tag(
@@ -121,7 +121,7 @@ def _told(row: JobTimes) -> str:
         else f"{NAMES.get(each.phase, each.phase)} now"
         for each in row.phases
     ]
-    return f": {', '.join(said)}" if said else ": it had no turn"
+    return f": {', '.join(said)}" if said else ": it did not run"
 
 
 def _legend(used: Collection[str], *, has_critical: bool) -> Markup:
@@ -140,7 +140,7 @@ def _legend(used: Collection[str], *, has_critical: bool) -> Markup:
         if phase in used
     ]
     more = li(span(class_="critical-mark", aria_hidden="true"), "critical path") if has_critical else None
-    return ul(*entries, more, class_="legend", aria_label="What the bars mean")
+    return ul(*entries, more, class_="legend", aria_label="Legend")
 
 
 def _patterns() -> Markup:

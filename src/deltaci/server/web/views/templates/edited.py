@@ -80,7 +80,7 @@ async def _save(visit: Visit, name: str, version: int, *, is_new: bool) -> Answe
             return _form(visit, values, shown, version, problem, place=wrong.place)
     answer = await asked(visit, "saveTemplate", Template, body=body, template=name)
     if not isinstance(answer, Problem):
-        return Redirect(to=path("templates", name), said=f"Version {answer.version} of {name} is saved.")
+        return Redirect(to=path("templates", name), said=f"Version {answer.version} of {name} was saved.")
     if answer.code == "stale_version" and not is_new:
         theirs = await asked(visit, "readTemplate", Template, template=name)
         if isinstance(theirs, Template):
@@ -94,9 +94,9 @@ def _placed(
 ) -> tuple[Problem, Place | None]:
     """A problem at its field, with the line and the column of what it is about."""
     if problem.code == "not_found" or (problem.code == "stale_version" and is_new):
-        said = f"{name[:80]!r} can be no name; expected {NAME}"
+        said = f"{name[:80]!r} is not a valid name; expected {NAME}"
         if problem.code == "stale_version":
-            said = f"there is a template {name!r} already; edit it, or take another name"
+            said = f"a template {name!r} already exists; edit it or choose another name"
         return Problem(code=problem.code, message=said, path="name"), None
     field, rest = _split(problem, body)
     if field not in TEXTS:
@@ -150,16 +150,16 @@ def _form(
 
 def _fields(form: Form, place: Place | None) -> list[Markup]:
     asks = [
-        "What it asks whoever starts it, as JSON. An input ",
+        "The inputs to ask for at the start of a run, as JSON. An input ",
         code("env"),
-        " reaches every task as ",
+        " is available to every job as ",
         code("INPUT_ENV"),
-        ". Each may have a description, required, default, choices.",
+        ". Optional fields: description, required, default, choices.",
     ]
     return [
-        form.text("description", "Description", help="For people.", maxlength=1000, autocomplete="off"),
+        form.text("description", "Description", help="Shown to people.", maxlength=1000, autocomplete="off"),
         form.area("inputs", "Inputs", help=asks, place=place, rows=6),
-        form.area("plan", "Plan", help="What its runs do, as JSON: jobs with their work.", place=place, rows=20),
+        form.area("plan", "Plan", help="The jobs of its runs, as JSON.", place=place, rows=20),
     ]
 
 
@@ -169,9 +169,9 @@ def _meanwhile(theirs: Template) -> list[Markup]:
     return [
         p(f"{theirs.created_by} saved version {theirs.version} ", when(theirs.created_at), "."),
         p(
-            "What you typed is still below. ",
-            a(f"Look at version {theirs.version}", href=newer, target="_blank", rel="noopener"),
-            " in another tab; saving once more makes yours the newest.",
+            "Your input is still below. ",
+            a(f"Show version {theirs.version}", href=newer, target="_blank", rel="noopener"),
+            " in another tab. Saving again makes yours the newest version.",
         ),
     ]
 

@@ -34,7 +34,7 @@ async def listed(visit: Visit) -> Answer:
                 if lines
                 else nothing(
                     "There is no template yet.",
-                    ["A template is a plan to be used again. Write one here, or start a plan as it is: "],
+                    ["A template is a reusable plan. Create one here, or run a plan directly: "],
                     code("deltaci submit plan.json"),
                 ),
                 onward(visit, page.next),

@@ -33,7 +33,7 @@ def written(value: Any) -> str:
 def read(text: str) -> Any:
     """What the text says."""
     if not text.strip():
-        raise NotJson("there is nothing; expected JSON, at least {}", (1, 1))
+        raise NotJson("it is empty; expected JSON, at least {}", (1, 1))
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

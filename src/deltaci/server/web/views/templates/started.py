@@ -54,7 +54,7 @@ async def start(visit: Visit) -> Answer:
     answer = await started(visit, body)
     if isinstance(answer, Problem):
         return _form(visit, template, values, answer)
-    return Redirect(to=path("runs", answer.id), said="The run is started.")
+    return Redirect(to=path("runs", answer.id), said="The run was started.")
 
 
 def _given(template: Template, values: Mapping[str, str]) -> dict[str, str]:
@@ -74,11 +74,11 @@ def _form(visit: Visit, template: Template, values: Mapping[str, str], problem: 
     about = details(
         summary("Title, project, branch, labels"),
         div(
-            form.text("title", "Title", help="One line for people.", maxlength=200, autocomplete="off"),
-            form.text("project", "Project", help="What it belongs to.", autocomplete="off"),
-            form.text("branch", "Branch", help="The branch that it is about.", autocomplete="off"),
-            form.text("commit", "Commit", help="The commit that it is about.", autocomplete="off"),
-            form.text("labels", "Labels", help="To find it by; with spaces between them.", autocomplete="off"),
+            form.text("title", "Title", help="One line, shown in lists.", maxlength=200, autocomplete="off"),
+            form.text("project", "Project", help="The project the run belongs to.", autocomplete="off"),
+            form.text("branch", "Branch", help="The branch the run is for.", autocomplete="off"),
+            form.text("commit", "Commit", help="The commit the run is for.", autocomplete="off"),
+            form.text("labels", "Labels", help="Labels to find the run by, separated by spaces.", autocomplete="off"),
             class_="fields",
         ),
         open=is_open,
@@ -87,12 +87,12 @@ def _form(visit: Visit, template: Template, values: Mapping[str, str], problem: 
     return form.page(
         visit,
         f"Start {name}",
-        *(inputs or [p("This template asks nothing.", class_="quiet")]),
+        *(inputs or [p("This template has no inputs.", class_="quiet")]),
         about,
         under=[a(f"version {template.version}", href=path("templates", name)), template.description],
         here="/templates",
         to=path("templates", name, "start"),
-        submit="Start the run",
+        submit="Start run",
         back=path("templates", name),
         values={"once": once(visit, problem), "version": str(template.version)},
     )

@@ -88,8 +88,8 @@ def _actions(visit: Visit, template: Template, *, is_old: bool) -> list[Markup]:
         to=path("templates", name, "remove"),
         asks=join(
             [
-                p("Nobody starts runs from ", strong(name), " any more."),
-                p("What was started goes on, and its runs stay. A template saved later under its name counts on."),
+                p("No run can be started from ", strong(name), " any more."),
+                p("Existing runs continue. A template saved later under this name continues its version numbers."),
             ]
         ),
         is_dangerous=True,
@@ -109,13 +109,13 @@ def _under(template: Template, latest: int) -> Child:
 
 def _inputs(template: Template) -> Markup:
     if not template.inputs:
-        return card("Inputs", p("It asks nothing.", class_="quiet"))
+        return card("Inputs", p("This template has no inputs.", class_="quiet"))
     lines = [_input(name, rule) for name, rule in template.inputs.items()]
-    return card("Inputs", rows(("Input", "What it may be", "Otherwise"), lines, caption="What it asks"))
+    return card("Inputs", rows(("Input", "Allowed values", "Default"), lines, caption="Inputs of the template"))
 
 
 def _input(name: str, rule: InputRule) -> list[Child]:
-    otherwise: Child = "it must be given" if rule.required else code(rule.default) if rule.default else "empty"
+    otherwise: Child = "none: required" if rule.required else code(rule.default) if rule.default else "empty"
     return [
         [code(name, class_="name"), span(rule.description, class_="quiet") if rule.description else None],
         ", ".join(rule.choices) if rule.choices else span("any text", class_="quiet"),
@@ -129,24 +129,24 @@ def _jobs(template: Template) -> Markup:
     lines = [_job(job, needs) for job, needs in zip(jobs[:MAX_JOBS], needs_of(template.plan), strict=False)]
     return card(
         "Jobs",
-        rows(("Job", "Needs", "Runs on"), lines, caption="Its jobs"),
-        p(f"And {more:,} more; the plan has all of them.", class_="quiet") if more > 0 else None,
+        rows(("Job", "Needs", "Runs on"), lines, caption="Jobs of the template"),
+        p(f"And {more:,} more; the plan shows all of them.", class_="quiet") if more > 0 else None,
     )
 
 
 def _job(job: JobInput, needs: tuple[str, ...]) -> list[Child]:
     return [
         [span(job.name, class_="name"), span(job.kind, class_="quiet") if job.approval or not job.work else None],
-        ", ".join([*needs, *(f"{each} (over)" for each in job.after)]),
+        ", ".join([*needs, *(f"{each} (order only)" for each in job.after)]),
         ", ".join(job.runs_on),
     ]
 
 
 def _runs(name: str, runs: list[Run]) -> Markup:
     if not runs:
-        return nothing("Nothing was started from it yet.")
+        return nothing("No run was started from this template yet.")
     to = f"/runs?{urlencode({'template': name})}"
-    return join([p(a("All its runs", href=to)), table(runs, HEADINGS, caption="The newest runs")])
+    return join([p(a("All runs", href=to)), table(runs, HEADINGS, caption="Newest runs")])
 
 
 def _table(template: Template, versions: list[TemplateSummary], *, is_all: bool) -> Markup:
@@ -165,7 +165,7 @@ def _table(template: Template, versions: list[TemplateSummary], *, is_all: bool)
     return join(
         [
             rows(("Version", "Description", "Saved"), lines, caption="Versions"),
-            None if is_all else p("Only the oldest are shown.", class_="quiet"),
+            None if is_all else p("Only the oldest versions are shown.", class_="quiet"),
         ]
     )
 
@@ -173,7 +173,7 @@ def _table(template: Template, versions: list[TemplateSummary], *, is_all: bool)
 async def remove(visit: Visit) -> Answer:
     """Let nobody start runs from it any more."""
     gone = await visit.ask("removeTemplate", TemplateSummary, template=visit.params["template"])
-    return Redirect(to="/templates", said=f"The template {gone.name} is removed.")
+    return Redirect(to="/templates", said=f"The template {gone.name} was removed.")
 
 
 PAGES: Final = (

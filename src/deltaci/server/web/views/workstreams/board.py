@@ -57,13 +57,13 @@ class Column(msgspec.Struct, frozen=True):
 
 
 COLUMNS: Final = (
-    Column("planned", "its base and its branch are being found"),
+    Column("planned", "its base and branch are being resolved"),
     Column("ready", "no task has started yet"),
-    Column("executing", "its tasks run, in a tree of their own"),
+    Column("executing", "its tasks are running"),
     Column("validating", "in the merge queue"),
-    Column("completed", "the base has it", RECENT),
-    Column("failed", "a task, a rule or the merge said no", RECENT),
-    Column("cancelled", "somebody stopped it", RECENT),
+    Column("completed", "merged into the base", RECENT),
+    Column("failed", "a task, a validation rule or the merge failed", RECENT),
+    Column("cancelled", "somebody cancelled it", RECENT),
 )
 
 
@@ -194,7 +194,9 @@ def _failed(far: WorkstreamProgress) -> Markup:
     broken = far.failed_rule
     if broken is None:
         return span(task, far.problem or "failed", class_="clipped")
-    return span(task, f"{broken.rule}: found {broken.actual or 'nothing'}, wanted {broken.expected}", class_="clipped")
+    return span(
+        task, f"{broken.rule}: actual {broken.actual or 'nothing'}, expected {broken.expected}", class_="clipped"
+    )
 
 
 # -- all of one state
@@ -251,13 +253,13 @@ def _filters(visit: Visit, search_for: str, state: str) -> Markup:
 
 def _empty(visit: Visit, *, is_filtered: bool) -> Markup:
     if is_filtered:
-        return nothing("No workstream fits.", a("The whole board", href=HERE))
+        return nothing("No workstream matches.", a("The whole board", href=HERE))
     start: Child = join(["Start one: ", code("deltaci ws create FILE")])
     if visit.may("createWorkstream"):
         start = join([a("Start one", href=f"{HERE}/new"), ", or by ", code("deltaci ws create FILE"), "."])
     return nothing(
-        "There is no workstream yet. One is a line of work on a branch of its own: tasks, rules that must hold, and a "
-        "merge of exactly what was tested.",
+        "There is no workstream yet. A workstream runs tasks on its own branch, checks validation rules, and merges "
+        "exactly the tested commit.",
         start,
     )
 

@@ -99,9 +99,9 @@ async def created(visit: Visit) -> Answer:
         said = made.message
         if made.code == "request_id_reused":  # They came back, and changed it: that is another one.
             draft = msgspec.structs.replace(draft, key=new_key())
-            said = "This form has started a workstream already, with another text. Send it again to start one more."
+            said = "This form already started a workstream with a different text. Submit it again to start another one."
         return await _page(visit, draft, said=said, status=forms.REFUSED)
-    return Redirect(to=path("workstreams", made.id), said=f"{name_of(made)} is started.")
+    return Redirect(to=path("workstreams", made.id), said=f"{name_of(made)} was started.")
 
 
 async def _page(
@@ -110,7 +110,7 @@ async def _page(
     head = top("New workstream", a("The board", href=HERE, class_="button"))
     if not visit.may("createWorkstream"):
         body = nothing(
-            "To start a workstream needs the scope run, which your key does not have.",
+            "Starting a workstream needs the scope run, which your key does not have.",
             "Ask an administrator for a key with it.",
         )
     else:
@@ -132,14 +132,14 @@ def _no_project(visit: Visit) -> Markup:
     add: Child = join(["Add one: ", code("deltaci project add NAME URL")])
     if visit.may("saveProject"):
         add = join([a("Add one", href="/projects"), ", or by ", code("deltaci project add NAME URL"), "."])
-    return nothing("There is no project yet, and a workstream works on the repository of one.", add)
+    return nothing("There is no project yet. A workstream works on the repository of a project.", add)
 
 
 def _form(visit: Visit, draft: Draft, projects: Sequence[str], problems: Sequence[Problem], said: str) -> Markup:
     is_only = len(projects) == 1
     known = list(projects) if draft.project in ("", *projects) else [*projects, draft.project]
     choices = [
-        option(f"{projects[0]}, or as the file says" if is_only else "as the file says", value=""),
+        option(f"{projects[0]}, or as in the file" if is_only else "as in the file", value=""),
         *(option(name, value=name, selected=name == draft.project) for name in known),
     ]
     text = textarea(
@@ -158,14 +158,14 @@ def _form(visit: Visit, draft: Draft, projects: Sequence[str], problems: Sequenc
         hidden(visit, draft=draft.key),
         p(said, class_="said bad", role="alert") if said else None,
         _problems(problems, draft.text) if problems else None,
-        field("file", "Workstream file", text, help="YAML: tasks, rules that must hold, and how it is merged."),
+        field("file", "Workstream file", text, help="YAML: tasks, validation rules, and the merge method."),
         div(
             field("project", "Project", select(*choices, id="project", name="project")),
             field(
                 "base",
                 "Base",
                 input_(id="base", name="base", value=draft.base, autocomplete="off", aria_describedby="base-help"),
-                help="the branch to begin at and merge to; empty: as the file says, or the default one",
+                help="the branch to start from and merge into; empty: as in the file, or the default branch",
             ),
             class_="ws-choices",
         ),
@@ -188,7 +188,7 @@ def _problems(problems: Sequence[Problem], text: str) -> Markup:
     return div(
         h2(f"{many(len(problems), 'problem')}; nothing was started"),
         ol(*(_told(each, lines) for each in problems[:MAX_SHOWN])),
-        p(f"And {left} more, when these are gone.") if left > 0 else None,
+        p(f"And {left} moreafter these.") if left > 0 else None,
         id="problems",
         class_="ws-problems",
         role="alert",

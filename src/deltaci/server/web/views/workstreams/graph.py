@@ -27,7 +27,7 @@ def graph(tasks: Sequence[WorkstreamTask]) -> Markup:
         width=width,
         height=height,
         role="group",
-        aria_label="Tasks, each after what it needs",
+        aria_label="Tasks, each after its dependencies",
     )
     return div(picture, class_="ws-graph", id="graph")
 

@@ -51,10 +51,10 @@ def rule(broken: FailedRule) -> Markup:
     return div(
         strong(broken.rule),
         dl(
-            dt("found"),
+            dt("actual"),
             dd(broken.actual or "nothing"),
-            dt("wanted"),
-            dd(broken.expected or "that it holds"),
+            dt("expected"),
+            dd(broken.expected or "to hold"),
             class_="facts",
         ),
         class_="rule",

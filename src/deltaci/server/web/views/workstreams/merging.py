@@ -31,11 +31,11 @@ from deltaci.server.web.views.workstreams.look import HERE, QUEUES, STYLES, comm
 from deltaci.server.web.views.workstreams.one import DOING, queue_id
 
 MAX_LOOKED_UP: Final = 24  # Of those who left a queue in which a split still matters.
-HEADINGS: Final = ("Workstream", "Method", "Batch", "Since", "Commit", "What keeps it")
+HEADINGS: Final = ("Workstream", "Method", "Batch", "Since", "Commit", "Waiting for")
 HELP: Final = (
-    "A base only ever gets what was tested as a whole: those who wait are put together to batches, each batch is "
-    "tested as if the ones before it were merged already, and the base moves to exactly the commit that was tested; "
-    "a bad batch is split until the one is found that is bad alone."
+    "A base receives only commits that were tested as a whole. Waiting workstreams are grouped into batches; each "
+    "batch is tested on top of the batches before it, and the base moves to exactly the tested commit. "
+    "A failing batch is split until the failing workstream is found."
 )
 
 
@@ -90,8 +90,8 @@ async def _look_up(visit: Visit, id: str) -> Named:
 def _empty(project: str) -> Markup:
     where = f" in {project}" if project else ""
     return nothing(
-        f"Nothing waits to be merged{where}.",
-        join(["A workstream comes here when its tasks are completed: ", a("the board", href=HERE), "."]),
+        f"No workstream waits to be merged{where}.",
+        join(["A workstream enters the merge queue when its tasks are completed: ", a("the board", href=HERE), "."]),
         a("All merge queues", href=QUEUES) if project else None,
     )
 
@@ -113,7 +113,7 @@ def _queue(queue: MergeQueue, names: Names) -> Markup:
         rows(
             HEADINGS,
             [_entry(each) for each in queue.entries],
-            caption=f"The line before {queue.base} of {queue.project}",
+            caption=f"The merge queue for {queue.base} of {queue.project}",
             keys=[f"entry-{each.id}" for each in queue.entries],
         ),
         id=id,
@@ -125,7 +125,7 @@ def _queue(queue: MergeQueue, names: Names) -> Markup:
 def _problem(problem: str, of: MergeQueue | MergeBatch | QueuedMerge) -> Markup | None:
     if not problem:
         return None
-    again = join([" It is tried again ", when(of.not_before), "."]) if of.not_before is not None else None
+    again = join([" Next attempt ", when(of.not_before), "."]) if of.not_before is not None else None
     return p(said_of(problem), again, class_="held-ink said-of")
 
 
@@ -136,11 +136,15 @@ def _chain(queue: MergeQueue, names: Names) -> Markup:
     start = queue.batches[0].base_commit if queue.batches else ""
     free = [each for each in queue.entries if not each.batch]
     return ol(
-        li(h3(queue.base), p("as it is", ": ", commit(start)) if start else p("as it is"), class_="link base"),
+        li(
+            h3(queue.base),
+            p("current commit", ": ", commit(start)) if start else p("current commit"),
+            class_="link base",
+        ),
         *(_batch(each, at, queue, names) for at, each in enumerate(queue.batches)),
         li(h3("Next"), p(many(len(free), "workstream"), " without a batch yet"), class_="link next") if free else None,
         class_="chain",
-        aria_label="Batches that are tested, each on top of the one before",
+        aria_label="Batches under test, each on top of the previous one",
     )
 
 
@@ -150,7 +154,7 @@ def _batch(batch: MergeBatch, at: int, queue: MergeQueue, names: Names) -> Marku
     return li(
         div(h3(f"Batch {batch.number}"), badge(batch.doing), verdict, class_="actions"),
         p(DOING.get(batch.doing, batch.doing), class_="quiet"),
-        p(below, ", by ", batch.method, [": ", commit(batch.commit)] if batch.commit else None, class_="quiet"),
+        p(below, ", method ", batch.method, [": ", commit(batch.commit)] if batch.commit else None, class_="quiet"),
         _members(batch.members, names),
         p(
             "Tested by ",
@@ -179,7 +183,7 @@ def _splits(queue: MergeQueue, names: Names) -> Markup | None:
     if not queue.splits:
         return None
     return div(
-        h3("Looking for the one that is bad"),
+        h3("Looking for the failing workstream"),
         ol(*(_split(each, names) for each in queue.splits), class_="splits"),
         class_="bisecting",
     )
@@ -187,7 +191,7 @@ def _splits(queue: MergeQueue, names: Names) -> Markup | None:
 
 def _split(split: MergeSplit, names: Names) -> Markup:
     return li(
-        p(badge("bad"), f" Batch {split.number} was bad, and was split in two."),
+        p(badge("bad"), f" Batch {split.number} failed and was split in two."),
         p(said_of(split.problem), class_="said-of quiet") if split.problem else None,
         div(
             div(h3("First half"), _members(split.first, names), class_="half"),

@@ -49,17 +49,17 @@ from deltaci.server.web.views.workstreams.look import (
 )
 
 MAX_TASKS: Final = 200  # On one page.
-HEADINGS: Final = ("Task", "State", "Tries", "Worker", "Took", "Added", "What there is to say")
+HEADINGS: Final = ("Task", "State", "Attempts", "Worker", "Took", "Added", "Details")
 METHODS: Final = {
-    "merge": "one merge commit for all that are tested together",
-    "squash": "one commit with all of its changes",
+    "merge": "one merge commit for all workstreams of a batch",
+    "squash": "one commit with all changes of the workstream",
     "fast-forward": "its own commits, on top of the base",
-    "none": "it is not merged: its branch is kept, for people",
+    "none": "not merged: the branch is kept for manual use",
 }
 DOING: Final = {
-    "building": "its commits are being made, on top of the base and of the batches before",
-    "testing": "its rules are being looked at, on exactly the commits that the base would get",
-    "waiting": "its test is over; it waits for the batches before it",
+    "building": "its commits are being built on top of the base and earlier batches",
+    "testing": "its validation rules run on exactly the commits that the base would receive",
+    "waiting": "its test is complete; it waits for earlier batches",
     "landing": "the base is being moved to the commit that was tested",
 }
 
@@ -99,10 +99,10 @@ async def _titles(visit: Visit, stream: Workstream) -> dict[str, str]:
 
 
 def _actions(visit: Visit, stream: Workstream) -> list[Markup]:
-    shown = [a("As a run", href=path("runs", stream.id), class_="button")]
+    shown = [a("Show as run", href=path("runs", stream.id), class_="button")]
     if runs.MACHINE.changes(stream.run_state, runs.Cancel):
         asks = p(
-            "Its tasks are stopped, it leaves the merge queue, and its tree is removed. What is merged stays merged."
+            "Its tasks are stopped, it leaves the merge queue, and its worktree is removed. Merged changes stay merged."
         )
         to = path("workstreams", stream.id, "cancel")
         shown.append(
@@ -123,12 +123,12 @@ def _actions(visit: Visit, stream: Workstream) -> list[Markup]:
 def _about(stream: Workstream) -> Child:
     return [
         span(badge(stream.state, stream.run_state), id="ws-state", role="status"),
-        span("by its tasks alone: ", stream.derived_state) if stream.derived_state != stream.state else None,
+        span("derived from its tasks: ", stream.derived_state) if stream.derived_state != stream.state else None,
         span(to_base(stream)),
         span("by ", stream.created_by) if stream.created_by else None,
         span("created ", when(stream.created_at)),
         span("took ", lasted(stream.started_at, stream.ended_at)) if stream.started_at else None,
-        span("because of ", words(stream.reason)) if stream.reason else None,
+        span("reason: ", words(stream.reason)) if stream.reason else None,
         code(stream.id),
     ]
 
@@ -141,7 +141,7 @@ def _why(why: Explanation, stream: Workstream) -> Markup:
         ul(*(li(each) for each in more)) if more else None,
         p("It is the ", _place(stream), ".") if stream.merge.position else None,
         details(
-            summary(f"What led here ({len(why.history)})"),
+            summary(f"History ({len(why.history)})"),
             ol(*(li(each.text, " ", when(each.at) if each.at else None) for each in why.history), class_="history"),
             id="history",
         )
@@ -190,7 +190,7 @@ def _task(stream: Workstream, task: WorkstreamTask) -> list[Child]:
 
 
 def _tree(task: WorkstreamTask) -> str:
-    return "a tree of its own" if task.worktree == "own" else ""
+    return "its own worktree" if task.worktree == "own" else ""
 
 
 def _added(task: WorkstreamTask) -> Child:
@@ -206,13 +206,13 @@ def _note(task: WorkstreamTask) -> Child:
     said: list[Child] = [
         div("needs ", listed(task.needs), class_="quiet") if task.needs else None,
         div("waits for ", listed(task.waits_for)) if task.waits_for and task.started_at is None else None,
-        div("is tried again ", when(task.next_run_at)) if task.next_run_at is not None else None,
+        div("next attempt ", when(task.next_run_at)) if task.next_run_at is not None else None,
         div(words(task.reason), class_="quiet") if task.reason and error is None else None,
         rules(task.failed_rules),
         div(error.message or error.line or error.code, class_="bad-ink said-of")
         if error is not None and not task.failed_rules
         else None,
-        div("its tree: ", code(task.worktree_path), class_="quiet")
+        div("worktree: ", code(task.worktree_path), class_="quiet")
         if task.worktree_path and task.worktree == "own"
         else None,
     ]
@@ -248,7 +248,7 @@ def _merge(stream: Workstream, others: dict[str, str]) -> Markup:
 
 
 def _place(stream: Workstream) -> Markup:
-    ahead = f"behind {many(stream.merge.ahead, 'other')}" if stream.merge.ahead else "with nobody before it"
+    ahead = f"behind {many(stream.merge.ahead, 'other')}" if stream.merge.ahead else "with nothing before it"
     text = f"{nth(stream.merge.position)} in the merge queue of {stream.base}"
     return join([a(text, href=f"{QUEUES}#{queue_id(stream.project, stream.base)}"), f", {ahead}"])
 
@@ -267,10 +267,10 @@ def queue_id(project: str, base: str) -> str:
 def _branch(stream: Workstream) -> Markup:
     facts: list[tuple[str, Child]] = [
         ("name", stream.name),
-        ("its branch", code(stream.branch) if stream.branch else "not made yet"),
-        ("where it is", commit(stream.tip) if stream.tip else "–"),
+        ("branch", code(stream.branch) if stream.branch else "not made yet"),
+        ("current commit", commit(stream.tip) if stream.tip else "–"),
         ("base", [code(stream.base), " at ", commit(stream.base_commit)] if stream.base_commit else stream.base or "–"),
-        ("worktree", code(stream.worktree_path) if stream.worktree_path else "none, or not any more"),
+        ("worktree", code(stream.worktree_path) if stream.worktree_path else "none, or already removed"),
     ]
     return card("Branch", dl(*(join([dt(name), dd(value)]) for name, value in facts), class_="facts"))
 
@@ -283,7 +283,7 @@ async def cancel(visit: Visit) -> Answer:
     id = visit.params["workstream"]
     reason = visit.field("reason").strip()
     stopped = await visit.ask("cancelWorkstream", Workstream, body={"reason": reason} if reason else {}, workstream=id)
-    return Redirect(to=path("workstreams", id), said=f"{name_of(stopped)} is being stopped.")
+    return Redirect(to=path("workstreams", id), said=f"{name_of(stopped)} is being canceled.")
 
 
 PAGES: Final = (
