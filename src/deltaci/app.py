@@ -20,14 +20,14 @@ from typing import Any, Final, Literal, Self
 import uvicorn
 
 from deltaci.api.routes import ROOT as API_ROOT
-from deltaci.controllers.flaky import FlakyTests
-from deltaci.controllers.reporter import Reporter
-from deltaci.controllers.repositories import Repositories
-from deltaci.controllers.statuses import Forges
-from deltaci.controllers.transitions import LiveTransitions
-from deltaci.controllers.workstreams.context import Desk
-from deltaci.controllers.workstreams.controller import Streams
-from deltaci.controllers.workstreams.records import Workstreams
+from deltaci.controllers.flaky import FlakyTestTracker
+from deltaci.controllers.reporter import RunReporter
+from deltaci.controllers.repositories import RepositoryController
+from deltaci.controllers.statuses import ForgeAccess
+from deltaci.controllers.transitions import TransitionWriter
+from deltaci.controllers.workstreams.context import WorkstreamContext
+from deltaci.controllers.workstreams.controller import WorkstreamController
+from deltaci.controllers.workstreams.records import WorkstreamRecords
 from deltaci.core import lease
 from deltaci.core.errors import InvariantBroken
 from deltaci.core.failures import FailureRule
@@ -69,8 +69,8 @@ from deltaci.server.tenants import Tenants
 from deltaci.server.test_reports import TestReports
 from deltaci.server.web.app import WebApp
 from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
-from deltaci.server.web.auth.revoked_sessions import Endings
-from deltaci.server.web.auth.sessions import Sessions
+from deltaci.server.web.auth.revoked_sessions import RevokedSessions
+from deltaci.server.web.auth.sessions import SessionManager
 from deltaci.server.webhooks import ROOT as HOOKS_ROOT
 from deltaci.server.webhooks import WebhookApp
 from deltaci.storage.blobs.logs import LogStore
@@ -151,7 +151,7 @@ class Server:
         self.secrets = Secrets(self.blobs, self.key)
         self.tenants = Tenants(store, self.blobs, time.monotonic)
         self.failure_rules = FailureRules(store, time.monotonic, failure_rules)
-        self.flaky = FlakyTests(store)
+        self.flaky = FlakyTestTracker(store)
         self.fleet = Fleet(store, self.engine, health)
         self.incarnations = Incarnations(store)
         self.message_handlers = MessageHandlers(
@@ -170,7 +170,7 @@ class Server:
                 self, nats, url_policy, allowed_forges, public_url, sign_in, has_transitions=has_transitions
             )
         plane = self._control_plane
-        self.reporter = Reporter(store, self.engine, plane.forges if plane is not None else None)
+        self.reporter = RunReporter(store, self.engine, plane.forges if plane is not None else None)
         self._uploads = UploadHandlers(
             self.message_handlers, self.blobs, self.secrets, folder / "incoming", quota=self.tenants
         )
@@ -271,11 +271,11 @@ class ControlPlane:
             server.control.subscribe(self._dispatcher.on_cancel)
         self._disk = DiskThreads("api")
         self.streams = EventStreams(store)
-        self.repositories = Repositories(store, server.engine, folder, read_secret, url_policy)
+        self.repositories = RepositoryController(store, server.engine, folder, read_secret, url_policy)
         projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
         client = ForgeHttpClient(allowed_forges)
-        self.forges = Forges(projects, client, ReportBuilder(store, server.logs, public_url))
-        self.transitions = LiveTransitions(store, folder) if has_transitions else None
+        self.forges = ForgeAccess(projects, client, ReportBuilder(store, server.logs, public_url))
+        self.transitions = TransitionWriter(store, folder) if has_transitions else None
         self.workstreams = self._create_workstreams(server, ForgeLanding(projects, client, PushLanding()))
         self.worktrees = WorktreeHandlers(
             server.message_handlers,
@@ -291,8 +291,8 @@ class ControlPlane:
         self.web = self._create_web(server, parts, public_url, sign_in)
         self._hooks = WebhookApp(store, projects, self.repositories.changes)
 
-    def _create_workstreams(self, server: Server, landing: Landing) -> Streams:
-        context = Desk(
+    def _create_workstreams(self, server: Server, landing: Landing) -> WorkstreamController:
+        context = WorkstreamContext(
             store=server.store,
             engine=server.engine,
             projects=self.repositories.projects,
@@ -300,9 +300,9 @@ class ControlPlane:
             blobs=server.blobs,
             logs=server.logs,
             folder=server.folder,
-            records=Workstreams(server.store),
+            records=WorkstreamRecords(server.store),
         )
-        return Streams(context, self.repositories.owner, landing)
+        return WorkstreamController(context, self.repositories.owner, landing)
 
     def _create_parts(self, server: Server) -> AppState:
         return AppState(
@@ -326,9 +326,9 @@ class ControlPlane:
         )
 
     def _create_web(self, server: Server, parts: AppState, public_url: str, sign_in: OidcSignIn | None) -> WebApp:
-        revoked = Endings(server.store, server.signer.now, time.monotonic)
+        revoked = RevokedSessions(server.store, server.signer.now, time.monotonic)
         grants = sign_in.grants if sign_in is not None else None
-        sessions = Sessions(server.key, parts.keys, server.signer.now, revoked, grants)
+        sessions = SessionManager(server.key, parts.keys, server.signer.now, revoked, grants)
         return WebApp(parts, self.api, sessions, public_url, sign_in)
 
     def subscribe(self, follower: Follower) -> None:

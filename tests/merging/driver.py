@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.controllers.merge_queue.records import Entry, Outcome
+from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome
 from deltaci.controllers.projects import Project
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
@@ -156,7 +156,7 @@ class Life(Site):
             assert found.setdefault(told["id"], told) == told, "told two different things"
         return found
 
-    async def hear(self, outcome: Outcome) -> None:
+    async def hear(self, outcome: MergeOutcome) -> None:
         """Write it down."""
         told = {"id": outcome.id, "is_merged": outcome.is_merged, "commit": outcome.commit, "details": outcome.details}
         with self._file.open("a", encoding="utf-8") as file:
@@ -164,7 +164,7 @@ class Life(Site):
         self._killer.step("told")
 
 
-def entries_of(streams: Streams, story: str) -> list[Entry]:
+def entries_of(streams: Streams, story: str) -> list[MergeEntry]:
     """Who is merged: two that conflict while somebody pushes to the base, or a good and a bad one."""
     if story == "moving":
         files = [("one", "merge"), ("two", "squash")]
@@ -172,7 +172,7 @@ def entries_of(streams: Streams, story: str) -> list[Entry]:
     return [streams.made("one", {"one": "good\n"}), streams.made("bad", {"bad": "BAD\n"})]
 
 
-def prepare(folder: Path, story: str) -> list[Entry]:
+def prepare(folder: Path, story: str) -> list[MergeEntry]:
     """The repository as it is before all lives."""
     upstream = Upstream(folder / "upstream")
     entries = entries_of(Streams(upstream, folder / "bundles"), story)
@@ -191,7 +191,7 @@ def opened(folder: Path) -> Streams:
     return Streams(upstream, folder / "bundles")
 
 
-async def live(folder: Path, entries: Sequence[Entry], number: int, at: int) -> list[str]:
+async def live(folder: Path, entries: Sequence[MergeEntry], number: int, at: int) -> list[str]:
     """One life; its steps, if it comes to the end."""
     killer = Killer(at)
     clock = [START + number * LIFE_SECONDS * SECOND]
@@ -225,7 +225,7 @@ async def live(folder: Path, entries: Sequence[Entry], number: int, at: int) -> 
     return killer.steps
 
 
-def lived(folder: Path, entries: Sequence[Entry], number: int, at: int) -> list[str] | None:
+def lived(folder: Path, entries: Sequence[MergeEntry], number: int, at: int) -> list[str] | None:
     """One life in a process of its own; None: it was killed."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -270,7 +270,7 @@ def seen(folder: Path) -> str:
     return git(folder / "upstream" / "shop.git", "rev-parse", "main^{tree}")
 
 
-def play(template: Path, folder: Path, entries: Sequence[Entry], at: int) -> dict[str, Any]:
+def play(template: Path, folder: Path, entries: Sequence[MergeEntry], at: int) -> dict[str, Any]:
     """Killed once, at this step, and started again; what came of it."""
     shutil.copytree(template, folder, symlinks=True)
     steps = lived(folder, entries, 0, at)

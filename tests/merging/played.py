@@ -11,16 +11,16 @@ from random import Random
 from typing import Any
 
 from deltaci.controllers.merge_queue import state as lines
-from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome
-from deltaci.controllers.merge_queue.state import Batch, Built, Found, Limits, Line
+from deltaci.controllers.merge_queue.records import NONE, MergeEntry, MergeOutcome
+from deltaci.controllers.merge_queue.state import BatchLimits, BatchResult, BuildResult, MergeBatch, MergeQueueState
 from deltaci.core.instants import SECOND
 
 METHODS = ("merge", "squash", "fast-forward", NONE)
-LIMITS = Limits(batch=4, speculative=3)
+LIMITS = BatchLimits(batch=4, speculative=3)
 MAX_STEPS = 3000
 WHERE: dict[str, Any] = {"tenant": "t", "project": "p", "base": "main", "base_commit": "0"}
 
-Edit = Callable[[Line], Line]
+Edit = Callable[[MergeQueueState], MergeQueueState]
 
 
 def content(commit: str) -> list[str]:
@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, random: Random, count: int) -> None:
         self.random = random
-        self.line = Line(tenant="t", project="p", base="main")
+        self.line = MergeQueueState(tenant="t", project="p", base="main")
         self.base = "0"
         self.now = SECOND
         self.is_rough = True
@@ -46,10 +46,10 @@ class World:
         self.clashes = {pair for pair in pairs if random.random() < 0.03}  # Each is good, both together are not.
         self.seen = self.line  # By a server that reads seldom.
         self.edits: list[Edit] = []
-        self.runs: dict[str, Found | None] = {}
+        self.runs: dict[str, BatchResult | None] = {}
         self.gone: set[str] = set()
         self.disturbed: set[str] = set()  # They had trouble or a conflict: others may have overtaken them.
-        self.told: dict[str, Outcome] = {}
+        self.told: dict[str, MergeOutcome] = {}
         self.why: dict[str, str] = {}
         self.good: set[tuple[str, str]] = set()  # A commit, and a rule that was seen to hold of it.
 
@@ -73,7 +73,9 @@ class World:
         """Somebody comes, perhaps again."""
         if self.names and (self.random.random() < 0.9 or not self.line.places):
             name = self.names.pop(0)
-            entry = Entry(**WHERE, id=name, head=name, method=self.methods[name], title=name, rules=[{"run": name}])
+            entry = MergeEntry(
+                **WHERE, id=name, head=name, method=self.methods[name], title=name, rules=[{"run": name}]
+            )
         elif self.line.places:
             entry = self.random.choice(self.line.places).entry
         else:
@@ -111,9 +113,9 @@ class World:
                     found = self.result(batch)
                     self.edits.append(lambda line, run_id=run_id, found=found: lines.tested(line, run_id, found))  # type: ignore[misc]
 
-    def result(self, batch: Batch) -> Found:
+    def result(self, batch: MergeBatch) -> BatchResult:
         """What a test that works says."""
-        results: list[tuple[lines.Tested, str | None]] = []
+        results: list[tuple[lines.TestTarget, str | None]] = []
         for each in lines.tests_of(self.line, batch):
             wrong = [rule["run"] for rule in each.rules if not self.is_kept(rule["run"], each.commit)]
             self.good |= {(each.commit, rule["run"]) for rule in each.rules if rule["run"] not in wrong}
@@ -130,23 +132,23 @@ class World:
         if not steps:
             return
         match self.random.choice(steps) if self.is_rough else steps[0]:
-            case lines.Stop(run_id):
+            case lines.CancelTestRun(run_id):
                 self.edits.append(lambda line: lines.stopped(line, run_id))
-            case lines.Tell(outcome):
+            case lines.ReportOutcome(outcome):
                 assert self.told.setdefault(outcome.id, outcome) == outcome, "told two different things"
                 self.edits.append(lambda line: lines.told(line, outcome))
-            case lines.Form():
+            case lines.FormBatches():
                 now = self.now
                 self.edits.append(lambda line: lines.formed(line, now, LIMITS))
-            case lines.Build(number):
+            case lines.BuildBatch(number):
                 self.build(number)
-            case lines.Test(number):
+            case lines.TestBatch(number):
                 batch = self.seen.batch(number)
                 assert batch is not None
                 self.runs.setdefault(lines.run_of(self.seen, batch), None)
-            case lines.Judge(number):
+            case lines.HandleFailedBatch(number):
                 self.judge(number)
-            case lines.Land(number):
+            case lines.MergeTestedBatch(number):
                 self.land(number)
 
     def build(self, number: int) -> None:
@@ -159,7 +161,7 @@ class World:
             return
         start, before = (below[-1].top, below[-1].number) if below else (self.base, 0)
         top, members, commits = start, list[str](), list[str]()
-        failed, behind, troubled = list[Outcome](), list[tuple[str, int]](), list[tuple[str, str]]()
+        failed, behind, troubled = list[MergeOutcome](), list[tuple[str, int]](), list[tuple[str, str]]()
         for name in batch.members:
             if self.is_rough and self.random.random() < 0.05:
                 troubled.append((name, "cannot be had now"))
@@ -170,7 +172,7 @@ class World:
                 self.disturbed.add(name)
                 if self.is_conflict(name, self.base):
                     self.why[name] = "conflict"
-                    failed.append(Outcome(id=name, tenant="t", is_merged=False, details="conflict"))
+                    failed.append(MergeOutcome(id=name, tenant="t", is_merged=False, details="conflict"))
                 else:
                     behind.append((name, number if members else before))
             else:
@@ -179,7 +181,7 @@ class World:
                 commits.append(top)
         if batch.method == "merge":
             commits = [top] * len(commits)
-        made = Built(
+        made = BuildResult(
             base=self.base,
             start=start,
             members=tuple(members),

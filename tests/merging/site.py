@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.controllers.merge_queue.controller import MergeQueue
-from deltaci.controllers.merge_queue.records import Entry, Outcome, QueueView
-from deltaci.controllers.merge_queue.state import Limits
+from deltaci.controllers.merge_queue.controller import MergeQueueController
+from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome, QueueView
+from deltaci.controllers.merge_queue.state import BatchLimits
 from deltaci.controllers.projects import Project, Projects
 from deltaci.core import attempt
 from deltaci.core.events import worker_actor
@@ -41,7 +41,7 @@ class Streams:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def made(self, id: str, *changes: dict[str, str | None], at: str = "", **fields: Any) -> Entry:
+    def made(self, id: str, *changes: dict[str, str | None], at: str = "", **fields: Any) -> MergeEntry:
         """One with these commits, on the base as it is now, or on this commit."""
         start = at or git(self.upstream.bare, "rev-parse", "main")
         git(self.upstream.tree, "fetch", "-q", "origin", "main")
@@ -52,13 +52,13 @@ class Streams:
         if head != start:
             git(self.upstream.tree, "bundle", "create", "-q", str(self.file(id)), f"ws-{id}", f"^{start}")
         known = {"tenant": TENANT, "project": PROJECT, "base": "main", "method": "merge", "rules": [GOOD]}
-        return Entry(**{**known, "id": id, "head": head, "base_commit": start, "title": f"Work of {id}", **fields})
+        return MergeEntry(**{**known, "id": id, "head": head, "base_commit": start, "title": f"Work of {id}", **fields})
 
     def file(self, id: str) -> Path:
         """Its bundle."""
         return self.folder / f"{id}.bundle"
 
-    async def ensure(self, mirror: Mirror, entry: Entry) -> None:
+    async def ensure(self, mirror: Mirror, entry: MergeEntry) -> None:
         """Have its head in the mirror."""
         if await mirror.has_commit(entry.head):
             return
@@ -158,7 +158,7 @@ class Site:
         streams: Streams,
         *,
         owner: str = "one",
-        limits: Limits | None = None,
+        limits: BatchLimits | None = None,
         landing: Any = None,
     ) -> None:
         self.store = store
@@ -170,34 +170,34 @@ class Site:
         self.mirror = mirrors.for_project(self.project)
         self.builder = CommitBuilder(self.mirror)
         self.unwanted: set[str] = set()
-        self.told: dict[str, Outcome] = {}
-        self.queue = MergeQueue(
+        self.told: dict[str, MergeOutcome] = {}
+        self.queue = MergeQueueController(
             store, engine, self.projects, mirrors, self.ensure, self.is_wanted, landing, owner=owner, limits=limits
         )
         self.queue.tell(self.hear)
         self.tester = Tester(engine, self.mirror.folder, self.queue.bring)
 
-    async def ensure(self, entry: Entry) -> None:
+    async def ensure(self, entry: MergeEntry) -> None:
         """Have a head in the mirror."""
         await self.streams.ensure(self.mirror, entry)
 
-    async def is_wanted(self, entry: Entry) -> bool:
+    async def is_wanted(self, entry: MergeEntry) -> bool:
         """Whether nobody changed their mind."""
         return entry.id not in self.unwanted
 
-    async def hear(self, outcome: Outcome) -> None:
+    async def hear(self, outcome: MergeOutcome) -> None:
         """How it went; told again, it must be the same."""
         assert self.told.setdefault(outcome.id, outcome) == outcome
 
-    async def enter(self, *entries: Entry) -> None:
+    async def enter(self, *entries: MergeEntry) -> None:
         """All of them, in order."""
         for each in entries:
             await self.queue.enter(each)
 
     async def calm(self) -> None:
         """Until the queue can do nothing by itself."""
-        await self.queue.sweep()
-        await self.queue.hands.idle()
+        await self.queue.resync()
+        await self.queue.work_queue.join()
 
     async def settle(self) -> None:
         """Until nobody can do anything: neither the queue nor the runners."""

@@ -10,51 +10,51 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from deltaci.controllers.merge_queue import state as lines
-from deltaci.controllers.merge_queue.records import NONE, Entry
+from deltaci.controllers.merge_queue.records import NONE, MergeEntry
 from deltaci.controllers.merge_queue.serializers import shown
-from deltaci.controllers.merge_queue.state import Built, Found, Limits, Line
+from deltaci.controllers.merge_queue.state import BatchLimits, BatchResult, BuildResult, MergeQueueState
 from deltaci.core.instants import SECOND
 from deltaci.engine.requests import Overloaded
 from tests.merging.played import WHERE, World, content
 
 NOW = 10**9 * SECOND
-ONE = Limits(speculative=1)
+ONE = BatchLimits(speculative=1)
 
 
-def entry(id: str, method: str = "merge", *, labels: tuple[str, ...] = (), rules: int = 1) -> Entry:
+def entry(id: str, method: str = "merge", *, labels: tuple[str, ...] = (), rules: int = 1) -> MergeEntry:
     """Somebody who wants to be merged."""
     said = [{"run": f"{id} {number}"} for number in range(rules)]
-    return Entry(**WHERE, id=id, head=id, method=method, title=id, rules=said, labels=labels)
+    return MergeEntry(**WHERE, id=id, head=id, method=method, title=id, rules=said, labels=labels)
 
 
-def line_of(*entries: Entry) -> Line:
+def line_of(*entries: MergeEntry) -> MergeQueueState:
     """All of them, in order."""
-    line = Line(tenant="t", project="p", base="main")
+    line = MergeQueueState(tenant="t", project="p", base="main")
     for each in entries:
         line = lines.entered(line, each)
     return line
 
 
-def built(line: Line) -> Line:
+def built(line: MergeQueueState) -> MergeQueueState:
     """Its last batch, built without any trouble."""
     batch = line.batches[-1]
     start = line.batches[-2].top if len(line.batches) > 1 else "0"
     commits = [f"{start}+{'+'.join(batch.members[: n + 1])}" for n in range(len(batch.members))]
     if batch.method == "merge":
         commits = commits[-1:] * len(commits)
-    made = Built(base="0", start=start, members=batch.members, commits=tuple(commits))
+    made = BuildResult(base="0", start=start, members=batch.members, commits=tuple(commits))
     return lines.built(line, batch.number, made, NOW)
 
 
-def with_batch(line: Line, limits: Limits = ONE) -> Line:
+def with_batch(line: MergeQueueState, limits: BatchLimits = ONE) -> MergeQueueState:
     """One more batch, built."""
     return built(lines.formed(line, NOW, limits))
 
 
-def found_bad(line: Line, at: int = 0) -> Line:
+def found_bad(line: MergeQueueState, at: int = 0) -> MergeQueueState:
     """The first batch, tested and bad, and what follows from that."""
     batch = line.batches[0]
-    line = lines.tested(line, lines.run_of(line, batch), Found(False, at, "no good"))
+    line = lines.tested(line, lines.run_of(line, batch), BatchResult(False, at, "no good"))
     return lines.judged(line, batch.number)
 
 
@@ -121,7 +121,7 @@ def test_one_bad_of_eight_is_found_by_halves() -> None:
         if "5" in batch.members:
             line = found_bad(line)
         else:
-            line = lines.tested(line, lines.run_of(line, batch), Found(True))
+            line = lines.tested(line, lines.run_of(line, batch), BatchResult(True))
             line = lines.landed(lines.landing(line, batch.number), batch.number)
             landed += batch.members
         if not line.places:
@@ -147,7 +147,7 @@ def test_what_stands_on_a_bad_one_is_thrown_away_and_its_tests_are_stopped() -> 
     """It was tested with something that the base never gets."""
     line = line_of(entry("a"), entry("b", "squash"), entry("c"))
     for _ in range(3):
-        line = with_batch(line, Limits())
+        line = with_batch(line, BatchLimits())
     runs = [lines.run_of(line, each) for each in line.batches]
 
     line = found_bad(line)
@@ -161,7 +161,7 @@ def test_nobody_stands_on_one_that_is_only_tested() -> None:
     """So its end is no reason to test the others again."""
     line = line_of(entry("a", NONE), entry("b"))
     for _ in range(2):
-        line = with_batch(line, Limits())
+        line = with_batch(line, BatchLimits())
     kept = line.batches[1]
 
     assert kept.start == "0"
@@ -177,7 +177,7 @@ def test_a_lost_test_puts_nobody_out_and_is_made_again_later_and_later() -> None
         runs.add(run_id)
         line = lines.lost(line, run_id, "the runner died", NOW)
         assert lines.lost(line, run_id, "the runner died", NOW) == line  # Said twice, it counts once.
-        assert not any(isinstance(each, lines.Test) for each in lines.steps(line, NOW, ONE))
+        assert not any(isinstance(each, lines.TestBatch) for each in lines.steps(line, NOW, ONE))
         at = lines.next_at(line, NOW)
         assert at is not None
         waits.append((at - NOW) // SECOND)
@@ -189,20 +189,20 @@ def test_a_lost_test_puts_nobody_out_and_is_made_again_later_and_later() -> None
 
 def test_who_conflicts_with_a_batch_waits_for_its_end() -> None:
     """Tried before, it would only conflict again."""
-    line = lines.formed(line_of(entry("a"), entry("b"), entry("c", "squash")), NOW, Limits())
+    line = lines.formed(line_of(entry("a"), entry("b"), entry("c", "squash")), NOW, BatchLimits())
     number = line.batches[0].number
-    made = Built(base="0", start="0", members=("a",), commits=("0+a",), behind=(("b", number),))
-    line = with_batch(lines.built(line, number, made, NOW), Limits())
+    made = BuildResult(base="0", start="0", members=("a",), commits=("0+a",), behind=(("b", number),))
+    line = with_batch(lines.built(line, number, made, NOW), BatchLimits())
 
     assert [each.members for each in line.batches] == [("a",), ("c",)]
-    line = lines.formed(lines.moved(line, number), NOW, Limits())
+    line = lines.formed(lines.moved(line, number), NOW, BatchLimits())
     assert [each.members for each in line.batches] == [("a", "b")]
 
 
 def test_who_is_about_to_land_cannot_go_any_more() -> None:
     """The push may be under way."""
     line = with_batch(line_of(entry("a"), entry("b")))
-    line = lines.tested(line, lines.run_of(line, line.batches[0]), Found(True))
+    line = lines.tested(line, lines.run_of(line, line.batches[0]), BatchResult(True))
 
     assert lines.without(line, ["a"]).batches == ()
     line = lines.landing(line, line.batches[0].number)
@@ -214,8 +214,8 @@ def test_without_rules_there_is_nothing_to_test() -> None:
     own = [{"within": ["src/**"]}, {"mergeable": True}]
     line = with_batch(line_of(replace(entry("a"), rules=own)))
 
-    assert line.batches[0].found == Found(True)
-    assert lines.steps(line, NOW, ONE) == [lines.Land(line.batches[0].number)]
+    assert line.batches[0].found == BatchResult(True)
+    assert lines.steps(line, NOW, ONE) == [lines.MergeTestedBatch(line.batches[0].number)]
 
 
 @pytest.mark.parametrize("method", ["merge", "squash", "fast-forward"])

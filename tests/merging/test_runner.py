@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.app import HttpListener, Server, registration_token
-from deltaci.controllers.merge_queue.controller import MergeQueue
-from deltaci.controllers.merge_queue.records import Entry, Outcome
+from deltaci.controllers.merge_queue.controller import MergeQueueController
+from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome
 from deltaci.controllers.projects import Project
 from deltaci.engine import feed
 from deltaci.storage.sqlite import SqliteStore
@@ -68,18 +68,18 @@ async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) ->
     upstream.switch("main", upstream.first)
     upstream.push({"newer": "1\n"})
     async with served(tmp_path / "server") as service:
-        told: dict[str, Outcome] = {}
+        told: dict[str, MergeOutcome] = {}
         is_over = asyncio.Event()
 
-        async def hear(outcome: Outcome) -> None:
+        async def hear(outcome: MergeOutcome) -> None:
             told[outcome.id] = outcome
             if len(told) == len(entries):
                 is_over.set()
 
-        async def ensure(entry: Entry) -> None:
+        async def ensure(entry: MergeEntry) -> None:
             await streams.ensure(mirror, entry)
 
-        async def is_wanted(_entry: Entry) -> bool:
+        async def is_wanted(_entry: MergeEntry) -> bool:
             return True
 
         await service.control_plane.workstreams.stop()  # Its own queue would look after the same line.
@@ -87,7 +87,7 @@ async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) ->
         project = Project(name=PROJECT, tenant=TENANT, url=upstream.url, default_branch="main")
         await parts.projects.put(project)
         mirror = parts.mirrors.for_project(project)
-        queue = MergeQueue(service.store, service.engine, parts.projects, parts.mirrors, ensure, is_wanted)
+        queue = MergeQueueController(service.store, service.engine, parts.projects, parts.mirrors, ensure, is_wanted)
         queue.tell(hear)
 
         async def follow(after: int) -> None:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from deltaci.controllers.merge_queue import controller as queues
-from deltaci.controllers.merge_queue.records import Outcome
+from deltaci.controllers.merge_queue.records import MergeOutcome
 from deltaci.controllers.projects import Project
 from deltaci.core import run
 from deltaci.core.errors import Refused
@@ -190,7 +190,7 @@ async def test_who_does_not_hear_is_told_again(site: Opened, streams: Streams, m
     heard: list[str] = []
     deaf = [True]
 
-    async def hear(outcome: Outcome) -> None:
+    async def hear(outcome: MergeOutcome) -> None:
         heard.append(outcome.id)
         if deaf[0]:
             raise RuntimeError("not now")
@@ -223,7 +223,7 @@ async def test_one_whose_commits_cannot_be_had_does_not_hold_up_the_others(
         await here.settle()
         assert here.merged() == {"v"}
         [waiting] = (await here.view()).entries
-        assert (waiting.id, waiting.tries > 0, "cannot be had" in waiting.problem) == ("w", True, True)
+        assert (waiting.id, waiting.tries > 0, "cannot fetch" in waiting.problem) == ("w", True, True)
         away.rename(streams.file("w"))
         await later(here, place, 1000)
         await here.settle()
@@ -281,7 +281,7 @@ async def test_a_project_that_is_no_more_merges_nobody(site: Opened, streams: St
         here.queue.start()
         await here.calm()
 
-        assert "'shop' is not there any more" in here.told["w"].details
+        assert "'shop' no longer exists" in here.told["w"].details
         assert await here.store.list_documents(queues.KIND, ALL_TENANTS) == []
 
 
@@ -308,7 +308,7 @@ async def test_a_test_run_that_ends_wakes_the_queue(site: Opened, streams: Strea
         await follower.start()
         heard = asyncio.Event()
 
-        async def hear(_outcome: Outcome) -> None:
+        async def hear(_outcome: MergeOutcome) -> None:
             heard.set()
 
         here.queue.tell(hear)

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from deltaci.controllers import transitions
-from deltaci.controllers.transitions import LiveTransitions
+from deltaci.controllers.transitions import TransitionWriter
 from deltaci.core import run
 from deltaci.core.decide import StartRun
 from deltaci.core.job import JobSpec
@@ -34,7 +34,7 @@ async def commit_runs(engine: Engine, count: int = 0) -> None:
 
 async def write(store: Store, folder: Path, count: int = 0) -> None:
     """Commit and write, as a server does."""
-    engine, follower, live = Engine(store), Follower(store), LiveTransitions(store, folder)
+    engine, follower, live = Engine(store), Follower(store), TransitionWriter(store, folder)
     follower.subscribe(live.on_events)
     await store.open()
     await engine.start()

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from deltaci.controllers.merge_queue.records import Entry
-from deltaci.controllers.workstreams.records import Joined, Workstream
+from deltaci.controllers.merge_queue.records import MergeEntry
+from deltaci.controllers.workstreams.records import IntegratedTask, Workstream
 from deltaci.core import job, run
 from deltaci.core.attempt import Verdict
 from deltaci.core.job import JobSpec
@@ -63,7 +63,7 @@ def stream(**fields: Any) -> Workstream:
 
 def merged() -> Workstream:
     """The same, once its base has it."""
-    joined = Joined(task="code", attempt_id=f"{ID}/code.1", bundle="b", start=BASE, head=HEAD, tip=HEAD)
+    joined = IntegratedTask(task="code", attempt_id=f"{ID}/code.1", bundle="b", start=BASE, head=HEAD, tip=HEAD)
     return stream(joined=(joined,), merged_as=MERGED)
 
 
@@ -73,9 +73,9 @@ def specs() -> tuple[JobSpec, ...]:
     return compile_jobs(asked, id=ID, source=Source(url="https://example.org/shop.git", commit=BASE), branch="ws/login")
 
 
-def entry(of: Workstream) -> Entry:
+def entry(of: Workstream) -> MergeEntry:
     """What the merge queue is told of it."""
-    return Entry(
+    return MergeEntry(
         id=of.id,
         tenant=of.tenant,
         project=of.project,

@@ -13,7 +13,7 @@ import pytest
 
 from deltaci.audit.verify import verify
 from deltaci.controllers.workstreams import files
-from deltaci.controllers.workstreams.archive import NotOver, archive, place
+from deltaci.controllers.workstreams.archive import NotEndedError, archive, place
 from deltaci.storage.blobs.logs import LogStore
 from tests.contract.places import on_loop
 from tests.lab import Lab
@@ -57,7 +57,7 @@ def read(folder: Path, name: str) -> Any:
 async def test_one_that_goes_on_is_not_archived(tmp_path: Path) -> None:
     """Nothing is put aside that can still change."""
     lab = begun()
-    with pytest.raises(NotOver):
+    with pytest.raises(NotEndedError):
         await archive(await stored(lab), LogStore(tmp_path / "logs"), stream(), tmp_path)
 
     assert not place(tmp_path, ID).exists()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deltaci.controllers.workstreams import files
-from deltaci.controllers.workstreams.metrics import Gauge, Meters, metrics
+from deltaci.controllers.workstreams.metrics import WorkstreamTimes, WorkstreamTimesCache, metrics
 from deltaci.core import job, run
 from tests.contract.places import on_loop
 from tests.records.streams import BASE, HEAD, ID, begun, completed, entry, merged, specs, stored, stream, work
@@ -78,7 +78,7 @@ async def test_metrics_say_how_long_each_task_was_what(tmp_path: Path) -> None:
     lab.fail(lab.after(2).claim(lab.attempt("code", run_id=ID)))
     store = await stored(lab)
 
-    meters = Meters(store)
+    meters = WorkstreamTimesCache(store)
     records = [lab.job(name, ID) for name in ("schema", "code", "docs", "test")]
     files.executing(tmp_path, stream(), lab.run(ID), records, await meters.read(ID))
 
@@ -105,7 +105,7 @@ def test_metrics_of_all_of_it_are_the_same_however_often_they_are_counted() -> N
     """Whoever hears an event again counts it once, and the time ends with the workstream."""
     lab = completed()
     records = [lab.job(name, ID) for name in ("schema", "code", "docs", "test")]
-    whole, pieces = Gauge(), Gauge()
+    whole, pieces = WorkstreamTimes(), WorkstreamTimes()
 
     whole.count(lab.log)
     for at in range(0, len(lab.log), 3):

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from deltaci.audit.verify import verify
-from deltaci.controllers.journal import FILE, SNAPSHOT, Gap, Journal, Taken
+from deltaci.controllers.journal import FILE, SNAPSHOT, FileLockedError, MissingEventsError, TransitionJournal
 from deltaci.core.events import Event
 from tests.histories import History
 from tests.records.logs import checked, one_run, whole
@@ -16,7 +16,7 @@ from tests.records.logs import checked, one_run, whole
 
 def go_on(folder: Path, events: list[Event]) -> bytes:
     """Somebody opens the file and writes what is missing."""
-    journal = Journal(folder)
+    journal = TransitionJournal(folder)
     try:
         found = journal.open()
         assert found.is_ours
@@ -28,10 +28,10 @@ def go_on(folder: Path, events: list[Event]) -> bytes:
 
 def test_a_second_writer_of_the_same_file_is_sent_away(tmp_path: Path) -> None:
     """Two servers over one folder would write everything twice."""
-    first, second = Journal(tmp_path), Journal(tmp_path)
+    first, second = TransitionJournal(tmp_path), TransitionJournal(tmp_path)
     first.open()
 
-    with pytest.raises(Taken):
+    with pytest.raises(FileLockedError):
         second.open()
 
     first.close()
@@ -41,11 +41,11 @@ def test_a_second_writer_of_the_same_file_is_sent_away(tmp_path: Path) -> None:
 
 def test_events_that_do_not_follow_are_not_written(tmp_path: Path) -> None:
     """A gap is never papered over; what comes before it is written."""
-    events, journal = one_run(), Journal(tmp_path)
+    events, journal = one_run(), TransitionJournal(tmp_path)
     journal.open()
 
     journal.append([*events[:5], *events[6:]])
-    with pytest.raises(Gap):
+    with pytest.raises(MissingEventsError):
         journal.append(events[6:])
     journal.close()
 
@@ -59,7 +59,7 @@ def test_a_file_that_ends_anywhere_goes_on_without_a_gap_or_a_double(tmp_path: P
     events = one_run()
     expected, half = whole(events), len(events) // 2
     start = len(whole(events[:half])) if has_snapshot else 0
-    journal = Journal(tmp_path)
+    journal = TransitionJournal(tmp_path)
     journal.open()
     journal.append(events[:half])
     if has_snapshot:
@@ -78,7 +78,7 @@ def test_a_file_that_ends_anywhere_goes_on_without_a_gap_or_a_double(tmp_path: P
 def test_a_snapshot_that_counts_on_lost_lines_is_not_believed(tmp_path: Path) -> None:
     """The power went away, and the end of the file with it."""
     events = one_run()
-    journal = Journal(tmp_path)
+    journal = TransitionJournal(tmp_path)
     journal.open()
     journal.append(events)
     journal.save()
@@ -104,7 +104,7 @@ def test_a_snapshot_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, snaps
 def test_a_file_that_nobody_here_wrote_is_not_taken_for_ours(tmp_path: Path, line: bytes) -> None:
     """Without a seq nobody knows where it belongs."""
     (tmp_path / FILE).write_bytes(line)
-    journal = Journal(tmp_path)
+    journal = TransitionJournal(tmp_path)
 
     assert not journal.open().is_ours
     kept = journal.begin_anew(0)
@@ -120,7 +120,7 @@ def test_random_histories_written_in_pieces_by_many_are_the_same_file(tmp_path: 
     """Whoever goes on knows all that the one before knew: open tasks, needs, times, what was said last."""
     draw = Random(seed)
     history = History(draw).go(60)
-    events, journal = history.lab.log, Journal(tmp_path)
+    events, journal = history.lab.log, TransitionJournal(tmp_path)
 
     while journal.seen < len(events):
         found = journal.open()

@@ -19,7 +19,7 @@ import pytest
 from deltaci.app import Server
 from deltaci.controllers import transitions
 from deltaci.controllers.journal import FILE, SNAPSHOT
-from deltaci.controllers.transitions import LiveTransitions
+from deltaci.controllers.transitions import TransitionWriter
 from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.follower import Follower
@@ -37,9 +37,9 @@ EVERYTHING = 1_000_000
 
 
 @asynccontextmanager
-async def writing(store: Store, folder: Path) -> AsyncIterator[LiveTransitions]:
+async def writing(store: Store, folder: Path) -> AsyncIterator[TransitionWriter]:
     """A server's part that writes, until the block ends."""
-    follower, live = Follower(store), LiveTransitions(store, folder)
+    follower, live = Follower(store), TransitionWriter(store, folder)
     follower.subscribe(live.on_events)
     await follower.start()
     live.start()
@@ -213,7 +213,7 @@ async def test_a_second_server_over_the_same_folder_takes_over_when_the_first_en
 
     async with writing(store, tmp_path) as first:
         await first.written(await commit(store, events[:50]))
-        second = LiveTransitions(store, tmp_path)
+        second = TransitionWriter(store, tmp_path)
         second.start()
     second.on_events(events[50:])
     await commit(store, events[50:])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.cli import hooks
+from deltaci.cli import git_hooks
 from deltaci.controllers.projects import Project
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
@@ -116,8 +116,8 @@ async def test_a_push_reaches_the_server_by_its_hook(site: Opened, upstream: Ups
         old.parent.mkdir(exist_ok=True)
         old.write_text(f"#!/bin/sh\ncat > {upstream.bare}/seen\n")
         old.chmod(0o755)
-        place = hooks.Place(upstream.bare)
-        with pytest.raises(ValueError, match="--force keeps it"):
+        place = git_hooks.HookInstaller(upstream.bare)
+        with pytest.raises(ValueError, match="--force to keep it"):
             place.install("", "", is_forced=False)
         place.install(f"{here.url}/api/v1/projects/shop/pushes", key.token, is_forced=True)
         place.install(f"{here.url}/api/v1/projects/shop/pushes", key.token, is_forced=False)
@@ -133,13 +133,13 @@ async def test_a_push_reaches_the_server_by_its_hook(site: Opened, upstream: Ups
         assert {(run["state"], run["commit"], run["started_by"]) for run in runs} == {("QUEUED", commit, "ada")}
         assert len((await people.run(runs[0]["id"]))["jobs"]) == 2
         assert len((upstream.bare / "seen").read_text().splitlines()) == 2
-        assert stat.S_IMODE((upstream.bare / "hooks" / hooks.CONFIG).stat().st_mode) == 0o600
+        assert stat.S_IMODE((upstream.bare / "hooks" / git_hooks.CONFIG).stat().st_mode) == 0o600
 
 
 @on_loop
 async def test_a_push_does_not_wait_for_a_server_that_is_away(upstream: Upstream, tmp_path: Path) -> None:
     """It goes through, and says so."""
-    place = hooks.Place(upstream.bare)
+    place = git_hooks.HookInstaller(upstream.bare)
     place.install("http://127.0.0.1:9/api/v1/projects/shop/pushes", "dck_x", is_forced=False)
     script = place.hook.read_text().replace("for pause in 5 30 120 600", "for pause in")
     place.hook.write_text(script)  # Nothing is left behind that waits.
@@ -153,8 +153,8 @@ async def test_a_push_does_not_wait_for_a_server_that_is_away(upstream: Upstream
 
 def test_a_folder_without_a_repository(tmp_path: Path) -> None:
     """Is told."""
-    with pytest.raises(ValueError, match="no git repository"):
-        hooks.Place(tmp_path)
+    with pytest.raises(ValueError, match="is not a Git repository"):
+        git_hooks.HookInstaller(tmp_path)
 
 
 @on_loop

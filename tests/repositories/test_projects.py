@@ -143,14 +143,14 @@ def test_the_command_line(desk: Desk, upstream: Upstream) -> None:
         hook = desk.json("project", "hook", "shop", "--repository", str(upstream.bare))
         assert Path(hook["hook"]).stat().st_mode & 0o111
         assert "Bearer dck_" in (upstream.bare / "hooks" / "deltaci.conf").read_text()
-        assert "no git repository" in desk.refused(2, "project", "hook", "shop", "--repository", str(desk.folder))
+        assert "is not a Git repository" in desk.refused(2, "project", "hook", "shop", "--repository", str(desk.folder))
         gone = {"ref": "refs/heads/gone", "before": "a" * 40, "after": "0" * 40}
         with desk.hosted.client() as client:
             assert client.report_push("shop", [gone], delivery="delivery-1").changes[0].is_new
         [change] = desk.json("changes")
         assert "push delivery-1" in desk.text("changes", change["id"])
         assert change["id"] in desk.text("changes", "--project", "shop")
-        assert "nothing happened" in desk.text("changes", "--project", "other")
+        assert "no changes yet" in desk.text("changes", "--project", "other")
         assert "there is no project" in desk.refused(3, "submit", "--repository", "other")
         assert "removed shop" in desk.text("project", "remove", "shop")
 

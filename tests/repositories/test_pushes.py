@@ -132,7 +132,7 @@ async def test_a_commit_may_say_that_nothing_should_run(site: Opened, upstream: 
         skipped = await here.change((await here.pushed(upstream.push({"a": "1"}, message), upstream.first)).id)
 
         assert (skipped["status"], skipped["files"]) == ("handled", [])
-        assert "says that nothing should run" in skipped["reason"]
+        assert "asks to skip CI" in skipped["reason"]
         assert (await people.run(older["files"][0]["run"]))["status"] == "PENDING"
 
 
@@ -205,7 +205,7 @@ async def test_only_what_a_push_can_affect_runs(site: Opened, upstream: Upstream
         rewritten = upstream.push({"docs/a": "4"})
         names, plan = await jobs(rewritten, docs)
         assert (names, plan["compared_with"]) == (["code", "docs"], "")
-        assert "not known what the branch had" in plan["unknown_because"]
+        assert "previous commit of the branch is not known" in plan["unknown_because"]
 
 
 @on_loop

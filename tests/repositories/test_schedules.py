@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deltaci.controllers.projects import Project
-from deltaci.controllers.schedules import Entry, last_before, next_after
+from deltaci.controllers.schedules import ScheduleEntry, last_before, next_after
 from deltaci.core.instants import SECOND
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
@@ -57,7 +57,7 @@ def shown(at: int) -> str:
 )
 def test_instants(cron: str, zone: str, now: str, last: str, following: str) -> None:
     """As clocks on the wall show them there."""
-    entry = Entry("f", cron, zone, "main")
+    entry = ScheduleEntry("f", cron, zone, "main")
 
     assert shown(last_before(entry, instant(now))) == last
     assert shown(next_after(entry, instant(now))) == following
@@ -66,7 +66,7 @@ def test_instants(cron: str, zone: str, now: str, last: str, following: str) -> 
 @pytest.mark.parametrize(("cron", "zone"), [("99 * * * *", "UTC"), ("0 0 30 2 *", "UTC"), ("0 * * * *", "Mars/Base")])
 def test_times_that_make_no_sense_never_come(cron: str, zone: str) -> None:
     """And disturb nobody."""
-    entry = Entry("f", cron, zone, "main")
+    entry = ScheduleEntry("f", cron, zone, "main")
 
     assert last_before(entry, instant("2026-06-01T12:00:00Z")) == 0
     assert next_after(entry, instant("2026-06-01T12:00:00Z")) == 0

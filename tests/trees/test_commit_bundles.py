@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from deltaci.controllers.projects import Project
 from deltaci.controllers.workstreams import commits
-from deltaci.controllers.workstreams.records import Joined, Workstream
+from deltaci.controllers.workstreams.records import IntegratedTask, Workstream
 from deltaci.core.attempt import Attempt
 from deltaci.git import bundles
 from deltaci.git.command import GitFailed
@@ -231,7 +231,7 @@ async def joined(
     """Integrate commits as the workstream controller does."""
     start = await commits.taken(here, stream, blobs, bundle, head)
     tip = await commits.join(here, stream.tip, task, head)
-    one = Joined(task=task, attempt_id=task, bundle=bundle, start=start, head=head, tip=tip)
+    one = IntegratedTask(task=task, attempt_id=task, bundle=bundle, start=start, head=head, tip=tip)
     fields = {name: getattr(stream, name) for name in Workstream.__struct_fields__}
     return Workstream(**{**fields, "joined": (*stream.joined, one)})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deltaci.controllers.projects import Project, Projects
 from deltaci.controllers.workstreams import commits
-from deltaci.controllers.workstreams.records import Workstream, Workstreams
+from deltaci.controllers.workstreams.records import Workstream, WorkstreamRecords
 from deltaci.core import run
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
@@ -48,7 +48,7 @@ async def _start(place: Deployment, upstream: Upstream) -> Project:
         base_commit=upstream.first,
         branch=BRANCH,
     )
-    assert await Workstreams(place.store).kept.add(TENANT, "ws1", document)
+    assert await WorkstreamRecords(place.store).kept.add(TENANT, "ws1", document)
     origin = Origin(project=PROJECT, workstream="login", branch="main")
     spec = JobSpec(name="one", work={"steps": [STEP], "executor": "sandbox", "tree": worktree_spec("ws1", upstream)})
     do = place.engine.do
@@ -76,7 +76,7 @@ async def test_the_changes_of_a_killed_runner_are_discarded(tmp_path: Path) -> N
 
         assert (record.state, record.claims) == ("SUCCEEDED", 2), place.log_of(record)
         builder = CommitBuilder(Mirrors(tmp_path / "other", LOCAL, lambda *_: "").for_project(project))
-        found = await Workstreams(place.store).find(TENANT, "ws1")
+        found = await WorkstreamRecords(place.store).find(TENANT, "ws1")
         assert found is not None
         head, bundle = commits.sent(record)
         assert await commits.taken(builder, found, FolderBlobStore(tmp_path / "blobs"), bundle, head) == upstream.first

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.controllers.workstreams.records import Joined
+from deltaci.controllers.workstreams.records import IntegratedTask
 from deltaci.core import run
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
@@ -149,7 +149,9 @@ async def test_commits_that_cannot_be_rebuilt_are_an_error(site: Open, upstream:
         await here.project(upstream.url)
         stand = WorkstreamFixture(here, upstream)
         await stand.start(stand.task("one"))
-        lost = Joined(task="lost", attempt_id="x", bundle=bundle, start=upstream.first, head="b" * 40, tip="b" * 40)
+        lost = IntegratedTask(
+            task="lost", attempt_id="x", bundle=bundle, start=upstream.first, head="b" * 40, tip="b" * 40
+        )
         await stand.edit(lambda _: {"joined": (lost,)})
         runner = await here.register_runner()
 

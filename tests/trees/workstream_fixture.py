@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deltaci.controllers.workstreams import commits
-from deltaci.controllers.workstreams.records import Joined, Workstream, Workstreams
+from deltaci.controllers.workstreams.records import IntegratedTask, Workstream, WorkstreamRecords
 from deltaci.core import run
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
@@ -35,7 +35,7 @@ class WorkstreamFixture:
         self.site = site
         self.upstream = upstream
         self.id = id
-        self.streams = Workstreams(site.store)
+        self.streams = WorkstreamRecords(site.store)
 
     @property
     def blobs(self) -> BlobStore:
@@ -103,7 +103,7 @@ class WorkstreamFixture:
         head, bundle = commits.sent(attempt)
         start = await commits.taken(builder, stream, self.blobs, bundle, head)
         tip = await commits.join(builder, stream.tip, task, head)
-        one = Joined(task=task, attempt_id=attempt_id, bundle=bundle, start=start, head=head, tip=tip)
+        one = IntegratedTask(task=task, attempt_id=attempt_id, bundle=bundle, start=start, head=head, tip=tip)
         return await self.edit(lambda found: {"joined": (*found.joined, one)})
 
     async def edit(self, change: Callable[[Workstream], dict[str, Any]]) -> Workstream:

@@ -58,5 +58,5 @@ def test_a_conflict_is_named_and_so_is_what_to_do() -> None:
     good, bad = checks.mergeable(rule, "main", []), checks.mergeable(rule, "main", ["a.py", "b" * 100])
 
     assert (good.is_passed, describe_failed([good])) == (True, "")
-    wanted = "wanted none with main, as it is now; merge it, and solve them"
+    wanted = "wanted no conflicts with the current main; merge it and resolve them"
     assert describe_failed([good, bad]) == f"rule mergeable: found conflicts in a.py, {'b' * 80}…, {wanted}"

@@ -85,7 +85,7 @@ def test_the_first_workstream_is_merged(tmp_path: Path, newcomer: dict[str, str]
     ]
     assert said[-1].stdout == "hello\nthank you\n"
     assert "hello ✓ completed" in said[-2].stdout
-    assert "merge: squash: main has it as" in said[-2].stdout
+    assert "merge: squash: merged into main as" in said[-2].stdout
     assert sorry.returncode == 1, sorry.stdout + sorry.stderr
     assert "thank: rule" in sorry.stdout
     assert verified.returncode == 0, verified.stdout

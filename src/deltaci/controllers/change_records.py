@@ -1,8 +1,8 @@
-"""What happened in repositories, kept until it is handled, and shown afterwards with what came of it.
+"""Changes: what happened in repositories, stored until handled and then shown with the result.
 
-A change is accepted once: the same delivery again, or the same event told by somebody else (a hook and a poll, two
-webhooks), makes nothing new. Accepting is one write of documents: the change, its place in the list, its place among
-what waits, and what is known of its branch or pull request.
+A change is accepted once: a repeated delivery, or the same event from another source (a hook and a poll, two webhooks),
+creates nothing. Accepting is one write of documents: the change, its entry in the list of changes, its entry in the
+list of waiting changes, and the history of its branch or pull request.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ Status = Literal["waiting", "handled", "put_aside"]
 
 
 class FileOutcome(msgspec.Struct, frozen=True):
-    """What a change meant for one pipeline file: a run, or why none."""
+    """The result of a change for one pipeline file: a run, or the reason why there is none."""
 
     file: str
     run_id: str
     reason: str
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A change as it is kept. Times are microseconds."""
+class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored change. Times are in microseconds."""
 
     id: str
     tenant: str
@@ -71,8 +71,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
-class Happened(msgspec.Struct, frozen=True):
-    """One thing that happened to a branch or a pull request."""
+class RefEvent(msgspec.Struct, frozen=True):
+    """One event of a branch or a pull request."""
 
     id: str
     content: str
@@ -82,20 +82,20 @@ class Happened(msgspec.Struct, frozen=True):
     before: str = ""
 
 
-class Past(msgspec.Struct, frozen=True):
-    """The last things that happened to it."""
+class RefHistory(msgspec.Struct, frozen=True):
+    """The last events of a branch or a pull request."""
 
-    events: tuple[Happened, ...] = ()
+    events: tuple[RefEvent, ...] = ()
 
-    def after(self, id: str) -> tuple[Happened, ...]:
+    def after(self, id: str) -> tuple[RefEvent, ...]:
         """What happened later than this one."""
         ids = [each.id for each in self.events]
         return self.events[ids.index(id) + 1 :] if id in ids else ()
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Kept).decode
-_decode_past = msgspec.json.Decoder(Past).decode
+_decode = msgspec.json.Decoder(ChangeRecord).decode
+_decode_past = msgspec.json.Decoder(RefHistory).decode
 
 
 def digest(*parts: str, size: int = ID_BYTES) -> str:
@@ -130,8 +130,8 @@ def _encode_text(change: Change) -> str:
     return msgspec.json.encode(change, order="sorted").decode()
 
 
-class Changes:
-    """All changes, as documents."""
+class ChangeRecords:
+    """Stores changes as documents."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -154,7 +154,7 @@ class Changes:
             if await self._store.find_document(CHANGE, id, tenant) is not None:
                 return AcceptedChange(id, is_new=False)
             now = await self._store.now()
-            kept = Kept(
+            kept = ChangeRecord(
                 id=id,
                 tenant=tenant,
                 project=project,
@@ -171,8 +171,8 @@ class Changes:
                 version, past = await self._past(name)
                 if (known := _same(past, change, now)) is not None:
                     return AcceptedChange(known, is_new=False)
-                event = Happened(id, content_of(change), change.commit, now, is_end(change), change.before)
-                grown = Past((*past.events, event)[-MAX_PAST:])
+                event = RefEvent(id, content_of(change), change.commit, now, is_end(change), change.before)
+                grown = RefHistory((*past.events, event)[-MAX_PAST:])
                 documents.append(Document(PAST, ALL_TENANTS, name, version, 0, _encode(grown)))
             try:
                 await self._store.put_documents(documents)
@@ -183,14 +183,14 @@ class Changes:
             return AcceptedChange(id, is_new=True)
         raise Unavailable(f"too many changes to {project!r} at once; retry")
 
-    async def keep_handled(self, kept: Kept) -> Kept:
+    async def keep_handled(self, kept: ChangeRecord) -> ChangeRecord:
         """Keep one that needs no handling, such as a start by hand; one that is there already is what is answered."""
         with suppress(Conflict):
             if await self._store.find_document(CHANGE, kept.id, kept.tenant) is None:
                 await self._store.put_documents([_document(kept), _line(kept)])
         return await self.find(kept.tenant, kept.id) or kept
 
-    async def find(self, tenant: str, id: str) -> Kept | None:
+    async def find(self, tenant: str, id: str) -> ChangeRecord | None:
         """The tenant's change of this id."""
         return _read(await self._store.find_document(CHANGE, id, tenant))
 
@@ -205,23 +205,23 @@ class Changes:
                 return
             after = documents[-1].name
 
-    async def named(self, waiting: str) -> Kept | None:
+    async def named(self, waiting: str) -> ChangeRecord | None:
         """The change that a name of what waits stands for."""
         _, tenant, id = waiting.split(BETWEEN)
         return await self.find(tenant, id)
 
-    async def past(self, kept: Kept) -> Past:
+    async def past(self, kept: ChangeRecord) -> RefHistory:
         """What happened to the branch or pull request of a change."""
         place = place_of(kept.change)
         if not place:
-            return Past()
+            return RefHistory()
         return (await self._past(of(kept.tenant, f"{kept.project}{BETWEEN}{digest(place)}")))[1]
 
-    async def _past(self, name: str) -> tuple[int, Past]:
+    async def _past(self, name: str) -> tuple[int, RefHistory]:
         document = await self._store.find_document(PAST, name, ALL_TENANTS)
-        return (document.version, _decode_past(document.body)) if document is not None else (0, Past())
+        return (document.version, _decode_past(document.body)) if document is not None else (0, RefHistory())
 
-    async def put(self, kept: Kept) -> Kept:
+    async def put(self, kept: ChangeRecord) -> ChangeRecord:
         """Keep what is known of it now; `Conflict` when somebody else knew more."""
         kept = replace(kept, updated_at=await self._store.now())
         await self._store.put_documents([_document(kept)])
@@ -233,13 +233,13 @@ class Changes:
         if document is not None:
             await self._store.delete_document(WAITING_LINE, ALL_TENANTS, waiting, document.version)
 
-    async def page(self, tenant: str, after: str, limit: int) -> list[tuple[str, Kept]]:
+    async def page(self, tenant: str, after: str, limit: int) -> list[tuple[str, ChangeRecord]]:
         """The tenant's changes, the newest first, each with its place in the list."""
         prefix = of(tenant, "")
         lines = await self._store.list_documents(
             LINE, ALL_TENANTS, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
         )
-        found: list[tuple[str, Kept]] = []
+        found: list[tuple[str, ChangeRecord]] = []
         for line in lines:
             place = line.name.removeprefix(prefix)
             kept = await self.find(tenant, place[16:])
@@ -295,7 +295,7 @@ def _check(change: Change, delivery: str) -> None:
         raise Refused("too_large", f"a change has at most {MAX_CHANGE_BYTES:,} bytes")
 
 
-def _same(past: Past, change: Change, now: int) -> str | None:
+def _same(past: RefHistory, change: Change, now: int) -> str | None:
     """The change that told the same event before.
 
     A push that was undone may be made again: it is another one if the branch went back in between. Of a pull request
@@ -311,7 +311,7 @@ def _same(past: Past, change: Change, now: int) -> str | None:
     return None
 
 
-def _went_back(later: Sequence[Happened], change: Change) -> bool:
+def _went_back(later: Sequence[RefEvent], change: Change) -> bool:
     """Whether pushes lead from where the branch was then to where it was before; they may be told out of order."""
     reached, front = {change.commit}, [change.commit]
     while front:
@@ -322,19 +322,19 @@ def _went_back(later: Sequence[Happened], change: Change) -> bool:
     return change.before in reached
 
 
-def _waiting_name(kept: Kept) -> str:
+def _waiting_name(kept: ChangeRecord) -> str:
     return f"{kept.created_at:016x}{BETWEEN}{kept.tenant}{BETWEEN}{kept.id}"
 
 
-def _line(kept: Kept) -> Document:
+def _line(kept: ChangeRecord) -> Document:
     name = of(kept.tenant, f"{_LAST - kept.created_at:016x}{kept.id}")
     return Document(LINE, ALL_TENANTS, name, 0, 0, b"")
 
 
-def _document(kept: Kept) -> Document:
+def _document(kept: ChangeRecord) -> Document:
     body = _encode(replace(kept, version=0))
     return Document(CHANGE, kept.tenant, kept.id, kept.version, 0, body)
 
 
-def _read(document: Document | None) -> Kept | None:
+def _read(document: Document | None) -> ChangeRecord | None:
     return replace(_decode(document.body), version=document.version) if document is not None else None

@@ -1,7 +1,7 @@
-"""Changes become runs: one for each pipeline file that the change starts. Everything here may be done twice.
+"""Handle changes: start one run for each pipeline file that a change triggers. Every step can be repeated.
 
-A run's id follows from its change and its file, so a server that dies in the middle is simply followed by another one.
-Servers side by side agree by the change's document who works on it; a claim that is not kept ends by itself.
+The id of a run is derived from its change and its file, so that another server can continue after a crash. Servers
+agree by a claim in the document of the change; a claim expires if it is not renewed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from deltaci.controllers.change_records import HANDLED, PUT_ASIDE, WAITING, Changes, FileOutcome, Kept, digest
+from deltaci.controllers.change_records import (
+    HANDLED,
+    PUT_ASIDE,
+    WAITING,
+    ChangeRecord,
+    ChangeRecords,
+    FileOutcome,
+    digest,
+)
 from deltaci.controllers.comparison import HEADS, compared
 from deltaci.controllers.pipelines import is_triggered, pipelines_at
 from deltaci.controllers.projects import Project, Projects
-from deltaci.controllers.supersede import Superseding
-from deltaci.controllers.work_queue import Hands
+from deltaci.controllers.supersede import SupersedeController
+from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core.backoff import backoff_seconds
 from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
@@ -34,7 +42,7 @@ from deltaci.git.mirrors import Mirror, Mirrors, is_commit
 from deltaci.pipeline.pipeline_files import PipelineFile
 from deltaci.storage.port import Conflict, Store, Unavailable
 
-SWEEP_SECONDS: Final = 5.0
+RESYNC_SECONDS: Final = 5.0
 PRUNE_SECONDS: Final = 3600.0
 CLAIM_SECONDS: Final = 600
 FIRST_WAIT_SECONDS: Final = 5
@@ -53,18 +61,20 @@ SKIPPABLE: Final = ("push", "pull_request")
 LOGGER: Final = logging.getLogger(__name__)
 
 
-Listener = Callable[[Project, Kept], Awaitable[None]]
+Listener = Callable[[Project, ChangeRecord], Awaitable[None]]
 
 
-class Outcome(Exception):
-    """The change is handled without a look at its files, and why."""
+class NothingToRunError(Exception):
+    """The change starts no run; the message says why."""
 
 
-class Handling:
-    """Takes changes that wait. Hints come from `accept`; the list of what waits is the truth."""
+class ChangeHandler:
+    """Handles waiting changes. Accepted changes are announced to it; the stored list of waiting changes is
+    authoritative.
+    """
 
     def __init__(
-        self, store: Store, engine: Engine, projects: Projects, changes: Changes, mirrors: Mirrors, owner: str
+        self, store: Store, engine: Engine, projects: Projects, changes: ChangeRecords, mirrors: Mirrors, owner: str
     ) -> None:
         self._store = store
         self._engine = engine
@@ -72,18 +82,18 @@ class Handling:
         self._changes = changes
         self._mirrors = mirrors
         self._owner = owner
-        self._superseding = Superseding(store, engine, changes)
-        self.hands = Hands("changes", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
+        self._superseding = SupersedeController(store, engine, changes)
+        self.work_queue = KeyedWorkQueue("changes", self._work, resync=self._look, resync_seconds=RESYNC_SECONDS)
         self._listeners: list[Listener] = []
         self._pruned_at = 0.0
-        changes.tell(self.hands.give)
+        changes.tell(self.work_queue.add)
 
     def tell(self, listener: Listener) -> None:
         """Tell this one, too, what was handled."""
         self._listeners.append(listener)
 
     async def _look(self) -> None:
-        await self.sweep()
+        await self.resync()
         loop = asyncio.get_running_loop()
         if loop.time() - self._pruned_at > PRUNE_SECONDS:
             self._pruned_at = loop.time()
@@ -91,10 +101,10 @@ class Handling:
                 pass
             await self._changes.forget_past()
 
-    async def sweep(self) -> None:
+    async def resync(self) -> None:
         """Take up everything that waits."""
         async for name in self._changes.all_waiting():
-            self.hands.give(name)
+            self.work_queue.add(name)
 
     async def _work(self, name: str) -> None:
         kept = await self._changes.named(name)
@@ -106,7 +116,7 @@ class Handling:
             await self._settle(kept)
         await self._changes.done(name)
 
-    async def _next(self, kept: Kept) -> Kept:
+    async def _next(self, kept: ChangeRecord) -> ChangeRecord:
         """The change after one more try, if it is our turn."""
         now = await self._store.now()
         is_claimed = kept.not_before > now
@@ -122,7 +132,7 @@ class Handling:
         except Conflict:
             return kept  # Another server was faster.
 
-    async def _settle(self, kept: Kept) -> None:
+    async def _settle(self, kept: ChangeRecord) -> None:
         """Once it is written down which runs a change made: end those that are superseded."""
         project = await self._projects.find(kept.tenant, kept.project)
         if project is None:
@@ -134,7 +144,7 @@ class Handling:
         for listener in self._listeners:
             await listener(project, kept)
 
-    async def _tried(self, kept: Kept) -> Kept:
+    async def _tried(self, kept: ChangeRecord) -> ChangeRecord:
         """The change as it is after one try."""
         try:
             if kept.tries > MAX_TRIES:
@@ -142,7 +152,7 @@ class Handling:
             return await self._handled(kept)
         except (Unavailable, Conflict, Overloaded):
             raise
-        except Outcome as outcome:
+        except NothingToRunError as outcome:
             return replace(kept, status=HANDLED, reason=str(outcome)[:MAX_REASON], owner="", not_before=0)
         except (GitFailed, Refused) as error:
             why = error.message if isinstance(error, Refused) else str(error)
@@ -161,13 +171,15 @@ class Handling:
 
     # -- one change
 
-    async def _handled(self, kept: Kept) -> Kept:
+    async def _handled(self, kept: ChangeRecord) -> ChangeRecord:
         project = await self._projects.find(kept.tenant, kept.project)
         if project is None:
-            raise Outcome("the project no longer exists")
+            raise NothingToRunError("the project no longer exists")
         change = kept.change
         if not is_commit(change.commit):
-            raise Outcome("the branch or tag was deleted" if set(change.commit) <= {"0"} else "it names no commit")
+            raise NothingToRunError(
+                "the branch or tag was deleted" if set(change.commit) <= {"0"} else "it names no commit"
+            )
         mirror = self._mirrors.for_project(project)
         await mirror.ensure_commit(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
         commit = await mirror.resolve_commit(change.commit)  # Of a tag with a message, what it is about.
@@ -188,7 +200,7 @@ class Handling:
         files = await self._files(kept, project, mirror)
         return _done(kept, _told(files), files)
 
-    async def _files(self, kept: Kept, project: Project, mirror: Mirror) -> tuple[FileOutcome, ...]:
+    async def _files(self, kept: ChangeRecord, project: Project, mirror: Mirror) -> tuple[FileOutcome, ...]:
         change = kept.change
         found = await pipelines_at(mirror, change.commit, kept.file)
         if not found:
@@ -201,7 +213,7 @@ class Handling:
             outcomes.append(FileOutcome(file.result.file, run_id, why[:MAX_REASON]))
         return tuple(outcomes)
 
-    async def _born(self, kept: Kept, project: Project, file: PipelineFile) -> str:
+    async def _born(self, kept: ChangeRecord, project: Project, file: PipelineFile) -> str:
         id = run_id(kept.id, file.result.file)
         record = run_of(id, kept, project, file.result.file)
         await self._engine.do(NewRecord(id=id, record=record, or_existing=True))
@@ -214,7 +226,7 @@ def run_id(change_id: str, file: str) -> str:
 
 
 def run_of(
-    id: str, kept: Kept, project: Project, file: str, *, fingerprint: str = "", labels: Sequence[str] = ()
+    id: str, kept: ChangeRecord, project: Project, file: str, *, fingerprint: str = "", labels: Sequence[str] = ()
 ) -> Run:
     """A run for a change, as it is born: without a plan."""
     change = kept.change
@@ -263,5 +275,5 @@ def _told(files: Sequence[FileOutcome]) -> str:
     return f"{made} of {len(files)} pipeline files started a run" if made else "no pipeline file runs for it"
 
 
-def _done(kept: Kept, reason: str, files: Sequence[FileOutcome]) -> Kept:
+def _done(kept: ChangeRecord, reason: str, files: Sequence[FileOutcome]) -> ChangeRecord:
     return replace(kept, status=HANDLED, reason=reason, files=tuple(files), owner="", not_before=0)

@@ -1,4 +1,4 @@
-"""Whose turn it is: one server at a time works on something. Only to save work; two that both do it change nothing."""
+"""Claims: one server at a time works on a key. They only save work; it is harmless if two servers do it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _decode = msgspec.json.Decoder(_Claim).decode
 
 
 class Claims:
-    """Claims of one kind. `owner` is `machine/process`: what its machine claimed before a restart nobody works on."""
+    """Claims of one kind. `owner` is `machine/process`; claims of an earlier process of the same machine are taken
+    over.
+    """
 
     def __init__(self, store: Store, kind: str, owner: str, seconds: int = CLAIM_SECONDS) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What a change changed: its commit compared with the one that it stands on. Unsure means that nobody knows."""
+"""Determine the paths that a change modified, by comparing its commit with a suitable base."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from deltaci.pipeline.change import Change
 HEADS: Final = "refs/heads/"
 
 
-class Compared(msgspec.Struct, frozen=True):
-    """The changed paths, and the commit that they are taken against; None with the reason when it is not known."""
+class ChangedPaths(msgspec.Struct, frozen=True):
+    """The changed paths and the base commit; None, with the reason, if they are unknown."""
 
     changed: frozenset[str] | None
     base: str = ""
     why: str = ""
 
 
-async def compared(mirror: Mirror, change: Change, default_branch: str) -> Compared:
+async def compared(mirror: Mirror, change: Change, default_branch: str) -> ChangedPaths:
     """The diff that decides what a run leaves out."""
     try:
         if change.event == "pull_request":
@@ -29,32 +29,32 @@ async def compared(mirror: Mirror, change: Change, default_branch: str) -> Compa
         if change.event == "push":
             return await _push(mirror, change, default_branch)
     except GitFailed as error:
-        return Compared(None, why=f"the changes cannot be determined: {error}")
-    return Compared(None, why=f"a run of the event {change.event!r} is compared with nothing")
+        return ChangedPaths(None, why=f"the changes cannot be determined: {error}")
+    return ChangedPaths(None, why=f"a run of the event {change.event!r} is compared with nothing")
 
 
-async def _pull_request(mirror: Mirror, change: Change) -> Compared:
+async def _pull_request(mirror: Mirror, change: Change) -> ChangedPaths:
     target = change.base
     if not is_commit(target):
         found = await mirror.fetch_refs([f"{HEADS}{change.branch}"])
         target = next(iter(found.values()), "")
     if not target:
-        return Compared(None, why=f"the target branch {change.branch!r} does not exist")
+        return ChangedPaths(None, why=f"the target branch {change.branch!r} does not exist")
     await mirror.ensure_commit(target, f"{HEADS}{change.branch}")
     return await _against_merge_base(mirror, target, change, "the target branch")
 
 
-async def _push(mirror: Mirror, change: Change, default_branch: str) -> Compared:
+async def _push(mirror: Mirror, change: Change, default_branch: str) -> ChangedPaths:
     if change.tag:
-        return Compared(None, why="a tag is compared with nothing")
+        return ChangedPaths(None, why="a tag is compared with nothing")
     if is_commit(change.before) and await _stands_on(mirror, change.before, change):
-        return Compared(await mirror.changed_paths(change.before, change.commit), change.before)
+        return ChangedPaths(await mirror.changed_paths(change.before, change.commit), change.before)
     if change.ref == f"{HEADS}{default_branch}" or not default_branch:
-        return Compared(None, why="the previous commit of the branch is not known")
+        return ChangedPaths(None, why="the previous commit of the branch is not known")
     found = await mirror.fetch_refs([f"{HEADS}{default_branch}"])
     target = next(iter(found.values()), "")
     if not target:
-        return Compared(None, why=f"the default branch {default_branch!r} does not exist")
+        return ChangedPaths(None, why=f"the default branch {default_branch!r} does not exist")
     return await _against_merge_base(mirror, target, change, f"the branch {default_branch!r}")
 
 
@@ -67,10 +67,10 @@ async def _stands_on(mirror: Mirror, before: str, change: Change) -> bool:
         return False
 
 
-async def _against_merge_base(mirror: Mirror, target: str, change: Change, what: str) -> Compared:
+async def _against_merge_base(mirror: Mirror, target: str, change: Change, what: str) -> ChangedPaths:
     base = await mirror.merge_base(target, change.commit)
     if not base:
-        return Compared(None, why=f"it has no history in common with {what}")
+        return ChangedPaths(None, why=f"it has no history in common with {what}")
     if base == change.commit:
-        return Compared(None, why=f"it has no commits that are not in {what}")
-    return Compared(await mirror.changed_paths(base, change.commit), base)
+        return ChangedPaths(None, why=f"it has no commits that are not in {what}")
+    return ChangedPaths(await mirror.changed_paths(base, change.commit), base)

@@ -1,7 +1,8 @@
-"""Groups of runs, of which one goes on at a time: whoever comes first, or with `cancel-in-progress` whoever comes last.
+"""Concurrency groups: one run of a group is active at a time.
 
-A group is one document: who holds it, and who waits, in the order of their creation. It is written only by whoever read
-its last version, so servers side by side agree. A holder that is over holds nothing: nothing has to be given back.
+Runs wait in order of creation; with `cancel-in-progress` the newest run cancels the others. A group is one document
+with the holder and the waiting runs, written with a version check, so that servers agree. A holder that has ended
+counts as none, so that nothing has to be released.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ TRIES: Final = 50
 PAGE: Final = 200
 
 
-class Group(msgspec.Struct, frozen=True):
-    """Who holds it, and who waits, the oldest first: when each was created, and its id."""
+class ConcurrencyGroup(msgspec.Struct, frozen=True):
+    """The holder of a group and the waiting runs, oldest first, each with creation time and id."""
 
     holder: str = ""
     waiting: tuple[tuple[int, str], ...] = ()
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Group).decode
+_decode = msgspec.json.Decoder(ConcurrencyGroup).decode
 
 
-class Groups:
-    """All groups of all tenants."""
+class ConcurrencyGroups:
+    """The concurrency groups of all tenants."""
 
     def __init__(self, store: Store, engine: Engine) -> None:
         self._store = store
@@ -65,7 +66,7 @@ class Groups:
             if len(line) > MAX_WAITING:
                 await self._cancel(record, f"more than {MAX_WAITING} runs wait in the group {plan.group!r}")
                 return False
-            wanted = Group(record.id if is_next else (holder.id if holder else ""), tuple(line))
+            wanted = ConcurrencyGroup(record.id if is_next else (holder.id if holder else ""), tuple(line))
             if wanted == group:
                 return is_next
             try:
@@ -91,9 +92,9 @@ class Groups:
         with suppress(Refused):  # It ended meanwhile.
             await self._engine.do(run.Cancel(id=record.id, reason=reason))
 
-    async def _read(self, name: str) -> tuple[int, Group]:
+    async def _read(self, name: str) -> tuple[int, ConcurrencyGroup]:
         document = await self._store.find_document(KIND, name, ALL_TENANTS)
-        return (document.version, _decode(document.body)) if document is not None else (0, Group())
+        return (document.version, _decode(document.body)) if document is not None else (0, ConcurrencyGroup())
 
     async def _live(self, ids: Iterable[str]) -> dict[str, Run]:
         found = await self._store.find_all([id for id in dict.fromkeys(ids) if id])

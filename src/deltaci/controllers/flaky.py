@@ -1,7 +1,7 @@
-"""What fails now and then is learned from the log: one document for each job of a project, never more than is bounded.
+"""Learn from the event log which tests and jobs are flaky: one bounded document per job of a project.
 
-The log tells of attempts that ended. What was learned up to where is written down, so a server that was away goes on
-there; an attempt that is told twice, or by two servers, counts once (`core/flaky.py`).
+The log reports ended attempts. The processed sequence number is stored, so that a server that was down continues there;
+an attempt that is reported twice, or by two servers, counts once (`core/flaky.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _Place = tuple[str, str, str]  # tenant, project and job
 _Told = dict[_Place, list[tuple[str, Observation]]]
 
 
-class FlakyTests:
-    """Learns, and knows what was learned."""
+class FlakyTestTracker:
+    """Learns which tests and jobs are flaky, and answers queries about them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,11 +1,10 @@
-"""`transitions.jsonl` on disk: document 003's lines, each once, whatever became of the one who wrote the last of them.
+"""The file `transitions.jsonl`: the transitions of document 003, each exactly once, also after a crash.
 
-Every line says in its metadata by which `seq` of the log it was made. Beside the file is a snapshot of what its writer
-knew after some event. Whoever opens it cuts off a line that is not whole, takes up what the snapshot says, and hears
-the events behind it again: lines that are there already are not written twice. The log is the truth, the file can
-always be made again from it; so it is forced to the disk only before a snapshot that counts on it.
+Each line contains the `seq` of its event. A snapshot beside the file stores the state of its writer after some event.
+Opening the file truncates an incomplete last line, loads the snapshot, and replays the events after it, skipping lines
+that already exist. The file can always be rebuilt from the event log; therefore it is synced only before a snapshot.
 
-Everything here waits for the disk, and so it is called in threads, one at a time.
+All functions block on the disk and are called in threads, one at a time.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ VERSION: Final = 1
 BLOCK_BYTES: Final = 64 * 1024
 
 
-class Taken(Exception):
-    """Somebody else writes this file."""
+class FileLockedError(Exception):
+    """Another process writes this file."""
 
 
-class Gap(Exception):
-    """Between what is written and these events, some are missing."""
+class MissingEventsError(Exception):
+    """Events between the end of the file and the given ones are missing."""
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """One event, well enough to know it again: another history has another one in its place."""
+class EventMark(msgspec.Struct, frozen=True):
+    """Identifies an event well enough to detect another history with the same sequence number."""
 
     seq: int = 0
     entity_id: str = ""
     at: int = 0
 
     @classmethod
-    def of(cls, event: Event) -> Mark:
+    def of(cls, event: Event) -> EventMark:
         """Of this event."""
         return cls(event.seq, event.entity_id, event.at)
 
@@ -55,42 +54,42 @@ class Mark(msgspec.Struct, frozen=True):
         return event.seq == self.seq and self.entity_id in ("", event.entity_id) and self.at in (0, event.at)
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """What is known after the event `mark`. The file has `bytes` then, with all lines up to the seq `written`.
+class JournalSnapshot(msgspec.Struct, frozen=True):
+    """The state of the writer after the event `mark`, when the file has `bytes` bytes and all lines up to `written`.
 
-    That is more than `mark` for whoever still hears again what was written before.
+    `written` is greater than `mark` while events are replayed.
     """
 
     version: int = VERSION
-    mark: Mark = Mark()
+    mark: EventMark = EventMark()
     written: int = 0
     bytes: int = 0
     memory: ExporterState = msgspec.field(default_factory=ExporterState)
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What was there: after which event to go on, and the last one that has a line."""
+class JournalPosition(msgspec.Struct, frozen=True):
+    """The event of the snapshot to continue after, and the last event that has a line."""
 
-    snapshot: Mark
-    last: Mark
+    snapshot: EventMark
+    last: EventMark
     is_ours: bool = True  # Whether its last line says where in the log it belongs.
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _LineMetadata(msgspec.Struct, frozen=True):
     seq: int
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _TransitionLine(msgspec.Struct, frozen=True):
     entity_id: str
-    metadata: _Place
+    metadata: _LineMetadata
 
 
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
-_decode: Final = msgspec.json.Decoder(_Line).decode
+_decode: Final = msgspec.json.Decoder(_TransitionLine).decode
 
 
-class Journal:
-    """The file, and what its writer knows. `seen` is the last event that was heard."""
+class TransitionJournal:
+    """The file and the state of its writer. `seen` is the last processed event."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -100,7 +99,7 @@ class Journal:
         self._file: BinaryIO | None = None
         self._size = 0
         self._exporter = TransitionsExporter()
-        self._mark = Mark()
+        self._mark = EventMark()
         self._written = 0  # Up to this seq, lines are there.
         self.unsaved = 0  # So many events were heard since the last snapshot.
 
@@ -114,8 +113,8 @@ class Journal:
         """How much a snapshot has to say."""
         return len(self._exporter.state.live)
 
-    def open(self) -> Found:
-        """Take the file up where it was left. Raises `Taken`."""
+    def open(self) -> JournalPosition:
+        """Take the file up where it was left. Raises `FileLockedError`."""
         self.close()
         self._take()
         check_free_space(self.path.parent, BLOCK_BYTES, is_small=True)
@@ -127,15 +126,15 @@ class Journal:
         self._size = end
         snapshot = self._snapshot(end)
         self._exporter, self._mark, self.unsaved = TransitionsExporter(snapshot.memory), snapshot.mark, 0
-        last = max(snapshot.mark, Mark(snapshot.written), key=lambda mark: mark.seq)
+        last = max(snapshot.mark, EventMark(snapshot.written), key=lambda mark: mark.seq)
         if end > snapshot.bytes:
             try:
                 said = _decode(line)
             except msgspec.DecodeError:
-                return Found(snapshot.mark, last, is_ours=False)
-            last = Mark(said.metadata.seq, said.entity_id)
+                return JournalPosition(snapshot.mark, last, is_ours=False)
+            last = EventMark(said.metadata.seq, said.entity_id)
         self._written = last.seq
-        return Found(snapshot.mark, last, is_ours=last.seq >= snapshot.written)
+        return JournalPosition(snapshot.mark, last, is_ours=last.seq >= snapshot.written)
 
     def _take(self) -> None:
         self._lock = self._lock_path.open("ab")
@@ -143,21 +142,21 @@ class Journal:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise Taken(f"another server writes {self.path}") from None
+            raise FileLockedError(f"another server writes {self.path}") from None
 
-    def _snapshot(self, end: int) -> Snapshot:
+    def _snapshot(self, end: int) -> JournalSnapshot:
         """What was written down, if the file has all that it counts on."""
         try:
-            found = msgspec.json.decode(self._snapshot_path.read_bytes(), type=Snapshot)
+            found = msgspec.json.decode(self._snapshot_path.read_bytes(), type=JournalSnapshot)
         except (FileNotFoundError, msgspec.DecodeError):
-            return Snapshot()
+            return JournalSnapshot()
         assert self._file is not None
         if found.version != VERSION or found.bytes > end:
-            return Snapshot()
+            return JournalSnapshot()
         if found.bytes:
             self._file.seek(found.bytes - 1)
             if self._file.read(1) != b"\n":
-                return Snapshot()
+                return JournalSnapshot()
         return found
 
     def begin_anew(self, after: int) -> Path | None:
@@ -171,13 +170,13 @@ class Journal:
         self._file.close()
         self._file = self.path.open("a+b")
         self._size = self._file.seek(0, os.SEEK_END)
-        self._exporter, self._mark, self._written = TransitionsExporter(), Mark(after), after
+        self._exporter, self._mark, self._written = TransitionsExporter(), EventMark(after), after
         if after:
             self.save()  # Where it begins follows from nothing else.
         return kept
 
     def append(self, events: Sequence[Event]) -> None:
-        """Write what document 003 sees of these events, as far as they follow what was heard. Raises `Gap` if none."""
+        """Write the transitions of these events. Raise `MissingEventsError` if they leave a gap."""
         lines: list[bytes] = []
         last: Event | None = None
         for number, event in enumerate(events, self.seen + 1):
@@ -189,9 +188,9 @@ class Journal:
                     line["metadata"]["seq"] = event.seq
                     lines.append(_encode(line))
         if last is None:
-            raise Gap(f"event {self.seen + 1} is missing")
+            raise MissingEventsError(f"event {self.seen + 1} is missing")
         self.unsaved += last.seq - self.seen
-        self._mark = Mark.of(last)
+        self._mark = EventMark.of(last)
         self._write(b"".join(line + b"\n" for line in lines))
         self._written = max(self._written, last.seq)
 
@@ -207,7 +206,7 @@ class Journal:
         """Write down what is known now."""
         assert self._file is not None
         os.fsync(self._file.fileno())
-        text = _encode(Snapshot(VERSION, self._mark, self._written, self._size, self._exporter.state))
+        text = _encode(JournalSnapshot(VERSION, self._mark, self._written, self._size, self._exporter.state))
         draft = self._snapshot_path.with_suffix(".new")
         with draft.open("wb") as file:
             file.write(text)

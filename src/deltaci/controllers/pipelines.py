@@ -1,4 +1,4 @@
-"""The pipelines of a commit, read, and what they make of a change. Nothing here knows how files are read or planned."""
+"""Read the pipeline files of a commit and plan them for a change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from deltaci.controllers.comparison import Compared
+from deltaci.controllers.comparison import ChangedPaths
 from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
 from deltaci.core.job import APPROVAL
@@ -28,8 +28,8 @@ MAX_OTHERS: Final = 1000
 T = TypeVar("T")
 
 
-class NoPlan(Exception):
-    """A file has problems: here they are, each with its place."""
+class PlanFailedError(Exception):
+    """A pipeline file cannot be planned; has its problems with their positions."""
 
     def __init__(self, problems: Collection[str]) -> None:
         super().__init__("\n".join(problems))
@@ -102,9 +102,9 @@ def is_triggered(file: PipelineFile, change: Change, changed: Collection[str] | 
 
 
 async def planned(
-    file: PipelineFile, change: Change, diff: Compared, source: Source, *, run_id: str = "", fork_role: str = ""
+    file: PipelineFile, change: Change, diff: ChangedPaths, source: Source, *, run_id: str = "", fork_role: str = ""
 ) -> Plan:
-    """What the file makes of the change; `NoPlan` with all of its problems."""
+    """What the file makes of the change; `PlanFailedError` with all of its problems."""
     compiled = await asyncio.to_thread(
         compile_pipeline,
         file.result,
@@ -117,7 +117,7 @@ async def planned(
         grants_mentioned_secrets=file.grants_mentioned_secrets,
     )
     if compiled.plan is None:
-        raise NoPlan([str(each) for each in compiled.problems if not each.is_warning])
+        raise PlanFailedError([str(each) for each in compiled.problems if not each.is_warning])
     return _guarded(compiled.plan, fork_role) if change.is_fork else compiled.plan
 
 

@@ -1,8 +1,8 @@
-"""Runs of repositories get their plans: the file at the commit, compared with what was before, compiled.
+"""Plan runs of repositories: compile the pipeline file of the commit for the changed paths.
 
-Hints come from the log; the list of runs without a plan is the truth behind them. A run waits as CREATED while its
-repository cannot be reached or its group is taken, and is PLANNING only for the moment in which its plan is written.
-What a server leaves behind when it dies is planned by the next one, with the same result.
+Events announce runs; the stored list of runs without a plan is authoritative. A run stays CREATED while its repository
+is unreachable or its concurrency group is taken, and is PLANNING only while its plan is written. If a server stops in
+between, another one plans the run with the same result.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from deltaci.controllers.change_records import Changes, Kept
+from deltaci.controllers.change_records import ChangeRecord, ChangeRecords
 from deltaci.controllers.claims import Claims
-from deltaci.controllers.comparison import HEADS, Compared, compared
-from deltaci.controllers.concurrency_groups import Groups
-from deltaci.controllers.pipelines import NoPlan, is_triggered, pipelines_at, planned
+from deltaci.controllers.comparison import HEADS, ChangedPaths, compared
+from deltaci.controllers.concurrency_groups import ConcurrencyGroups
+from deltaci.controllers.pipelines import PlanFailedError, is_triggered, pipelines_at, planned
 from deltaci.controllers.projects import Projects
-from deltaci.controllers.work_queue import Hands
+from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core import decide, run
 from deltaci.core.backoff import backoff_seconds
 from deltaci.core.errors import Refused
@@ -41,7 +41,7 @@ from deltaci.storage.port import Conflict, Document, ListPosition, ListQuery, St
 
 KIND: Final = "plan"
 CLAIM: Final = "plan-claim"
-SWEEP_SECONDS: Final = 30.0
+RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 10.0
 MAX_RETRY_SECONDS: Final = 120.0
 MAX_TRIES: Final = 6  # Of reaching a repository; about five minutes.
@@ -53,8 +53,8 @@ NOTHING: Final = Plan(file="", name="", jobs=(), hash=plan_hash(()))
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is part of a run, or is not."""
+class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is part of a run, or was left out."""
 
     name: str
     job: str
@@ -64,23 +64,23 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
 
 
-class Reasons(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a plan beside its jobs. A run that could not be planned has problems instead."""
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored about a plan besides its jobs; or the problems, if the run could not be planned."""
 
     file: str = ""
     name: str = ""
     compared_with: str = ""
     unknown_because: str = ""
     group: str = ""
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[JobChoice, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Reasons).decode
+_decode = msgspec.json.Decoder(PlanReport).decode
 
 
-async def reasons_of(store: Store, record: Run) -> Reasons | None:
+async def reasons_of(store: Store, record: Run) -> PlanReport | None:
     """Why the run does what it does; None for one that was not planned from a repository."""
     if not record.origin.event:
         return None
@@ -102,11 +102,11 @@ async def say_plan(engine: Engine, record: Run, order: decide.Plan | run.PlanFai
     return answer
 
 
-class Planner:
-    """Plans whatever has no plan. Servers side by side may both try; the second one changes nothing."""
+class RunPlanner:
+    """Plans runs. Several servers may plan the same run; only the first result counts."""
 
     def __init__(
-        self, store: Store, engine: Engine, projects: Projects, changes: Changes, mirrors: Mirrors, owner: str
+        self, store: Store, engine: Engine, projects: Projects, changes: ChangeRecords, mirrors: Mirrors, owner: str
     ) -> None:
         self._store = store
         self._engine = engine
@@ -114,8 +114,8 @@ class Planner:
         self._changes = changes
         self._mirrors = mirrors
         self._claims = Claims(store, CLAIM, owner)
-        self.groups = Groups(store, engine)
-        self.hands = Hands("planner", self._work, sweep=self._look, sweep_seconds=SWEEP_SECONDS)
+        self.groups = ConcurrencyGroups(store, engine)
+        self.work_queue = KeyedWorkQueue("planner", self._work, resync=self._look, resync_seconds=RESYNC_SECONDS)
         self._tries: dict[str, int] = {}
         self._in_line: set[str] = set()  # Runs whose group is taken.
 
@@ -125,22 +125,22 @@ class Planner:
         states = {event.entity_id: event.to for event in events if event.entity == RUN}
         for id, state in states.items():
             if run.MACHINE.changes(state, run.BeginPlanning):
-                self.hands.give(id)
+                self.work_queue.add(id)
         if self._in_line and any(map(run.is_over_state, states.values())):
             for id in self._in_line:
-                self.hands.give(id)
+                self.work_queue.add(id)
 
     async def _look(self) -> None:
-        await self.sweep()
+        await self.resync()
         await self.groups.prune()
 
-    async def sweep(self) -> None:
+    async def resync(self) -> None:
         """Take up everything that has no plan."""
         before: ListPosition | None = None
         while True:
             page = await self._store.page(ListQuery(tenant=ALL_TENANTS, lists=[UNPLANNED], before=before, limit=PAGE))
             for each in page.records:
-                self.hands.give(each.id)
+                self.work_queue.add(each.id)
             before = page.next
             if before is None:
                 return
@@ -154,7 +154,7 @@ class Planner:
             self._tries.pop(id, None)
             return
         if record.cancel_reason:  # Whatever it would do: it ends as soon as it has a plan.
-            await self._write(record, NOTHING, Reasons(file=record.origin.file))
+            await self._write(record, NOTHING, PlanReport(file=record.origin.file))
             return
         if not await self._claims.take(id):
             return
@@ -162,7 +162,7 @@ class Planner:
             await self._plan(record)
         except (Unavailable, Conflict, Overloaded):
             raise
-        except NoPlan as problem:
+        except PlanFailedError as problem:
             await self._fail(record, problem.problems)
         except Refused as refused:
             await self._fail(record, [refused.message])
@@ -179,7 +179,7 @@ class Planner:
         kept = await self._changes.find(record.tenant, record.origin.change)
         if project is None or kept is None:
             missing = "project" if project is None else "change"
-            raise NoPlan([f"its {missing} no longer exists"])
+            raise PlanFailedError([f"its {missing} no longer exists"])
         mirror = self._mirrors.for_project(project)
         change = kept.change
         await mirror.ensure_commit(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
@@ -194,26 +194,28 @@ class Planner:
         self._in_line.discard(record.id)
         await self._write(record, plan, _reasons(plan, diff))
 
-    async def _file(self, mirror: Mirror, record: Run, kept: Kept, diff: Compared) -> PipelineFile:
+    async def _file(self, mirror: Mirror, record: Run, kept: ChangeRecord, diff: ChangedPaths) -> PipelineFile:
         """The file that the run is for; of a start by hand that names none, the only one that can be meant."""
         commit, wanted = kept.change.commit, record.origin.file
         found = await pipelines_at(mirror, commit, wanted)
         if wanted:
             if not found:
-                raise NoPlan([f"the commit {commit} has no pipeline file {wanted!r}"])
+                raise PlanFailedError([f"the commit {commit} has no pipeline file {wanted!r}"])
         else:
             meant = [each for each in found if is_triggered(each, kept.change, diff.changed)[0]]
             if len(meant) != 1:
                 names = ", ".join(each.result.file for each in meant or found) or "none"
-                raise NoPlan([f"{len(meant)} pipeline files match; name one of: {names}"])
+                raise PlanFailedError([f"{len(meant)} pipeline files match; name one of: {names}"])
             found = meant
         if kept.change.event == "manual":
             is_on, why = is_triggered(found[0], kept.change, diff.changed)
             if not is_on:
-                raise NoPlan([f"{found[0].result.file} cannot be started by hand: {why}; add `manual` to its `on`"])
+                raise PlanFailedError(
+                    [f"{found[0].result.file} cannot be started by hand: {why}; add `manual` to its `on`"]
+                )
         return found[0]
 
-    async def _write(self, record: Run, plan: Plan, reasons: Reasons) -> None:
+    async def _write(self, record: Run, plan: Plan, reasons: PlanReport) -> None:
         """The plan and its reasons, the reasons first: whoever sees the plan finds them."""
         await self._keep(record, plan.hash, reasons)
         jobs = tuple(each.spec for each in plan.jobs)
@@ -228,13 +230,13 @@ class Planner:
 
     async def _fail(self, record: Run, problems: Sequence[str]) -> None:
         """There is no plan, and the run says why."""
-        await self._keep(record, "", Reasons(file=record.origin.file, problems=tuple(problems)))
+        await self._keep(record, "", PlanReport(file=record.origin.file, problems=tuple(problems)))
         error = "\n".join(problems)
         if len(error) > MAX_ERROR:
             error = f"{error[:MAX_ERROR]}…"
         await self._say(record, run.PlanFailed(id=record.id, error=error))
 
-    async def _keep(self, record: Run, hash: str, reasons: Reasons) -> None:
+    async def _keep(self, record: Run, hash: str, reasons: PlanReport) -> None:
         name = f"{record.id} {hash}"
         if await self._store.find_document(KIND, name, record.tenant) is None:
             with suppress(Conflict):  # Another server planned the same.
@@ -254,19 +256,19 @@ class Planner:
             return
         LOGGER.warning("cannot plan run %s: %s; retrying", record.id, why)
         loop = asyncio.get_running_loop()
-        loop.call_later(backoff_seconds(tried - 1, RETRY_SECONDS, MAX_RETRY_SECONDS), self.hands.give, record.id)
+        loop.call_later(backoff_seconds(tried - 1, RETRY_SECONDS, MAX_RETRY_SECONDS), self.work_queue.add, record.id)
 
 
-def _reasons(plan: Plan, diff: Compared) -> Reasons:
+def _reasons(plan: Plan, diff: ChangedPaths) -> PlanReport:
     kept = [
-        Choice(name=each.spec.name, job=each.job, is_kept=True, code=each.code, reason=each.reason, path=each.path)
+        JobChoice(name=each.spec.name, job=each.job, is_kept=True, code=each.code, reason=each.reason, path=each.path)
         for each in plan.jobs
     ]
     left = [
-        Choice(name=each.name, job=each.job, is_kept=False, code=each.code, reason=each.reason)
+        JobChoice(name=each.name, job=each.job, is_kept=False, code=each.code, reason=each.reason)
         for each in plan.excluded
     ]
-    return Reasons(
+    return PlanReport(
         file=plan.file,
         name=plan.name,
         compared_with=diff.base,

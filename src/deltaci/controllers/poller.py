@@ -1,6 +1,6 @@
-"""Repositories that nobody tells us about: looked at again and again, and what moved becomes a change.
+"""Poll repositories without webhooks, and turn moved refs into changes.
 
-Servers side by side take turns: whoever writes first that it looks now does. The first look only remembers.
+Servers take turns: the one that first stores the time of a poll does it. The first poll only records the refs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.controllers.change_records import Changes
+from deltaci.controllers.change_records import ChangeRecords
 from deltaci.controllers.projects import Project, of
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
@@ -25,15 +25,15 @@ MAX_REFS: Final = 20_000
 NEVER: Final = 3600.0
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """When it was looked at last, and what was there; None: it was not looked at yet."""
+class PollState(msgspec.Struct, frozen=True):
+    """The time and the refs of the last poll; refs are None before the first one."""
 
     at: int = 0
     refs: dict[str, str] | None = None
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Seen).decode
+_decode = msgspec.json.Decoder(PollState).decode
 
 
 def push(ref: str, before: str, commit: str, *, actor: str = "", default_branch: str = "") -> Change:
@@ -50,10 +50,10 @@ def push(ref: str, before: str, commit: str, *, actor: str = "", default_branch:
     )
 
 
-class Polling:
-    """Looks at the projects that want it."""
+class Poller:
+    """Polls the projects that have a poll interval."""
 
-    def __init__(self, store: Store, changes: Changes, mirrors: Mirrors) -> None:
+    def __init__(self, store: Store, changes: ChangeRecords, mirrors: Mirrors) -> None:
         self._store = store
         self._changes = changes
         self._mirrors = mirrors
@@ -65,18 +65,18 @@ class Polling:
             return NEVER
         name, now = of(project.tenant, project.name), await self._store.now()
         document = await self._store.find_document(KIND, name, ALL_TENANTS)
-        seen = _decode(document.body) if document is not None else Seen()
+        seen = _decode(document.body) if document is not None else PollState()
         if seen.at and now - seen.at < every * SECOND:
             return every - (now - seen.at) / SECOND
         version = document.version if document is not None else 0
         try:
-            await self._put(name, version, Seen(now, seen.refs))
+            await self._put(name, version, PollState(now, seen.refs))
         except Conflict:
             return float(every)  # Another server looks now.
         remote = _without_ours(await self._mirrors.for_project(project).ls_remote())
         refs = await self._told(project, seen.refs, remote, f"{version + 1}")
         try:
-            await self._put(name, version + 1, Seen(now, refs))
+            await self._put(name, version + 1, PollState(now, refs))
         except Conflict:
             return float(every)
         return float(every)
@@ -104,7 +104,7 @@ class Polling:
         if found is not None:
             await self._store.delete_document(KIND, ALL_TENANTS, name, found.version)
 
-    async def _put(self, name: str, version: int, seen: Seen) -> None:
+    async def _put(self, name: str, version: int, seen: PollState) -> None:
         await self._store.put_documents([Document(KIND, ALL_TENANTS, name, version, 0, _encode(seen))])
 
 

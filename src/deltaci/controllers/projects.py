@@ -1,4 +1,4 @@
-"""Projects: the repositories that a tenant has told the server about. Nothing is fetched that is not one of them."""
+"""Projects: the repositories that a tenant has added. The server fetches no other repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE: Final = 200
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """One repository of one tenant. Of secrets it knows only the names."""
+    """One repository of one tenant. It contains names of secrets, never their values."""
 
     name: str
     tenant: str
@@ -50,7 +50,7 @@ def of(tenant: str, name: str) -> str:
 
 
 class Projects:
-    """All of them, as documents."""
+    """Stores projects as documents."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,8 +1,8 @@
-"""Whoever is over is reported: the last step of every run, once whoever must know its outcome knows it.
+"""Move ended runs to REPORTED, the last state of a run.
 
-A run that no forge waits for is reported as soon as it is over; any other once its forge has the outcome, or was tried
-for long enough: the event then says so. Hints come from the log; the list of what is over and not reported is the truth
-behind them, so a server that was away finds what nobody told it. Of what is not over, the last part of the log tells.
+A run without a forge is reported as soon as it ends. Any other run is reported once its forge has the outcome or the
+retries are exhausted; the event records which. Events announce ended runs; the stored list of unreported runs is
+authoritative.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from deltaci.controllers.statuses import Forges, Teller
+from deltaci.controllers.statuses import ForgeAccess, StatusReporter
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import REPORTER, RUN, Event
@@ -35,13 +35,13 @@ BACK: Final = 20_000  # So many events of the log are read again by a server tha
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Reporter:
-    """Takes runs from their outcome to REPORTED. Servers side by side may both try; the second one changes nothing."""
+class RunReporter:
+    """Moves ended runs to REPORTED. Several servers may try; only the first has an effect."""
 
-    def __init__(self, store: Store, engine: Engine, forges: Forges | None = None) -> None:
+    def __init__(self, store: Store, engine: Engine, forges: ForgeAccess | None = None) -> None:
         self._store = store
         self._engine = engine
-        self._teller = Teller(store, forges, self._finish) if forges is not None else None
+        self._teller = StatusReporter(store, forges, self._finish) if forges is not None else None
         self._hints: dict[str, None] = {}
         self._is_told = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -80,7 +80,7 @@ class Reporter:
                 if not is_caught_up:
                     await self._catch_up()
                     is_caught_up = True
-                await self._sweep()
+                await self._resync()
                 await self._forget()
                 await self._listen()
             except (Unavailable, Conflict, Overloaded) as error:
@@ -106,7 +106,7 @@ class Reporter:
                 self._is_told.set()
                 raise
 
-    async def _sweep(self) -> None:
+    async def _resync(self) -> None:
         before: ListPosition | None = None
         while True:
             page = await self._store.page(ListQuery(tenant=ALL_TENANTS, lists=[UNREPORTED], before=before, limit=PAGE))

@@ -1,4 +1,4 @@
-"""Repositories on a server, all parts together: what happens in them is accepted, handled and planned."""
+"""Starts, stops and connects the controllers for repositories: changes, planner, poller and schedules."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deltaci.controllers.change_records import Changes, Kept
-from deltaci.controllers.changes import Handling
-from deltaci.controllers.planner import Planner
-from deltaci.controllers.poller import HEADS, NEVER, Polling
+from deltaci.controllers.change_records import ChangeRecord, ChangeRecords
+from deltaci.controllers.changes import ChangeHandler
+from deltaci.controllers.planner import RunPlanner
+from deltaci.controllers.poller import HEADS, NEVER, Poller
 from deltaci.controllers.projects import BETWEEN, Project, Projects, of
-from deltaci.controllers.schedules import Schedules
-from deltaci.controllers.work_queue import Hands
+from deltaci.controllers.schedules import ScheduleController
+from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
 from deltaci.engine.engine import Engine
@@ -31,23 +31,23 @@ MACHINE_FILE: Final = "machine"
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Repositories:
-    """Start it after the engine, stop it before."""
+class RepositoryController:
+    """All controllers for repositories. Start it after the engine and stop it before."""
 
     def __init__(
         self, store: Store, engine: Engine, folder: Path, read_secret: ReadSecret, url_policy: UrlPolicy | None = None
     ) -> None:
         self.projects = Projects(store)
-        self.changes = Changes(store)
+        self.changes = ChangeRecords(store)
         self.url_policy = url_policy or UrlPolicy()
         self.mirrors = Mirrors(folder, self.url_policy, read_secret)
         self.owner = owner = f"{_machine(folder / FOLDER)}/{secrets.token_hex(8)}"
-        self.handling = Handling(store, engine, self.projects, self.changes, self.mirrors, owner)
-        self.planner = Planner(store, engine, self.projects, self.changes, self.mirrors, owner)
-        self.polling = Polling(store, self.changes, self.mirrors)
-        self.schedules = Schedules(store, self.changes, self.mirrors)
+        self.handling = ChangeHandler(store, engine, self.projects, self.changes, self.mirrors, owner)
+        self.planner = RunPlanner(store, engine, self.projects, self.changes, self.mirrors, owner)
+        self.polling = Poller(store, self.changes, self.mirrors)
+        self.schedules = ScheduleController(store, self.changes, self.mirrors)
         self.handling.tell(self._pushed)
-        self._hands = Hands("watch", self._look, sweep=self._watch, sweep_seconds=WATCH_SECONDS)
+        self._project_queue = KeyedWorkQueue("watch", self._look, resync=self._watch, resync_seconds=WATCH_SECONDS)
         self._due: dict[str, float] = {}
 
     def on_events(self, events: Sequence[Event]) -> None:
@@ -56,15 +56,15 @@ class Repositories:
 
     def start(self) -> None:
         """Begin with what was left over."""
-        self.handling.hands.start()
-        self.planner.hands.start()
-        self._hands.start()
+        self.handling.work_queue.start()
+        self.planner.work_queue.start()
+        self._project_queue.start()
 
     async def stop(self) -> None:
         """Do no more."""
-        await self._hands.stop()
-        await self.planner.hands.stop()
-        await self.handling.hands.stop()
+        await self._project_queue.stop()
+        await self.planner.work_queue.stop()
+        await self.handling.work_queue.stop()
 
     async def forget(self, project: Project) -> None:
         """What is known of a project that is no more: its mirror, its timetable, what was seen of it."""
@@ -74,10 +74,10 @@ class Repositories:
 
     async def settled(self) -> None:
         """Wait until everything that was told so far is handled and planned, as far as it can be now."""
-        await self.handling.sweep()
-        await self.handling.hands.idle()
-        await self.planner.sweep()
-        await self.planner.hands.idle()
+        await self.handling.resync()
+        await self.handling.work_queue.join()
+        await self.planner.resync()
+        await self.planner.work_queue.join()
 
     async def _watch(self) -> None:
         """Look at every project when it is time."""
@@ -88,7 +88,7 @@ class Repositories:
             due[name] = self._due.get(name, 0)
             if due[name] <= loop.time():
                 due[name] = loop.time() + TROUBLE_SECONDS
-                self._hands.give(name)
+                self._project_queue.add(name)
         self._due = due  # Without those that are no more.
 
     async def _look(self, name: str) -> None:
@@ -106,7 +106,7 @@ class Repositories:
                 LOGGER.warning("cannot poll project %s of %s: %s", project.name, tenant, error)
         self._due[name] = asyncio.get_running_loop().time() + wait
 
-    async def _pushed(self, project: Project, kept: Kept) -> None:
+    async def _pushed(self, project: Project, kept: ChangeRecord) -> None:
         """A new head of the default branch may have another timetable."""
         change = kept.change
         if change.event != "push" or change.ref != f"{HEADS}{project.default_branch or change.default_branch}":

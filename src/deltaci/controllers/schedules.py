@@ -1,7 +1,7 @@
-"""Schedules: at which times which file runs on which branch, from the files at the head of the default branch.
+"""Start scheduled runs: the files at the head of the default branch define when each runs on which branch.
 
-What is due becomes a change whose delivery names the file, the times and the instant: servers that see it at once, or
-again after a crash, make one change. Of all that was missed while nobody was there, the last is caught up on, once.
+A due schedule becomes a change whose delivery id contains the file, the schedule and the time, so that several servers,
+or one after a crash, create one change. Of the times missed while no server ran, only the last one is started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from cronsim import CronSim, CronSimError
 from msgspec.structs import replace
 
-from deltaci.controllers.change_records import Changes
+from deltaci.controllers.change_records import ChangeRecords
 from deltaci.controllers.pipelines import pipelines_at
 from deltaci.controllers.poller import HEADS, NEVER
 from deltaci.controllers.projects import Project, of
@@ -37,8 +37,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One line of a timetable. Until `last` everything was thought of."""
+class ScheduleEntry(msgspec.Struct, frozen=True):
+    """One schedule of a file. Times up to `last` have been handled."""
 
     file: str
     cron: str
@@ -52,22 +52,22 @@ class Entry(msgspec.Struct, frozen=True):
         return self.file, self.cron, self.timezone, self.branch
 
 
-class Timetable(msgspec.Struct, frozen=True):
-    """What a project does at which times, as it was read last."""
+class ProjectSchedules(msgspec.Struct, frozen=True):
+    """The schedules of a project, as of its last refresh."""
 
     commit: str = ""
     refreshed_at: int = 0
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ScheduleEntry, ...] = ()
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Timetable).decode
+_decode = msgspec.json.Decoder(ProjectSchedules).decode
 
 
-class Schedules:
-    """The timetables of all projects."""
+class ScheduleController:
+    """Creates changes for the due schedules of all projects."""
 
-    def __init__(self, store: Store, changes: Changes, mirrors: Mirrors) -> None:
+    def __init__(self, store: Store, changes: ChangeRecords, mirrors: Mirrors) -> None:
         self._store = store
         self._changes = changes
         self._mirrors = mirrors
@@ -100,7 +100,7 @@ class Schedules:
         remote = await mirror.ls_remote()
         default = project.default_branch or remote.head.removeprefix(HEADS)
         commit = remote.refs.get(f"{HEADS}{default}", "")
-        found: list[Entry] = []
+        found: list[ScheduleEntry] = []
         if commit:
             await mirror.ensure_commit(commit, f"{HEADS}{default}")
             branches = [ref.removeprefix(HEADS) for ref in remote.refs if ref.startswith(HEADS)]
@@ -108,9 +108,9 @@ class Schedules:
                 found += _entries(file, default, branches)
         known = {each.key: each.last for each in table.entries}
         entries = tuple(replace(each, last=known.get(each.key, now)) for each in found[:MAX_ENTRIES])
-        await self._put(project, document, Timetable(commit, now, entries))
+        await self._put(project, document, ProjectSchedules(commit, now, entries))
 
-    async def _fire(self, project: Project, entry: Entry, at: int, remote: RemoteRefs) -> None:
+    async def _fire(self, project: Project, entry: ScheduleEntry, at: int, remote: RemoteRefs) -> None:
         commit = remote.refs.get(f"{HEADS}{entry.branch}", "")
         if not commit:
             return
@@ -126,9 +126,9 @@ class Schedules:
         delivery = f"schedule {entry.file[:200]} {entry.cron[:100]} {entry.timezone} {entry.branch[:100]} {at}"
         await self._changes.accept(project.tenant, project.name, change, delivery, file=entry.file)
 
-    async def _read(self, project: Project) -> tuple[int, Timetable]:
+    async def _read(self, project: Project) -> tuple[int, ProjectSchedules]:
         found = await self._store.find_document(KIND, of(project.tenant, project.name), ALL_TENANTS)
-        return (found.version, _decode(found.body)) if found is not None else (0, Timetable())
+        return (found.version, _decode(found.body)) if found is not None else (0, ProjectSchedules())
 
     async def forget(self, project: Project) -> None:
         """Nothing is known of it any more."""
@@ -137,7 +137,7 @@ class Schedules:
         if found is not None:
             await self._store.delete_document(KIND, ALL_TENANTS, name, found.version)
 
-    async def _put(self, project: Project, version: int, table: Timetable) -> None:
+    async def _put(self, project: Project, version: int, table: ProjectSchedules) -> None:
         name = of(project.tenant, project.name)
         try:
             await self._store.put_documents([Document(KIND, ALL_TENANTS, name, version, 0, _encode(table))])
@@ -145,30 +145,30 @@ class Schedules:
             return  # Another server did the same; what is due is one change all the same.
 
 
-def _entries(file: PipelineFile, default: str, branches: Iterable[str]) -> list[Entry]:
+def _entries(file: PipelineFile, default: str, branches: Iterable[str]) -> list[ScheduleEntry]:
     pipeline = file.result.pipeline
-    found: list[Entry] = []
+    found: list[ScheduleEntry] = []
     for each in (pipeline.on.schedule or ()) if pipeline is not None else ():
         zone = str(getattr(each, "timezone", "") or "UTC")
         names = [default]
         if each.branches is not None:
             wanted = branch_filter(each.branches)
             names = [name for name in sorted(branches) if wanted.matches(name)][:MAX_BRANCHES]
-        found += [Entry(file.result.file, each.cron, zone, name) for name in names]
+        found += [ScheduleEntry(file.result.file, each.cron, zone, name) for name in names]
     return found
 
 
-def last_before(entry: Entry, now: int) -> int:
+def last_before(entry: ScheduleEntry, now: int) -> int:
     """The last instant of a line that has come; 0: it makes no sense, or there is none."""
     return _step(entry, _EPOCH + timedelta(microseconds=now + 1), is_back=True)
 
 
-def next_after(entry: Entry, now: int) -> int:
+def next_after(entry: ScheduleEntry, now: int) -> int:
     """The next instant of a line."""
     return _step(entry, _EPOCH + timedelta(microseconds=now), is_back=False)
 
 
-def _step(entry: Entry, at: datetime, *, is_back: bool) -> int:
+def _step(entry: ScheduleEntry, at: datetime, *, is_back: bool) -> int:
     try:
         found = next(CronSim(entry.cron, at.astimezone(ZoneInfo(entry.timezone)), reverse=is_back))
     except (CronSimError, ZoneInfoNotFoundError, StopIteration, ValueError, OSError):

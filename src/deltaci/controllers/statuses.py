@@ -1,8 +1,8 @@
-"""Tells forges how runs stand. Each project has a line of its own: a forge that does not answer holds up nobody else.
+"""Report the state of runs to forges. Each project has its own queue, so that a slow forge delays only its project.
 
-In a line one run is told after the other, so nothing overtakes. What a forge was told is kept in the store (`told.py`),
-and so is who is about to tell it: servers side by side take turns, and whoever comes back after a crash tells once more
-what may have been told, which changes nothing.
+Runs of a project are reported one after the other, so that statuses cannot overtake each other. What was reported is
+stored (`forges/status_state.py`) together with a claim of the server that is about to report. Servers take turns, and a
+server that restarts repeats a report that may have been sent, which changes nothing.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ Finish = Callable[[run.Run, str], Awaitable[None]]  # The run is over, and that 
 _TROUBLES: Final = (Unavailable, Conflict, Overloaded, BlobStoreUnavailable)
 
 
-class Forges(msgspec.Struct, frozen=True):
-    """All that is needed to tell forges something."""
+class ForgeAccess(msgspec.Struct, frozen=True):
+    """What is needed to report to forges."""
 
     projects: ForgeProjects
     client: ForgeHttpClient
@@ -72,8 +72,8 @@ class Forges(msgspec.Struct, frozen=True):
     dice: Callable[[], float] = random.random
 
 
-class _Line:
-    """What waits to be told of one project: runs, and when to look at them."""
+class _ProjectQueue:
+    """Runs of one project that wait to be reported, and when."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, float] = {}
@@ -83,15 +83,15 @@ class _Line:
         self.task: asyncio.Task[None] | None = None
 
 
-class Teller:
-    """Takes runs, and tells them to the forges of their projects."""
+class StatusReporter:
+    """Reports runs to the forges of their projects."""
 
-    def __init__(self, store: Store, forges: Forges, finish: Finish) -> None:
+    def __init__(self, store: Store, forges: ForgeAccess, finish: Finish) -> None:
         self._store = store
         self._forges = forges
         self._finish = finish
         self._who = secrets.token_hex(8)
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._lines: dict[tuple[str, str], _ProjectQueue] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
         self._apps = AppTokens(forges.client, forges.clock)
 
@@ -120,7 +120,7 @@ class Teller:
         await self._forges.client.close()
 
     def _put(self, tenant: str, project: str, run_id: str, at: float) -> None:
-        line = self._lines.setdefault((tenant, project), _Line())
+        line = self._lines.setdefault((tenant, project), _ProjectQueue())
         if run_id not in line.waiting and len(line.waiting) >= MAX_WAITING:
             LOGGER.warning("project %s: %d runs wait to be reported; dropping one", project, MAX_WAITING)
             return
@@ -129,7 +129,7 @@ class Teller:
         if line.task is None:
             line.task = asyncio.create_task(self._work((tenant, project), line), name=f"forge of {project}")
 
-    async def _work(self, key: tuple[str, str], line: _Line) -> None:
+    async def _work(self, key: tuple[str, str], line: _ProjectQueue) -> None:
         """One run after the other, as long as there are any."""
         while line.waiting:
             line.is_changed.clear()
@@ -143,7 +143,7 @@ class Teller:
                 await self._one(key, line, due)
         del self._lines[key]
 
-    async def _rest(self, line: _Line, seconds: float) -> None:
+    async def _rest(self, line: _ProjectQueue, seconds: float) -> None:
         """Until then, or until something else is to be told."""
         waits = [
             asyncio.ensure_future(self._forges.sleep(seconds)),
@@ -156,7 +156,7 @@ class Teller:
                 each.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _one(self, key: tuple[str, str], line: _Line, run_id: str) -> None:
+    async def _one(self, key: tuple[str, str], line: _ProjectQueue, run_id: str) -> None:
         asked = line.waiting[run_id] = self._forges.clock()
         try:
             later = await self._tell(key, line, run_id)
@@ -173,7 +173,7 @@ class Teller:
         else:
             line.waiting[run_id] = later
 
-    async def _tell(self, key: tuple[str, str], line: _Line, run_id: str) -> float | None:
+    async def _tell(self, key: tuple[str, str], line: _ProjectQueue, run_id: str) -> float | None:
         """The run as it is now. When to look again; None: there is nothing left to do."""
         record = await self._store.find(run_id)
         if not isinstance(record, run.Run):
@@ -211,7 +211,7 @@ class Teller:
 
     async def _say(
         self,
-        line: _Line,
+        line: _ProjectQueue,
         project: ForgeProject,
         speaker: StatusApi,
         report: StatusReport,

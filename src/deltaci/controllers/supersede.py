@@ -1,8 +1,8 @@
-"""Older runs of the same file and the same branch or pull request, cancelled for a newer one as the project wants it.
+"""Cancel older runs of the same file and branch or pull request when a newer one starts, as the project's policy says.
 
-A change that starts nothing supersedes nothing. Whoever handles a change first writes down which runs it made and then
-looks for older ones; whoever handled the older change looks, after its runs exist, for newer ones that are written
-down. So whichever comes first, one of the two finds the other.
+A change that starts no run supersedes nothing. A server that handles a change first stores the runs of the change and
+then looks for older ones; a server that handles the older change looks, once its runs exist, for newer stored ones. So
+one of the two always finds the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from deltaci.controllers.change_records import WAITING, Changes, Kept, is_end, place_of
+from deltaci.controllers.change_records import WAITING, ChangeRecord, ChangeRecords, is_end, place_of
 from deltaci.controllers.projects import Project
 from deltaci.core import run
 from deltaci.core.errors import Refused
@@ -27,15 +27,15 @@ NEVER: Final[tuple[str, ...]] = ()
 STATUSES: Final = {"none": NEVER, "queued": (PENDING,), "all": (PENDING, RUNNING, WAITING_APPROVAL)}
 
 
-class Superseding:
-    """Knows what is older than what."""
+class SupersedeController:
+    """Finds and cancels superseded runs."""
 
-    def __init__(self, store: Store, engine: Engine, changes: Changes) -> None:
+    def __init__(self, store: Store, engine: Engine, changes: ChangeRecords) -> None:
         self._store = store
         self._engine = engine
         self._changes = changes
 
-    async def settled(self, kept: Kept, project: Project) -> list[str]:
+    async def settled(self, kept: ChangeRecord, project: Project) -> list[str]:
         """Cancel what this change supersedes, and what of it is superseded; the ids of the former. Safe to repeat."""
         statuses = _statuses(kept.change, project)
         if not statuses:
@@ -58,7 +58,7 @@ class Superseding:
                 cancelled.append(each.id)
         return cancelled
 
-    async def _newer_files(self, kept: Kept, ids: Sequence[str]) -> set[str]:
+    async def _newer_files(self, kept: ChangeRecord, ids: Sequence[str]) -> set[str]:
         """The files of which newer changes made runs, as far as that is written down."""
         found: set[str] = set()
         for id in ids:
@@ -67,7 +67,7 @@ class Superseding:
                 found.update(each.file for each in other.files if each.run_id)
         return found
 
-    async def _under_way(self, kept: Kept, statuses: Sequence[str]) -> AsyncIterator[Run]:
+    async def _under_way(self, kept: ChangeRecord, statuses: Sequence[str]) -> AsyncIterator[Run]:
         for status in statuses:
             before = None
             while True:

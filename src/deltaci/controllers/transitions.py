@@ -1,9 +1,8 @@
-"""`.state/transitions.jsonl`, written live: every server writes the transitions of the whole log to its data folder.
+"""Write `.state/transitions.jsonl` live: every server writes the transitions of the whole log to its data folder.
 
-It hears what was committed from the server's one reader of the log, and reads for itself what it missed; it is in
-nobody's way, and what waits for a slow disk waits in the store. After a crash, and after any trouble with the disk, it
-goes on by the same way: no line is missing, none is there twice (`journal.py`). Where events were dropped meanwhile,
-the old file is put aside, and a new one begins with what is born from then on.
+The events come from the log follower; missed events are read from the store, so that a slow disk delays nothing else.
+It continues the same way after a crash or a disk error: no line is lost or repeated (`journal.py`). If events were
+dropped from the store in between, the old file is kept under another name and a new one begins.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from deltaci.controllers.journal import Found, Gap, Journal, Taken
+from deltaci.controllers.journal import FileLockedError, JournalPosition, MissingEventsError, TransitionJournal
 from deltaci.core.backoff import Backoff
 from deltaci.core.events import Event
 from deltaci.storage.port import Store, Unavailable
@@ -34,12 +33,12 @@ LOGGER: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class LiveTransitions:
+class TransitionWriter:
     """Writes the file of one server."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
-        self._journal = Journal(folder)
+        self._journal = TransitionJournal(folder)
         self._heard: deque[Sequence[Event]] = deque()
         self._heard_count = 0
         self._is_woken = asyncio.Event()
@@ -95,7 +94,7 @@ class LiveTransitions:
                     backoff.reset()
                     await self._follow()
                     return
-                except (Taken, Unavailable, OSError) as error:
+                except (FileLockedError, Unavailable, OSError) as error:
                     if told != str(error):
                         LOGGER.warning("cannot write transitions.jsonl: %s; retrying", error)
                     told = str(error)
@@ -119,7 +118,7 @@ class LiveTransitions:
         self._saved_at = asyncio.get_running_loop().time()
         await self._moved()
 
-    async def _goes_on(self, found: Found) -> bool:
+    async def _goes_on(self, found: JournalPosition) -> bool:
         """Whether the events behind the snapshot are all there, and are the ones that the file was made from."""
         if not found.is_ours:
             return False
@@ -177,7 +176,7 @@ class LiveTransitions:
     async def _append(self, page: Sequence[Event]) -> None:
         try:
             await _in_thread(lambda: self._journal.append(page))
-        except Gap:  # What is behind it was read from the store: it was dropped.
+        except MissingEventsError:  # What is behind it was read from the store: it was dropped.
             await self._begin_anew(self._journal.seen)
         await self._moved()
 

@@ -1,4 +1,7 @@
-"""Work by name, a few at a time: a name that is given again while it is worked on is worked on once more."""
+"""A keyed work queue: at most one task processes a key at a time.
+
+A key that is added while it is being processed is processed once more afterwards, so that no change is missed.
+"""
 
 from __future__ import annotations
 
@@ -11,95 +14,97 @@ from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
 from deltaci.storage.port import Conflict, Unavailable
 
-COUNT: Final = 4
-MAX_WAITING: Final = 10_000  # What is beyond is found by the next sweep.
+TASK_COUNT: Final = 4
+MAX_PENDING: Final = 10_000  # The next resync adds the keys that were dropped.
 RETRY_SECONDS: Final = 1.0
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Hands:
-    """Does what it is given. Trouble with the store passes: it is tried again until it is done.
+class KeyedWorkQueue:
+    """Process keys with a fixed number of tasks; retry a key while the store is unavailable.
 
-    With `sweep`, it looks again and again for what nobody gave it, first of all for what was left over.
+    `resync`, if given, runs at start and then every `resync_seconds`; it adds keys that no event announced.
     """
 
     def __init__(
         self,
         name: str,
-        work: Callable[[str], Awaitable[None]],
-        count: int = COUNT,
+        process: Callable[[str], Awaitable[None]],
+        task_count: int = TASK_COUNT,
         *,
-        sweep: Callable[[], Awaitable[None]] | None = None,
-        sweep_seconds: float = 0.0,
+        resync: Callable[[], Awaitable[None]] | None = None,
+        resync_seconds: float = 0.0,
     ) -> None:
         self._name = name
-        self._work = work
-        self._count = count
-        self._sweep = sweep
-        self._sweep_seconds = sweep_seconds
-        self._waiting: dict[str, None] = {}
-        self._at_work: set[str] = set()
-        self._is_given = asyncio.Event()
-        self._is_free = asyncio.Event()
-        self._is_free.set()
+        self._process = process
+        self._task_count = task_count
+        self._resync = resync
+        self._resync_seconds = resync_seconds
+        self._pending: dict[str, None] = {}
+        self._in_progress: set[str] = set()
+        self._is_changed = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def give(self, name: str) -> None:
-        """To be done soon; once, however often it is said before."""
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting[name] = None
-            self._is_given.set()
-            self._is_free.clear()
+    def add(self, key: str) -> None:
+        """Schedule a key. Has no effect if the key is already pending, or if too many keys are."""
+        if len(self._pending) < MAX_PENDING:
+            self._pending[key] = None
+            self._is_changed.set()
+            self._is_idle.clear()
 
     def start(self) -> None:
-        """Begin."""
-        self._tasks = [asyncio.create_task(self._run(), name=f"{self._name} {i}") for i in range(self._count)]
-        if self._sweep is not None:
-            self._tasks.insert(0, asyncio.create_task(self._look(self._sweep), name=f"{self._name} sweep"))
+        """Start the tasks that process keys, and the periodic resync."""
+        self._tasks = [asyncio.create_task(self._run(), name=f"{self._name} {i}") for i in range(self._task_count)]
+        if self._resync is not None:
+            self._tasks.insert(0, asyncio.create_task(self._resync_forever(self._resync), name=f"{self._name} resync"))
 
     async def stop(self) -> None:
-        """Do no more."""
+        """Cancel all tasks, including those that are processing a key."""
         for task in self._tasks:
             await cancel_and_wait(task)
 
-    async def idle(self) -> None:
-        """Wait until nothing is left to do."""
-        await self._is_free.wait()
+    async def join(self) -> None:
+        """Wait until no key is pending or in progress."""
+        await self._is_idle.wait()
 
-    async def _look(self, sweep: Callable[[], Awaitable[None]]) -> None:
+    async def _resync_forever(self, resync: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await sweep()
+                await resync()
             except (Unavailable, Conflict, Overloaded) as error:
                 LOGGER.warning("%s: cannot list pending work: %s; retrying", self._name, error)
-            await asyncio.sleep(self._sweep_seconds)
+            await asyncio.sleep(self._resync_seconds)
 
     async def _run(self) -> None:
         while True:
-            name = self._next()
-            if name is None:
-                self._is_given.clear()
-                if not self._at_work and not self._waiting:
-                    self._is_free.set()
-                await self._is_given.wait()
+            key = self._next_key()
+            if key is None:
+                self._is_changed.clear()
+                if not self._in_progress and not self._pending:
+                    self._is_idle.set()
+                await self._is_changed.wait()
                 continue
-            self._at_work.add(name)
+            self._in_progress.add(key)
             try:
-                await self._work(name)
+                await self._process(key)
             except (Unavailable, Conflict, Overloaded) as error:
-                LOGGER.warning("%s: cannot process %s: %s; retrying", self._name, name, error)
+                LOGGER.warning("%s: cannot process %s: %s; retrying", self._name, key, error)
                 await asyncio.sleep(RETRY_SECONDS)
-                self.give(name)
+                self.add(key)
             except Exception:
-                LOGGER.exception("%s: internal error while processing %s; the next resync retries it", self._name, name)
+                LOGGER.exception("%s: internal error while processing %s; the next resync retries it", self._name, key)
             finally:
-                self._at_work.discard(name)
-                self._is_given.set()  # Somebody may have stepped over it meanwhile.
+                self._in_progress.discard(key)
+                # Another task may have skipped this key while it was in progress.
+                self._is_changed.set()
 
-    def _next(self) -> str | None:
-        for name in self._waiting:
-            if name not in self._at_work:
-                del self._waiting[name]
-                return name
+    def _next_key(self) -> str | None:
+        """Remove and return the oldest pending key that is not in progress."""
+        for key in self._pending:
+            if key not in self._in_progress:
+                del self._pending[key]
+                return key
         return None

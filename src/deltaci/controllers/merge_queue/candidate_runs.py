@@ -1,4 +1,4 @@
-"""Test runs of the merge queue: what they are made of, and what their ends mean for those who are tested."""
+"""Test runs of the merge queue: create them, and interpret their results for the members of a batch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
-from deltaci.controllers.merge_queue.records import METHODS, NONE, Entry
+from deltaci.controllers.merge_queue.records import METHODS, NONE, MergeEntry
 from deltaci.controllers.merge_queue.state import (
     MAX_RULES,
-    Batch,
-    Found,
-    Line,
-    Tested,
+    BatchResult,
+    MergeBatch,
+    MergeQueueState,
+    TestTarget,
     outcome_of,
     queue_digest,
     run_of,
@@ -40,7 +40,7 @@ MAX_TITLE: Final = 200
 TIMED_OUT: Final = "TIMED_OUT"  # The rules themselves took too long: trying it for ever would not help.
 
 
-def check(entry: Entry) -> None:
+def check(entry: MergeEntry) -> None:
     """Refuse one that nobody could merge, or test: in the line, it would stop all others."""
     if entry.method not in METHODS:
         raise Refused("bad_request", f"the method is {entry.method!r}; expected one of {', '.join(METHODS)}")
@@ -53,7 +53,7 @@ def check(entry: Entry) -> None:
         raise Refused("bad_request", f"workstream {entry.id} has {len(rules)} rules; at most {MAX_RULES} are checked")
 
 
-def order(line: Line, batch: Batch, project: Project) -> StartRun:
+def order(line: MergeQueueState, batch: MergeBatch, project: Project) -> StartRun:
     """Start the run that tests a batch, one job for each commit that the base would get."""
     entries = line.entries(batch)
     title = entries[0].title if len(entries) == 1 else f"{len(entries)} workstreams"
@@ -76,7 +76,7 @@ def order(line: Line, batch: Batch, project: Project) -> StartRun:
     return StartRun(id=id, record=record, jobs=jobs, plan_hash=hashed)
 
 
-def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
+def _job(line: MergeQueueState, batch: MergeBatch, project: Project, tested: TestTarget) -> JobSpec:
     stream = f"{STREAM}{queue_digest(line.tenant, line.project, line.base)}"
     entry = line.entries(batch)[tested.last]
     work = msgspec.structs.replace(
@@ -106,19 +106,19 @@ def _job(line: Line, batch: Batch, project: Project, tested: Tested) -> JobSpec:
     )
 
 
-def job_ids(line: Line, batch: Batch) -> list[str]:
+def job_ids(line: MergeQueueState, batch: MergeBatch) -> list[str]:
     """The jobs of the run that tests a batch."""
     return [job_id(run_of(line, batch), _name(each)) for each in tests_of(line, batch)]
 
 
-def _name(tested: Tested) -> str:
+def _name(tested: TestTarget) -> str:
     return f"test-{tested.last + 1}"
 
 
-def verdict(line: Line, batch: Batch, jobs: Sequence[Job]) -> Found | str:
+def verdict(line: MergeQueueState, batch: MergeBatch, jobs: Sequence[Job]) -> BatchResult | str:
     """What the jobs of a run that is over say of the batch; or, if they say nothing of it, why."""
     known = {each.id: each for each in jobs}
-    results: list[tuple[Tested, str | None]] = []
+    results: list[tuple[TestTarget, str | None]] = []
     nothing = ""
     for id, tested in zip(job_ids(line, batch), tests_of(line, batch), strict=True):
         found = known.get(id)
@@ -146,7 +146,7 @@ def _why_nothing(found: Job | None) -> str:
     return f"its test run could not be created: {error.code}: {error.message or error.line or error.rule}"
 
 
-def _details(line: Line, batch: Batch, error: Failure, run_id: str) -> str:
+def _details(line: MergeQueueState, batch: MergeBatch, error: Failure, run_id: str) -> str:
     what = error.line or error.message or error.code
     if batch.method == NONE:
         return f"{what}; see run {run_id}"

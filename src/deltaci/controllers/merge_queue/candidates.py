@@ -1,7 +1,7 @@
-"""The commits that a base would get: made of what waits, in order, each a function of what it is made of alone.
+"""Build the candidate commits of a batch, in order and deterministically.
 
-`merge` makes one commit for all, so that every merge commit that the base gets has a tree that was tested; `squash` and
-`fast-forward` put one member on top of the other; with `none` the head is what it is.
+`merge` creates one merge commit for all members, so that every merge commit on the base has a tested tree; `squash` and
+`fast-forward` put one member on top of another; `none` uses the head unchanged.
 """
 
 from __future__ import annotations
@@ -11,43 +11,47 @@ from typing import Final
 
 import msgspec
 
-from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome
-from deltaci.controllers.merge_queue.state import Batch, Built
+from deltaci.controllers.merge_queue.records import NONE, MergeEntry, MergeOutcome
+from deltaci.controllers.merge_queue.state import BuildResult, MergeBatch
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder, MergeConflict, Signature
 
 NAME: Final = "Delta CI"
 EMAIL: Final = "deltaci@localhost"
 
-Ensure = Callable[[Entry], Awaitable[None]]
+Ensure = Callable[[MergeEntry], Awaitable[None]]
 
 
-class _Top(msgspec.Struct):
-    """How far it is. `heads` are what a merge commit has as parents beside the start; `tree` is the top's, if known."""
+class _CandidateTip(msgspec.Struct):
+    """The progress of a build. `heads` are the further parents of a merge commit; `tree` is the tree of the tip, if
+    known.
+    """
 
     start: str
     commit: str
     tree: str = ""
     heads: list[str] = []
-    entries: list[Entry] = []
+    entries: list[MergeEntry] = []
     commits: list[str] = []
 
 
-class Candidates:
-    """Makes them in one repository. `ensure` sees that a head is there."""
+class CandidateBuilder:
+    """Builds candidate commits in one repository. `ensure` fetches a missing head."""
 
     def __init__(self, builder: CommitBuilder, ensure: Ensure) -> None:
         self._builder = builder
         self._ensure = ensure
 
-    async def build(self, batch: Batch, entries: Sequence[Entry], base: str, start: str, before: int) -> Built:
+    async def build(
+        self, batch: MergeBatch, entries: Sequence[MergeEntry], base: str, start: str, before: int
+    ) -> BuildResult:
         """As many of these as go together, on the start. `before` is the number of the batch that it stands on.
 
         `base` is where the branch is right now: whoever conflicts with that is out, whoever conflicts only with what
         comes before it waits.
         """
-        top = _Top(start, start)
-        failed, behind, troubled = list[Outcome](), list[tuple[str, int]](), list[tuple[str, str]]()
+        top = _CandidateTip(start, start)
+        failed, behind, troubled = list[MergeOutcome](), list[tuple[str, int]](), list[tuple[str, str]]()
         for entry in entries:
             try:
                 await self._ensure(entry)
@@ -61,7 +65,7 @@ class Candidates:
             except GitFailed as error:
                 troubled.append((entry.id, str(error)))
         await self._finish(batch, top)
-        return Built(
+        return BuildResult(
             base=base,
             start=start,
             members=tuple(each.id for each in top.entries),
@@ -71,11 +75,11 @@ class Candidates:
             troubled=tuple(troubled),
         )
 
-    async def remade(self, batch: Batch, entries: Sequence[Entry]) -> bool:
+    async def remade(self, batch: MergeBatch, entries: Sequence[MergeEntry]) -> bool:
         """Make the commits of a batch again, if they are not there; its start must be. Whether they are there now."""
         if await self.has(batch):
             return True
-        top = _Top(batch.start, batch.start)
+        top = _CandidateTip(batch.start, batch.start)
         try:
             for entry in entries:
                 await self._ensure(entry)
@@ -85,14 +89,14 @@ class Candidates:
         await self._finish(batch, top)
         return tuple(top.commits) == batch.commits
 
-    async def has(self, batch: Batch) -> bool:
+    async def has(self, batch: MergeBatch) -> bool:
         """Whether the commits of a batch are there."""
         for each in dict.fromkeys(batch.commits):
             if not await self._builder.mirror.has_commit(each):
                 return False
         return True
 
-    async def _join(self, batch: Batch, top: _Top, entry: Entry) -> None:
+    async def _join(self, batch: MergeBatch, top: _CandidateTip, entry: MergeEntry) -> None:
         """Put one more on top; raises `Conflicting`, and then all is as it was."""
         shop, by = self._builder, _signature(batch)
         commit = top.commit
@@ -117,7 +121,7 @@ class Candidates:
         top.entries.append(entry)
         top.commits.append(commit)
 
-    async def _finish(self, batch: Batch, top: _Top) -> None:
+    async def _finish(self, batch: MergeBatch, top: _CandidateTip) -> None:
         """Of a merge, what was made on the way is one commit in the end."""
         if batch.method != "merge" or not top.heads:
             return
@@ -126,31 +130,31 @@ class Candidates:
         whole = await self._builder.commit(top.tree, (top.start, *top.heads), _message(top.entries), by, author)
         top.commits[:] = [whole] * len(top.commits)
 
-    async def _conflict(self, batch: Batch, entry: Entry, base: str) -> Outcome | None:
+    async def _conflict(self, batch: MergeBatch, entry: MergeEntry, base: str) -> MergeOutcome | None:
         """Where it conflicts with the base itself; None: it does not."""
         try:
-            await self._join(batch, _Top(base, base), entry)
+            await self._join(batch, _CandidateTip(base, base), entry)
         except MergeConflict as conflict:
             where = ", ".join(conflict.paths)
             details = (
                 f"its head {entry.head[:12]} conflicts with {entry.base} at {base[:12]}: {where}; "
                 "update it to its base and start it again"
             )
-            return Outcome(id=entry.id, tenant=entry.tenant, is_merged=False, details=details)
+            return MergeOutcome(id=entry.id, tenant=entry.tenant, is_merged=False, details=details)
         return None
 
 
-def _signature(batch: Batch) -> Signature:
+def _signature(batch: MergeBatch) -> Signature:
     return Signature(NAME, EMAIL, batch.at)
 
 
-def _author(entry: Entry, by: Signature) -> Signature:
+def _author(entry: MergeEntry, by: Signature) -> Signature:
     """Whoever the workstream names, as `Name <address>`."""
     name, opened, rest = entry.author.partition("<")
     return Signature(name.strip(), rest.rstrip(" >"), by.at) if opened and name.strip() else by
 
 
-def _message(entries: Sequence[Entry]) -> str:
+def _message(entries: Sequence[MergeEntry]) -> str:
     """Names everybody who is in it."""
     trailers = "\n".join(f"Workstream: {each.id}" for each in entries)
     if len(entries) == 1:
@@ -160,6 +164,6 @@ def _message(entries: Sequence[Entry]) -> str:
     return f"Merge {len(entries)} workstreams\n\n{said}\n\n{trailers}"
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: MergeEntry) -> str:
     text = entry.message.strip() or entry.title.strip() or entry.id
     return text.partition("\n")[0]

@@ -1,7 +1,7 @@
-"""The merge queue at work: one line before each base, each a document that only who read its last version writes.
+"""Run the merge queues: one queue per base branch, stored as one document with version checks.
 
-Every step is taken from what is stored and may be repeated: after a crash, or by a second server at the same time. The
-base moves in one push, from exactly where the tested commit stands. Whoever waits is told how it went until it heard.
+Every step starts from the stored state and can be repeated after a crash or by another server. The base moves in one
+push, from exactly the commit below the tested one. Outcomes are reported until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from deltaci.controllers.claims import Claims
 from deltaci.controllers.merge_queue import candidate_runs
 from deltaci.controllers.merge_queue import state as lines
-from deltaci.controllers.merge_queue.candidates import Candidates, Ensure
-from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome, QueueView, Told
+from deltaci.controllers.merge_queue.candidates import CandidateBuilder, Ensure
+from deltaci.controllers.merge_queue.records import NONE, MergeEntry, MergeOutcome, QueueView, Told
 from deltaci.controllers.merge_queue.serializers import shown
-from deltaci.controllers.merge_queue.state import Batch, Limits, Line, Step, queue_digest
+from deltaci.controllers.merge_queue.state import MergeBatch, BatchLimits, MergeQueueState, Step, queue_digest
 from deltaci.controllers.projects import Project, Projects, of
-from deltaci.controllers.work_queue import Hands
+from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
@@ -44,18 +44,20 @@ from deltaci.storage.port import Conflict, Store, Unavailable
 KIND: Final = "merge-queue"
 CLAIM: Final = "merge-claim"
 CLAIM_SECONDS: Final = 120
-SWEEP_SECONDS: Final = 20.0
+RESYNC_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0  # While another server is at it, or somebody does not hear.
 COUNT: Final = 4
 
 LOGGER: Final = logging.getLogger(__name__)
 
-IsWanted = Callable[[Entry], Awaitable[bool]]
+IsWanted = Callable[[MergeEntry], Awaitable[bool]]
 _PASSING: Final = (Unavailable, Conflict, Overloaded)
 
 
-class MergeQueue:
-    """All lines of all tenants. `ensure` sees that a head is in the mirror; `is_wanted` says who is still to land."""
+class MergeQueueController:
+    """The merge queues of all tenants. `ensure` fetches a head into the mirror; `is_wanted` tells whether an entry
+    still is to be merged.
+    """
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class MergeQueue:
         landing: Landing | None = None,
         *,
         owner: str = "",
-        limits: Limits | None = None,
+        limits: BatchLimits | None = None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -77,13 +79,15 @@ class MergeQueue:
         self._ensure = ensure
         self._is_wanted = is_wanted
         self._landing = landing or PushLanding()
-        self._limits = limits or Limits()
-        self._lines = TypedDocuments(store, KIND, Line)
+        self._limits = limits or BatchLimits()
+        self._lines = TypedDocuments(store, KIND, MergeQueueState)
         self._claims = Claims(store, CLAIM, owner or secrets.token_hex(8), CLAIM_SECONDS)
         self._told: list[Told] = []
         self._deaf: dict[str, frozenset[str]] = {}  # Whose outcomes nobody heard just now.
         self._later: dict[str, asyncio.TimerHandle] = {}
-        self.hands = Hands("merge queue", self._work, COUNT, sweep=self.sweep, sweep_seconds=SWEEP_SECONDS)
+        self.work_queue = KeyedWorkQueue(
+            "merge queue", self._work, COUNT, resync=self.resync, resync_seconds=RESYNC_SECONDS
+        )
 
     def tell(self, told: Told) -> None:
         """Tell this one, too, how it went. It hears it until it does not raise; perhaps once more."""
@@ -91,18 +95,18 @@ class MergeQueue:
 
     def start(self) -> None:
         """Begin with what was left over."""
-        self.hands.start()
+        self.work_queue.start()
 
     async def stop(self) -> None:
         """Merge no more."""
-        await self.hands.stop()
+        await self.work_queue.stop()
         for each in self._later.values():
             each.cancel()
         self._later.clear()
 
     # -- who comes and goes
 
-    async def enter(self, entry: Entry) -> None:
+    async def enter(self, entry: MergeEntry) -> None:
         """To be merged, after all who came before. Safe to repeat; raises `Overloaded` when too many wait.
 
         One that could not even be tested is refused.
@@ -110,23 +114,23 @@ class MergeQueue:
         candidate_runs.check(entry)
         if not entry.at:
             entry = replace(entry, at=await self._store.now())
-        empty = Line(tenant=entry.tenant, project=entry.project, base=entry.base)
+        empty = MergeQueueState(tenant=entry.tenant, project=entry.project, base=entry.base)
         name = _name_of(entry.tenant, entry.project, entry.base)
         await self._lines.update(ALL_TENANTS, name, lambda line: lines.entered(line or empty, entry))
-        self.hands.give(name)
+        self.work_queue.add(name)
 
     async def leave(self, tenant: str, project: str, base: str, id: str) -> bool:
         """Not to be merged any more. Whether that holds; False: it is too late, and the outcome will be told."""
         name = _name_of(tenant, project, base)
         line = await self._lines.update(ALL_TENANTS, name, lambda line: line and lines.without(line, [id]))
-        self.hands.give(name)
+        self.work_queue.add(name)
         return line is None or id not in {*(each.entry.id for each in line.places), *(each.id for each in line.ended)}
 
     def on_events(self, events: Sequence[Event]) -> None:
         """What happened, from the follower of the log: a test run that ended is looked at."""
         for event in events:
             if event.entity == RUN and event.entity_id.startswith(MERGE_RUN_PREFIX) and run.is_over_state(event.to):
-                self.hands.give(of(event.tenant, event.entity_id.split("-")[1]))
+                self.work_queue.add(of(event.tenant, event.entity_id.split("-")[1]))
 
     async def queues(self, tenant: str) -> list[QueueView]:
         """The tenant's lines in which somebody waits."""
@@ -150,11 +154,11 @@ class MergeQueue:
 
     # -- one line
 
-    async def sweep(self) -> None:
+    async def resync(self) -> None:
         """Take up every line in which there is something to do."""
         async for name, line in self._lines.iterate(ALL_TENANTS):
             if not line.is_idle:
-                self.hands.give(name)
+                self.work_queue.add(name)
 
     async def _work(self, name: str) -> None:
         if not await self._claims.take(name):
@@ -180,7 +184,7 @@ class MergeQueue:
         if line.ended or line.stopping:
             self._give_later(name, RETRY_SECONDS)
 
-    async def _is_changed(self, name: str, line: Line) -> bool:
+    async def _is_changed(self, name: str, line: MergeQueueState) -> bool:
         """Take the first step that changes something; whether there was one."""
         for step in lines.steps(line, await self._store.now(), self._limits):
             try:
@@ -196,19 +200,19 @@ class MergeQueue:
             else:
                 continue
             await self._trouble(name, line, problem)
-            if isinstance(step, lines.Build | lines.Judge | lines.Land):
+            if isinstance(step, lines.BuildBatch | lines.HandleFailedBatch | lines.MergeTestedBatch):
                 return True  # None of these is done before the trouble is over.
         return False
 
-    async def _is_done(self, name: str, line: Line, step: Step) -> bool:
+    async def _is_done(self, name: str, line: MergeQueueState, step: Step) -> bool:
         match step:
-            case lines.Stop(run_id):
+            case lines.CancelTestRun(run_id):
                 with suppress(Refused):  # It never began, or is over.
                     await self._engine.do(run.Cancel(id=run_id, reason="no longer needed by the merge queue"))
                 return await self._edit(name, line, lambda line: lines.stopped(line, run_id))
-            case lines.Tell(outcome):
+            case lines.ReportOutcome(outcome):
                 return await self._tell(name, line, outcome)
-            case lines.Form():
+            case lines.FormBatches():
                 now = await self._store.now()
                 return await self._edit(name, line, lambda line: lines.formed(line, now, self._limits))
         project = await self._projects.find(line.tenant, line.project)
@@ -219,16 +223,16 @@ class MergeQueue:
         assert batch is not None
         builder = CommitBuilder(self._mirrors.for_project(project))
         match step:
-            case lines.Build():
+            case lines.BuildBatch():
                 return await self._build(name, line, batch, builder)
-            case lines.Test():
+            case lines.TestBatch():
                 return await self._test(name, line, batch, project)
-            case lines.Judge():
+            case lines.HandleFailedBatch():
                 return await self._judge(name, line, batch, builder)
-            case lines.Land():
+            case lines.MergeTestedBatch():
                 return await self._land(name, line, batch, project, builder)
 
-    async def _tell(self, name: str, line: Line, outcome: Outcome) -> bool:
+    async def _tell(self, name: str, line: MergeQueueState, outcome: MergeOutcome) -> bool:
         if outcome.id in self._deaf.get(name, ()):
             return False
         for each in self._told:
@@ -244,7 +248,7 @@ class MergeQueue:
 
     # -- one batch
 
-    async def _build(self, name: str, line: Line, batch: Batch, builder: CommitBuilder) -> bool:
+    async def _build(self, name: str, line: MergeQueueState, batch: MergeBatch, builder: CommitBuilder) -> bool:
         entries = line.entries(batch)
         if unwanted := [each.id for each in entries if not await self._is_wanted(each)]:
             return await self._edit(name, line, lambda line: lines.without(line, unwanted))
@@ -257,13 +261,13 @@ class MergeQueue:
             if not await self._is_made(builder, line, each):
                 return await self._edit(name, line, lambda line: lines.moved(line, below[0].number))
         start, before = (below[-1].top, below[-1].number) if below else (base, 0)
-        made = await Candidates(builder, self._brought).build(batch, entries, base, start, before)
+        made = await CandidateBuilder(builder, self._brought).build(batch, entries, base, start, before)
         now = await self._store.now()
         if made.members and not any(lines.rules_of([each]) for each in entries):
             LOGGER.info("batch %s for %s has no validation rules; a clean merge is sufficient", batch.number, line.base)
         return await self._edit(name, line, lambda line: lines.built(line, batch.number, made, now))
 
-    async def _test(self, name: str, line: Line, batch: Batch, project: Project) -> bool:
+    async def _test(self, name: str, line: MergeQueueState, batch: MergeBatch, project: Project) -> bool:
         run_id = lines.run_of(line, batch)
         record = await self._store.find(run_id)
         if record is None:
@@ -284,18 +288,20 @@ class MergeQueue:
             return await self._edit(name, line, lambda line: lines.tested(line, run_id, found))
         return await self._lost(name, line, batch, found)
 
-    async def _lost(self, name: str, line: Line, batch: Batch, problem: str) -> bool:
+    async def _lost(self, name: str, line: MergeQueueState, batch: MergeBatch, problem: str) -> bool:
         LOGGER.warning("batch %s for %s is tested again: %s", batch.number, line.base, problem)
         run_id, now = lines.run_of(line, batch), await self._store.now()
         return await self._edit(name, line, lambda line: lines.lost(line, run_id, problem, now))
 
-    async def _judge(self, name: str, line: Line, batch: Batch, builder: CommitBuilder) -> bool:
+    async def _judge(self, name: str, line: MergeQueueState, batch: MergeBatch, builder: CommitBuilder) -> bool:
         """A test that failed says something only as long as the base is where it was."""
         if batch.method != NONE and await builder.fetch_branch(line.base) != batch.start:
             return await self._edit(name, line, lambda line: lines.moved(line, batch.number))
         return await self._edit(name, line, lambda line: lines.judged(line, batch.number))
 
-    async def _land(self, name: str, line: Line, batch: Batch, project: Project, builder: CommitBuilder) -> bool:
+    async def _land(
+        self, name: str, line: MergeQueueState, batch: MergeBatch, project: Project, builder: CommitBuilder
+    ) -> bool:
         if not batch.is_landing:
             if unwanted := [each.id for each in line.entries(batch) if not await self._is_wanted(each)]:
                 return await self._edit(name, line, lambda line: lines.without(line, unwanted))
@@ -313,7 +319,7 @@ class MergeQueue:
                     return await self._edit(name, line, lambda line: lines.moved(line, batch.number, is_landing=True))
         return await self._edit(name, line, lambda line: lines.landed(line, batch.number))
 
-    async def _brought(self, entry: Entry) -> None:
+    async def _brought(self, entry: MergeEntry) -> None:
         """Have a head in the mirror. Whatever keeps it out is trouble with this one alone."""
         try:
             await self._ensure(entry)
@@ -323,9 +329,9 @@ class MergeQueue:
             LOGGER.exception("cannot fetch the commits of workstream %s: internal error", entry.id)
             raise GitFailed(f"cannot fetch its commits: {type(error).__name__}: {error}") from error
 
-    async def _is_made(self, builder: CommitBuilder, line: Line, batch: Batch) -> bool:
+    async def _is_made(self, builder: CommitBuilder, line: MergeQueueState, batch: MergeBatch) -> bool:
         """Whether the commits of a batch are in this server's mirror, made again where they were not."""
-        candidates = Candidates(builder, self._brought)
+        candidates = CandidateBuilder(builder, self._brought)
         if await candidates.has(batch):
             return True
         if not await builder.mirror.has_commit(batch.start):
@@ -336,12 +342,14 @@ class MergeQueue:
 
     # -- the document
 
-    async def _edit(self, name: str, seen: Line, change: Callable[[Line], Line]) -> bool:
+    async def _edit(
+        self, name: str, seen: MergeQueueState, change: Callable[[MergeQueueState], MergeQueueState]
+    ) -> bool:
         """Change it as it is now; whether it is not what was seen before. Somebody else's change is as good."""
         after = await self._lines.update(ALL_TENANTS, name, lambda line: line and change(line))
         return after != seen
 
-    async def _trouble(self, name: str, line: Line, problem: str) -> None:
+    async def _trouble(self, name: str, line: MergeQueueState, problem: str) -> None:
         LOGGER.warning("merge queue of %s for %s: %s; retrying", line.project, line.base, problem)
         now = await self._store.now()
         await self._edit(name, line, lambda line: lines.troubled(line, problem, now))
@@ -349,12 +357,12 @@ class MergeQueue:
     def _give_later(self, name: str, seconds: float) -> None:
         if (known := self._later.pop(name, None)) is not None:
             known.cancel()
-        self._later[name] = asyncio.get_running_loop().call_later(max(seconds, 0), self.hands.give, name)
+        self._later[name] = asyncio.get_running_loop().call_later(max(seconds, 0), self.work_queue.add, name)
 
 
 def _name_of(tenant: str, project: str, base: str) -> str:
     return of(tenant, queue_digest(tenant, project, base))
 
 
-def _is_idle(line: Line) -> bool:
+def _is_idle(line: MergeQueueState) -> bool:
     return line.is_idle

@@ -1,4 +1,4 @@
-"""What the merge queue is told, what it keeps, and what it answers."""
+"""The inputs, outcomes and views of the merge queue."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ NONE: Final = "none"  # The method of those who are only tested.
 METHODS: Final = ("merge", "squash", "fast-forward", NONE)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated workstream that is to be merged: `head` is the commit to merge, `base_commit` where it began."""
+class MergeEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated workstream to merge: `head` is the commit to merge, `base_commit` the commit it started from."""
 
     id: str  # the workstream's run
     tenant: str
@@ -30,10 +30,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     at: int = 0  # when it came, by the store's clock
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went, for one of them. `commit` is what the base has now; `details` says why not, and where.
+class MergeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result for one entry. `commit` is the new commit of the base; `details` says why it was not merged.
 
-    One that is only tested is `is_merged` without a commit: what must hold of it holds.
+    An entry that is only tested is `is_merged` without a commit if its rules hold.
     """
 
     id: str
@@ -44,11 +44,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Told until it does not raise: after a crash perhaps once more.
-Told = Callable[[Outcome], Awaitable[None]]
+Told = Callable[[MergeOutcome], Awaitable[None]]
 
 
 class EntryView(msgspec.Struct, frozen=True, kw_only=True):
-    """One in the line, for people. `batch` is the number of the one that it is in; 0: none yet."""
+    """A queue entry for display. `batch` is the number of its batch, or 0."""
 
     id: str
     title: str
@@ -62,7 +62,7 @@ class EntryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
-    """Some that are tested together, for people. `commit` is what the base would get; `run_id` tests it."""
+    """A batch for display. `commit` is the commit the base would get; `run_id` is its test run."""
 
     number: int
     method: str
@@ -77,8 +77,8 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     not_before: int = 0
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that was bad, for people to see: the halves that it was split into, and what its test said."""
+class BatchSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed batch: the halves that it was split into, and the result of its test."""
 
     number: int
     first: tuple[str, ...]
@@ -87,13 +87,13 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """The line before one base, for people: who waits, in order, and which batches are under way."""
+    """The queue of one base branch for display: entries in order, and batches under test."""
 
     project: str
     base: str
     entries: tuple[EntryView, ...] = ()
     batches: tuple[BatchView, ...] = ()
-    splits: tuple[Split, ...] = ()
+    splits: tuple[BatchSplit, ...] = ()
     problem: str = ""
     tries: int = 0
     not_before: int = 0

@@ -1,12 +1,12 @@
-"""A line as people see it."""
+"""Convert the state of a merge queue to its view."""
 
 from __future__ import annotations
 
 from deltaci.controllers.merge_queue.records import BatchView, EntryView, QueueView
-from deltaci.controllers.merge_queue.state import Batch, Line, run_of, splits_of, tests_of
+from deltaci.controllers.merge_queue.state import MergeBatch, MergeQueueState, run_of, splits_of, tests_of
 
 
-def shown(line: Line) -> QueueView:
+def shown(line: MergeQueueState) -> QueueView:
     """Who waits, in order, and which batches are under way."""
     batch_of = {id: each.number for each in line.batches for id in each.members}
     entries = tuple(
@@ -35,11 +35,11 @@ def shown(line: Line) -> QueueView:
     )
 
 
-def _waits(behind: int, line: Line) -> str:
+def _waits(behind: int, line: MergeQueueState) -> str:
     return f"conflicts with batch {behind}; waits until it ends" if line.batch(behind) is not None else ""
 
 
-def _batch(line: Line, batch: Batch) -> BatchView:
+def _batch(line: MergeQueueState, batch: MergeBatch) -> BatchView:
     if not batch.commits:
         return BatchView(number=batch.number, method=batch.method, members=batch.members, doing="building")
     is_good = batch.found.is_good if batch.found is not None else None

@@ -27,7 +27,7 @@ import msgspec
 from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.controllers.workstreams import files
-from deltaci.controllers.workstreams.metrics import Gauge, metrics, moment
+from deltaci.controllers.workstreams.metrics import WorkstreamTimes, metrics, moment
 from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.attempt import Attempt
 from deltaci.core.ids import attempt_id
@@ -46,8 +46,8 @@ DRAFT: Final = ".draft-"
 MAX_FOUND: Final = 500  # Attempts that are read at a time.
 
 
-class NotOver(Exception):
-    """It still goes on, or never was: there is nothing to archive."""
+class NotEndedError(Exception):
+    """The workstream has not ended or does not exist, so it cannot be archived."""
 
 
 def place(folder: Path, id: str) -> Path:
@@ -61,7 +61,7 @@ async def archive(store: Store, logs: LogStore, stream: Workstream, folder: Path
     if not await asyncio.to_thread(target.is_dir):
         record = await store.find(stream.id)
         if not isinstance(record, Run) or workstream_state(record) not in WORKSTREAM_VIEW.terminal:
-            raise NotOver(f"workstream {stream.id} has not ended; archive it afterwards")
+            raise NotEndedError(f"workstream {stream.id} has not ended; archive it afterwards")
         draft = await asyncio.to_thread(_draft, target)
         try:
             await _fill(store, logs, stream, record, folder, draft)
@@ -196,9 +196,9 @@ async def _attempts(store: Store, jobs: Sequence[Job]) -> list[Attempt]:
     return found
 
 
-async def _log(store: Store, id: str, draft: Path) -> tuple[Gauge, int]:
+async def _log(store: Store, id: str, draft: Path) -> tuple[WorkstreamTimes, int]:
     """Both logs, page by page; what they count, and their first seq: 0 if nothing of them is kept any more."""
-    gauge, exporter, seen, first = Gauge(), TransitionsExporter(), 0, 0
+    gauge, exporter, seen, first = WorkstreamTimes(), TransitionsExporter(), 0, 0
     for name in (EVENTS, TRANSITIONS):
         await asyncio.to_thread(_append, draft / name, b"")
     while page := await store.events(seen, PAGE, run_id=id):

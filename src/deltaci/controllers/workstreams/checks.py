@@ -1,6 +1,6 @@
-"""The rules that the server looks at, because it has the commits: what was changed, and whether it can be merged.
+"""The validation rules that the server checks itself: changed paths, and mergeability with the base.
 
-Nothing is fetched or compared here: whoever asks knows which paths differ from the base, and which are in conflict.
+The caller provides the changed paths and the conflicts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the commits of workstreams are: brought in from what jobs sent, and made again wherever they are not.
+"""Provide the commits of workstreams: imported from bundles of jobs, and rebuilt where a mirror does not have them.
 
-A mirror is only a cache. The base is in the repository, everything that tasks added is in bundles among the blobs, and
-what joins those two is made from them alone: whoever makes it again makes the same commits.
+A mirror is only a cache. The base is in the repository, the commits of tasks are in bundles in the blob store, and
+merge commits between them are built deterministically, so that rebuilding gives the same commits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every step of a workstream works with."""
+"""The dependencies of the steps of a workstream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from deltaci.controllers.projects import Project, Projects
-from deltaci.controllers.workstreams.records import Workstream, Workstreams
+from deltaci.controllers.workstreams.records import Workstream, WorkstreamRecords
 from deltaci.core.job import Job
 from deltaci.engine.engine import Engine
 from deltaci.git.command import GitFailed
@@ -20,7 +20,7 @@ from deltaci.storage.blobs.store import BlobStore
 from deltaci.storage.port import Store, load_jobs
 
 
-class Desk(msgspec.Struct, frozen=True, kw_only=True):
+class WorkstreamContext(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a server that workstreams need."""
 
     store: Store
@@ -30,7 +30,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     blobs: BlobStore
     logs: LogStore
     folder: Path  # of the server's data
-    records: Workstreams
+    records: WorkstreamRecords
 
     async def project(self, stream: Workstream) -> Project:
         """The project that it works on; `GitFailed` when it is not there any more."""

@@ -1,6 +1,6 @@
-"""Workstreams from their creation to the archive: planned, joined task by task, merged, put aside.
+"""Run workstreams from creation to archive: plan, integrate tasks, validate, merge, archive.
 
-Every step begins from what is stored and may be repeated: a server that is killed anywhere goes on where it was.
+Every step starts from the stored state and can be repeated, so that a server can continue after a crash.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import msgspec
 from msgspec.structs import replace
 
 from deltaci.controllers.claims import Claims
-from deltaci.controllers.merge_queue.controller import MergeQueue
-from deltaci.controllers.merge_queue.records import NONE, Entry, Outcome, QueueView
+from deltaci.controllers.merge_queue.controller import MergeQueueController
+from deltaci.controllers.merge_queue.records import NONE, MergeEntry, MergeOutcome, QueueView
 from deltaci.controllers.projects import BETWEEN, Project, of
-from deltaci.controllers.work_queue import Hands
+from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.controllers.workstreams import commits, files
 from deltaci.controllers.workstreams.archive import archive
-from deltaci.controllers.workstreams.context import Desk, plain, spec_of
-from deltaci.controllers.workstreams.integrate import Broken, Joining
-from deltaci.controllers.workstreams.metrics import Meters
-from deltaci.controllers.workstreams.planning import Planning
-from deltaci.controllers.workstreams.records import Open, Workstream
+from deltaci.controllers.workstreams.context import WorkstreamContext, plain, spec_of
+from deltaci.controllers.workstreams.integrate import RuleViolationError, TaskIntegrator
+from deltaci.controllers.workstreams.metrics import WorkstreamTimesCache
+from deltaci.controllers.workstreams.planning import WorkstreamPlanner
+from deltaci.controllers.workstreams.records import OpenWorkstream, Workstream
 from deltaci.core import job, run
 from deltaci.core.backoff import backoff_seconds
 from deltaci.core.cascade import NewRecord
@@ -44,7 +44,7 @@ from deltaci.pipeline.workstream.compile import required_labels, validation_job_
 from deltaci.storage.port import Conflict, Unavailable
 
 CLAIM: Final = "workstream-claim"
-SWEEP_SECONDS: Final = 30.0
+RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 2.0
 MAX_RETRY_SECONDS: Final = 300.0
 MAX_TRIES: Final = 6  # Of planning: a repository that cannot be reached for some minutes fails the workstream.
@@ -54,27 +54,27 @@ PLANNING_SECONDS: Final = 1800
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class Streams:
-    """All workstreams of a server. Start it after the engine, stop it before."""
+class WorkstreamController:
+    """All workstreams of a server. Start it after the engine and stop it before."""
 
-    def __init__(self, desk: Desk, owner: str, landing: Landing) -> None:
-        self.desk = desk
-        self.merging = MergeQueue(
-            desk.store,
-            desk.engine,
-            desk.projects,
-            desk.mirrors,
+    def __init__(self, context: WorkstreamContext, owner: str, landing: Landing) -> None:
+        self.context = context
+        self.merging = MergeQueueController(
+            context.store,
+            context.engine,
+            context.projects,
+            context.mirrors,
             ensure=self.ensure,
             is_wanted=self.is_wanted,
             landing=landing,
             owner=owner,
         )
         self.merging.tell(self.outcome)
-        self._claims = Claims(desk.store, CLAIM, owner)
-        self._planning = Planning(desk)
-        self._joining = Joining(desk)
-        self._meters = Meters(desk.store)
-        self.hands = Hands("workstreams", self._work, sweep=self.sweep, sweep_seconds=SWEEP_SECONDS)
+        self._claims = Claims(context.store, CLAIM, owner)
+        self._planning = WorkstreamPlanner(context)
+        self._joining = TaskIntegrator(context)
+        self._meters = WorkstreamTimesCache(context.store)
+        self.work_queue = KeyedWorkQueue("workstreams", self._work, resync=self.resync, resync_seconds=RESYNC_SECONDS)
         self._known: dict[str, str] = {}  # The tenants of those that are not archived yet, by id.
         self._tries: dict[str, int] = {}
 
@@ -93,23 +93,23 @@ class Streams:
             base=stream.base or "",
             spec=plain(stream),
             created_by=by,
-            created_at=await self.desk.store.now(),
+            created_at=await self.context.store.now(),
         )
         # Before the run: whoever sees the run finds what it is about.
-        await self.desk.records.kept.add(tenant, id, kept)
-        await self.desk.records.opened.add(ALL_TENANTS, of(tenant, id), Open(tenant, id))
+        await self.context.records.kept.add(tenant, id, kept)
+        await self.context.records.opened.add(ALL_TENANTS, of(tenant, id), OpenWorkstream(tenant, id))
         record = _born(kept, stream, project, fingerprint)
-        await self.desk.engine.do(NewRecord(id=id, record=record, actor=f"{USER}:{by}", request_id=request_id))
+        await self.context.engine.do(NewRecord(id=id, record=record, actor=f"{USER}:{by}", request_id=request_id))
         self._give(tenant, id)
         return kept
 
     async def _project(self, tenant: str, name: str) -> Project:
         if name:
-            found = await self.desk.projects.find(tenant, name)
+            found = await self.context.projects.find(tenant, name)
             if found is None:
                 raise Refused("not_found", f"there is no project {name!r}; list them with 'deltaci project list'")
             return found
-        all = [each async for each in self.desk.projects.each(tenant)]
+        all = [each async for each in self.context.projects.each(tenant)]
         if not all:
             raise Refused("bad_request", "there is no project to work on; add one with 'deltaci project add NAME URL'")
         if len(all) != 1:
@@ -138,26 +138,26 @@ class Streams:
     def start(self) -> None:
         """Begin with what was left over."""
         self.merging.start()
-        self.hands.start()
+        self.work_queue.start()
 
     async def stop(self) -> None:
         """Do no more."""
-        await self.hands.stop()
+        await self.work_queue.stop()
         await self.merging.stop()
 
-    async def sweep(self) -> None:
+    async def resync(self) -> None:
         """Take up everything that is not archived."""
-        async for _, each in self.desk.records.opened.iterate(ALL_TENANTS):
+        async for _, each in self.context.records.opened.iterate(ALL_TENANTS):
             self._give(each.tenant, each.id)
 
     def _give(self, tenant: str, id: str) -> None:
         self._known[id] = tenant
-        self.hands.give(of(tenant, id))
+        self.work_queue.add(of(tenant, id))
 
     async def _work(self, name: str) -> None:
         tenant, id = name.split(BETWEEN)
-        stream = await self.desk.records.find(tenant, id)
-        record = await self.desk.store.find(id)
+        stream = await self.context.records.find(tenant, id)
+        record = await self.context.store.find(id)
         if stream is None:
             self._forget(id)
             return
@@ -181,13 +181,13 @@ class Streams:
         if run.is_unplanned(record):
             await self._planning.plan(stream, record)
             return
-        jobs = await self.desk.jobs(record.id)
+        jobs = await self.context.jobs(record.id)
         if run.is_over(record):
             # All of its events are in the archive: those of tasks that are being stopped, and that it was reported.
             if is_over(record) and all(map(is_over, jobs)):
                 await self._end(stream, record)
             return
-        files.executing(self.desk.folder, stream, record, jobs, await self._meters.read(record.id))
+        files.executing(self.context.folder, stream, record, jobs, await self._meters.read(record.id))
         for each in jobs:
             if job.MACHINE.rule(each.state, job.Validate) is not None:
                 stream = await self._joining.join(stream, each)
@@ -208,33 +208,33 @@ class Streams:
 
     async def _abandon(self, stream: Workstream) -> None:
         """One without a run: it is being made, or never was."""
-        if await self.desk.store.now() - stream.created_at > ABANDONED_SECONDS * SECOND:
+        if await self.context.store.now() - stream.created_at > ABANDONED_SECONDS * SECOND:
             await self._drop(stream)
-            await self.desk.records.kept.delete(stream.tenant, stream.id)
+            await self.context.records.kept.delete(stream.tenant, stream.id)
 
     # -- the end
 
     async def _finish(self, stream: Workstream, record: Run) -> None:
         """All tasks are completed: what must hold of the whole, and its place in the merge queue."""
-        spec, builder = spec_of(stream), await self.desk.builder(stream)
-        await commits.restored(builder, stream, self.desk.blobs)
+        spec, builder = spec_of(stream), await self.context.builder(stream)
+        await commits.restored(builder, stream, self.context.blobs)
         try:
             await self._joining.check(builder, stream, spec.validation, stream.base_commit, stream.tip, stream.tip)
-        except Broken as broken:
+        except RuleViolationError as broken:
             await self._joining.note(stream, "", broken)
             await self._validate(record.id, str(broken), is_passed=False)
             return
         changed = await builder.mirror.changed_paths(stream.base_commit, stream.tip)
         entry = self._entry(stream, spec)
-        files.validating(self.desk.folder, stream, entry, changed)
+        files.validating(self.context.folder, stream, entry, changed)
         if stream.tip == stream.base_commit and not entry.rules:
             await self._validate(record.id, "no changes to merge", is_passed=True)
             return
         await self.merging.enter(entry)
 
-    def _entry(self, stream: Workstream, spec: model.Workstream) -> Entry:
+    def _entry(self, stream: Workstream, spec: model.Workstream) -> MergeEntry:
         merge = spec.merge
-        return Entry(
+        return MergeEntry(
             id=stream.id,
             tenant=stream.tenant,
             project=stream.project,
@@ -250,19 +250,19 @@ class Streams:
             work=validation_job_spec(spec),
         )
 
-    async def ensure(self, entry: Entry) -> None:
+    async def ensure(self, entry: MergeEntry) -> None:
         """Have the commits of an entry here."""
-        stream = await self.desk.records.find(entry.tenant, entry.id)
+        stream = await self.context.records.find(entry.tenant, entry.id)
         if stream is None:
             raise GitFailed(f"workstream {entry.id} is not known")
-        await commits.restored(await self.desk.builder(stream), stream, self.desk.blobs)
+        await commits.restored(await self.context.builder(stream), stream, self.context.blobs)
 
-    async def is_wanted(self, entry: Entry) -> bool:
+    async def is_wanted(self, entry: MergeEntry) -> bool:
         """Whether it still waits to be merged."""
-        record = await self.desk.store.find(entry.id)
+        record = await self.context.store.find(entry.id)
         return isinstance(record, Run) and run.MACHINE.rule(record.state, run.Validate) is not None
 
-    async def outcome(self, outcome: Outcome) -> None:
+    async def outcome(self, outcome: MergeOutcome) -> None:
         """What came of it in the merge queue. May be told more than once."""
 
         def told(known: Workstream | None) -> Workstream | None:
@@ -270,7 +270,7 @@ class Streams:
                 return None
             return replace(known, merged_as=outcome.commit, problem="" if outcome.is_merged else outcome.details)
 
-        stream = await self.desk.records.kept.update(outcome.tenant, outcome.id, told)
+        stream = await self.context.records.kept.update(outcome.tenant, outcome.id, told)
         if stream is not None and outcome.is_merged and not outcome.commit:
             await self._publish(stream)
         await self._validate(outcome.id, outcome.details, is_passed=outcome.is_merged)
@@ -278,13 +278,13 @@ class Streams:
 
     async def _publish(self, stream: Workstream) -> None:
         """One that is not to be merged is good: its branch is there for people from now on."""
-        builder = await self.desk.builder(stream)
-        await commits.restored(builder, stream, self.desk.blobs)
+        builder = await self.context.builder(stream)
+        await commits.restored(builder, stream, self.context.blobs)
         await builder.push(stream.branch, stream.tip, "")
 
     async def _validate(self, id: str, details: str, *, is_passed: bool) -> None:
         try:
-            await self.desk.engine.do(run.Validate(id=id, is_passed=is_passed, details=details))
+            await self.context.engine.do(run.Validate(id=id, is_passed=is_passed, details=details))
         except Refused as refused:
             if refused.code != "wrong_state":  # Said before, or cancelled meanwhile.
                 raise
@@ -293,9 +293,9 @@ class Streams:
         """It is over: nothing of it waits any more, and all of it is in the archive."""
         if stream.base:
             await self.merging.leave(stream.tenant, stream.project, stream.base, stream.id)
-        await archive(self.desk.store, self.desk.logs, stream, self.desk.folder)
+        await archive(self.context.store, self.context.logs, stream, self.context.folder)
         try:
-            builder: CommitBuilder | None = await self.desk.builder(stream)
+            builder: CommitBuilder | None = await self.context.builder(stream)
         except GitFailed:
             builder = None  # The project is gone, and its mirror with it.
         if builder is not None and stream.joined and await builder.mirror.has_commit(stream.tip):
@@ -303,7 +303,7 @@ class Streams:
         await self._drop(stream)
 
     async def _drop(self, stream: Workstream) -> None:
-        await self.desk.records.opened.delete(ALL_TENANTS, of(stream.tenant, stream.id))
+        await self.context.records.opened.delete(ALL_TENANTS, of(stream.tenant, stream.id))
         self._forget(stream.id)
 
     def _forget(self, id: str) -> None:

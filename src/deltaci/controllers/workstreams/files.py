@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.controllers.merge_queue.records import Entry
-from deltaci.controllers.workstreams.metrics import Gauge, metrics
+from deltaci.controllers.merge_queue.records import MergeEntry
+from deltaci.controllers.workstreams.metrics import WorkstreamTimes, metrics
 from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
@@ -75,7 +75,7 @@ def plan(stream: Workstream, jobs: Sequence[JobSpec]) -> dict[str, Any]:
     }
 
 
-def merge_plan(stream: Workstream, entry: Entry, changed: Collection[str] | None) -> dict[str, Any]:
+def merge_plan(stream: Workstream, entry: MergeEntry, changed: Collection[str] | None) -> dict[str, Any]:
     """What the merge will do; `changed` are the paths that differ from where it began, None when that is not known."""
     return {
         "workstream": stream.id,
@@ -156,12 +156,14 @@ def ready(folder: Path, stream: Workstream, jobs: Sequence[JobSpec]) -> None:
     write(at / PLAN, plan(stream, jobs))
 
 
-def executing(folder: Path, stream: Workstream, record: Run, jobs: Sequence[Job], gauge: Gauge | None = None) -> None:
+def executing(
+    folder: Path, stream: Workstream, record: Run, jobs: Sequence[Job], gauge: WorkstreamTimes | None = None
+) -> None:
     """Something goes on; call it as often as you like: the same figures are not written again."""
     write(place(folder, stream.id) / METRICS, metrics(stream, record, jobs, gauge))
 
 
-def validating(folder: Path, stream: Workstream, entry: Entry, changed: Collection[str] | None) -> None:
+def validating(folder: Path, stream: Workstream, entry: MergeEntry, changed: Collection[str] | None) -> None:
     """All of its tasks are completed."""
     write(place(folder, stream.id) / MERGE_PLAN, merge_plan(stream, entry, changed))
 

@@ -1,7 +1,6 @@
-"""How long a workstream and its tasks were what they were, counted from the log. Pure, but for whoever reads it.
+"""Time that a workstream and its tasks spent in each state, computed from the event log.
 
-Times are the store's. What goes on is counted up to the last event that was heard, so the same events always give the
-same figures.
+Times come from the store. Open states are counted up to the last event, so that the same events give the same metrics.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ MAX_KEPT: Final = 1000  # So many workstreams are remembered; others are read ag
 COUNTED: Final = ("queued", "running", "validating", "retrying")
 
 
-class Spent(msgspec.Struct):
-    """The time that one was in each of document 003's states: `state` since `since`."""
+class StateTimes(msgspec.Struct):
+    """Time spent in each state of document 003; `state` is the current one, entered at `since`."""
 
     state: str = ""
     since: int = 0
@@ -44,13 +43,13 @@ class Spent(msgspec.Struct):
         return (self.spent.get(state, 0) + going_on) / SECOND
 
 
-class Gauge(msgspec.Struct):
-    """Everything that is counted of one workstream. `seq` is the last event that it knows, `now` when that was."""
+class WorkstreamTimes(msgspec.Struct):
+    """The times of one workstream. `seq` is the last counted event, `now` its time."""
 
     seq: int = 0
     now: int = 0
-    stream: Spent = msgspec.field(default_factory=Spent)
-    tasks: dict[str, Spent] = {}
+    stream: StateTimes = msgspec.field(default_factory=StateTimes)
+    tasks: dict[str, StateTimes] = {}
 
     def count(self, events: Iterable[Event]) -> None:
         """Hear these, in their order; what was heard before changes nothing."""
@@ -60,21 +59,21 @@ class Gauge(msgspec.Struct):
             self.seq, self.now = event.seq, max(self.now, event.at)
             view = {JOB: TASK_VIEW, RUN: WORKSTREAM_VIEW}.get(event.entity)
             if view is not None and event.from_ != event.to and (shown := view.state_map[event.to]) in view.states:
-                of = self.stream if event.entity == RUN else self.tasks.setdefault(event.entity_id, Spent())
+                of = self.stream if event.entity == RUN else self.tasks.setdefault(event.entity_id, StateTimes())
                 of.enter(shown, self.now)
                 of.worker = event.metadata.get("worker_id") or of.worker
 
 
-class Meters:
-    """Gauges of the workstreams that go on: each event is read once."""
+class WorkstreamTimesCache:
+    """Times of the active workstreams, updated incrementally."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._gauges: dict[str, Gauge] = {}
+        self._gauges: dict[str, WorkstreamTimes] = {}
 
-    async def read(self, id: str) -> Gauge:
+    async def read(self, id: str) -> WorkstreamTimes:
         """As of now."""
-        gauge = self._gauges.pop(id, None) or Gauge()
+        gauge = self._gauges.pop(id, None) or WorkstreamTimes()
         while len(self._gauges) >= MAX_KEPT:
             del self._gauges[next(iter(self._gauges))]
         self._gauges[id] = gauge
@@ -87,7 +86,9 @@ class Meters:
         self._gauges.pop(id, None)
 
 
-def metrics(stream: Workstream, record: Run, jobs: Sequence[Job], gauge: Gauge | None = None) -> dict[str, Any]:
+def metrics(
+    stream: Workstream, record: Run, jobs: Sequence[Job], gauge: WorkstreamTimes | None = None
+) -> dict[str, Any]:
     """What is told of a workstream under way; without a gauge, what its records say."""
     now = gauge.now if gauge is not None else max((each.updated_at for each in (record, *jobs)), default=0)
     tasks = [_task(each, gauge, now) for each in jobs if task_state(each)]
@@ -105,14 +106,14 @@ def metrics(stream: Workstream, record: Run, jobs: Sequence[Job], gauge: Gauge |
     }
 
 
-def _end(record: Run, gauge: Gauge | None, now: int) -> int:
+def _end(record: Run, gauge: WorkstreamTimes | None, now: int) -> int:
     """Until when it counts: what comes after its end, e.g. that it was reported, does not."""
     if workstream_state(record) not in WORKSTREAM_VIEW.terminal:
         return now
     return gauge.stream.since if gauge is not None else record.updated_at
 
 
-def _task(record: Job, gauge: Gauge | None, now: int) -> dict[str, Any]:
+def _task(record: Job, gauge: WorkstreamTimes | None, now: int) -> dict[str, Any]:
     told: dict[str, Any] = {
         "name": record.spec.name,
         "state": task_state(record),
@@ -122,7 +123,7 @@ def _task(record: Job, gauge: Gauge | None, now: int) -> dict[str, Any]:
         "completed_at": moment(record.completed_at),
     }
     if gauge is not None:
-        spent = gauge.tasks.get(record.id) or Spent()
+        spent = gauge.tasks.get(record.id) or StateTimes()
         told["worker"] = spent.worker
         told.update({f"{state}_seconds": spent.seconds(state, now) for state in COUNTED})
     return told

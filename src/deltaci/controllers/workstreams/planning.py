@@ -1,4 +1,4 @@
-"""A workstream gets its base, its branch and its tasks."""
+"""Plan a workstream: determine its base, create its branch and its tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from deltaci.controllers.changes import default_branch
 from deltaci.controllers.planner import say_plan
 from deltaci.controllers.workstreams import files
-from deltaci.controllers.workstreams.context import Desk, spec_of
+from deltaci.controllers.workstreams.context import WorkstreamContext, spec_of
 from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core import decide, run
 from deltaci.core.plan import plan_hash
@@ -16,11 +16,11 @@ from deltaci.pipeline.workstream.compile import compile_jobs
 from deltaci.protocol.job_spec import Source
 
 
-class Planning:
-    """Plans what has no plan."""
+class WorkstreamPlanner:
+    """Plans workstreams that have no plan."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: WorkstreamContext) -> None:
+        self._context = context
 
     async def plan(self, stream: Workstream, record: Run) -> None:
         """Create the tasks. Asked again, it makes the same plan: where it begins is written down first."""
@@ -28,8 +28,8 @@ class Planning:
         if record.cancel_reason:  # Whatever it would do: it ends as soon as it has a plan.
             await self._say(record, decide.Plan(id=record.id, jobs=(), plan_hash=plan_hash(())))
             return
-        project = await self._desk.project(stream)
-        builder = await self._desk.builder(stream)
+        project = await self._context.project(stream)
+        builder = await self._context.builder(stream)
         base = stream.base or await default_branch(project, builder.mirror)
         if not stream.base_commit:
             commit = await builder.fetch_branch(base)
@@ -40,7 +40,7 @@ class Planning:
                     return known
                 return replace(known, base=base, base_commit=commit, branch=branch)
 
-            stream = await self._desk.records.kept.update(stream.tenant, stream.id, begun) or stream
+            stream = await self._context.records.kept.update(stream.tenant, stream.id, begun) or stream
         source = Source(
             url=project.url,
             commit=stream.base_commit,
@@ -51,7 +51,7 @@ class Planning:
         jobs = compile_jobs(spec, id=stream.id, source=source, branch=stream.branch)
         seconds = spec.timeout_minutes * 60
         hashed = plan_hash(jobs, is_fail_fast=spec.fail_fast, timeout_seconds=seconds)
-        files.ready(self._desk.folder, stream, jobs)
+        files.ready(self._context.folder, stream, jobs)
         order = decide.Plan(
             id=record.id, jobs=jobs, plan_hash=hashed, is_fail_fast=spec.fail_fast, timeout_seconds=seconds
         )
@@ -59,11 +59,11 @@ class Planning:
 
     async def fail(self, record: Run, why: str) -> None:
         """There is no plan, and the run says why; so does the workstream, first."""
-        kept = self._desk.records.kept
+        kept = self._context.records.kept
         await kept.update(record.tenant, record.id, lambda known: known and replace(known, problem=why))
         await self._say(record, run.PlanFailed(id=record.id, error=why))
 
     async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:
-        refused = await say_plan(self._desk.engine, record, order)
+        refused = await say_plan(self._context.engine, record, order)
         if refused is not None:
             raise refused

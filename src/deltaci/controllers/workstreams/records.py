@@ -1,6 +1,6 @@
-"""What is known of a workstream beside its run: where its branch is, and what each task added to it.
+"""Stored records of workstreams: the branch, and the commits that each task added.
 
-Truth is the store and the blobs: any server can make the commits again out of the repository and the bundles.
+The store and the blob store are authoritative: any server can rebuild the commits from the repository and the bundles.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ KIND: Final = "workstream"
 OPEN: Final = "workstream-open"  # One for each that is not archived yet, for whoever looks through all tenants.
 
 
-class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task added: its bundle holds what `head` has and `start` has not."""
+class IntegratedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The commits of one task: its bundle contains what `head` has and `start` has not."""
 
     task: str
     attempt_id: str
@@ -29,7 +29,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workstream(msgspec.Struct, frozen=True, kw_only=True):
-    """One workstream. `id` is its run's; `spec` is what was asked for, as plain values of the file's model."""
+    """One workstream. `id` is the id of its run; `spec` is its file as plain values."""
 
     id: str
     tenant: str
@@ -41,7 +41,7 @@ class Workstream(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int = 0
     base_commit: str = ""  # where it began
     branch: str = ""  # its own, e.g. `ws/login-3f9a2c`
-    joined: tuple[Joined, ...] = ()
+    joined: tuple[IntegratedTask, ...] = ()
     place: str = ""  # where its worktree is, as the last runner said
     merged_as: str = ""  # the commit by which the base has it
     problem: str = ""  # why it was not merged
@@ -54,19 +54,19 @@ class Workstream(msgspec.Struct, frozen=True, kw_only=True):
         return self.joined[-1].tip if self.joined else self.base_commit
 
 
-class Open(msgspec.Struct, frozen=True):
-    """That it is not archived yet, and whose it is."""
+class OpenWorkstream(msgspec.Struct, frozen=True):
+    """Marks a workstream as not archived, with its tenant."""
 
     tenant: str
     id: str
 
 
-class Workstreams:
-    """All of them, as documents. Named by their ids; `opened` is found under EVERYBODY."""
+class WorkstreamRecords:
+    """Stores workstreams by id. `opened` lists the open ones of all tenants, stored under ALL_TENANTS."""
 
     def __init__(self, store: Store) -> None:
         self.kept = TypedDocuments(store, KIND, Workstream)
-        self.opened = TypedDocuments(store, OPEN, Open)
+        self.opened = TypedDocuments(store, OPEN, OpenWorkstream)
 
     async def find(self, tenant: str, id: str) -> Workstream | None:
         """The tenant's workstream of this id."""

@@ -8,7 +8,7 @@ import msgspec
 
 from deltaci.api.schemas import projects as wire
 from deltaci.api.schemas.inputs import RunInput
-from deltaci.controllers.change_records import FileOutcome, Kept, digest
+from deltaci.controllers.change_records import ChangeRecord, FileOutcome, digest
 from deltaci.controllers.changes import run_of
 from deltaci.controllers.poller import HEADS, TAGS
 from deltaci.controllers.projects import Project
@@ -43,7 +43,7 @@ async def read_change(call: Call) -> wire.Change:
     return serialize_change(record)
 
 
-def serialize_change(record: Kept) -> wire.Change:
+def serialize_change(record: ChangeRecord) -> wire.Change:
     change = record.change
     return wire.Change(
         id=record.id,
@@ -80,7 +80,7 @@ async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
         raise Refused("bad_request", "'version' belongs to a template; leave it out with a repository")
     change = await _manual_change(call, project, params)
     now = await call.app.store.now()
-    handled = Kept(
+    handled = ChangeRecord(
         id=f"c{digest('manual', record.id)}",
         tenant=call.caller.tenant,
         project=project.name,

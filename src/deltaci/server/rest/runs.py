@@ -9,7 +9,7 @@ import msgspec
 from deltaci.api.routes import REPLAYED_HEADER, ROOT
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
-from deltaci.controllers.planner import Reasons, reasons_of
+from deltaci.controllers.planner import PlanReport, reasons_of
 from deltaci.core import job, listing, run
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import StartRun
@@ -167,7 +167,7 @@ async def read_run(call: Call) -> api.RunWithJobs:
 async def read_plan(call: Call) -> api.Plan:
     """Return the plan of a run, and the reasons of the planner."""
     record = await get_run(call)
-    reasons = await reasons_of(call.app.store, record) or Reasons()
+    reasons = await reasons_of(call.app.store, record) or PlanReport()
     return api.Plan(
         plan_hash=record.plan_hash,
         jobs=[serializers.planned_job(job.spec) for job in await get_jobs(call, record)],

@@ -136,7 +136,7 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     runs = [record for record in page.records if isinstance(record, Run)]
     tasks_by_id = await load_progress(call.app.store, runs) if query.progress else {}
     queues = await _queues(call) if any(not is_over(run) for run in runs) and query.progress else ()
-    documents = records.Workstreams(call.app.store)
+    documents = records.WorkstreamRecords(call.app.store)
     summaries = []
     for workstream_run in runs:
         fields = _summary_fields(workstream_run, now)
@@ -166,7 +166,7 @@ async def read_workstream(call: Call) -> wire.Workstream:
 
 async def _workstream(call: Call, id: str) -> wire.Workstream:
     run_records = await get_workstream_records(call, id)
-    record = await records.Workstreams(call.app.store).find(call.caller.tenant, id)
+    record = await records.WorkstreamRecords(call.app.store).find(call.caller.tenant, id)
     if record is None:
         raise not_found("workstream", id)
     queues = () if is_over(run_records.run) else await _queues(call)
@@ -244,7 +244,7 @@ def _task(
     stage: int,
     jobs_by_name: Mapping[str, Job],
     run_records: RunRecords,
-    joined: records.Joined | None,
+    joined: records.IntegratedTask | None,
     stream: records.Workstream,
     now: int,
 ) -> wire.WorkstreamTask:
@@ -288,7 +288,7 @@ _NOT_PLANNED: Final[dict[str, Any]] = {
 }
 
 
-def _task_commits(joined: records.Joined | None) -> wire.TaskCommits | None:
+def _task_commits(joined: records.IntegratedTask | None) -> wire.TaskCommits | None:
     if joined is None:
         return None
     return wire.TaskCommits(

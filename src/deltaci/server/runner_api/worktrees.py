@@ -16,9 +16,9 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from deltaci.controllers.repositories import Repositories
+from deltaci.controllers.repositories import RepositoryController
 from deltaci.controllers.workstreams import commits
-from deltaci.controllers.workstreams.records import Workstream, Workstreams
+from deltaci.controllers.workstreams.records import Workstream, WorkstreamRecords
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run, may_discard_workspace
@@ -67,14 +67,14 @@ class WorktreeHandlers:
         self,
         message_handlers: MessageHandlers,
         store: Store,
-        repositories: Repositories,
+        repositories: RepositoryController,
         blobs: BlobStore,
         folder: Path,
         disk: DiskThreads,
         ensure_queued_commit: EnsureQueuedCommit,
     ) -> None:
         self._message_handlers = message_handlers
-        self._streams = Workstreams(store)
+        self._streams = WorkstreamRecords(store)
         self._projects = repositories.projects
         self._mirrors = repositories.mirrors
         self._blobs = blobs

@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from deltaci.api.routes import Route
-from deltaci.controllers.flaky import FlakyTests
+from deltaci.controllers.flaky import FlakyTestTracker
 from deltaci.controllers.merge_queue.records import QueueView
-from deltaci.controllers.repositories import Repositories
+from deltaci.controllers.repositories import RepositoryController
 from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER
@@ -68,9 +68,9 @@ class AppState(msgspec.Struct, frozen=True, kw_only=True):
     streams: EventStreams
     secrets: Secrets
     failure_rules: FailureRules
-    flaky: FlakyTests
+    flaky: FlakyTestTracker
     test_reports: TestReports
-    repositories: Repositories
+    repositories: RepositoryController
     fleet: Fleet
     incarnations: Incarnations
     log_indexes: LogIndexes = msgspec.field(default_factory=LogIndexes)
