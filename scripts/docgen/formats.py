@@ -39,7 +39,7 @@ DECODING: Final = {"Decoder": 0, "_reader": 0, "decoder": 0, "convert": 1, "Type
 
 # Where the type is a parameter: its values are found at the calls of the function, or added by `roots`.
 PARAMETERS: Final = {
-    ("deltaci.client.talks", "call.reads"),
+    ("deltaci.client.operations", "call.reads"),
     ("deltaci.forges.webhook_event", "payload_type"),
     ("deltaci.protocol.decoding", "union"),
     ("deltaci.protocol.decoding", "kind"),

@@ -12,7 +12,7 @@ import pytest
 import deltaci
 from deltaci.api.routes import ROUTES
 from deltaci.client import AsyncClient, Client, calls, history, workstreams
-from deltaci.client.names import Name, readings
+from deltaci.client.run_refs import RunRef, parse_refs
 
 
 def test_every_route_has_a_call() -> None:
@@ -87,21 +87,21 @@ def test_a_key_that_no_header_can_hold_is_refused_at_once(key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("r1", (Name("r1"),)),
-        ("r1/build", (Name("r1", "build"),)),
-        ("r1/build.2", (Name("r1", "build", 2), Name("r1", "build.2"))),
-        ("r1/py3.11", (Name("r1", "py3", 11), Name("r1", "py3.11"))),
-        ("r1/a.0", (Name("r1", "a.0"),)),
-        ("r1/.2", (Name("r1", ".2"),)),
+        ("r1", (RunRef("r1"),)),
+        ("r1/build", (RunRef("r1", "build"),)),
+        ("r1/build.2", (RunRef("r1", "build", 2), RunRef("r1", "build.2"))),
+        ("r1/py3.11", (RunRef("r1", "py3", 11), RunRef("r1", "py3.11"))),
+        ("r1/a.0", (RunRef("r1", "a.0"),)),
+        ("r1/.2", (RunRef("r1", ".2"),)),
     ],
 )
-def test_a_name_is_read_as_what_it_may_mean(text: str, expected: tuple[Name, ...]) -> None:
+def test_a_name_is_read_as_what_it_may_mean(text: str, expected: tuple[RunRef, ...]) -> None:
     """Job names may have dots, so some names have two readings."""
-    assert readings(text) == expected
+    assert parse_refs(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "/", "r1/", "/build", "r1/a/b"])
 def test_what_names_nothing_is_refused(text: str) -> None:
     """Before a server is asked."""
-    with pytest.raises(ValueError, match="names nothing"):
-        readings(text)
+    with pytest.raises(ValueError, match="not a valid name"):
+        parse_refs(text)

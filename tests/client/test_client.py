@@ -194,13 +194,13 @@ def test_the_server_and_the_key_are_found_in_the_environment(hosted: Hosted, mon
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     """Before anything is sent anywhere."""
-    with pytest.raises(ValueError, match="no address of a server"):
+    with pytest.raises(ValueError, match="not a server URL"):
         Client(url, "key")
 
 
 def test_a_key_that_cannot_be_sent_is_refused_without_being_shown() -> None:
     """A message ends up in logs."""
-    with pytest.raises(ValueError, match="no API key") as caught:
+    with pytest.raises(ValueError, match="not an API key") as caught:
         Client("http://127.0.0.1:9", "secret\nvalue")
 
     assert "secret" not in str(caught.value)

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from deltaci.api.schemas import records as api
-from deltaci.client import ApiError, Client, ClientError, Patience, Unreachable, talks
+from deltaci.client import ApiError, Client, ClientError, Patience, Unreachable, operations
+from deltaci.client.effects import HttpResponse, OperationDriver, Sleep
 from deltaci.client.logs import LogPart
-from deltaci.client.steps import Answer, Drive, Pause
 from tests.client.hosted import Hosted, Player, gate, plan, task
 
 # Gives a single question up long before the server is back; what is followed is not.
@@ -227,12 +227,12 @@ def test_an_end_that_could_not_be_asked_about_is_not_missed(client: Client) -> N
     client.approve(run.id)
     over, last = client.wait(run.id), list(client.iter_events(run.id))[-1]
     told = b"id: %d\ndata: %s\n\n" % (last.seq, msgspec.json.encode(last))
-    drive = Drive(talks.wait(run.id))
-    answers: list[Any] = [waiting, HASTY, Answer(200, {}, b""), told, Unreachable("gone"), None, over]
+    drive = OperationDriver(operations.wait(run.id))
+    answers: list[Any] = [waiting, HASTY, HttpResponse(200, {}, b""), told, Unreachable("gone"), None, over]
 
     while (step := drive.step()) is not None:
-        answer = None if isinstance(step, Pause) else answers.pop(0)
-        if isinstance(step, Pause):
+        answer = None if isinstance(step, Sleep) else answers.pop(0)
+        if isinstance(step, Sleep):
             assert answers.pop(0) is None
         drive.fail(answer) if isinstance(answer, Exception) else drive.give(answer)
 

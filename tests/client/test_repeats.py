@@ -8,11 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.client import calls, talks
+from deltaci.client import calls, operations
 from deltaci.client.calls import Call
+from deltaci.client.effects import (
+    EmitItem,
+    GetRetryPolicy,
+    HttpResponse,
+    OpenStream,
+    OperationDriver,
+    ReadChunk,
+    SendRequest,
+    Sleep,
+)
 from deltaci.client.errors import UNEXPECTED, ApiError, Unreachable
-from deltaci.client.patience import Patience
-from deltaci.client.steps import Answer, Drive, Emit, Mind, Open, Pause, Read, Send
+from deltaci.client.retry import Patience
 
 PATIENCE = Patience(first_seconds=1, most_seconds=4, give_up_seconds=30)
 ME = msgspec.json.encode(
@@ -21,31 +30,33 @@ ME = msgspec.json.encode(
         **{"expires_at": None, "is_operator": False},
     }
 )
-GOOD = Answer(200, {}, ME)
+GOOD = HttpResponse(200, {}, ME)
 GONE = Unreachable("the line broke")
 UNHEARD = Unreachable("nobody there", is_unheard=True)
 
 
-def problem(status: int, code: str, **headers: str) -> Answer:
+def problem(status: int, code: str, **headers: str) -> HttpResponse:
     """A refusal as servers send it."""
     told = {"type": "about:blank", "title": "no", "status": status, "code": code, "message": "because"}
     body = {**told, "hint": "do this", "request_id": "abc", "detail": "because"}
-    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, msgspec.json.encode(body))
+    return HttpResponse(
+        status, {name.replace("_", "-"): value for name, value in headers.items()}, msgspec.json.encode(body)
+    )
 
 
 def told(
-    call: Call[Any], answers: Iterable[Answer | Exception], patience: Patience = PATIENCE
+    call: Call[Any], answers: Iterable[HttpResponse | Exception], patience: Patience = PATIENCE
 ) -> tuple[Any, list[float]]:
     """What comes of these answers, and how long was waited before each repeat."""
-    drive = Drive(talks.repeated("http://server", call, patience))
+    drive = OperationDriver(operations.repeated("http://server", call, patience))
     left, pauses = list(answers), []
     try:
         while (step := drive.step()) is not None:
             match step:
-                case Send():
+                case SendRequest():
                     answer = left.pop(0)
                     drive.fail(answer) if isinstance(answer, Exception) else drive.give(answer)
-                case Pause(seconds):
+                case Sleep(seconds):
                     pauses.append(seconds)
                     drive.give(None)
     except (ApiError, Unreachable) as error:
@@ -56,7 +67,9 @@ def told(
 
 def test_a_read_is_repeated_until_there_is_an_answer() -> None:
     """Longer waits each time, and never the same as everybody else's."""
-    found, pauses = told(calls.me(), [GONE, UNHEARD, problem(503, "unavailable"), Answer(502, {}, b"<html>"), GOOD])
+    found, pauses = told(
+        calls.me(), [GONE, UNHEARD, problem(503, "unavailable"), HttpResponse(502, {}, b"<html>"), GOOD]
+    )
 
     assert found.person == "ada"
     assert all(low / 2 <= pause <= low for low, pause in zip([1, 2, 4, 4], pauses, strict=True))
@@ -122,45 +135,45 @@ def test_a_refusal_tells_everything_that_the_server_told() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(404, {"content-type": "text/html; charset=utf-8"}, b"<html>\x1b[31mnginx</html>"),
-        Answer(200, {"content-type": "text/html"}, b"<html>sign in</html>"),
-        Answer(200, {}, b""),
-        Answer(302, {"location": "https://elsewhere"}, b""),
-        Answer(400, {"content-type": "application/json"}, b'{"error": "other API"}'),
-        Answer(500, {}, b"\xff\xfe"),
+        HttpResponse(404, {"content-type": "text/html; charset=utf-8"}, b"<html>\x1b[31mnginx</html>"),
+        HttpResponse(200, {"content-type": "text/html"}, b"<html>sign in</html>"),
+        HttpResponse(200, {}, b""),
+        HttpResponse(302, {"location": "https://elsewhere"}, b""),
+        HttpResponse(400, {"content-type": "application/json"}, b'{"error": "other API"}'),
+        HttpResponse(500, {}, b"\xff\xfe"),
     ],
     ids=["proxy page", "login page", "empty", "redirect", "other API", "binary"],
 )
-def test_an_answer_that_is_none_of_ours_is_called_that(answer: Answer) -> None:
+def test_an_answer_that_is_none_of_ours_is_called_that(answer: HttpResponse) -> None:
     """The most common mistake is the wrong address."""
     found, _ = told(calls.me(), [answer])
 
     assert found.code == UNEXPECTED
     assert "http://server" in found.message
     assert "\x1b" not in found.message
-    assert "address" in found.hint
+    assert "URL" in found.hint
 
 
 def test_a_file_goes_on_where_the_line_broke() -> None:
     """What was read is not read again, and nothing of another file is put behind it."""
-    drive = Drive(talks.artifact_bytes("r", "j", 1, "f"))
+    drive = OperationDriver(operations.artifact_bytes("r", "j", 1, "f"))
     read: list[Any] = [b"one", GONE, b"two", None]
     ranges, got = [], b""
 
     while (step := drive.step()) is not None:
         match step:
-            case Mind():
+            case GetRetryPolicy():
                 drive.give(PATIENCE)
-            case Open(call):
+            case OpenStream(call):
                 ranges.append(call.headers.get("Range"))
-                drive.give(Answer(206 if ranges[-1] else 200, {}, b""))
-            case Read():
+                drive.give(HttpResponse(206 if ranges[-1] else 200, {}, b""))
+            case ReadChunk():
                 part = read.pop(0)
                 drive.fail(part) if isinstance(part, Exception) else drive.give(part)
-            case Emit(item):
+            case EmitItem(item):
                 got += item
                 drive.give(None)
-            case Pause():
+            case Sleep():
                 drive.give(None)
 
     assert (got, ranges) == (b"onetwo", [None, "bytes=3-"])

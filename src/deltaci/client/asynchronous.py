@@ -1,4 +1,4 @@
-"""The client for programs that use asyncio. The same calls as the other, to be awaited."""
+"""The asyncio client. It has the same methods as the blocking one."""
 
 from __future__ import annotations
 
@@ -10,30 +10,42 @@ from typing import Any, TypeVar
 
 import httpx
 
-from deltaci.client import calls, history, logs, talks
+from deltaci.client import calls, history, logs, operations
 from deltaci.client import workstreams as streams
+from deltaci.client.atomic_file import AtomicFile
 from deltaci.client.calls import Call
 from deltaci.client.connection import (
     ANSWER_SECONDS,
-    TROUBLES,
+    HTTP_ERRORS,
+    ConnectionSettings,
     Key,
-    Settings,
     check_open,
+    connection_error,
     request_of,
     stream_of,
-    trouble,
 )
-from deltaci.client.drafts import Draft
+from deltaci.client.effects import (
+    EmitItem,
+    GetRetryPolicy,
+    HttpResponse,
+    OpenStream,
+    Operation,
+    OperationDriver,
+    ReadChunk,
+    SendRequest,
+    SendWithRetry,
+    Sleep,
+    StreamOperation,
+)
 from deltaci.client.errors import ClientError
-from deltaci.client.methods import aasked, afinished, astreamed
-from deltaci.client.patience import Patience
-from deltaci.client.steps import Answer, Ask, Drive, Emit, Mind, Open, Pause, Read, Send, Stream, Talk
+from deltaci.client.methods import async_call_method, async_operation_method, async_stream_method
+from deltaci.client.retry import Patience
 
 T = TypeVar("T")
 
 
-class _Line:
-    """At most one answer that is read as it comes."""
+class _OpenResponse:
+    """The response that is being streamed, at most one at a time."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http = http
@@ -41,7 +53,7 @@ class _Line:
         self._response: httpx.Response | None = None
         self._parts: AsyncIterator[bytes] | None = None
 
-    async def open(self, call: Call[Any], silence_seconds: float) -> Answer:
+    async def open(self, call: Call[Any], silence_seconds: float) -> HttpResponse:
         """Begin to read; a refusal is read at once."""
         await self.close()
         check_open(self._http)
@@ -49,18 +61,18 @@ class _Line:
             request = self._http.build_request(**stream_of(call, silence_seconds))
             self._response = response = await self._http.send(request, stream=True)
             body = await response.aread() if response.is_error else b""
-        except TROUBLES as error:
-            raise trouble(self._url, error) from error
+        except HTTP_ERRORS as error:
+            raise connection_error(self._url, error) from error
         if not response.is_error:
             self._parts = response.aiter_raw()
-        return Answer(response.status_code, response.headers, body)
+        return HttpResponse(response.status_code, response.headers, body)
 
     async def read(self) -> bytes | None:
         """The next bytes, None at the end."""
         try:
             return None if self._parts is None else await anext(self._parts, None)
-        except TROUBLES as error:
-            raise trouble(self._url, error) from error
+        except HTTP_ERRORS as error:
+            raise connection_error(self._url, error) from error
 
     async def close(self) -> None:
         """Read no more."""
@@ -68,7 +80,7 @@ class _Line:
             await self._response.aclose()
         self._response, self._parts = None, None
 
-    async def __aenter__(self) -> _Line:
+    async def __aenter__(self) -> _OpenResponse:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -76,9 +88,9 @@ class _Line:
 
 
 class AsyncClient:
-    """A server's API: `async with deltaci.AsyncClient("https://ci.example.org", key) as client:`.
+    """The API of a server: `async with deltaci.AsyncClient("https://ci.example.org", key) as client:`.
 
-    Without a server, DELTACI_SERVER or the one whose folder `.state` is here; without a key, DELTACI_KEY.
+    The server defaults to DELTACI_SERVER or to the one of the folder `.state`, the key to DELTACI_KEY.
     """
 
     def __init__(
@@ -90,7 +102,7 @@ class AsyncClient:
         timeout_seconds: float = ANSWER_SECONDS,
         patience: Patience | None = None,
     ) -> None:
-        settings = Settings(server, key, ca)
+        settings = ConnectionSettings(server, key, ca)
         self.url = settings.url
         self._patience = patience or Patience()
         self._http = httpx.AsyncClient(**settings.options(timeout_seconds))
@@ -107,158 +119,158 @@ class AsyncClient:
 
     # -- runs
 
-    start = aasked(calls.start)
-    runs = aasked(calls.runs)
-    run = aasked(calls.run)
-    cancel = aasked(calls.cancel)
-    approve = aasked(calls.approve)
-    reject = aasked(calls.reject)
-    rerun = aasked(calls.rerun)
-    plan = aasked(calls.plan)
-    timeline = aasked(calls.timeline)
-    explain = afinished(talks.explain)
-    wait = afinished(talks.wait)
-    iter_runs = astreamed(talks.iter_runs)
+    start = async_call_method(calls.start)
+    runs = async_call_method(calls.runs)
+    run = async_call_method(calls.run)
+    cancel = async_call_method(calls.cancel)
+    approve = async_call_method(calls.approve)
+    reject = async_call_method(calls.reject)
+    rerun = async_call_method(calls.rerun)
+    plan = async_call_method(calls.plan)
+    timeline = async_call_method(calls.timeline)
+    explain = async_operation_method(operations.explain)
+    wait = async_operation_method(operations.wait)
+    iter_runs = async_stream_method(operations.iter_runs)
 
     # -- events
 
-    events = aasked(calls.events)
-    iter_events = astreamed(talks.iter_events)
-    follow = astreamed(talks.follow)
+    events = async_call_method(calls.events)
+    iter_events = async_stream_method(operations.iter_events)
+    follow = async_stream_method(operations.follow)
 
     # -- what runs leave behind
 
-    artifacts = aasked(calls.artifacts)
-    outputs = aasked(calls.outputs)
-    costs = aasked(calls.costs)
-    transitions = aasked(history.transitions)
-    tests = aasked(history.run_tests)
+    artifacts = async_call_method(calls.artifacts)
+    outputs = async_call_method(calls.outputs)
+    costs = async_call_method(calls.costs)
+    transitions = async_call_method(history.transitions)
+    tests = async_call_method(history.run_tests)
 
     # -- jobs and attempts
 
-    jobs = aasked(calls.jobs)
-    job = aasked(calls.job)
-    cancel_job = aasked(calls.cancel_job)
-    attempts = aasked(calls.attempts)
-    attempt = aasked(calls.attempt)
-    log = aasked(calls.log)
-    log_index = aasked(calls.log_index)
-    iter_jobs = astreamed(talks.iter_jobs)
-    follow_log = astreamed(logs.follow_log)
+    jobs = async_call_method(calls.jobs)
+    job = async_call_method(calls.job)
+    cancel_job = async_call_method(calls.cancel_job)
+    attempts = async_call_method(calls.attempts)
+    attempt = async_call_method(calls.attempt)
+    log = async_call_method(calls.log)
+    log_index = async_call_method(calls.log_index)
+    iter_jobs = async_stream_method(operations.iter_jobs)
+    follow_log = async_stream_method(logs.follow_log)
 
     # -- templates
 
-    templates = aasked(calls.templates)
-    template = aasked(calls.template)
-    save_template = aasked(calls.save_template)
-    remove_template = aasked(calls.remove_template)
-    versions = aasked(calls.versions)
-    iter_templates = astreamed(talks.iter_templates)
-    iter_versions = astreamed(talks.iter_versions)
+    templates = async_call_method(calls.templates)
+    template = async_call_method(calls.template)
+    save_template = async_call_method(calls.save_template)
+    remove_template = async_call_method(calls.remove_template)
+    versions = async_call_method(calls.versions)
+    iter_templates = async_stream_method(operations.iter_templates)
+    iter_versions = async_stream_method(operations.iter_versions)
 
     # -- projects and changes
 
-    projects = aasked(calls.projects)
-    project = aasked(calls.project)
-    save_project = aasked(calls.save_project)
-    remove_project = aasked(calls.remove_project)
-    report_push = aasked(calls.report_push)
+    projects = async_call_method(calls.projects)
+    project = async_call_method(calls.project)
+    save_project = async_call_method(calls.save_project)
+    remove_project = async_call_method(calls.remove_project)
+    report_push = async_call_method(calls.report_push)
     tell_pushes = report_push  # Deprecated name.
-    changes = aasked(calls.changes)
-    change = aasked(calls.change)
-    iter_projects = astreamed(talks.iter_projects)
-    iter_changes = astreamed(talks.iter_changes)
+    changes = async_call_method(calls.changes)
+    change = async_call_method(calls.change)
+    iter_projects = async_stream_method(operations.iter_projects)
+    iter_changes = async_stream_method(operations.iter_changes)
 
     # -- workstreams
 
-    create_workstream = aasked(streams.create_workstream)
-    workstreams = aasked(streams.workstreams)
-    workstream = aasked(streams.workstream)
-    cancel_workstream = aasked(streams.cancel_workstream)
-    merge_queues = aasked(streams.merge_queues)
-    iter_workstreams = astreamed(streams.iter_workstreams)
+    create_workstream = async_call_method(streams.create_workstream)
+    workstreams = async_call_method(streams.workstreams)
+    workstream = async_call_method(streams.workstream)
+    cancel_workstream = async_call_method(streams.cancel_workstream)
+    merge_queues = async_call_method(streams.merge_queues)
+    iter_workstreams = async_stream_method(streams.iter_workstreams)
 
     # -- the queue, workers, keys, the tenant
 
-    queue = aasked(calls.queue)
-    workers = aasked(calls.workers)
-    worker = aasked(calls.worker)
-    worker_token = aasked(calls.worker_token)
-    drain_worker = aasked(calls.drain_worker)
-    resume_worker = aasked(calls.resume_worker)
-    remove_worker = aasked(calls.remove_worker)
-    wait_idle = afinished(talks.wait_idle)
-    keys = aasked(calls.keys)
-    key = aasked(calls.key)
-    make_key = aasked(calls.make_key)
-    revoke_key = aasked(calls.revoke_key)
-    secrets = aasked(calls.secret_page)
-    set_secret = aasked(calls.set_secret)
-    remove_secret = aasked(calls.remove_secret)
-    failure_rules = aasked(calls.failure_rules)
-    set_failure_rules = aasked(calls.set_failure_rules)
-    flaky = aasked(calls.flaky)
-    me = aasked(calls.me)
-    tenant = aasked(calls.tenant)
-    set_quotas = aasked(calls.set_quotas)
-    iter_workers = astreamed(talks.iter_workers)
-    iter_keys = astreamed(talks.iter_keys)
-    iter_secrets = astreamed(talks.iter_secrets)
-    iter_flaky = astreamed(talks.iter_flaky)
+    queue = async_call_method(calls.queue)
+    workers = async_call_method(calls.workers)
+    worker = async_call_method(calls.worker)
+    worker_token = async_call_method(calls.worker_token)
+    drain_worker = async_call_method(calls.drain_worker)
+    resume_worker = async_call_method(calls.resume_worker)
+    remove_worker = async_call_method(calls.remove_worker)
+    wait_idle = async_operation_method(operations.wait_idle)
+    keys = async_call_method(calls.keys)
+    key = async_call_method(calls.key)
+    make_key = async_call_method(calls.make_key)
+    revoke_key = async_call_method(calls.revoke_key)
+    secrets = async_call_method(calls.secret_page)
+    set_secret = async_call_method(calls.set_secret)
+    remove_secret = async_call_method(calls.remove_secret)
+    failure_rules = async_call_method(calls.failure_rules)
+    set_failure_rules = async_call_method(calls.set_failure_rules)
+    flaky = async_call_method(calls.flaky)
+    me = async_call_method(calls.me)
+    tenant = async_call_method(calls.tenant)
+    set_quotas = async_call_method(calls.set_quotas)
+    iter_workers = async_stream_method(operations.iter_workers)
+    iter_keys = async_stream_method(operations.iter_keys)
+    iter_secrets = async_stream_method(operations.iter_secrets)
+    iter_flaky = async_stream_method(operations.iter_flaky)
 
     async def download(self, run_id: str, job: str, index: int, path: str, to: str | Path) -> Path:
         """Keep a file that an attempt left behind under this name: whole, or not at all."""
-        with Draft(Path(to)) as draft:
-            async with aclosing(self.stream(talks.artifact_bytes(run_id, job, index, path))) as parts:
+        with AtomicFile(Path(to)) as draft:
+            async with aclosing(self.stream(operations.artifact_bytes(run_id, job, index, path))) as parts:
                 async for part in parts:
                     await asyncio.to_thread(draft.write, part)
         return Path(to)
 
-    # -- how talks are performed
+    # -- performing operations
 
-    async def finish(self, talk: Talk[T]) -> T:
-        """Perform a talk; what it gives in the end."""
-        drive = Drive(talk)
-        async with _Line(self._http, self.url) as line:
+    async def finish(self, operation: Operation[T]) -> T:
+        """Perform an operation and return its result."""
+        drive = OperationDriver(operation)
+        async with _OpenResponse(self._http, self.url) as line:
             while (step := drive.step()) is not None:
                 await self._perform(step, drive, line)
         return drive.result  # type: ignore[return-value]
 
-    async def stream(self, talk: Stream[T]) -> AsyncGenerator[T, None]:
-        """Perform a talk; what it gives on the way."""
-        drive = Drive(talk)
-        async with _Line(self._http, self.url) as line:
+    async def stream(self, operation: StreamOperation[T]) -> AsyncGenerator[T, None]:
+        """Perform an operation and yield its items."""
+        drive = OperationDriver(operation)
+        async with _OpenResponse(self._http, self.url) as line:
             while (step := drive.step()) is not None:
-                if isinstance(step, Emit):
+                if isinstance(step, EmitItem):
                     yield step.item
                 await self._perform(step, drive, line)
 
-    async def _perform(self, step: Any, drive: Drive[Any], line: _Line) -> None:
+    async def _perform(self, step: Any, drive: OperationDriver[Any], line: _OpenResponse) -> None:
         try:
             drive.give(await self._done(step, line))
         except ClientError as error:
             drive.fail(error)
 
-    async def _done(self, step: Any, line: _Line) -> Any:
+    async def _done(self, step: Any, line: _OpenResponse) -> Any:
         match step:
-            case Ask(call):
-                return await self.finish(talks.repeated(self.url, call, self._patience))
-            case Send(call):
+            case SendWithRetry(call):
+                return await self.finish(operations.repeated(self.url, call, self._patience))
+            case SendRequest(call):
                 return await self._send(call)
-            case Open(call, silence_seconds):
+            case OpenStream(call, silence_seconds):
                 return await line.open(call, silence_seconds)
-            case Read():
+            case ReadChunk():
                 return await line.read()
-            case Pause(seconds):
+            case Sleep(seconds):
                 return await asyncio.sleep(seconds)
-            case Mind():
+            case GetRetryPolicy():
                 return self._patience
         return None
 
-    async def _send(self, call: Call[Any]) -> Answer:
+    async def _send(self, call: Call[Any]) -> HttpResponse:
         check_open(self._http)
         try:
             response = await self._http.request(**request_of(call))
-        except TROUBLES as error:
-            raise trouble(self.url, error) from error
-        return Answer(response.status_code, response.headers, response.content)
+        except HTTP_ERRORS as error:
+            raise connection_error(self.url, error) from error
+        return HttpResponse(response.status_code, response.headers, response.content)

@@ -1,4 +1,4 @@
-"""The client for programs that wait for their answers."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -9,30 +9,42 @@ from typing import Any, TypeVar
 
 import httpx
 
-from deltaci.client import calls, history, logs, talks
+from deltaci.client import calls, history, logs, operations
 from deltaci.client import workstreams as streams
+from deltaci.client.atomic_file import AtomicFile
 from deltaci.client.calls import Call
 from deltaci.client.connection import (
     ANSWER_SECONDS,
-    TROUBLES,
+    HTTP_ERRORS,
+    ConnectionSettings,
     Key,
-    Settings,
     check_open,
+    connection_error,
     request_of,
     stream_of,
-    trouble,
 )
-from deltaci.client.drafts import Draft
+from deltaci.client.effects import (
+    EmitItem,
+    GetRetryPolicy,
+    HttpResponse,
+    OpenStream,
+    Operation,
+    OperationDriver,
+    ReadChunk,
+    SendRequest,
+    SendWithRetry,
+    Sleep,
+    StreamOperation,
+)
 from deltaci.client.errors import ClientError
-from deltaci.client.methods import asked, finished, streamed
-from deltaci.client.patience import Patience
-from deltaci.client.steps import Answer, Ask, Drive, Emit, Mind, Open, Pause, Read, Send, Stream, Talk
+from deltaci.client.methods import call_method, operation_method, stream_method
+from deltaci.client.retry import Patience
 
 T = TypeVar("T")
 
 
-class _Line:
-    """At most one answer that is read as it comes."""
+class _OpenResponse:
+    """The response that is being streamed, at most one at a time."""
 
     def __init__(self, http: httpx.Client, url: str) -> None:
         self._http = http
@@ -40,7 +52,7 @@ class _Line:
         self._response: httpx.Response | None = None
         self._parts: Iterator[bytes] = iter(())
 
-    def open(self, call: Call[Any], silence_seconds: float) -> Answer:
+    def open(self, call: Call[Any], silence_seconds: float) -> HttpResponse:
         """Begin to read; a refusal is read at once."""
         self.close()
         check_open(self._http)
@@ -48,18 +60,18 @@ class _Line:
             request = self._http.build_request(**stream_of(call, silence_seconds))
             self._response = response = self._http.send(request, stream=True)
             body = response.read() if response.is_error else b""
-        except TROUBLES as error:
-            raise trouble(self._url, error) from error
+        except HTTP_ERRORS as error:
+            raise connection_error(self._url, error) from error
         if not response.is_error:
             self._parts = response.iter_raw()
-        return Answer(response.status_code, response.headers, body)
+        return HttpResponse(response.status_code, response.headers, body)
 
     def read(self) -> bytes | None:
         """The next bytes, None at the end."""
         try:
             return next(self._parts, None)
-        except TROUBLES as error:
-            raise trouble(self._url, error) from error
+        except HTTP_ERRORS as error:
+            raise connection_error(self._url, error) from error
 
     def close(self) -> None:
         """Read no more."""
@@ -67,7 +79,7 @@ class _Line:
             self._response.close()
         self._response, self._parts = None, iter(())
 
-    def __enter__(self) -> _Line:
+    def __enter__(self) -> _OpenResponse:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,9 +87,9 @@ class _Line:
 
 
 class Client:
-    """A server's API: `with deltaci.Client("https://ci.example.org", key) as client:`. Threads may share it.
+    """The API of a server: `with deltaci.Client("https://ci.example.org", key) as client:`. Threads may share it.
 
-    Without a server, DELTACI_SERVER or the one whose folder `.state` is here; without a key, DELTACI_KEY.
+    The server defaults to DELTACI_SERVER or to the one of the folder `.state`, the key to DELTACI_KEY.
     """
 
     def __init__(
@@ -89,7 +101,7 @@ class Client:
         timeout_seconds: float = ANSWER_SECONDS,
         patience: Patience | None = None,
     ) -> None:
-        settings = Settings(server, key, ca)
+        settings = ConnectionSettings(server, key, ca)
         self.url = settings.url
         self._patience = patience or Patience()
         self._http = httpx.Client(**settings.options(timeout_seconds))
@@ -106,157 +118,157 @@ class Client:
 
     # -- runs
 
-    start = asked(calls.start)
-    runs = asked(calls.runs)
-    run = asked(calls.run)
-    cancel = asked(calls.cancel)
-    approve = asked(calls.approve)
-    reject = asked(calls.reject)
-    rerun = asked(calls.rerun)
-    plan = asked(calls.plan)
-    timeline = asked(calls.timeline)
-    explain = finished(talks.explain)
-    wait = finished(talks.wait)
-    iter_runs = streamed(talks.iter_runs)
+    start = call_method(calls.start)
+    runs = call_method(calls.runs)
+    run = call_method(calls.run)
+    cancel = call_method(calls.cancel)
+    approve = call_method(calls.approve)
+    reject = call_method(calls.reject)
+    rerun = call_method(calls.rerun)
+    plan = call_method(calls.plan)
+    timeline = call_method(calls.timeline)
+    explain = operation_method(operations.explain)
+    wait = operation_method(operations.wait)
+    iter_runs = stream_method(operations.iter_runs)
 
     # -- events
 
-    events = asked(calls.events)
-    iter_events = streamed(talks.iter_events)
-    follow = streamed(talks.follow)
+    events = call_method(calls.events)
+    iter_events = stream_method(operations.iter_events)
+    follow = stream_method(operations.follow)
 
     # -- what runs leave behind
 
-    artifacts = asked(calls.artifacts)
-    outputs = asked(calls.outputs)
-    costs = asked(calls.costs)
-    transitions = asked(history.transitions)
-    tests = asked(history.run_tests)
+    artifacts = call_method(calls.artifacts)
+    outputs = call_method(calls.outputs)
+    costs = call_method(calls.costs)
+    transitions = call_method(history.transitions)
+    tests = call_method(history.run_tests)
 
     # -- jobs and attempts
 
-    jobs = asked(calls.jobs)
-    job = asked(calls.job)
-    cancel_job = asked(calls.cancel_job)
-    attempts = asked(calls.attempts)
-    attempt = asked(calls.attempt)
-    log = asked(calls.log)
-    log_index = asked(calls.log_index)
-    iter_jobs = streamed(talks.iter_jobs)
-    follow_log = streamed(logs.follow_log)
+    jobs = call_method(calls.jobs)
+    job = call_method(calls.job)
+    cancel_job = call_method(calls.cancel_job)
+    attempts = call_method(calls.attempts)
+    attempt = call_method(calls.attempt)
+    log = call_method(calls.log)
+    log_index = call_method(calls.log_index)
+    iter_jobs = stream_method(operations.iter_jobs)
+    follow_log = stream_method(logs.follow_log)
 
     # -- templates
 
-    templates = asked(calls.templates)
-    template = asked(calls.template)
-    save_template = asked(calls.save_template)
-    remove_template = asked(calls.remove_template)
-    versions = asked(calls.versions)
-    iter_templates = streamed(talks.iter_templates)
-    iter_versions = streamed(talks.iter_versions)
+    templates = call_method(calls.templates)
+    template = call_method(calls.template)
+    save_template = call_method(calls.save_template)
+    remove_template = call_method(calls.remove_template)
+    versions = call_method(calls.versions)
+    iter_templates = stream_method(operations.iter_templates)
+    iter_versions = stream_method(operations.iter_versions)
 
     # -- projects and changes
 
-    projects = asked(calls.projects)
-    project = asked(calls.project)
-    save_project = asked(calls.save_project)
-    remove_project = asked(calls.remove_project)
-    report_push = asked(calls.report_push)
+    projects = call_method(calls.projects)
+    project = call_method(calls.project)
+    save_project = call_method(calls.save_project)
+    remove_project = call_method(calls.remove_project)
+    report_push = call_method(calls.report_push)
     tell_pushes = report_push  # Deprecated name.
-    changes = asked(calls.changes)
-    change = asked(calls.change)
-    iter_projects = streamed(talks.iter_projects)
-    iter_changes = streamed(talks.iter_changes)
+    changes = call_method(calls.changes)
+    change = call_method(calls.change)
+    iter_projects = stream_method(operations.iter_projects)
+    iter_changes = stream_method(operations.iter_changes)
 
     # -- workstreams
 
-    create_workstream = asked(streams.create_workstream)
-    workstreams = asked(streams.workstreams)
-    workstream = asked(streams.workstream)
-    cancel_workstream = asked(streams.cancel_workstream)
-    merge_queues = asked(streams.merge_queues)
-    iter_workstreams = streamed(streams.iter_workstreams)
+    create_workstream = call_method(streams.create_workstream)
+    workstreams = call_method(streams.workstreams)
+    workstream = call_method(streams.workstream)
+    cancel_workstream = call_method(streams.cancel_workstream)
+    merge_queues = call_method(streams.merge_queues)
+    iter_workstreams = stream_method(streams.iter_workstreams)
 
     # -- the queue, workers, keys, the tenant
 
-    queue = asked(calls.queue)
-    workers = asked(calls.workers)
-    worker = asked(calls.worker)
-    worker_token = asked(calls.worker_token)
-    drain_worker = asked(calls.drain_worker)
-    resume_worker = asked(calls.resume_worker)
-    remove_worker = asked(calls.remove_worker)
-    wait_idle = finished(talks.wait_idle)
-    keys = asked(calls.keys)
-    key = asked(calls.key)
-    make_key = asked(calls.make_key)
-    revoke_key = asked(calls.revoke_key)
-    secrets = asked(calls.secret_page)
-    set_secret = asked(calls.set_secret)
-    remove_secret = asked(calls.remove_secret)
-    failure_rules = asked(calls.failure_rules)
-    set_failure_rules = asked(calls.set_failure_rules)
-    flaky = asked(calls.flaky)
-    me = asked(calls.me)
-    tenant = asked(calls.tenant)
-    set_quotas = asked(calls.set_quotas)
-    iter_workers = streamed(talks.iter_workers)
-    iter_keys = streamed(talks.iter_keys)
-    iter_secrets = streamed(talks.iter_secrets)
-    iter_flaky = streamed(talks.iter_flaky)
+    queue = call_method(calls.queue)
+    workers = call_method(calls.workers)
+    worker = call_method(calls.worker)
+    worker_token = call_method(calls.worker_token)
+    drain_worker = call_method(calls.drain_worker)
+    resume_worker = call_method(calls.resume_worker)
+    remove_worker = call_method(calls.remove_worker)
+    wait_idle = operation_method(operations.wait_idle)
+    keys = call_method(calls.keys)
+    key = call_method(calls.key)
+    make_key = call_method(calls.make_key)
+    revoke_key = call_method(calls.revoke_key)
+    secrets = call_method(calls.secret_page)
+    set_secret = call_method(calls.set_secret)
+    remove_secret = call_method(calls.remove_secret)
+    failure_rules = call_method(calls.failure_rules)
+    set_failure_rules = call_method(calls.set_failure_rules)
+    flaky = call_method(calls.flaky)
+    me = call_method(calls.me)
+    tenant = call_method(calls.tenant)
+    set_quotas = call_method(calls.set_quotas)
+    iter_workers = stream_method(operations.iter_workers)
+    iter_keys = stream_method(operations.iter_keys)
+    iter_secrets = stream_method(operations.iter_secrets)
+    iter_flaky = stream_method(operations.iter_flaky)
 
     def download(self, run_id: str, job: str, index: int, path: str, to: str | Path) -> Path:
         """Keep a file that an attempt left behind under this name: whole, or not at all."""
-        with Draft(Path(to)) as draft:
-            for part in self.stream(talks.artifact_bytes(run_id, job, index, path)):
+        with AtomicFile(Path(to)) as draft:
+            for part in self.stream(operations.artifact_bytes(run_id, job, index, path)):
                 draft.write(part)
         return Path(to)
 
-    # -- how talks are performed
+    # -- performing operations
 
-    def finish(self, talk: Talk[T]) -> T:
-        """Perform a talk; what it gives in the end."""
-        drive = Drive(talk)
-        with _Line(self._http, self.url) as line:
+    def finish(self, operation: Operation[T]) -> T:
+        """Perform an operation and return its result."""
+        drive = OperationDriver(operation)
+        with _OpenResponse(self._http, self.url) as line:
             while (step := drive.step()) is not None:
                 self._perform(step, drive, line)
         return drive.result  # type: ignore[return-value]
 
-    def stream(self, talk: Stream[T]) -> Iterator[T]:
-        """Perform a talk; what it gives on the way."""
-        drive = Drive(talk)
-        with _Line(self._http, self.url) as line:
+    def stream(self, operation: StreamOperation[T]) -> Iterator[T]:
+        """Perform an operation and yield its items."""
+        drive = OperationDriver(operation)
+        with _OpenResponse(self._http, self.url) as line:
             while (step := drive.step()) is not None:
-                if isinstance(step, Emit):
+                if isinstance(step, EmitItem):
                     yield step.item
                 self._perform(step, drive, line)
 
-    def _perform(self, step: Any, drive: Drive[Any], line: _Line) -> None:
+    def _perform(self, step: Any, drive: OperationDriver[Any], line: _OpenResponse) -> None:
         try:
             drive.give(self._done(step, line))
         except ClientError as error:
             drive.fail(error)
 
-    def _done(self, step: Any, line: _Line) -> Any:
+    def _done(self, step: Any, line: _OpenResponse) -> Any:
         match step:
-            case Ask(call):
-                return self.finish(talks.repeated(self.url, call, self._patience))
-            case Send(call):
+            case SendWithRetry(call):
+                return self.finish(operations.repeated(self.url, call, self._patience))
+            case SendRequest(call):
                 return self._send(call)
-            case Open(call, silence_seconds):
+            case OpenStream(call, silence_seconds):
                 return line.open(call, silence_seconds)
-            case Read():
+            case ReadChunk():
                 return line.read()
-            case Pause(seconds):
+            case Sleep(seconds):
                 return time.sleep(seconds)
-            case Mind():
+            case GetRetryPolicy():
                 return self._patience
         return None
 
-    def _send(self, call: Call[Any]) -> Answer:
+    def _send(self, call: Call[Any]) -> HttpResponse:
         check_open(self._http)
         try:
             response = self._http.request(**request_of(call))
-        except TROUBLES as error:
-            raise trouble(self.url, error) from error
-        return Answer(response.status_code, response.headers, response.content)
+        except HTTP_ERRORS as error:
+            raise connection_error(self.url, error) from error
+        return HttpResponse(response.status_code, response.headers, response.content)

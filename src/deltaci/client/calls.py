@@ -1,6 +1,6 @@
-"""Every call of `/api/v1`, described once: what is sent, and as what its answer is read.
+"""Every call of `/api/v1`: the request and the type of its response.
 
-A function here makes a `Call` and sends nothing. The two clients turn each into a method with the same parameters.
+A function here returns a `Call` and sends nothing. Both clients turn each into a method with the same parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deltaci.api.schemas import queue as api_queue
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas import timeline as api_timeline
 from deltaci.api.schemas.inputs import PlanInput, Quotas, Scope
-from deltaci.client.names import Name
+from deltaci.client.run_refs import RunRef
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ EVENT_STREAM: Final = "text/event-stream"
 
 
 class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """One request. `reads` is the type of its answer; None for what is read as it comes."""
+    """A request. `reads` is the type of its response; None if the response is streamed."""
 
     method: str
     path: str
@@ -177,7 +177,7 @@ def rerun(run_id: str, *, failed_only: bool = False, idempotency_key: str = "") 
     return _call("rerunRun", api.Run, body=_given(failed_only=failed_only), once=once, run=run_id)
 
 
-def explain_name(name: Name) -> Call[api.Explanation]:
+def explain_name(name: RunRef) -> Call[api.Explanation]:
     """Why it is as it is."""
     if name.index:
         return _call("explainAttempt", api.Explanation, run=name.run, job=name.job, index=name.index)

@@ -1,4 +1,4 @@
-"""What both clients know about HTTP: how a request is made, and what its troubles mean."""
+"""HTTP settings and errors that both clients share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from deltaci.client import places
+from deltaci.client import server_address
 from deltaci.client.calls import Call
 from deltaci.client.errors import ClientError, Unreachable
 from deltaci.core.text import plain_line
@@ -19,15 +19,15 @@ from deltaci.core.text import plain_line
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
 MAX_CONNECTIONS: Final = 100
-TROUBLES: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL)
+HTTP_ERRORS: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL)
 _NEVER_CONNECTED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 Key = str | Callable[[], str]  # A function is asked for each request: what it makes may be short-lived.
 
 
-class _Bearer(httpx.Auth):
-    """Shows the key."""
+class _BearerAuth(httpx.Auth):
+    """Adds the API key to each request."""
 
     def __init__(self, key: Callable[[], str]) -> None:
         self._key = key
@@ -38,15 +38,17 @@ class _Bearer(httpx.Auth):
         yield request
 
 
-class Settings:
-    """The server's address and the key, checked, as httpx takes them."""
+class ConnectionSettings:
+    """The validated server URL and API key, as arguments for httpx."""
 
     def __init__(self, server: str | None, key: Key | None, ca: str | Path | None) -> None:
-        self.url = places.checked_url(places.server_url() if server is None else server)
+        self.url = server_address.checked_url(server_address.server_url() if server is None else server)
         self._key: Callable[[], str] | None = None
         if callable(key):
             self._key = key
-        elif shown := places.checked_key(os.environ.get(places.KEY_VARIABLE, "") if key is None else key):
+        elif shown := server_address.checked_key(
+            os.environ.get(server_address.KEY_VARIABLE, "") if key is None else key
+        ):
             self._key = lambda: shown
         self._ca = ca
 
@@ -57,10 +59,10 @@ class Settings:
         return {
             "base_url": self.url,
             "headers": headers,
-            "auth": None if self._key is None else _Bearer(self._key),
+            "auth": None if self._key is None else _BearerAuth(self._key),
             "timeout": httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
             "limits": httpx.Limits(max_connections=MAX_CONNECTIONS),
-            "trust_env": not places.is_this_machine(host),
+            "trust_env": not server_address.is_this_machine(host),
             "verify": True if self._ca is None else ssl.create_default_context(cafile=str(self._ca)),
             "follow_redirects": False,
         }
@@ -94,7 +96,7 @@ def check_open(http: httpx.Client | httpx.AsyncClient) -> None:
         raise ClientError("the client was closed")
 
 
-def trouble(url: str, error: Exception) -> Unreachable:
+def connection_error(url: str, error: Exception) -> Unreachable:
     """What no answer means, in one line."""
     if isinstance(error, httpx.ConnectTimeout):
         found = f"no connection within {CONNECT_SECONDS:.0f} s"

@@ -1,4 +1,4 @@
-"""What can go wrong when a server is asked, and how its refusals are read."""
+"""The errors of the client, and how an error response is decoded."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _problem = msgspec.json.Decoder(api.ApiProblem)
 
 
 class ClientError(Exception):
-    """A call that gave no result."""
+    """A call failed."""
 
 
 class Unreachable(ClientError):
-    """No answer came: nobody listens there, the connection broke, or it took too long.
+    """No response arrived: the connection failed, broke, or timed out.
 
-    `is_unheard` when it never got as far as a connection, so that nothing can have been changed.
+    `is_unheard` is true if no connection was made, so that the server cannot have changed anything.
     """
 
     def __init__(self, message: str, *, is_unheard: bool = False) -> None:

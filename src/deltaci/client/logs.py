@@ -8,10 +8,10 @@ import msgspec
 
 from deltaci.api.schemas import records as api
 from deltaci.client import calls
+from deltaci.client.effects import EmitItem, GetRetryPolicy, ReadChunk, Sleep, StreamOperation
 from deltaci.client.errors import ApiError, Unreachable
-from deltaci.client.patience import Patience, Waits
-from deltaci.client.steps import Emit, Mind, Pause, Read, Stream
-from deltaci.client.talks import SILENCE_SECONDS, ask, opened
+from deltaci.client.operations import SILENCE_SECONDS, ask, opened
+from deltaci.client.retry import Patience, RetryDelays
 
 FOLLOW_SECONDS: Final = 25  # Of one request: less than what a proxy takes for silence, and we for a broken line.
 ASK_AGAIN_SECONDS: Final = 0.5  # For what no stream tells: whether somebody has taken the job by now.
@@ -26,7 +26,7 @@ class LogPart(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class _Place(msgspec.Struct, kw_only=True):
+class _LogPosition(msgspec.Struct, kw_only=True):
     """How far it was read."""
 
     attempt: int
@@ -34,13 +34,13 @@ class _Place(msgspec.Struct, kw_only=True):
     offset: int = 0
 
 
-def follow_log(run_id: str, job: str, index: int = 0) -> Stream[LogPart]:
+def follow_log(run_id: str, job: str, index: int = 0) -> StreamOperation[LogPart]:
     """The log of a job's last attempt as it is written, then of the next ones, until the job is over.
 
     With an `index`, only of that attempt. Each lease has a log of its own: a worker that takes a job over begins anew.
     """
-    patience: Patience = yield Mind()
-    waits = Waits(patience, patience.lost_seconds)
+    patience: Patience = yield GetRetryPolicy()
+    waits = RetryDelays(patience, patience.lost_seconds)
     seen = yield from ask(calls.job(run_id, job))
     place = _begin(seen, index)
     while True:
@@ -54,17 +54,19 @@ def follow_log(run_id: str, job: str, index: int = 0) -> Stream[LogPart]:
                 if is_closed and (index or seen.completed_at is not None):
                     return
                 if place.offset == before:
-                    yield Pause(ASK_AGAIN_SECONDS)
+                    yield Sleep(ASK_AGAIN_SECONDS)
             seen = yield from ask(calls.job(run_id, job))
         except Unreachable as error:
-            yield Pause(waits.after(error))
+            yield Sleep(waits.after(error))
         except ApiError as error:
             if not error.is_passing:
                 raise
-            yield Pause(waits.after(error))
+            yield Sleep(waits.after(error))
 
 
-def _read(run_id: str, job: str, place: _Place, waits: Waits, *, follow_seconds: int) -> Stream[LogPart]:
+def _read(
+    run_id: str, job: str, place: _LogPosition, waits: RetryDelays, *, follow_seconds: int
+) -> StreamOperation[LogPart]:
     call = calls.log_stream(
         run_id, job, place.attempt, lease=place.lease, start=place.offset, follow_seconds=follow_seconds
     )
@@ -74,30 +76,30 @@ def _read(run_id: str, job: str, place: _Place, waits: Waits, *, follow_seconds:
         if error.code in NOTHING_MORE:
             return
         raise
-    while (chunk := (yield Read())) is not None:
+    while (chunk := (yield ReadChunk())) is not None:
         waits.reset()
         if chunk:
             place.offset += len(chunk)
-            yield Emit(LogPart(attempt=place.attempt, lease=place.lease, data=chunk))
+            yield EmitItem(LogPart(attempt=place.attempt, lease=place.lease, data=chunk))
 
 
-def _begin(job: api.Job, index: int) -> _Place:
+def _begin(job: api.Job, index: int) -> _LogPosition:
     index = index or max((each.index for each in job.tries), default=1)
-    return _Place(attempt=index, lease=_leases(job, index))
+    return _LogPosition(attempt=index, lease=_leases(job, index))
 
 
 def _leases(job: api.Job, index: int) -> int:
     return next((each.lease for each in job.tries if each.index == index), 0)
 
 
-def _is_closed(job: api.Job, place: _Place) -> bool:
+def _is_closed(job: api.Job, place: _LogPosition) -> bool:
     """Whether nothing can be added to this log any more: what comes next has a log of its own."""
     last = max((each.index for each in job.tries), default=0)
     is_next_awaited = job.completed_at is not None or job.next_run_at is not None
     return is_next_awaited or last > place.attempt or _leases(job, place.attempt) > place.lease
 
 
-def _moved_on(job: api.Job, place: _Place, *, is_single: bool) -> bool:
+def _moved_on(job: api.Job, place: _LogPosition, *, is_single: bool) -> bool:
     """Go to the next lease or the next attempt; False when there is none."""
     if _leases(job, place.attempt) > place.lease:
         place.lease += 1

@@ -1,4 +1,4 @@
-"""Turns what is described in `calls.py`, `talks.py` and `logs.py` into methods, of both clients, with their types."""
+"""Decorators that turn the functions of `calls.py`, `operations.py` and `logs.py` into typed client methods."""
 
 from __future__ import annotations
 
@@ -7,88 +7,92 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from deltaci.client.calls import Call
-from deltaci.client.steps import Stream, Talk
-from deltaci.client.talks import ask
+from deltaci.client.effects import Operation, StreamOperation
+from deltaci.client.operations import ask
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Waits(Protocol):
-    """A client that waits."""
+class BlockingRunner(Protocol):
+    """A client that blocks."""
 
-    def finish(self, talk: Talk[T]) -> T:
-        """Perform a talk; what it gives in the end."""
+    def finish(self, operation: Operation[T]) -> T:
+        """Perform an operation and return its result."""
 
-    def stream(self, talk: Stream[T]) -> Iterator[T]:
-        """Perform a talk; what it gives on the way."""
-
-
-class Awaits(Protocol):
-    """A client for programs that use asyncio."""
-
-    async def finish(self, talk: Talk[T]) -> T:
-        """Perform a talk; what it gives in the end."""
-
-    def stream(self, talk: Stream[T]) -> AsyncIterator[T]:
-        """Perform a talk; what it gives on the way."""
+    def stream(self, operation: StreamOperation[T]) -> Iterator[T]:
+        """Perform an operation and yield its items."""
 
 
-def asked(make: Callable[P, Call[T]]) -> Callable[Concatenate[Waits, P], T]:
-    """A method that makes one call."""
+class AsyncRunner(Protocol):
+    """A client for asyncio."""
+
+    async def finish(self, operation: Operation[T]) -> T:
+        """Perform an operation and return its result."""
+
+    def stream(self, operation: StreamOperation[T]) -> AsyncIterator[T]:
+        """Perform an operation and yield its items."""
+
+
+def call_method(make: Callable[P, Call[T]]) -> Callable[Concatenate[BlockingRunner, P], T]:
+    """Return a method that sends one call."""
 
     @wraps(make)
-    def method(self: Waits, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: BlockingRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.finish(ask(make(*args, **kwargs)))
 
     return method
 
 
-def finished(make: Callable[P, Talk[T]]) -> Callable[Concatenate[Waits, P], T]:
-    """A method that gives the end of a talk."""
+def operation_method(make: Callable[P, Operation[T]]) -> Callable[Concatenate[BlockingRunner, P], T]:
+    """Return a method that performs an operation."""
 
     @wraps(make)
-    def method(self: Waits, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: BlockingRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.finish(make(*args, **kwargs))
 
     return method
 
 
-def streamed(make: Callable[P, Stream[T]]) -> Callable[Concatenate[Waits, P], Iterator[T]]:
-    """A method that gives what a talk gives on the way."""
+def stream_method(make: Callable[P, StreamOperation[T]]) -> Callable[Concatenate[BlockingRunner, P], Iterator[T]]:
+    """Return a method that yields the items of an operation."""
 
     @wraps(make)
-    def method(self: Waits, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def method(self: BlockingRunner, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self.stream(make(*args, **kwargs))
 
     return method
 
 
-def aasked(make: Callable[P, Call[T]]) -> Callable[Concatenate[Awaits, P], Coroutine[Any, Any, T]]:
-    """The same as `asked`, to be awaited."""
+def async_call_method(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncRunner, P], Coroutine[Any, Any, T]]:
+    """Return a coroutine method that sends one call."""
 
     @wraps(make)
-    async def method(self: Awaits, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: AsyncRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.finish(ask(make(*args, **kwargs)))
 
     return method
 
 
-def afinished(make: Callable[P, Talk[T]]) -> Callable[Concatenate[Awaits, P], Coroutine[Any, Any, T]]:
-    """The same as `finished`, to be awaited."""
+def async_operation_method(
+    make: Callable[P, Operation[T]],
+) -> Callable[Concatenate[AsyncRunner, P], Coroutine[Any, Any, T]]:
+    """Return a coroutine method that performs an operation."""
 
     @wraps(make)
-    async def method(self: Awaits, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: AsyncRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.finish(make(*args, **kwargs))
 
     return method
 
 
-def astreamed(make: Callable[P, Stream[T]]) -> Callable[Concatenate[Awaits, P], AsyncIterator[T]]:
-    """The same as `streamed`, for `async for`."""
+def async_stream_method(
+    make: Callable[P, StreamOperation[T]],
+) -> Callable[Concatenate[AsyncRunner, P], AsyncIterator[T]]:
+    """Return a method that yields the items of an operation asynchronously."""
 
     @wraps(make)
-    def method(self: Awaits, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+    def method(self: AsyncRunner, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         return self.stream(make(*args, **kwargs))
 
     return method

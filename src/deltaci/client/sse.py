@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
 
 
-class Message(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """One of them."""
 
     event: str
@@ -15,7 +15,7 @@ class Message(NamedTuple):
     id: str
 
 
-class Reader:
+class EventStreamReader:
     """Bytes in, messages out. A message that was cut off is not given: it comes again after `Last-Event-ID`."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Reader:
         self._id = ""
         self._size = 0
 
-    def read(self, chunk: bytes) -> list[Message]:
+    def read(self, chunk: bytes) -> list[ServerSentEvent]:
         """The messages that are whole now."""
         lines = (self._rest + chunk).split(b"\n")
         self._rest = lines.pop()
@@ -34,10 +34,10 @@ class Reader:
             raise ValueError(f"one event is longer than {MAX_MESSAGE_BYTES} bytes")
         return [message for line in lines if (message := self._line(line)) is not None]
 
-    def _line(self, raw: bytes) -> Message | None:
+    def _line(self, raw: bytes) -> ServerSentEvent | None:
         line = raw.removesuffix(b"\r").decode(errors="replace")
         if not line:
-            found = Message(self._event or "message", "\n".join(self._data), self._id) if self._data else None
+            found = ServerSentEvent(self._event or "message", "\n".join(self._data), self._id) if self._data else None
             self._event, self._data, self._size = "", [], len(self._rest)
             return found
         name, _, value = line.partition(":")

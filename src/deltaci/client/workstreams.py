@@ -8,9 +8,9 @@ from typing import Any
 from deltaci.api.schemas import inputs as api_input
 from deltaci.api.schemas import workstreams as wire
 from deltaci.api.schemas.inputs import MAX_PAGE
-from deltaci.client import calls, talks
+from deltaci.client import calls, operations
 from deltaci.client.calls import Call, _call, _given
-from deltaci.client.steps import Stream
+from deltaci.client.effects import StreamOperation
 
 
 def create_workstream(
@@ -61,7 +61,7 @@ def merge_queues(*, project: str | None = None) -> Call[wire.MergeQueues]:
 
 def iter_workstreams(
     *, state: str | None = None, project: str | None = None, person: str | None = None
-) -> Stream[wire.WorkstreamSummary]:
+) -> StreamOperation[wire.WorkstreamSummary]:
     """All workstreams, the newest first; asks for the next page when it is needed."""
     asked: dict[str, Any] = {"state": state, "project": project, "person": person, "limit": MAX_PAGE}
-    yield from talks._pages(lambda cursor: workstreams(**asked, cursor=cursor), lambda page: page.workstreams)
+    yield from operations._pages(lambda cursor: workstreams(**asked, cursor=cursor), lambda page: page.workstreams)

@@ -1,4 +1,4 @@
-"""What became of a run, asked in one place."""
+"""Predicates for the outcome of a run or workstream."""
 
 from __future__ import annotations
 

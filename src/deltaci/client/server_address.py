@@ -1,4 +1,4 @@
-"""Where the server is, and what to show it, when nobody says so."""
+"""Default server URL and API key, and their validation."""
 
 from __future__ import annotations
 

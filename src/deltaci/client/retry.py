@@ -1,4 +1,4 @@
-"""How often and how long something is asked again before it counts as failed."""
+"""The retry policy of the clients: delays between attempts, and when to give up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from deltaci.core.backoff import Backoff
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits grow from `first_seconds` to `most_seconds`. What is safe to repeat is given up after `give_up_seconds` of
-    them, what is followed after `lost_seconds` without an answer."""
+    """A retry policy. Delays grow from `first_seconds` to `most_seconds`. Repeatable requests are given up after
+    `give_up_seconds` of delays, streams after `lost_seconds` without a response.
+    """
 
     first_seconds: float = 0.2
     most_seconds: float = 10.0
@@ -20,8 +21,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     lost_seconds: float = 600.0
 
 
-class Waits:
-    """The waits before each repeat: about twice as long each time, and not as long as everybody else's."""
+class RetryDelays:
+    """Computes the delay before each retry: about twice the previous one, with jitter."""
 
     def __init__(self, patience: Patience, give_up_seconds: float) -> None:
         self._patience = patience

@@ -1,4 +1,4 @@
-"""Everything that takes more than one request, as steps that a shell performs."""
+"""Client operations that need more than one request: retries, paging, waiting, following events, downloads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,24 @@ from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import MAX_EVENTS, MAX_PAGE
 from deltaci.client import calls
 from deltaci.client.calls import Call
+from deltaci.client.effects import (
+    Effect,
+    EmitItem,
+    GetRetryPolicy,
+    HttpResponse,
+    OpenStream,
+    Operation,
+    ReadChunk,
+    SendRequest,
+    SendWithRetry,
+    Sleep,
+    StreamOperation,
+)
 from deltaci.client.errors import ApiError, ClientError, Unreachable, refusal, unexpected
-from deltaci.client.names import Name, readings
-from deltaci.client.outcomes import is_over, is_settled
-from deltaci.client.patience import Patience, Waits
-from deltaci.client.sse import Reader
-from deltaci.client.steps import Answer, Ask, Emit, Mind, Open, Pause, Read, Send, Step, Stream, Talk
+from deltaci.client.retry import Patience, RetryDelays
+from deltaci.client.run_refs import RunRef, parse_refs
+from deltaci.client.run_status import is_over, is_settled
+from deltaci.client.sse import EventStreamReader
 
 T = TypeVar("T")
 
@@ -33,13 +45,13 @@ SILENCE_SECONDS: Final = 60.0  # Servers send a sign of life more often.
 _event = msgspec.json.Decoder(api.Event)
 
 
-def repeated(url: str, call: Call[T], patience: Patience) -> Talk[T]:
+def repeated(url: str, call: Call[T], patience: Patience) -> Operation[T]:
     """Send it, and again where that is safe, until there is an answer or no patience left."""
-    waits = Waits(patience, patience.give_up_seconds)
+    waits = RetryDelays(patience, patience.give_up_seconds)
     while True:
         error: ClientError
         try:
-            answer: Answer = yield Send(call)
+            answer: HttpResponse = yield SendRequest(call)
             return understood(url, call, answer)
         except ApiError as refused:
             if not (refused.is_passing and call.is_repeatable):
@@ -50,10 +62,10 @@ def repeated(url: str, call: Call[T], patience: Patience) -> Talk[T]:
             if not (call.is_repeatable or unreachable.is_unheard):
                 raise
             error = unreachable
-        yield Pause(waits.after(error))
+        yield Sleep(waits.after(error))
 
 
-def understood(url: str, call: Call[T], answer: Answer) -> T:
+def understood(url: str, call: Call[T], answer: HttpResponse) -> T:
     """What the answer says; raises what it refuses with."""
     if answer.status >= 300:
         raise refusal(url, answer.status, answer.headers, answer.body)
@@ -65,16 +77,16 @@ def understood(url: str, call: Call[T], answer: Answer) -> T:
         raise unexpected(url, answer.status, answer.headers, answer.body) from None
 
 
-def ask(call: Call[T]) -> Talk[T]:
-    """One request, as a part of a talk."""
-    found: T = yield Ask(call)
+def ask(call: Call[T]) -> Operation[T]:
+    """One request, as part of an operation."""
+    found: T = yield SendWithRetry(call)
     return found
 
 
-def first_found(text: str, make: Callable[[Name], Call[T]]) -> Talk[T]:
+def first_found(text: str, make: Callable[[RunRef], Call[T]]) -> Operation[T]:
     """Ask about what the text names; its second reading, if it has one, when there is nothing under the first."""
     first: ApiError | None = None
-    for name in readings(text):
+    for name in parse_refs(text):
         try:
             return (yield from ask(make(name)))
         except ApiError as error:
@@ -85,7 +97,7 @@ def first_found(text: str, make: Callable[[Name], Call[T]]) -> Talk[T]:
     raise first  # The likelier reading is also what to complain about.
 
 
-def explain(id: str) -> Talk[api.Explanation]:
+def explain(id: str) -> Operation[api.Explanation]:
     """Why a run, a job or an attempt is as it is: `RUN`, `RUN/JOB` or `RUN/JOB.N`."""
     return (yield from first_found(id, calls.explain_name))
 
@@ -104,83 +116,83 @@ def iter_runs(
     template: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-) -> Stream[api.Run]:
+) -> StreamOperation[api.Run]:
     """All runs, the newest first; asks for the next page when it is needed."""
     asked: dict[str, Any] = {"state": state, "status": status, "project": project, "branch": branch, "labels": labels}
     asked |= {"person": person, "template": template, "since": since, "until": until, "limit": MAX_PAGE}
     yield from _pages(lambda cursor: calls.runs(**asked, cursor=cursor), lambda page: page.runs)
 
 
-def iter_jobs(run_id: str) -> Stream[api.Job]:
+def iter_jobs(run_id: str) -> StreamOperation[api.Job]:
     """All jobs of a run, in the order of the plan."""
     yield from _pages(lambda cursor: calls.jobs(run_id, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs)
 
 
-def iter_templates() -> Stream[api.TemplateSummary]:
+def iter_templates() -> StreamOperation[api.TemplateSummary]:
     """All templates, by name."""
     yield from _pages(lambda cursor: calls.templates(limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
 
 
-def iter_versions(name: str) -> Stream[api.TemplateSummary]:
+def iter_versions(name: str) -> StreamOperation[api.TemplateSummary]:
     """All versions of a template, the oldest first."""
     yield from _pages(lambda cursor: calls.versions(name, limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
 
 
-def iter_projects() -> Stream[api_projects.Project]:
+def iter_projects() -> StreamOperation[api_projects.Project]:
     """All repositories that the server knows, by name."""
     yield from _pages(lambda cursor: calls.projects(limit=MAX_PAGE, cursor=cursor), lambda page: page.projects)
 
 
-def iter_changes(*, project: str | None = None) -> Stream[api_projects.Change]:
+def iter_changes(*, project: str | None = None) -> StreamOperation[api_projects.Change]:
     """All that happened in repositories, the newest first."""
     yield from _pages(
         lambda cursor: calls.changes(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.changes
     )
 
 
-def iter_workers(*, gone: bool = False) -> Stream[api.Worker]:
+def iter_workers(*, gone: bool = False) -> StreamOperation[api.Worker]:
     """All workers, the newest first."""
     yield from _pages(lambda cursor: calls.workers(gone=gone, limit=MAX_PAGE, cursor=cursor), lambda page: page.workers)
 
 
-def iter_keys() -> Stream[api.Key]:
+def iter_keys() -> StreamOperation[api.Key]:
     """All API keys."""
     yield from _pages(lambda cursor: calls.keys(limit=MAX_PAGE, cursor=cursor), lambda page: page.keys)
 
 
-def iter_secrets() -> Stream[api.Secret]:
+def iter_secrets() -> StreamOperation[api.Secret]:
     """All secrets, without their values."""
     yield from _pages(lambda cursor: calls.secret_page(limit=MAX_PAGE, cursor=cursor), lambda page: page.secrets)
 
 
-def iter_flaky(*, project: str | None = None) -> Stream[api_failures.FlakyJob]:
+def iter_flaky(*, project: str | None = None) -> StreamOperation[api_failures.FlakyJob]:
     """All jobs and tests that are known to fail now and then."""
     yield from _pages(
         lambda cursor: calls.flaky(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs
     )
 
 
-def _pages(make: Callable[[str], Call[Any]], items: Callable[[Any], list[T]]) -> Stream[T]:
+def _pages(make: Callable[[str], Call[Any]], items: Callable[[Any], list[T]]) -> StreamOperation[T]:
     cursor: str | None = ""
     while cursor is not None:
         page = yield from ask(make(cursor))
         for item in items(page):
-            yield Emit(item)
+            yield EmitItem(item)
         cursor = page.next
 
 
-def iter_events(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
+def iter_events(run_id: str = "", *, after: int = 0) -> StreamOperation[api.Event]:
     """All events that there are now, of a run or of the whole tenant, in the order of the log."""
     while True:
         page = yield from ask(calls.events(run_id, after=after, limit=MAX_EVENTS))
         for event in page.events:
-            yield Emit(event)
+            yield EmitItem(event)
         if page.last <= after:
             return
         after = page.last
 
 
-def wait_idle(name: str, *, timeout_seconds: float | None = None) -> Talk[api.Worker]:
+def wait_idle(name: str, *, timeout_seconds: float | None = None) -> Operation[api.Worker]:
     """Wait until a worker holds nothing. Raises `TimeoutError` when that takes longer."""
     until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
@@ -189,15 +201,15 @@ def wait_idle(name: str, *, timeout_seconds: float | None = None) -> Talk[api.Wo
             return found
         if until is not None and time.monotonic() >= until:
             raise TimeoutError(f"worker {name} still holds {', '.join(found.tasks)}")
-        yield Pause(LOOK_SECONDS)
+        yield Sleep(LOOK_SECONDS)
 
 
 # -- as it happens
 
-Hearing = Callable[[api.Event], Generator[Step | Emit[Any], Any, bool]]  # Whether this was the last one to hear.
+Hearing = Callable[[api.Event], Generator[Effect | EmitItem[Any], Any, bool]]  # Whether this was the last one to hear.
 
 
-def follow(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
+def follow(run_id: str = "", *, after: int = 0) -> StreamOperation[api.Event]:
     """The events of a run until it is over, or of the whole tenant for ever: what was, then what happens.
 
     A connection that breaks is made anew, and goes on behind the last event that was heard.
@@ -205,19 +217,19 @@ def follow(run_id: str = "", *, after: int = 0) -> Stream[api.Event]:
     if not run_id:
         yield from _listen("", after, _told)
         return
-    seen = _Seen((yield from ask(calls.run(run_id))))
+    seen = _FollowedRun((yield from ask(calls.run(run_id))))
     if not seen.is_settled:
         after = yield from _listen(run_id, after, seen.told_until_settled, seen.settled_meanwhile)
     yield from iter_events(run_id, after=after)
 
 
-def _told(event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
-    yield Emit(event)
+def _told(event: api.Event) -> Generator[Effect | EmitItem[Any], Any, bool]:
+    yield EmitItem(event)
     return False
 
 
-class _Seen:
-    """A run as it was read last. It is read again only when an event says that its outcome may stand by now."""
+class _FollowedRun:
+    """The last known state of a run. It is read again only when an event may have changed its outcome."""
 
     def __init__(self, run: api.RunWithJobs) -> None:
         self.run = run
@@ -227,36 +239,36 @@ class _Seen:
         """Whether its outcome stands and none of its jobs is still being stopped."""
         return is_settled(self.run)
 
-    def told_until_settled(self, event: api.Event) -> Generator[Step | Emit[Any], Any, bool]:
+    def told_until_settled(self, event: api.Event) -> Generator[Effect | EmitItem[Any], Any, bool]:
         """Every event, until then."""
-        yield Emit(event)
+        yield EmitItem(event)
         yield from self._look(event)
         return self.is_settled
 
-    def heard_until_over(self, event: api.Event) -> Talk[bool]:
+    def heard_until_over(self, event: api.Event) -> Operation[bool]:
         """Nothing, until the outcome stands."""
         yield from self._look(event)
         return is_over(self.run)
 
-    def settled_meanwhile(self) -> Talk[bool]:
+    def settled_meanwhile(self) -> Operation[bool]:
         """Whether that happened while nobody could be heard."""
         self.run = yield from ask(calls.run(self.run.id))
         return self.is_settled
 
-    def over_meanwhile(self) -> Talk[bool]:
+    def over_meanwhile(self) -> Operation[bool]:
         """Whether the outcome came while nobody could be heard."""
         self.run = yield from ask(calls.run(self.run.id))
         return is_over(self.run)
 
-    def _look(self, event: api.Event) -> Talk[None]:
+    def _look(self, event: api.Event) -> Operation[None]:
         is_news = event.entity == RUN and event.rev > self.run.rev
         if event.from_ != event.to and (is_news or (event.entity == JOB and is_over(self.run))):
             self.run = yield from ask(calls.run(self.run.id))
 
 
-def wait(run_id: str, *, timeout_seconds: float | None = None) -> Talk[api.RunWithJobs]:
+def wait(run_id: str, *, timeout_seconds: float | None = None) -> Operation[api.RunWithJobs]:
     """Wait until the run's outcome stands. Raises `TimeoutError` when that takes longer."""
-    seen = _Seen((yield from ask(calls.run(run_id))))
+    seen = _FollowedRun((yield from ask(calls.run(run_id))))
     if not is_over(seen.run):
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         # What it hears it keeps to itself, so there is nothing to emit.
@@ -268,16 +280,16 @@ def _listen(
     run_id: str,
     after: int,
     heard: Hearing,
-    meanwhile: Callable[[], Talk[bool]] | None = None,
+    meanwhile: Callable[[], Operation[bool]] | None = None,
     until: float | None = None,
-) -> Generator[Step | Emit[Any], Any, int]:
+) -> Generator[Effect | EmitItem[Any], Any, int]:
     """Tell of each event, until that is enough; then the last one's seq. Comes back when the connection is lost.
 
     What was to be asked when the connection broke was not asked: so whether it is enough by now is asked `meanwhile`.
     """
-    patience: Patience = yield Mind()
+    patience: Patience = yield GetRetryPolicy()
     # Who was never there is given up sooner than who was, and comes back.
-    waits = Waits(patience, patience.give_up_seconds)
+    waits = RetryDelays(patience, patience.give_up_seconds)
     is_back = False
     while True:
         silence = _left(until, run_id)
@@ -286,8 +298,8 @@ def _listen(
                 return after
             yield from opened(calls.event_stream(run_id, after), silence)
             waits.allow(patience.lost_seconds)
-            reader = Reader()
-            while (chunk := (yield Read())) is not None:
+            reader = EventStreamReader()
+            while (chunk := (yield ReadChunk())) is not None:
                 events = _events(reader, chunk)
                 for event in events:
                     after = event.seq
@@ -296,18 +308,18 @@ def _listen(
                 if events or chunk.startswith(SIGN_OF_LIFE):
                     waits.reset()
                 _left(until, run_id)
-            yield Pause(waits.after(Unreachable("the server closes every event stream")))
+            yield Sleep(waits.after(Unreachable("the server closes every event stream")))
         except ApiError as error:
             if not error.is_passing:
                 raise
-            yield Pause(waits.after(error))
+            yield Sleep(waits.after(error))
         except Unreachable as error:
             _left(until, run_id)
-            yield Pause(waits.after(error))
+            yield Sleep(waits.after(error))
         is_back = True
 
 
-def _events(reader: Reader, chunk: bytes) -> list[api.Event]:
+def _events(reader: EventStreamReader, chunk: bytes) -> list[api.Event]:
     try:
         return [_event.decode(message.data) for message in reader.read(chunk)]
     except (ValueError, msgspec.DecodeError):
@@ -324,34 +336,34 @@ def _left(until: float | None, run_id: str) -> float:
     return min(SILENCE_SECONDS, left)
 
 
-def opened(call: Call[bytes], silence_seconds: float) -> Talk[Answer]:
+def opened(call: Call[bytes], silence_seconds: float) -> Operation[HttpResponse]:
     """Begin to read an answer as it comes."""
-    answer: Answer = yield Open(call, silence_seconds)
+    answer: HttpResponse = yield OpenStream(call, silence_seconds)
     if answer.status >= 300:
         raise refusal(call.path, answer.status, answer.headers, answer.body)
     return answer
 
 
-def artifact_bytes(run_id: str, job: str, index: int, path: str) -> Stream[bytes]:
+def artifact_bytes(run_id: str, job: str, index: int, path: str) -> StreamOperation[bytes]:
     """A file that an attempt left behind, part by part; a broken connection is made anew and goes on where it was."""
-    patience: Patience = yield Mind()
-    waits = Waits(patience, patience.give_up_seconds)
+    patience: Patience = yield GetRetryPolicy()
+    waits = RetryDelays(patience, patience.give_up_seconds)
     done = 0
     while True:
         try:
             answer = yield from opened(calls.artifact(run_id, job, index, path, done), SILENCE_SECONDS)
             if done and answer.status != PARTIAL:
                 raise unexpected(path, answer.status, answer.headers, b"")
-            while (chunk := (yield Read())) is not None:
+            while (chunk := (yield ReadChunk())) is not None:
                 waits.reset()
                 done += len(chunk)
-                yield Emit(chunk)
+                yield EmitItem(chunk)
             return
         except ApiError as error:
             if error.code == "bad_range" and done:
                 return  # It broke behind the last byte.
             if not error.is_passing:
                 raise
-            yield Pause(waits.after(error))
+            yield Sleep(waits.after(error))
         except Unreachable as error:
-            yield Pause(waits.after(error))
+            yield Sleep(waits.after(error))

@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all."""
+"""A file that is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import IO
 
 
-class Draft:
-    """Use it as a context manager: what was written takes its name when the block ends well, and is gone otherwise."""
+class AtomicFile:
+    """A context manager that writes a temporary file and renames it on success; on an exception it deletes the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._draft = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
         self._file: IO[bytes] | None = None
 
-    def __enter__(self) -> Draft:
+    def __enter__(self) -> AtomicFile:
         self._file = self._draft.open("xb")
         return self
 
