@@ -29,7 +29,7 @@ def shims(tmp_path: Path) -> Path:
 @pytest.fixture
 def patient_shims(tmp_path: Path) -> Path:
     """The same, with a command that waits longer than a second for the server, which may be busy here."""
-    start = "from deltaci.cli import completing; completing.SECONDS = 60.0; from deltaci.cli.app import main; main()"
+    start = "from deltaci.cli import completers; completers.SECONDS = 60.0; from deltaci.cli.app import main; main()"
     return folder_with_command(tmp_path, f'-c "{start}"')
 
 

@@ -29,7 +29,7 @@ def test_rules_are_set_shown_and_tried(desk: Desk) -> None:
     found = desk.json("failure-rules", "test", "build.log")
     assert found["verdict"]["rule"] == "gpu"
     assert [(each["line"], each["rule"]) for each in found["lines"]] == [(2, "gpu"), (3, "network")]
-    assert "no rule finds" in desk.text("failure-rules", "test", "-", input="fine\n")
+    assert "no rule matches" in desk.text("failure-rules", "test", "-", input="fine\n")
     assert "rule own" not in desk.text("failure-rules", "test", "-", "--exit-code", "127", input="fine\n")
     shown = desk.text("failure-rules", "show")
     assert "log gpu .* lost" in shown

@@ -70,7 +70,7 @@ def test_nothing_is_written_over(folder: Path) -> None:
     result = run("import")
 
     assert result.exit_code == 2
-    assert ".deltaci.yml exists already; nothing was written" in result.stderr
+    assert ".deltaci.yml already exists; nothing was written" in result.stderr
     assert Path(".deltaci.yml").read_text() == "mine"
     assert run("import", "--force").exit_code == 0
     assert Path(".deltaci.yml").read_text() == WRITTEN
@@ -181,4 +181,4 @@ def test_the_linter_takes_workflows(folder: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout.endswith("release.yml: 1 problem, 2 warnings; 1 of 2 jobs can run here\n")
     assert run("lint", "elsewhere.yml").exit_code == 1
-    assert run("lint", "elsewhere.yml", "--github").stdout == "elsewhere.yml: good, 1 job\n"
+    assert run("lint", "elsewhere.yml", "--github").stdout == "elsewhere.yml: ok, 1 job\n"

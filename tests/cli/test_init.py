@@ -54,7 +54,7 @@ def test_a_file_that_is_there_stays(here: Path) -> None:
     result = init()
 
     assert result.exit_code == 2
-    assert ".deltaci.yml is there already; --force writes over it" in result.stderr
+    assert ".deltaci.yml already exists; --force overwrites it" in result.stderr
     assert (here / ".deltaci.yml").read_text() == "mine"
     assert "+ build: Go packages (sure)" in result.stdout
 
@@ -90,7 +90,7 @@ def test_what_is_found_is_told_and_written_and_good(here: Path) -> None:
     ]
     assert "  # odd-test:\n" in (here / ".deltaci.yml").read_text()
     linted = CliRunner().invoke(app, ["lint"])
-    assert (linted.exit_code, linted.stdout) == (0, ".deltaci.yml: good, 1 job\n")
+    assert (linted.exit_code, linted.stdout) == (0, ".deltaci.yml: ok, 1 job\n")
 
 
 def test_guesses_alone_make_a_file_that_says_so(here: Path) -> None:

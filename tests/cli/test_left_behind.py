@@ -62,8 +62,8 @@ def test_a_log_is_followed_through_a_retry(desk: Desk, player: Player) -> None:
     out, err = following.communicate(timeout=60)
 
     assert (following.returncode, out) == (0, b"two\nthree\n")
-    assert b"another worker took it over: attempt 1, lease 2" in err
-    assert b"tried again: attempt 2, lease 1" in err
+    assert b"reassigned to another worker: attempt 1, lease 2" in err
+    assert b"retried: attempt 2, lease 1" in err
     assert desk.text("logs", f"{run}/a.1", "--lease", "1") == "one\n"
 
 
@@ -92,10 +92,10 @@ def test_files_are_listed_and_got(desk: Desk, player: Player) -> None:
     assert got == ["out/a.1/dist/a.txt"]
     assert (desk.folder / got[0]).read_bytes() == b"a" * 2000
     assert len(desk.json("artifacts", "get", run, "-o", "all")) == 4
-    assert "left nothing behind" in desk.refused(2, "artifacts", "get", run, "*.exe")
+    assert "has no matching artifacts" in desk.refused(2, "artifacts", "get", run, "*.exe")
     assert "no artifacts" in desk.text("artifacts", "list", f"{run}/c")
     assert "no outputs" in desk.text("outputs", run)
-    assert "no attempt told" in desk.text("costs", run)
+    assert "no usage was reported" in desk.text("costs", run)
 
 
 @pytest.mark.parametrize("format", ["canonical", "transitions", "job-events"])

@@ -32,7 +32,7 @@ def test_a_good_file_is_good(here: Path) -> None:
 
     result = lint()
 
-    assert (result.exit_code, result.stdout) == (0, ".deltaci.yml: good, 1 job\n")
+    assert (result.exit_code, result.stdout) == (0, ".deltaci.yml: ok, 1 job\n")
 
 
 def test_a_problem_is_shown_with_its_line_and_a_caret(here: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_warning_is_shown_and_the_file_is_good() -> None:
 
     assert result.exit_code == 0
     assert result.stdout.startswith("-:4:14: warning: 'yes' is a text here")
-    assert result.stdout.endswith("-: good, 1 job, 1 warning\n")
+    assert result.stdout.endswith("-: ok, 1 job, 1 warning\n")
 
 
 @pytest.mark.parametrize("arguments", [(), ("nowhere.yml",), (".",), ("--wrong",)])
@@ -103,7 +103,7 @@ def test_a_workstream_file_is_told_by_its_key(tmp_path: Path) -> None:
 
     fine, wrong = lint(str(good)), lint(str(bad))
 
-    assert (fine.exit_code, fine.stdout) == (0, f"{good}: good, 1 task\n")
+    assert (fine.exit_code, fine.stdout) == (0, f"{good}: ok, 1 task\n")
     assert wrong.exit_code == 1
     assert f"{bad}:3:26: the key 'need', which a task does not have; did you mean 'needs'?" in wrong.stdout
     assert "\n  3 |   - {name: a, run: make, need: b}\n    |                          ^" in wrong.stdout

@@ -38,7 +38,7 @@ def test_a_key_lets_somebody_in_until_it_is_revoked(desk: Desk) -> None:
     made = desk.deltaci("key", "create", "bob", "--scope", "read", "--role", "ops", "--expires", "30d")
     assert made.exit_code == 0
     secret = made.stdout.strip()
-    assert "shown this once" in made.stderr
+    assert "shown only once" in made.stderr
 
     assert desk.json("whoami", DELTACI_KEY=secret)["person"] == "bob"
     assert "missing_scope" in desk.refused(4, "submit", desk.file("p.json", plan(task("a"))), DELTACI_KEY=secret)
@@ -70,7 +70,7 @@ def test_the_fleet_is_seen_and_joined(desk: Desk, player: Player) -> None:
     assert desk.text("workers", "token", "new").startswith("dci_")
     assert desk.json("workers", "token", "new", "--expires", "1h")["name"] == "new"
     assert "not_found" in desk.refused(3, "workers", "show", "none")
-    assert "let a new one in" in desk.text("workers", "--help")
+    assert "and add new ones" in desk.text("workers", "--help")
 
 
 def test_who_asks_and_what_may_be_used(desk: Desk) -> None:
@@ -111,7 +111,7 @@ def test_a_worker_is_drained_resumed_and_removed(desk: Desk, player: Player) -> 
     assert "new disk" in desk.text("workers", "show", name)
     assert "in document 003: idle" in desk.text("workers", "resume", name)
     assert desk.json("workers", "resume", name)["hold"] == ""
-    assert "stays; with --yes nobody is asked" in desk.refused(2, "workers", "remove", name)
+    assert "was not removed; use --yes to skip the confirmation" in desk.refused(2, "workers", "remove", name)
     assert "REMOVED" in desk.text("workers", "remove", name, "--yes")
     assert desk.json("workers", "list", "--gone")[0]["shutdown_reason"] == "REMOVED"
     assert "wrong_state" in desk.refused(3, "workers", "drain", name)

@@ -50,15 +50,15 @@ def test_a_browser_is_given_a_file_that_only_we_can_read(desk: Desk, tmp_path: P
 
     alone = desk.deltaci("web", BROWSER="none-such-browser", PATH="", DISPLAY="")
     assert alone.exit_code == 0
-    assert "there is no browser here" in alone.stderr
+    assert "no browser found" in alone.stderr
 
 
 @pytest.mark.parametrize(
     ("code", "words", "why"),
     [
-        (4, ("--data", "nowhere"), "no server's key in nowhere"),
-        (4, ("--server", "https://ci.example.org"), "open https://ci.example.org/sign-in and show an API key"),
-        (2, ("--server", "here"), "is no address of a server"),
+        (4, ("--data", "nowhere"), "no server key in nowhere"),
+        (4, ("--server", "https://ci.example.org"), "open https://ci.example.org/sign-in and sign in with an API key"),
+        (2, ("--server", "here"), "is not a server URL"),
         (2, ("--tenant", "ä"), "--tenant has 1 to 200 printable ASCII"),
         (5, ("--server", "http://127.0.0.1:1"), "cannot be reached"),
     ],

@@ -130,7 +130,7 @@ def test_a_workstream_is_shown_with_stages_and_reasons(streams: Streams) -> None
     [schema] = [line for line in found.splitlines() if " schema " in line and "completed" in line and "1/1" in line]
     assert schema.split()[:4] == ["1", "schema", "✓", "completed"]
     assert "+cccccccccc" in schema
-    assert "waits for the tree, which" in found
+    assert "waits for the worktree, held by" in found
 
 
 def test_waiting_ends_with_the_outcome_and_its_reason(streams: Streams) -> None:
@@ -157,7 +157,7 @@ def test_waiting_ends_with_the_outcome_and_its_reason(streams: Streams) -> None:
     assert "task       schema             running → validating" in told
     assert "workstream                    executing → failed" in told
     assert "login ✗ failed" in told
-    assert "  api: rule make test: found exit code 2, wanted exit code 0" in told
+    assert "  api: rule make test: found exit code 2, expected exit code 0" in told
     assert "  merge: merge: not merged" in told
     assert desk.json("ws", "show", id)["state"] == "failed"
 

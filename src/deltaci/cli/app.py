@@ -1,4 +1,4 @@
-"""The command `deltaci`: its options, and how it ends after Ctrl-C and a closed pipe."""
+"""The command `deltaci`: its options, and exit codes after Ctrl-C and a closed pipe."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from deltaci import __version__
-from deltaci.cli.registry import Commands
+from deltaci.cli.registry import LazyCommands
 
 COMPLETING: Final = "_DELTACI_COMPLETE"  # How a shell asks what could come next.
 
 
 app = typer.Typer(
     name="deltaci",
-    cls=Commands,
+    cls=LazyCommands,
     help="Delta CI: a self-hosted CI system and job orchestrator with verifiable event logs.",
     no_args_is_help=True,
     add_completion=False,

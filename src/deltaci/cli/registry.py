@@ -1,4 +1,4 @@
-"""All commands: where each one is, and what is said of it in the list. None is imported before it is called."""
+"""The table of all commands with the lines of `deltaci --help`. A command is imported when it is called."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 
-class Entry(NamedTuple):
-    """Where a command is, and the first line of its help: what is only listed is not imported."""
+class CommandEntry(NamedTuple):
+    """The module, the help panel and the help line of a command, so that listing imports no module."""
 
     module: str
     panel: str
@@ -22,55 +22,65 @@ RUNS, LEFT, PEOPLE, SERVER, PROOF = "Runs", "Results", "People and the fleet", "
 # Each command is in a module of its own in `commands/`, which is imported when the command is called: starting a
 # runner should not wait for the imports of the simulator.
 COMMANDS: Final = {
-    "up": Entry(
+    "up": CommandEntry(
         "up", SERVER, "Start a server and a runner on this machine, with SQLite in .state, and show a first run."
     ),
-    "submit": Entry("submit", RUNS, "Start a run from a template, a plan or a repository, and print its id."),
-    "runs": Entry("runs", RUNS, "List runs, newest first."),
-    "show": Entry("runs", RUNS, "Show a run and its jobs: progress, what they wait for, why they failed."),
-    "changes": Entry("changes", RUNS, "List pushes and pull requests and the runs they started, newest first."),
-    "logs": Entry("logs", RUNS, "Print the log of the last attempt of a job, or of a given attempt."),
-    "explain": Entry("runs", RUNS, "Explain the current state of a run, job or attempt."),
-    "approve": Entry("decide", RUNS, "Approve the waiting gates of a run."),
-    "reject": Entry("decide", RUNS, "Reject the waiting gates of a run; they fail."),
-    "cancel": Entry("runs", RUNS, "Cancel a run or one of its jobs."),
-    "rerun": Entry("submit", RUNS, "Start a new run of all jobs or only the failed ones, and print its id."),
-    "ws": Entry("ws", RUNS, "Create, list, show and cancel workstreams: tasks on one branch, validated and merged."),
-    "artifacts": Entry("results", LEFT, "List and download artifacts."),
-    "outputs": Entry("results", LEFT, "Show the outputs of the jobs of a run."),
-    "costs": Entry("results", LEFT, "Show the resource usage of a run, per attempt and in total."),
-    "events": Entry("events", LEFT, "Export or follow the event log."),
-    "flaky": Entry("flaky", LEFT, "List flaky jobs and tests."),
-    "failure-rules": Entry("failures", PEOPLE, "Show, set and test the rules that classify failures."),
-    "template": Entry("template", PEOPLE, "Save, list and show templates: reusable plans."),
-    "project": Entry("project", PEOPLE, "Add, list, edit and remove projects (repositories)."),
-    "workers": Entry("workers", PEOPLE, "List, drain, resume and remove workers, and add new ones."),
-    "key": Entry("key", PEOPLE, "Create, list and revoke API keys."),
-    "whoami": Entry("me", PEOPLE, "Show your identity on the server and your permissions."),
-    "tenant": Entry("me", PEOPLE, "Show and set the quotas of a tenant."),
-    "web": Entry("web", SERVER, "Open the web interface of a server on this machine, signed in, and print the link."),
-    "server": Entry("server", SERVER, "Run a server."),
-    "token": Entry("server", SERVER, "Create a single-use registration token for a runner."),
-    "runner": Entry("runner", SERVER, "Run a runner."),
-    "secret": Entry("secret", SERVER, "Set, list and remove secrets for jobs."),
-    "plan": Entry("plan", RUNS, "Show which jobs would run in this repository, and why."),
-    "run": Entry("run", RUNS, "Run the pipelines of this repository locally, without a server."),
-    "init": Entry("init", RUNS, "Inspect a repository and write a pipeline file for it."),
-    "lint": Entry("lint", RUNS, "Check pipeline files and report every problem with its position and a suggestion."),
-    "import": Entry(
+    "submit": CommandEntry("submit", RUNS, "Start a run from a template, a plan or a repository, and print its id."),
+    "runs": CommandEntry("runs", RUNS, "List runs, newest first."),
+    "show": CommandEntry("runs", RUNS, "Show a run and its jobs: progress, what they wait for, why they failed."),
+    "changes": CommandEntry("changes", RUNS, "List pushes and pull requests and the runs they started, newest first."),
+    "logs": CommandEntry("logs", RUNS, "Print the log of the last attempt of a job, or of a given attempt."),
+    "explain": CommandEntry("runs", RUNS, "Explain the current state of a run, job or attempt."),
+    "approve": CommandEntry("decide", RUNS, "Approve the waiting gates of a run."),
+    "reject": CommandEntry("decide", RUNS, "Reject the waiting gates of a run; they fail."),
+    "cancel": CommandEntry("runs", RUNS, "Cancel a run or one of its jobs."),
+    "rerun": CommandEntry("submit", RUNS, "Start a new run of all jobs or only the failed ones, and print its id."),
+    "ws": CommandEntry(
+        "ws", RUNS, "Create, list, show and cancel workstreams: tasks on one branch, validated and merged."
+    ),
+    "artifacts": CommandEntry("results", LEFT, "List and download artifacts."),
+    "outputs": CommandEntry("results", LEFT, "Show the outputs of the jobs of a run."),
+    "costs": CommandEntry("results", LEFT, "Show the resource usage of a run, per attempt and in total."),
+    "events": CommandEntry("events", LEFT, "Export or follow the event log."),
+    "flaky": CommandEntry("flaky", LEFT, "List flaky jobs and tests."),
+    "failure-rules": CommandEntry("failures", PEOPLE, "Show, set and test the rules that classify failures."),
+    "template": CommandEntry("template", PEOPLE, "Save, list and show templates: reusable plans."),
+    "project": CommandEntry("project", PEOPLE, "Add, list, edit and remove projects (repositories)."),
+    "workers": CommandEntry("workers", PEOPLE, "List, drain, resume and remove workers, and add new ones."),
+    "key": CommandEntry("key", PEOPLE, "Create, list and revoke API keys."),
+    "whoami": CommandEntry("me", PEOPLE, "Show your identity on the server and your permissions."),
+    "tenant": CommandEntry("me", PEOPLE, "Show and set the quotas of a tenant."),
+    "web": CommandEntry(
+        "web", SERVER, "Open the web interface of a server on this machine, signed in, and print the link."
+    ),
+    "server": CommandEntry("server", SERVER, "Run a server."),
+    "token": CommandEntry("server", SERVER, "Create a single-use registration token for a runner."),
+    "runner": CommandEntry("runner", SERVER, "Run a runner."),
+    "secret": CommandEntry("secret", SERVER, "Set, list and remove secrets for jobs."),
+    "plan": CommandEntry("plan", RUNS, "Show which jobs would run in this repository, and why."),
+    "run": CommandEntry("run", RUNS, "Run the pipelines of this repository locally, without a server."),
+    "init": CommandEntry("init", RUNS, "Inspect a repository and write a pipeline file for it."),
+    "lint": CommandEntry(
+        "lint", RUNS, "Check pipeline files and report every problem with its position and a suggestion."
+    ),
+    "import": CommandEntry(
         "importing", RUNS, "Convert GitHub workflows to pipeline files and report which jobs are supported."
     ),
-    "verify": Entry("verify", PROOF, "Verify an event log: every transition, owner, number, time and invariant."),
-    "conformance": Entry("conformance", PROOF, "Check a runner or a server against the runner protocol."),
-    "sim": Entry(
+    "verify": CommandEntry(
+        "verify", PROOF, "Verify an event log: every transition, owner, number, time and invariant."
+    ),
+    "conformance": CommandEntry("conformance", PROOF, "Check a runner or a server against the runner protocol."),
+    "sim": CommandEntry(
         "sim", PROOF, "Simulate servers, runners, users and faults in virtual time, and check every event."
     ),
-    "completion": Entry("completion", SERVER, "Print a shell completion script for commands, options and run ids."),
+    "completion": CommandEntry(
+        "completion", SERVER, "Print a shell completion script for commands, options and run ids."
+    ),
 }
 
 
-class Commands(TyperGroup):
-    """The commands, each imported when it is needed."""
+class LazyCommands(TyperGroup):
+    """A Typer group that imports each command when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Their names, in the order in which people meet them."""

@@ -1,4 +1,4 @@
-"""How `deltaci run` looks: a line for every change where nobody looks, a table that lives where somebody does."""
+"""The output of `deltaci run`: a line per change in a pipe, a live table on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deltaci.cli.shown import COLOURS, MARKS, safe, span
+from deltaci.cli.output import COLOURS, MARKS, safe, span
 from deltaci.core import job
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
@@ -22,8 +22,8 @@ MAX_ROWS: Final = 40
 TAIL_SHOWN: Final = 20
 
 
-class Lines:
-    """Every change is a line; with `is_chatty`, everything that jobs say is one, too."""
+class LineOutput:
+    """Prints a line for every change; with `is_chatty`, also every line that jobs print."""
 
     def __init__(self, out: Console, *, is_chatty: bool) -> None:
         self._out = out
@@ -53,14 +53,14 @@ class Lines:
                 Text(f"{safe(name):<{self._width}} │ ", style="dim").append(line, style="not dim"), soft_wrap=True
             )
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineOutput:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
 
-class Board:
-    """All jobs at once, as they are right now; what is over moves up, into the terminal's own history."""
+class LiveBoard:
+    """A live table of running jobs; finished jobs move up into the scrollback of the terminal."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -119,7 +119,7 @@ class Board:
         mark = Text(MARKS.get(word, " "), style=COLOURS.get(word, ""))
         return mark, Text(safe(name)), Text(took, style="dim"), Text(said if name in self._began else "", style="dim")
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> LiveBoard:
         self._live.start()
         return self
 

@@ -1,4 +1,4 @@
-"""What every command that asks a server shares: its options, how it gets in, and what its exit codes mean."""
+"""What every command that talks to a server shares: options, authentication and exit codes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typer.core import TyperGroup
 
 from deltaci.api.schemas import inputs as api_input
 from deltaci.api.schemas import records as api
-from deltaci.client import places
+from deltaci.client import server_address
 from deltaci.client.blocking import Client
 from deltaci.client.connection import ANSWER_SECONDS, Key
 from deltaci.client.errors import ApiError, Unreachable
-from deltaci.client.outcomes import is_good
-from deltaci.client.patience import Patience
+from deltaci.client.retry import Patience
+from deltaci.client.run_status import is_good
 from deltaci.core.text import plain_line
 
 GOOD, BAD, USAGE, REFUSED, NOT_ALLOWED, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 4, 5, 130, 141
@@ -58,7 +58,7 @@ ServerOption = Annotated[
     str | None,
     typer.Option(
         help="The URL of the server. Default: the server in the --data folder, else 127.0.0.1:8080.",
-        envvar=places.SERVER_VARIABLE,
+        envvar=server_address.SERVER_VARIABLE,
         rich_help_panel=CONNECTION,
     ),
 ]
@@ -100,12 +100,12 @@ def shared_options() -> frozenset[str]:
     return frozenset(_SHARED)
 
 
-class NoKey(Exception):
-    """There is nothing to show to the server."""
+class MissingKeyError(Exception):
+    """There is no API key and no server data to sign a token with."""
 
 
-class Session:
-    """A command's way to the server. What it prints is one JSON document, or text."""
+class CommandSession:
+    """The client of a command, and whether the command prints JSON or text."""
 
     def __init__(self, client: Client, *, is_json: bool) -> None:
         self.client = client
@@ -116,8 +116,8 @@ class Session:
         print(msgspec.json.encode(value).decode(), flush=True)
 
 
-class Defaults(TyperGroup):
-    """A group whose first command is meant when none is named: `deltaci workers` is `deltaci workers list`."""
+class SharedOptionsGroup(TyperGroup):
+    """A group that calls its first command if none is given: `deltaci workers` is `deltaci workers list`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the name of the command there."""
@@ -127,18 +127,18 @@ class Defaults(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Session, P], None]], None]:
+def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[CommandSession, P], None]], None]:
     """Make a function a command that asks a server: it gets a session, and its caller the options for that."""
 
     group = app.info.name
     whole = f"{group} {name}" if isinstance(group, str) else name
 
-    def made(function: Callable[Concatenate[Session, P], None]) -> None:
+    def made(function: Callable[Concatenate[CommandSession, P], None]) -> None:
         @wraps(function)
         def called(**given: Any) -> None:
             shared = {option: given.pop(option) for option in _SHARED}
             with reported(whole), patient_client(shared) as client:
-                function(Session(client, is_json=shared["json"]), **given)  # type: ignore[call-arg]
+                function(CommandSession(client, is_json=shared["json"]), **given)  # type: ignore[call-arg]
                 sys.stdout.flush()
 
         asked = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
@@ -164,7 +164,7 @@ def reported(name: str) -> Iterator[None]:
         if error.request_id and error.status >= 500:
             told.append(f"see request {error.request_id}")
         fail(name, "; ".join(told), NOT_ALLOWED if error.status in NOT_ALLOWED_STATUSES else REFUSED)
-    except NoKey as error:
+    except MissingKeyError as error:
         fail(name, str(error), NOT_ALLOWED)
     except Unreachable as error:
         fail(name, str(error), UNREACHABLE)
@@ -211,7 +211,7 @@ def person() -> str:
 
 def _client(given: Mapping[str, Any], patience: Patience, seconds: float) -> Client:
     data: Path | None = given.get("data")
-    server = given.get("server") or places.server_url(data or places.DATA_FOLDER)
+    server = given.get("server") or server_address.server_url(data or server_address.DATA_FOLDER)
     key = _key(given.get("key_file"), data, given.get("tenant") or "default", server)
     return Client(server, key, ca=given.get("ca"), patience=patience, timeout_seconds=seconds)
 
@@ -219,19 +219,19 @@ def _client(given: Mapping[str, Any], patience: Patience, seconds: float) -> Cli
 def _key(file: Path | None, data: Path | None, tenant: str, server: str) -> Key:
     """From the file, the variable, or signed with the key of the server whose folder this is."""
     if file is not None:
-        return places.key_in(file)
-    if given := places.checked_key(os.environ.get(places.KEY_VARIABLE, "")):
+        return server_address.key_in(file)
+    if given := server_address.checked_key(os.environ.get(server_address.KEY_VARIABLE, "")):
         return given
-    folder = data or places.DATA_FOLDER
+    folder = data or server_address.DATA_FOLDER
     # Who is shown an operator's token could use it: it goes to the server of that folder, or where it was meant to.
-    is_meant = data is not None or places.is_at_home(server, folder)
+    is_meant = data is not None or server_address.is_at_home(server, folder)
     if not is_meant or not os.access(folder / KEY_FILE, os.R_OK):
-        raise NoKey(NO_KEY)
-    return _Signed(folder, tenant)
+        raise MissingKeyError(NO_KEY)
+    return _OperatorTokens(folder, tenant)
 
 
-class _Signed:
-    """Operator's tokens, each good for minutes, made as they are needed."""
+class _OperatorTokens:
+    """Creates short-lived operator tokens on demand, signed with the server key."""
 
     def __init__(self, data: Path, tenant: str) -> None:
         from deltaci.server.auth.credentials import Signer, is_tenant_name, load_server_key

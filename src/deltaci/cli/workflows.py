@@ -1,4 +1,4 @@
-"""Workflow files of a repository on disk: which there are, and the actions beside them that they may use."""
+"""Find and read the workflow files of a repository on disk, with the actions they use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from deltaci.pipeline.parse.yaml import MAX_BYTES
 SUFFIXES: Final = (".yml", ".yaml")
 
 
-class Files(Mapping[str, str]):
-    """Files of a repository as texts by their paths, each read only when it is asked for. None outside of it."""
+class RepositoryFiles(Mapping[str, str]):
+    """Files of a repository by path, read on demand. Paths outside of the repository are not found."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -42,7 +42,7 @@ def repository_of(path: Path) -> Path:
 
 def read_workflow(content: bytes, name: str) -> ParsedWorkflow:
     """What a workflow says, with the actions that are beside it on disk."""
-    return parse_workflow(content, name, Files(repository_of(Path(name))))
+    return parse_workflow(content, name, RepositoryFiles(repository_of(Path(name))))
 
 
 def workflows_in(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The files of a folder on disk: those that git knows where it is git's, else all but what tools install. Bounded."""
+"""List the files of a folder: those known to git in a repository, else all except installed dependencies. Bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a workstream looks: facts, and its stages with one row for each task; both vocabularies side by side."""
+"""Print a workstream: its facts, and a row for each task by stage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.text import Text
 
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas import workstreams as wire
+from deltaci.cli.output import TableOutput, ago, facts, safe, span
 from deltaci.cli.run_view import REASONS
-from deltaci.cli.shown import Rows, ago, facts, safe, span
-from deltaci.client.outcomes import is_completed
+from deltaci.client.run_status import is_completed
 from deltaci.core.events import JOB, RUN
 from deltaci.core.status.view import LEFT_OUT, SAME
 from deltaci.core.status.workstreams import TASK_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
@@ -81,7 +81,7 @@ def workstream_shown(found: wire.Workstream) -> RenderableType:
             ("merge", _merge(found)),
         )
     )
-    rows = Rows("STAGE", "TASK", "STATE", "~OURS", "~#TRIES", "~WORKER", "~#TOOK", "~ADDED", "~NEEDS", "~NOTE")
+    rows = TableOutput("STAGE", "TASK", "STATE", "~OURS", "~#TRIES", "~WORKER", "~#TOOK", "~ADDED", "~NEEDS", "~NOTE")
     tasks = {task.name: task for task in found.tasks}
     for number, names in enumerate(found.stages, 1):
         for position, name in enumerate(names):
@@ -150,7 +150,7 @@ def _added(task: wire.WorkstreamTask) -> str:
 
 def _rules(failed: Iterable[wire.FailedRule]) -> list[str]:
     return [
-        f"rule {each.rule}: actual {each.actual or 'nothing'}, expected {each.expected or 'it to hold'}"
+        f"rule {each.rule}: found {each.actual or 'nothing'}, expected {each.expected or 'it to hold'}"
         for each in failed
     ]
 
@@ -202,7 +202,7 @@ def event_told(event: api.Event, id: str) -> Text | None:
 
 def queue_shown(queue: wire.MergeQueue) -> RenderableType:
     """One queue: who waits, and which of them are tested together."""
-    rows = Rows("#", "WORKSTREAM", "METHOD", "HEAD", "~BATCH", "WAITS", "~TITLE", "~NOTE")
+    rows = TableOutput("#", "WORKSTREAM", "METHOD", "HEAD", "~BATCH", "WAITS", "~TITLE", "~NOTE")
     for each in queue.entries:
         waits, number = ago(each.since).removesuffix(" ago"), str(each.batch or "")
         note = _trouble(each.problem, each.not_before)

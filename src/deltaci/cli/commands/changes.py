@@ -1,4 +1,4 @@
-"""`deltaci changes`: what happened in repositories, and what came of it."""
+"""`deltaci changes`: list pushes and pull requests and the runs they started."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from deltaci.api.schemas import projects as wire
-from deltaci.cli.completing import complete_project
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
+from deltaci.cli.completers import complete_project
+from deltaci.cli.output import TableOutput, ago, console, facts, safe, show, since
+from deltaci.cli.session import CommandSession, command
 
 app = typer.Typer(add_completion=False)
 
 
 @command(app, "changes")
 def changes_command(
-    session: Session,
+    session: CommandSession,
     change: Annotated[str, typer.Argument(metavar="[CHANGE]", help="Show one change, by id.")] = "",
     project: Annotated[
         str | None, typer.Option(help="Only changes of this project.", autocompletion=complete_project)
@@ -40,7 +40,7 @@ def changes_command(
     if session.is_json:
         session.print_json(every)
         return
-    rows = Rows("CHANGE", "PROJECT", "EVENT", "~REF", "COMMIT", "STATUS", "WHEN", "~RESULT")
+    rows = TableOutput("CHANGE", "PROJECT", "EVENT", "~REF", "COMMIT", "STATUS", "WHEN", "~RESULT")
     for each in every:
         runs = ", ".join(file.run for file in each.files if file.run)
         rows.add(
@@ -78,7 +78,7 @@ def _one(found: wire.Change) -> None:
         )
     )
     if found.files:
-        rows = Rows("FILE", "RUN", "~WHY")
+        rows = TableOutput("FILE", "RUN", "~WHY")
         for each in found.files:
             rows.add(safe(each.file), each.run, each.reason)
         console().print()

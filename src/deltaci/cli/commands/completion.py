@@ -1,4 +1,4 @@
-"""`deltaci completion`: let the shell complete commands, options and ids."""
+"""`deltaci completion`: print a shell completion script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deltaci conformance`: does this runner, or this server, keep the protocol?"""
+"""`deltaci conformance`: check a runner or a server against the runner protocol."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def server_command(
     show(found, time.monotonic() - started, as_json=json)
 
 
-class _Queue:
-    """The server's own queue, as the kit uses it."""
+class _LocalQueue:
+    """The queue of the server under test, used directly through its store."""
 
     def __init__(self, queue: BlockingQueue) -> None:
         self._queue = queue
@@ -147,13 +147,13 @@ class _Queue:
 
 
 @contextmanager
-def _work(store: str, tenant: str) -> Iterator[_Queue | None]:
+def _work(store: str, tenant: str) -> Iterator[_LocalQueue | None]:
     """Where the kit's jobs come from, if it may make them. Time is the server's business, so there are no timers."""
     if not store:
         yield None
         return
     with BlockingQueue(AsyncQueue(open_store(store), tenant=tenant, has_timers=False)) as queue:
-        yield _Queue(queue)
+        yield _LocalQueue(queue)
 
 
 async def _interruptible(work: Any) -> Any:

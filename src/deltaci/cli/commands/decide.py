@@ -1,4 +1,4 @@
-"""`deltaci approve` and `deltaci reject`: what waits for a person."""
+"""`deltaci approve` and `deltaci reject`: decide approval gates."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import typer
 from rich.text import Text
 
 from deltaci.api.schemas import records as api
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_run
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import about, console, safe, status
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_run
+from deltaci.cli.output import about, console, safe, status
+from deltaci.cli.session import CommandSession, command
 
 app = typer.Typer(add_completion=False)
 
@@ -25,7 +25,7 @@ HashOption = Annotated[
 
 @command(app, "approve")
 def approve_command(
-    session: Session,
+    session: CommandSession,
     run: RunArgument,
     job: JobOption = None,
     comment: CommentOption = "",
@@ -37,7 +37,7 @@ def approve_command(
 
       deltaci approve r4c1d --comment "checked the diff"
     """
-    found = session.client.run(inputs.run_only(run))
+    found = session.client.run(arguments.run_only(run))
     if not session.is_json:
         _show(found, job, "approving")
     # Exactly what was shown is approved: a run with another plan is refused.
@@ -47,7 +47,7 @@ def approve_command(
 
 @command(app, "reject")
 def reject_command(
-    session: Session,
+    session: CommandSession,
     run: RunArgument,
     job: JobOption = None,
     comment: CommentOption = "",
@@ -59,7 +59,7 @@ def reject_command(
 
       deltaci reject r4c1d --job deploy-gate --comment "not on a Friday"
     """
-    found = session.client.run(inputs.run_only(run))
+    found = session.client.run(arguments.run_only(run))
     if not session.is_json:
         _show(found, job, "rejecting")
     decided = session.client.reject(found.id, job=job, comment=comment, plan_hash=plan_hash or found.plan_hash)
@@ -88,7 +88,7 @@ def _show(run: api.RunWithJobs, job: str | None, doing: str) -> None:
     out.print(Text(f"  plan {safe(run.plan_hash)}, started by {safe(run.started_by)}", style="dim"), soft_wrap=True)
 
 
-def _tell(session: Session, decided: api.DecisionResult, done: str) -> None:
+def _tell(session: CommandSession, decided: api.DecisionResult, done: str) -> None:
     if session.is_json:
         session.print_json(decided)
         return

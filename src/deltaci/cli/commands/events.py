@@ -1,4 +1,4 @@
-"""`deltaci events`: the log of what happened, to keep, to check, or to follow."""
+"""`deltaci events`: export or follow the event log."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from deltaci.api.schemas import records as api
 from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.audit.projections.job_events import job_events
 from deltaci.audit.projections.transitions import TransitionsExporter
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_run
-from deltaci.cli.session import Session, command
-from deltaci.cli.telling import tell_event
-from deltaci.client.drafts import Draft
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_run
+from deltaci.cli.event_output import tell_event
+from deltaci.cli.session import CommandSession, command
+from deltaci.client.atomic_file import AtomicFile
 from deltaci.core.events import Event
 from deltaci.core.instants import from_datetime
 
@@ -61,7 +61,7 @@ AfterOption = Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only event
 
 @command(app, "export")
 def export_command(
-    session: Session,
+    session: CommandSession,
     run: RunOption = "",
     format: Annotated[
         str,
@@ -82,9 +82,9 @@ def export_command(
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; expected one of: {', '.join(FORMATS)}")
-    events = core_events(session.client.iter_events(inputs.run_only(run) if run else ""))
+    events = core_events(session.client.iter_events(arguments.run_only(run) if run else ""))
     count = 0
-    with Draft(output) if output is not None else nullcontext() as draft:
+    with AtomicFile(output) if output is not None else nullcontext() as draft:
         for line in FORMATS[format](events):
             count += 1
             if draft is not None:
@@ -100,7 +100,7 @@ def export_command(
 
 
 @command(app, "follow")
-def follow_command(session: Session, run: RunOption = "", after: AfterOption = 0) -> None:
+def follow_command(session: CommandSession, run: RunOption = "", after: AfterOption = 0) -> None:
     """Print events as they happen: of one run until it ends, or of all runs until Ctrl-C.
 
     Reconnects automatically after an interruption.
@@ -109,6 +109,6 @@ def follow_command(session: Session, run: RunOption = "", after: AfterOption = 0
 
       deltaci events follow --run r4c1d
     """
-    run_id = inputs.run_only(run) if run else ""
+    run_id = arguments.run_only(run) if run else ""
     for event in session.client.follow(run_id, after=after):
         tell_event(session, event, run_id)

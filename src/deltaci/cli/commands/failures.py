@@ -1,4 +1,4 @@
-"""`deltaci failure-rules`: whose fault a failure is, and whether retryable."""
+"""`deltaci failure-rules`: show, set and test the rules that classify failures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from deltaci.api.schemas import failures as api_failures
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, safe
+from deltaci.cli.output import TableOutput, ago, safe
+from deltaci.cli.session import CommandSession, command
 from deltaci.core.failures import MAX_LINE_CHARS, MAX_LOG_LINES, Facts, FailureRule, classify, matches_line
 from deltaci.pipeline.parse.failure_rules import DEFAULT_FILE, parse_failure_rules
 from deltaci.pipeline.parse.problems import format_with_source
@@ -37,9 +37,7 @@ def _checked(content: bytes, file: str) -> tuple[FailureRule, ...]:
     found = parse_failure_rules(content, file)
     if found.rules is None:
         source = content.decode("utf-8", "replace")
-        raise ValueError(
-            "invalid rules:\n" + "\n".join(format_with_source(each, source) for each in found.problems)
-        )
+        raise ValueError("invalid rules:\n" + "\n".join(format_with_source(each, source) for each in found.problems))
     return found.rules
 
 
@@ -52,7 +50,7 @@ def _content(file: str) -> bytes:
 
 @command(app, "show")
 def show_command(
-    session: Session,
+    session: CommandSession,
     text: Annotated[bool, typer.Option("--text", help="Only the file of the tenant, as it was set.")] = False,
 ) -> None:
     """Show the rules in order of evaluation: those of the tenant, of the server, and the built-in ones.
@@ -68,7 +66,7 @@ def show_command(
     if text:
         print("\n".join(safe(line) for line in found.text.rstrip("\n").split("\n")))
         return
-    rows = Rows("RULE", "OF", "CLASS", "RETRIED", "~FITS")
+    rows = TableOutput("RULE", "OF", "CLASS", "RETRIED", "~FITS")
     for rule in found.rules:
         rows.add(rule.name, rule.source, rule.failure_class, "yes" if rule.is_retryable else "no", fits(rule))
     rows.print("no rules")
@@ -92,7 +90,7 @@ def fits(rule: api_failures.FailureRule) -> str:
 
 @command(app, "set")
 def set_command(
-    session: Session,
+    session: CommandSession,
     file: Annotated[str, typer.Argument(metavar="FILE", help=f"E.g. {DEFAULT_FILE}; - reads standard input.")],
     expect: Annotated[
         int | None,
@@ -119,7 +117,7 @@ def set_command(
 
 @command(app, "test")
 def try_command(
-    session: Session,
+    session: CommandSession,
     log: Annotated[str, typer.Argument(metavar="LOGFILE", help="A log file; - reads standard input.")],
     rules: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Use this file instead of the rules of the tenant.")
@@ -152,7 +150,7 @@ def try_command(
     print(f"rule {safe(verdict.rule)}: {verdict.failure_class}, {again}")
     if verdict.line:
         print(f"because of the line: {safe(verdict.line)}")
-    rows = Rows("#LINE", "RULE", "~TEXT")
+    rows = TableOutput("#LINE", "RULE", "~TEXT")
     for number, name, line in sorted(lines):
         rows.add(number, name, line)
     print()

@@ -1,4 +1,4 @@
-"""`deltaci flaky`: what fails now and then."""
+"""`deltaci flaky`: list flaky jobs and tests."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, since
+from deltaci.cli.output import TableOutput, since
+from deltaci.cli.session import CommandSession, command
 
 app = typer.Typer(add_completion=False)
 
 
 @command(app, "flaky")
 def flaky_command(
-    session: Session,
+    session: CommandSession,
     project: Annotated[str | None, typer.Option(help="Only tests and jobs of this project.", metavar="NAME")] = None,
 ) -> None:
     """List flaky jobs and tests: those that both failed and succeeded on the same commit.
@@ -27,7 +27,7 @@ def flaky_command(
     if session.is_json:
         session.print_json(found)
         return
-    rows = Rows("JOB", "PROJECT", "TEST", "#TIMES", "LAST", "~COMMIT")
+    rows = TableOutput("JOB", "PROJECT", "TEST", "#TIMES", "LAST", "~COMMIT")
     for job in found:
         if job.is_flaky:
             rows.add(job.job, job.project, "(the job itself)", job.times, since(job.last_at), "")

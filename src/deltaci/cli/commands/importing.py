@@ -1,4 +1,4 @@
-"""`deltaci import`: GitHub's workflows as pipeline files of our own."""
+"""`deltaci import`: convert GitHub workflows to pipeline files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ GOOD, OUTSIDE, USAGE = 0, 1, 2
 app = typer.Typer(add_completion=False)
 
 
-class Import(msgspec.Struct, kw_only=True):
-    """One workflow, and the file that it becomes."""
+class ConvertedWorkflow(msgspec.Struct, kw_only=True):
+    """A workflow and the pipeline file made from it."""
 
     source: str
     content: str
@@ -104,7 +104,7 @@ def _sources(path: str) -> list[Path]:
     return [where]
 
 
-def _import(source: Path, partial: bool) -> Import:
+def _import(source: Path, partial: bool) -> ConvertedWorkflow:
     try:
         with source.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -113,13 +113,15 @@ def _import(source: Path, partial: bool) -> Import:
         raise AssertionError from error
     workflow = read_workflow(content, str(source))
     pipeline = workflow.supported_pipeline if partial else workflow.pipeline
-    made = Import(source=str(source), content=content.decode("utf-8", "replace"), workflow=workflow, pipeline=pipeline)
+    made = ConvertedWorkflow(
+        source=str(source), content=content.decode("utf-8", "replace"), workflow=workflow, pipeline=pipeline
+    )
     if pipeline is not None:
         made.text = _text(made, pipeline)
     return made
 
 
-def _text(made: Import, pipeline: model.Pipeline) -> str:
+def _text(made: ConvertedWorkflow, pipeline: model.Pipeline) -> str:
     """The file. What nothing starts here can be started by hand, as a pipeline must say what starts it."""
     if pipeline.on == model.On():
         pipeline = msgspec.structs.replace(pipeline, on=model.On(manual=model.Manual()))
@@ -133,7 +135,7 @@ def _text(made: Import, pipeline: model.Pipeline) -> str:
     return text
 
 
-def _name(imports: list[Import], out: str) -> None:
+def _name(imports: list[ConvertedWorkflow], out: str) -> None:
     is_folder = len(imports) > 1 or out.endswith("/") or (bool(out) and Path(out).is_dir())
     if len(imports) > 1 and (out == "-" or Path(out).is_file()):
         _fail(f"there are {len(imports)} workflows; give a folder with -o, or name one workflow")
@@ -147,7 +149,7 @@ def _name(imports: list[Import], out: str) -> None:
         _fail("two workflows have names that differ only after the dot; import them one by one")
 
 
-def _write(made: Import) -> None:
+def _write(made: ConvertedWorkflow) -> None:
     if made.target == "-":
         print(made.text, end="")
         return
@@ -158,7 +160,7 @@ def _write(made: Import) -> None:
         _fail(f"{made.target} cannot be written: {error.strerror}; choose another path with -o")
 
 
-def _told(made: Import) -> list[str]:
+def _told(made: ConvertedWorkflow) -> list[str]:
     """The report of one workflow: what became of it, then job by job."""
     workflow = made.workflow
     supported = len(workflow.job_ids) - len(workflow.unsupported_jobs)
@@ -178,7 +180,7 @@ def _told(made: Import) -> list[str]:
     return lines + made.refused
 
 
-def _as_json(imports: list[Import]) -> str:
+def _as_json(imports: list[ConvertedWorkflow]) -> str:
     told = {
         "good": all(each.workflow.pipeline is not None for each in imports),
         "files": [

@@ -1,4 +1,4 @@
-"""`deltaci init`: look at what is in a repository, and write a pipeline file for it."""
+"""`deltaci init`: inspect a repository and write a pipeline file for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deltaci key`: who may use the API, and for what."""
+"""`deltaci key`: create, list and revoke API keys."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import SCOPES, Scope
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_key
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, facts, safe, show, since
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_key
+from deltaci.cli.output import TableOutput, ago, facts, safe, show, since
+from deltaci.cli.session import CommandSession, command
 
 app = typer.Typer(name="key", add_completion=False, help="Create, list and revoke API keys.", no_args_is_help=True)
 
@@ -23,7 +23,7 @@ IdArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id.", 
 
 @command(app, "create")
 def create_command(
-    session: Session,
+    session: CommandSession,
     person: Annotated[
         str,
         typer.Argument(
@@ -66,7 +66,7 @@ def create_command(
             cast("list[Scope]", scopes),
             roles=role or (),
             description=description,
-            expires_seconds=inputs.seconds(expires) if expires else 0,
+            expires_seconds=arguments.seconds(expires) if expires else 0,
         )
     except BaseException:
         if output is not None and kept is not None:
@@ -89,7 +89,7 @@ def _place(output: Path | None) -> str:
 
 
 @command(app, "list")
-def list_command(session: Session) -> None:
+def list_command(session: CommandSession) -> None:
     """List API keys, without their secrets.
 
     Example:
@@ -100,7 +100,7 @@ def list_command(session: Session) -> None:
     if session.is_json:
         session.print_json(found)
         return
-    rows = Rows("KEY", "PERSON", "SCOPES", "~ROLES", "MADE", "ENDS", "~DESCRIPTION")
+    rows = TableOutput("KEY", "PERSON", "SCOPES", "~ROLES", "MADE", "ENDS", "~DESCRIPTION")
     for key in found:
         rows.add(
             key.id,
@@ -121,7 +121,7 @@ def _end(key: api.Key) -> str:
 
 
 @command(app, "show")
-def show_command(session: Session, key: IdArgument) -> None:
+def show_command(session: CommandSession, key: IdArgument) -> None:
     """Show an API key, without its secret.
 
     Example:
@@ -132,7 +132,7 @@ def show_command(session: Session, key: IdArgument) -> None:
 
 
 @command(app, "revoke")
-def revoke_command(session: Session, key: IdArgument) -> None:
+def revoke_command(session: CommandSession, key: IdArgument) -> None:
     """Revoke an API key. Safe to repeat.
 
     Example:
@@ -142,7 +142,7 @@ def revoke_command(session: Session, key: IdArgument) -> None:
     _show(session, session.client.revoke_key(key))
 
 
-def _show(session: Session, found: api.Key) -> None:
+def _show(session: CommandSession, found: api.Key) -> None:
     if session.is_json:
         session.print_json(found)
         return

@@ -1,4 +1,4 @@
-"""`deltaci lint`: are these pipeline and workstream files good?"""
+"""`deltaci lint`: check pipeline and workstream files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deltaci logs`: what a job said."""
+"""`deltaci logs`: print or follow the log of a job."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 from rich.text import Text
 
 from deltaci.api.schemas import records as api
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_job
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import safe, show, span
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_job
+from deltaci.cli.output import safe, show, span
+from deltaci.cli.session import CommandSession, command
 from deltaci.client.errors import ApiError
 from deltaci.client.logs import LogPart
-from deltaci.client.names import Name
+from deltaci.client.run_refs import RunRef
 from deltaci.runner.log.sections import StepMarker, log_nonce, parse_marker
 
 app = typer.Typer(add_completion=False)
@@ -26,7 +26,7 @@ MAX_LINE: Final = 100_000
 
 @command(app, "logs")
 def logs_command(
-    session: Session,
+    session: CommandSession,
     id: Annotated[
         str,
         typer.Argument(metavar="RUN/JOB[.N]", help="A job, or its attempt number N.", autocompletion=complete_job),
@@ -53,7 +53,7 @@ def logs_command(
     """
     if raw and session.is_json:
         raise ValueError("--raw and --json exclude each other: JSON cannot contain raw bytes")
-    name, job = _found(session, inputs.in_a_run(id))
+    name, job = _found(session, arguments.in_a_run(id))
     printer = _Printer(session, _raw if raw else None)
     if follow:
         if lease:
@@ -71,7 +71,7 @@ def logs_command(
     printer.end()
 
 
-def _found(session: Session, names: tuple[Name, ...]) -> tuple[Name, api.Job]:
+def _found(session: CommandSession, names: tuple[RunRef, ...]) -> tuple[RunRef, api.Job]:
     """The job, by the first reading under which there is one with such an attempt."""
     *others, last = names
     for name in others:
@@ -98,9 +98,9 @@ def _raw(data: bytes) -> None:
 
 
 class _Printer:
-    """Prints whole lines, each made safe; says when another worker or attempt begins."""
+    """Prints complete lines with control sequences removed, and a note when another worker or attempt begins."""
 
-    def __init__(self, session: Session, raw: Callable[[bytes], None] | None) -> None:
+    def __init__(self, session: CommandSession, raw: Callable[[bytes], None] | None) -> None:
         self._session = session
         self._raw = raw
         self._at: LogPart | None = None

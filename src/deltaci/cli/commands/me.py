@@ -1,4 +1,4 @@
-"""`deltaci whoami` and `deltaci tenant`: who asks, and what they may use."""
+"""`deltaci whoami` and `deltaci tenant`: show the current identity; show and set quotas."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import typer
 
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import Quotas
-from deltaci.cli.session import Defaults, Session, command
-from deltaci.cli.shown import Rows, ago, facts, show
+from deltaci.cli.output import TableOutput, ago, facts, show
+from deltaci.cli.session import CommandSession, SharedOptionsGroup, command
 from deltaci.core.text import format_size
 
 app = typer.Typer(add_completion=False)
-tenant_app = typer.Typer(name="tenant", add_completion=False, cls=Defaults, help="Show and set the quotas of a tenant.")
+tenant_app = typer.Typer(
+    name="tenant", add_completion=False, cls=SharedOptionsGroup, help="Show and set the quotas of a tenant."
+)
 app.add_typer(tenant_app)
 
 
 @command(app, "whoami")
-def whoami_command(session: Session) -> None:
+def whoami_command(session: CommandSession) -> None:
     """Show your identity on the server and your permissions.
 
     Example:
@@ -46,7 +48,7 @@ def whoami_command(session: Session) -> None:
 
 
 @command(tenant_app, "show")
-def show_command(session: Session) -> None:
+def show_command(session: CommandSession) -> None:
     """Show the quotas of your tenant and its current usage.
 
     Example:
@@ -58,7 +60,7 @@ def show_command(session: Session) -> None:
 
 @command(tenant_app, "set-quotas")
 def set_quotas_command(
-    session: Session,
+    session: CommandSession,
     name: Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")],
     running_jobs: Annotated[int, typer.Option(min=0, help="Maximum number of running jobs; 0: unlimited.")] = 0,
     queued_runs: Annotated[int, typer.Option(min=0, help="Maximum number of queued runs; 0: unlimited.")] = 0,
@@ -80,13 +82,13 @@ def set_quotas_command(
     _show(session, session.client.set_quotas(name, quotas))
 
 
-def _show(session: Session, found: api.Tenant) -> None:
+def _show(session: CommandSession, found: api.Tenant) -> None:
     if session.is_json:
         # A quota that is not set is 0, and a program should not have to know that.
         session.print_json({**msgspec.structs.asdict(found), "quotas": msgspec.structs.asdict(found.quotas)})
         return
     quotas, usage = found.quotas, found.usage
-    rows = Rows(f"OF {found.name}", "#USED", "#LIMIT")
+    rows = TableOutput(f"OF {found.name}", "#USED", "#LIMIT")
     rows.add("running jobs", usage.running_jobs, quotas.running_jobs or "any")
     rows.add("queued runs", usage.queued_runs, quotas.queued_runs or "any")
     rows.add(

@@ -1,4 +1,4 @@
-"""`deltaci plan`: what would run here, what would not, and why."""
+"""`deltaci plan`: show which jobs would run in this repository, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from deltaci.cli.here import (
+from deltaci.cli.local_options import (
     AllOption,
     BaseOption,
     EventOption,
@@ -24,7 +24,7 @@ from deltaci.cli.here import (
     opened,
     tell_problems,
 )
-from deltaci.cli.shown import console, safe
+from deltaci.cli.output import console, safe
 from deltaci.local.plans import PlannedPipeline
 from deltaci.pipeline.planning.plan import Plan
 

@@ -1,4 +1,4 @@
-"""`deltaci project`: the repositories that a server knows, and the hooks that tell it of pushes."""
+"""`deltaci project`: manage projects, and install hooks that report pushes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 from rich.text import Text
 
 from deltaci.api.schemas import projects as wire
-from deltaci.cli import hooks, inputs
-from deltaci.cli.completing import complete_project
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
+from deltaci.cli import arguments, git_hooks
+from deltaci.cli.completers import complete_project
+from deltaci.cli.output import TableOutput, ago, console, facts, safe, show, since
+from deltaci.cli.session import CommandSession, command
 from deltaci.client.errors import ApiError
 
 app = typer.Typer(
@@ -88,7 +88,7 @@ _POLICIES: Final = ("supersede_pushes", "supersede_pull_requests", "fork_role", 
 
 @command(app, "add")
 def add_command(
-    session: Session,
+    session: CommandSession,
     name: NameArgument,
     url: Annotated[str, typer.Argument(metavar="URL", help="The URL to clone from: https or ssh.")],
     forge: ForgeOption = None,
@@ -122,7 +122,7 @@ def add_command(
 
 
 @command(app, "list")
-def list_command(session: Session) -> None:
+def list_command(session: CommandSession) -> None:
     """List projects.
 
     Example:
@@ -133,7 +133,7 @@ def list_command(session: Session) -> None:
     if session.is_json:
         session.print_json(found)
         return
-    rows = Rows("NAME", "FORGE", "~URL", "~BRANCH", "POLL", "ADDED", "~DESCRIPTION")
+    rows = TableOutput("NAME", "FORGE", "~URL", "~BRANCH", "POLL", "ADDED", "~DESCRIPTION")
     for each in found:
         every = each.policies.poll_seconds
         poll = f"{every} s" if every else ""
@@ -142,7 +142,7 @@ def list_command(session: Session) -> None:
 
 
 @command(app, "show")
-def show_command(session: Session, name: NameArgument) -> None:
+def show_command(session: CommandSession, name: NameArgument) -> None:
     """Show a project. Secrets are shown by name only.
 
     Example:
@@ -154,7 +154,7 @@ def show_command(session: Session, name: NameArgument) -> None:
 
 @command(app, "edit")
 def edit_command(
-    session: Session,
+    session: CommandSession,
     name: NameArgument,
     url: Annotated[str | None, typer.Option(help="The URL to clone from.")] = None,
     forge: ForgeOption = None,
@@ -186,7 +186,7 @@ def edit_command(
 
 
 @command(app, "remove")
-def remove_command(session: Session, name: NameArgument) -> None:
+def remove_command(session: CommandSession, name: NameArgument) -> None:
     """Remove a project. Its runs are kept.
 
     Example:
@@ -202,7 +202,7 @@ def remove_command(session: Session, name: NameArgument) -> None:
 
 @command(app, "hook")
 def hook_command(
-    session: Session,
+    session: CommandSession,
     name: NameArgument,
     repository: Annotated[
         Path, typer.Option(metavar="FOLDER", help="The bare repository on this machine that people push to.")
@@ -221,7 +221,7 @@ def hook_command(
       deltaci project hook shop --repository /srv/git/shop.git
     """
     project = session.client.project(name)
-    place = hooks.Place(repository)
+    place = git_hooks.HookInstaller(repository)
     place.check(is_forced=force)
     key = session.client.make_key(f"hook-{name}"[:100], ["run"], description=f"hook of {place.folder}"[:200])
     place.install(f"{session.client.url}/api/v1/projects/{project.name}/pushes", key.token, is_forced=force)
@@ -237,7 +237,7 @@ def _given(words: dict[str, Any]) -> dict[str, Any]:
     """What was said on the command line."""
     found = {name: value for name, value in words.items() if name not in ("session", "name") and value is not None}
     if "poll" in found:
-        found["poll_seconds"] = inputs.seconds(found.pop("poll"))
+        found["poll_seconds"] = arguments.seconds(found.pop("poll"))
     return found
 
 
@@ -247,7 +247,7 @@ def _merged(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **plain, "policies": policies}
 
 
-def _show(session: Session, found: wire.Project) -> None:
+def _show(session: CommandSession, found: wire.Project) -> None:
     if session.is_json:
         session.print_json(found)
         return

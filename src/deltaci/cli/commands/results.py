@@ -1,4 +1,4 @@
-"""`deltaci artifacts`, `outputs` and `costs`: what runs leave behind."""
+"""`deltaci artifacts`, `outputs` and `costs`: show and download the results of runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 from rich.text import Text
 
 from deltaci.api.schemas import records as api
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_job, complete_run
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, console, safe
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_job, complete_run
+from deltaci.cli.output import TableOutput, console, safe
+from deltaci.cli.session import CommandSession, command
 from deltaci.core.text import format_size
 
 app = typer.Typer(add_completion=False)
@@ -32,7 +32,7 @@ IdArgument = Annotated[
 ]
 
 
-def _artifacts(session: Session, id: str) -> list[api.RunArtifact]:
+def _artifacts(session: CommandSession, id: str) -> list[api.RunArtifact]:
     """Those of all that the id names."""
     run_id, _, rest = id.partition("/")
     found = session.client.artifacts(run_id).artifacts
@@ -40,7 +40,7 @@ def _artifacts(session: Session, id: str) -> list[api.RunArtifact]:
 
 
 @command(artifacts_app, "list")
-def list_command(session: Session, id: IdArgument) -> None:
+def list_command(session: CommandSession, id: IdArgument) -> None:
     """List the artifacts of a run, a job or an attempt.
 
     Example:
@@ -51,7 +51,7 @@ def list_command(session: Session, id: IdArgument) -> None:
     if session.is_json:
         session.print_json(found)
         return
-    rows = Rows("JOB", "#TRY", "#SIZE", "~PATH")
+    rows = TableOutput("JOB", "#TRY", "#SIZE", "~PATH")
     for each in found:
         rows.add(each.job, each.attempt, format_size(each.bytes), each.path)
     rows.print("no artifacts")
@@ -59,7 +59,7 @@ def list_command(session: Session, id: IdArgument) -> None:
 
 @command(artifacts_app, "get")
 def get_command(
-    session: Session,
+    session: CommandSession,
     id: IdArgument,
     paths: Annotated[
         list[str] | None, typer.Argument(metavar="[PATH]…", help="Patterns of paths, with * and ?. Default: all.")
@@ -81,7 +81,7 @@ def get_command(
     for each in wanted:
         to = output / f"{each.job}.{each.attempt}" / _inside(each.path)
         to.parent.mkdir(parents=True, exist_ok=True)
-        session.client.download(inputs.run_only(id.partition("/")[0]), each.job, each.attempt, each.path, to)
+        session.client.download(arguments.run_only(id.partition("/")[0]), each.job, each.attempt, each.path, to)
         kept.append({"job": each.job, "attempt": each.attempt, "path": each.path, "file": str(to)})
         if not session.is_json:
             print(safe(to, 2000), flush=True)
@@ -98,14 +98,14 @@ def _inside(path: str) -> PurePosixPath:
 
 
 @command(app, "outputs")
-def outputs_command(session: Session, run: RunArgument) -> None:
+def outputs_command(session: CommandSession, run: RunArgument) -> None:
     """Show the outputs of the jobs of a run.
 
     Example:
 
       deltaci outputs r4c1d --json
     """
-    found = session.client.outputs(inputs.run_only(run)).outputs
+    found = session.client.outputs(arguments.run_only(run)).outputs
     if session.is_json:
         session.print_json(found)
         return
@@ -120,19 +120,19 @@ def outputs_command(session: Session, run: RunArgument) -> None:
 
 
 @command(app, "costs")
-def costs_command(session: Session, run: RunArgument) -> None:
+def costs_command(session: CommandSession, run: RunArgument) -> None:
     """Show the resource usage of a run, per attempt and in total.
 
     Example:
 
       deltaci costs r4c1d
     """
-    found = session.client.costs(inputs.run_only(run))
+    found = session.client.costs(arguments.run_only(run))
     if session.is_json:
         session.print_json(found)
         return
     names = sorted({name for each in found.attempts for name in each.cost})
-    rows = Rows("JOB", "#TRY", *(f"#{safe(name)}" for name in names))
+    rows = TableOutput("JOB", "#TRY", *(f"#{safe(name)}" for name in names))
     for each in found.attempts:
         rows.add(each.job, each.attempt, *(_amount(name, each.cost.get(name)) for name in names))
     if len(found.attempts) > 1:

@@ -1,4 +1,4 @@
-"""`deltaci run`: the whole pipeline here and now, with the same planner, engine and runner, and no server."""
+"""`deltaci run`: run the pipelines of a repository locally, with the planner, engine and runner of a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deltaci.cli.commands.plan import as_json
-from deltaci.cli.here import (
+from deltaci.cli.local_options import (
     BaseOption,
     EventOption,
     FileOption,
@@ -32,8 +32,8 @@ from deltaci.cli.here import (
     state_folder,
     tell_problems,
 )
-from deltaci.cli.run_view import Board, Lines
-from deltaci.cli.shown import console, safe, span, status
+from deltaci.cli.output import console, safe, span, status
+from deltaci.cli.run_view import LineOutput, LiveBoard
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
@@ -108,7 +108,7 @@ def run_command(
             tree, files=file, event=event, inputs=input, base=base, is_all=is_all, jobs=job, matrix=matrix
         )
         _check(local_plans, is_json=json)
-        asked = _Asked(
+        asked = _RunOptions(
             state=state_folder(tree.root),
             local_plans=local_plans,
             slots=slots or os.cpu_count() or 1,
@@ -128,8 +128,8 @@ def run_command(
     raise typer.Exit(STOPPED if is_stopped else GOOD if is_good or not outcomes else BAD)
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one call wants."""
+class _RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The parsed options of one `deltaci run`."""
 
     state: Path
     local_plans: LocalPlans
@@ -142,7 +142,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     is_json: bool
 
 
-async def _run(asked: _Asked) -> tuple[list[Outcome], bool]:
+async def _run(asked: _RunOptions) -> tuple[list[Outcome], bool]:
     plans = runnable_plans(asked.local_plans.pipelines)
     if not any(plan.jobs for _, plan in plans):
         return [], False
@@ -177,14 +177,14 @@ def _on_signal(stopped: asyncio.Event) -> None:
     stopped.set()
 
 
-def _screen(asked: _Asked) -> Lines | Board:
+def _screen(asked: _RunOptions) -> LineOutput | LiveBoard:
     if asked.is_json:
-        return Lines(Console(file=sys.stderr, highlight=False, markup=False), is_chatty=asked.is_chatty)
+        return LineOutput(Console(file=sys.stderr, highlight=False, markup=False), is_chatty=asked.is_chatty)
     out = console()
-    return Board(out) if out.is_terminal and not asked.is_chatty else Lines(out, is_chatty=asked.is_chatty)
+    return LiveBoard(out) if out.is_terminal and not asked.is_chatty else LineOutput(out, is_chatty=asked.is_chatty)
 
 
-def _decider(asked: _Asked) -> DecideApproval:
+def _decider(asked: _RunOptions) -> DecideApproval:
     async def decide(waiting: Job) -> bool:
         if asked.is_sure:
             return True

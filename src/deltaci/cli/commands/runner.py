@@ -1,4 +1,4 @@
-"""`deltaci runner`: takes work from a server and executes it here."""
+"""`deltaci runner`: run jobs of a server on this machine."""
 
 from __future__ import annotations
 

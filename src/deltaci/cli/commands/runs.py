@@ -1,4 +1,4 @@
-"""`deltaci runs`, `show`, `cancel` and `explain`: find runs, look at one, stop it, ask why."""
+"""`deltaci runs`, `show`, `cancel` and `explain`: list, show, cancel and explain runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rich.text import Text
 
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import MAX_PAGE, RUN_STATES, STATUSES
-from deltaci.cli import inputs
-from deltaci.cli.choices import show_plan
-from deltaci.cli.completing import complete_job, complete_run, complete_template
-from deltaci.cli.session import Session, command, leave_by
-from deltaci.cli.shown import Rows, about, ago, console, facts, safe, show, since, status, took
-from deltaci.cli.telling import tell_event
-from deltaci.client.outcomes import is_over, is_settled
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_job, complete_run, complete_template
+from deltaci.cli.event_output import tell_event
+from deltaci.cli.output import TableOutput, about, ago, console, facts, safe, show, since, status, took
+from deltaci.cli.plan_view import show_plan
+from deltaci.cli.session import CommandSession, command, leave_by
+from deltaci.client.run_status import is_over, is_settled
 
 app = typer.Typer(add_completion=False)
 
@@ -31,7 +31,7 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.",
 
 @command(app, "runs")
 def runs_command(
-    session: Session,
+    session: CommandSession,
     status: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(STATUSES)}.", autocompletion=lambda: list(STATUSES))
     ] = None,
@@ -65,7 +65,7 @@ def runs_command(
     asked: dict[str, Any] = {
         **{"status": status and status.upper(), "state": state and state.upper(), "project": project, "branch": branch},
         **{"labels": label or (), "person": person, "template": template},
-        **{"since": inputs.moment(since), "until": inputs.moment(until)},
+        **{"since": arguments.moment(since), "until": arguments.moment(until)},
     }
     most = None if all else limit
     if watch:
@@ -79,7 +79,7 @@ def runs_command(
             console().print(Text(f"the newest {most}; use --limit N or --all to show more", style="dim"))
 
 
-def _found(session: Session, asked: dict[str, Any], most: int | None) -> list[api.Run]:
+def _found(session: CommandSession, asked: dict[str, Any], most: int | None) -> list[api.Run]:
     if most is not None and most <= MAX_PAGE:
         # Pages may be short, even empty, before the last one: only the iterator knows when there are no more.
         page = session.client.runs(**asked, limit=most)
@@ -88,8 +88,8 @@ def _found(session: Session, asked: dict[str, Any], most: int | None) -> list[ap
     return list(itertools.islice(session.client.iter_runs(**asked), most))
 
 
-def _runs_table(found: list[api.Run]) -> Rows:
-    rows = Rows("RUN", "STATUS", "~ABOUT", "~BRANCH", "~BY", "CREATED", "~#TOOK", "~REASON")
+def _runs_table(found: list[api.Run]) -> TableOutput:
+    rows = TableOutput("RUN", "STATUS", "~ABOUT", "~BRANCH", "~BY", "CREATED", "~#TOOK", "~REASON")
     for run in found:
         ended = run.updated_at if is_over(run) else None
         rows.add(
@@ -105,7 +105,7 @@ def _runs_table(found: list[api.Run]) -> Rows:
     return rows
 
 
-def _watch_runs(session: Session, asked: dict[str, Any], most: int | None) -> None:
+def _watch_runs(session: CommandSession, asked: dict[str, Any], most: int | None) -> None:
     if session.is_json:
         seen: dict[str, int] = {}
         while True:
@@ -129,7 +129,7 @@ def _check_terminal() -> None:
 
 @command(app, "show")
 def show_command(
-    session: Session,
+    session: CommandSession,
     run: RunArgument,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Watch until it ends; the exit code reflects the result.")
@@ -146,7 +146,7 @@ def show_command(
 
       deltaci show r4c1d --plan
     """
-    run_id = inputs.run_only(run)
+    run_id = arguments.run_only(run)
     if plan:
         show_plan(session, run_id)
         return
@@ -192,7 +192,7 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
             ("plan", run.plan_hash),
         )
     )
-    rows = Rows("~JOB", "STATUS", "~STATE", "~#TRIES", "~WORKER", "~#TOOK", "~NOTE")
+    rows = TableOutput("~JOB", "STATUS", "~STATE", "~#TRIES", "~WORKER", "~#TOOK", "~NOTE")
     jobs = {job.name: job for job in run.jobs}
     for job in run.jobs:
         is_task = job.kind == "task"
@@ -251,7 +251,7 @@ def _progress(job: api.Job) -> str:
 
 @command(app, "cancel")
 def cancel_command(
-    session: Session,
+    session: CommandSession,
     id: Annotated[
         str, typer.Argument(metavar="RUN[/JOB]", help="The run, or one of its jobs.", autocompletion=complete_job)
     ],
@@ -265,10 +265,10 @@ def cancel_command(
     """
     run_id, slash, job = id.partition("/")
     if slash:
-        inputs.in_a_run(id)
+        arguments.in_a_run(id)
         stopped: api.Job | api.Run = session.client.cancel_job(run_id, job, reason)
     else:
-        stopped = session.client.cancel(inputs.run_only(id), reason)
+        stopped = session.client.cancel(arguments.run_only(id), reason)
     if session.is_json:
         session.print_json(stopped)
     else:
@@ -279,7 +279,7 @@ def cancel_command(
 
 @command(app, "explain")
 def explain_command(
-    session: Session,
+    session: CommandSession,
     id: Annotated[
         str,
         typer.Argument(

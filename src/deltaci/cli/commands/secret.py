@@ -1,4 +1,4 @@
-"""`deltaci secret`: what jobs need and nobody should see; through a server, or in the folder of one that is away."""
+"""`deltaci secret`: set, list and remove secrets, through a server or directly in its data folder."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import typer
 from deltaci.api.schemas import records as api
 from deltaci.app import BLOBS_FOLDER, KEY_FILE
 from deltaci.cli.commands.server import BlobsOption
+from deltaci.cli.output import TableOutput, since
 from deltaci.cli.session import (
     CaOption,
     DataOption,
@@ -28,8 +29,7 @@ from deltaci.cli.session import (
     person,
     reported,
 )
-from deltaci.cli.shown import Rows, since
-from deltaci.client import places
+from deltaci.client import server_address
 from deltaci.client.blocking import Client
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
@@ -55,8 +55,8 @@ BranchOption = Annotated[
 ]
 
 
-class _Place(Protocol):
-    """Where secrets are kept, seen from here."""
+class _SecretStore(Protocol):
+    """The store that the secret commands use."""
 
     def set(self, name: str, value: str, scope: SecretScope) -> api.Secret: ...
 
@@ -65,8 +65,8 @@ class _Place(Protocol):
     def remove(self, name: str, scope: SecretScope) -> None: ...
 
 
-class _There:
-    """A server that runs."""
+class _RemoteSecrets:
+    """Secrets of a running server, through its API."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -81,8 +81,8 @@ class _There:
         self._client.remove_secret(name, project=scope.project, branch=scope.branch)
 
 
-class _Here:
-    """The folder of a server, whether or not it runs."""
+class _LocalSecrets:
+    """Secrets in the data folder of a server, whether or not it is running."""
 
     def __init__(self, secrets: Secrets, tenant: str) -> None:
         self._secrets = secrets
@@ -101,16 +101,16 @@ class _Here:
 
 
 @contextmanager
-def _opened(command: str, blobs: str, given: dict[str, Any]) -> Iterator[_Place]:
+def _opened(command: str, blobs: str, given: dict[str, Any]) -> Iterator[_SecretStore]:
     """The server that is named or runs here; else its folder. What goes wrong is one line."""
-    data: Path = given["data"] or places.DATA_FOLDER
-    named = given["server"] or given["key_file"] or os.environ.get(places.KEY_VARIABLE, "").strip()
-    if not blobs and (named or places.announced_url(data)):
+    data: Path = given["data"] or server_address.DATA_FOLDER
+    named = given["server"] or given["key_file"] or os.environ.get(server_address.KEY_VARIABLE, "").strip()
+    if not blobs and (named or server_address.announced_url(data)):
         with reported(command), patient_client(given) as client:
-            yield _There(client)
+            yield _RemoteSecrets(client)
         return
     try:
-        yield _Here(
+        yield _LocalSecrets(
             Secrets(open_blob_store(blobs or str(data / BLOBS_FOLDER)), load_server_key(data / KEY_FILE)),
             given["tenant"],
         )
@@ -173,7 +173,7 @@ def list_command(
         if json:
             print(msgspec.json.encode(found).decode())
             return
-        rows = Rows("NAME", "PROJECT", "BRANCH", "#VERSION", "SET", "~BY")
+        rows = TableOutput("NAME", "PROJECT", "BRANCH", "#VERSION", "SET", "~BY")
         for each in found:
             rows.add(each.name, each.project, each.branch, each.version, since(each.set_at), each.set_by)
         rows.print("no secrets; set one with 'deltaci secret set NAME'")

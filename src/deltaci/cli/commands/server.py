@@ -1,4 +1,4 @@
-"""`deltaci server` and `deltaci token`: the control plane, and who may work for it."""
+"""`deltaci server` and `deltaci token`: run a server, and create registration tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deltaci submit` and `deltaci rerun`: start a run, and wait for what becomes of it."""
+"""`deltaci submit` and `deltaci rerun`: start a run and wait for its outcome."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from deltaci.api.schemas import records as api
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_run, complete_template
-from deltaci.cli.session import Session, command, leave_by
-from deltaci.cli.telling import tell_event, tell_outcome
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_run, complete_template
+from deltaci.cli.event_output import tell_event, tell_outcome
+from deltaci.cli.session import CommandSession, command, leave_by
 
 app = typer.Typer(add_completion=False)
 
@@ -37,7 +37,7 @@ RepositoryOption = Annotated[
 
 @command(app, "submit")
 def submit_command(
-    session: Session,
+    session: CommandSession,
     plan: Annotated[
         str, typer.Argument(metavar="[PLAN]", help="A file with the plan, as JSON; - reads standard input.")
     ] = "",
@@ -72,14 +72,14 @@ def submit_command(
     """
     if (template and plan) or not (template or plan or repository):
         raise ValueError("give one of: a file with a plan, --template NAME, --repository PROJECT")
-    what: dict[str, Any] = {"plan": inputs.json_file(plan)} if plan else {}
+    what: dict[str, Any] = {"plan": arguments.json_file(plan)} if plan else {}
     if template:
-        what["template"], what["version"] = inputs.template(template)
+        what["template"], what["version"] = arguments.template(template)
     elif input and plan:
         raise ValueError("--input needs --template or --repository; a plan has no inputs")
     run = session.client.start(
         **what,
-        inputs=inputs.pairs(input),
+        inputs=arguments.pairs(input),
         project=project,
         branch=branch,
         commit=commit,
@@ -94,7 +94,7 @@ def submit_command(
 
 @command(app, "rerun")
 def rerun_command(
-    session: Session,
+    session: CommandSession,
     run: RunArgument,
     failed: Annotated[bool, typer.Option("--failed", help="Only failed and cancelled jobs.")] = False,
     idempotency_key: KeyOption = "",
@@ -107,11 +107,11 @@ def rerun_command(
 
       deltaci rerun r4c1d --failed --wait
     """
-    new = session.client.rerun(inputs.run_only(run), failed_only=failed, idempotency_key=idempotency_key)
+    new = session.client.rerun(arguments.run_only(run), failed_only=failed, idempotency_key=idempotency_key)
     started(session, new, wait=wait, follow=follow)
 
 
-def started(session: Session, run: api.Run, *, wait: bool, follow: bool) -> None:
+def started(session: CommandSession, run: api.Run, *, wait: bool, follow: bool) -> None:
     """Say which run it is; with patience also what became of it."""
     if not wait and not follow:
         if session.is_json:

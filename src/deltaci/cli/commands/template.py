@@ -1,4 +1,4 @@
-"""`deltaci template`: plans to be used again."""
+"""`deltaci template`: manage templates, which are reusable plans."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 from rich.text import Text
 
 from deltaci.api.schemas import records as api
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_template
-from deltaci.cli.session import Session, command
-from deltaci.cli.shown import Rows, ago, console, facts, safe, show, since
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_template
+from deltaci.cli.output import TableOutput, ago, console, facts, safe, show, since
+from deltaci.cli.session import CommandSession, command
 
 app = typer.Typer(
     name="template",
@@ -27,7 +27,7 @@ NameArgument = Annotated[
 
 
 @command(app, "list")
-def list_command(session: Session) -> None:
+def list_command(session: CommandSession) -> None:
     """List templates by name, with their newest versions.
 
     Example:
@@ -38,7 +38,7 @@ def list_command(session: Session) -> None:
 
 
 @command(app, "versions")
-def versions_command(session: Session, name: NameArgument) -> None:
+def versions_command(session: CommandSession, name: NameArgument) -> None:
     """List the versions of a template, oldest first.
 
     Example:
@@ -48,11 +48,11 @@ def versions_command(session: Session, name: NameArgument) -> None:
     _print(session, list(session.client.iter_versions(name)), "no versions")
 
 
-def _print(session: Session, found: list[api.TemplateSummary], empty: str) -> None:
+def _print(session: CommandSession, found: list[api.TemplateSummary], empty: str) -> None:
     if session.is_json:
         session.print_json(found)
         return
-    rows = Rows("NAME", "#VERSION", "SAVED", "~BY", "~DESCRIPTION")
+    rows = TableOutput("NAME", "#VERSION", "SAVED", "~BY", "~DESCRIPTION")
     for each in found:
         rows.add(each.name, each.version, since(each.created_at), each.created_by, each.description)
     rows.print(empty)
@@ -60,7 +60,7 @@ def _print(session: Session, found: list[api.TemplateSummary], empty: str) -> No
 
 @command(app, "show")
 def show_command(
-    session: Session,
+    session: CommandSession,
     name: Annotated[
         str,
         typer.Argument(metavar="NAME[@VERSION]", help="The template's name.", autocompletion=complete_template),
@@ -72,10 +72,10 @@ def show_command(
 
       deltaci template show deploy@2
     """
-    _show(session, session.client.template(*inputs.template(name)))
+    _show(session, session.client.template(*arguments.template(name)))
 
 
-def _show(session: Session, found: api.Template) -> None:
+def _show(session: CommandSession, found: api.Template) -> None:
     if session.is_json:
         session.print_json(found)
         return
@@ -91,12 +91,12 @@ def _show(session: Session, found: api.Template) -> None:
         )
     )
     if found.inputs:
-        rows = Rows("INPUT", "NEEDED", "DEFAULT", "~CHOICES", "~DESCRIPTION")
+        rows = TableOutput("INPUT", "NEEDED", "DEFAULT", "~CHOICES", "~DESCRIPTION")
         for name, rule in found.inputs.items():
             rows.add(name, "yes" if rule.required else "", rule.default, ", ".join(rule.choices), rule.description)
         out.print()
         show(rows.table())
-    rows = Rows("JOB", "KIND", "~NEEDS", "~RUNS ON", "~STEPS")
+    rows = TableOutput("JOB", "KIND", "~NEEDS", "~RUNS ON", "~STEPS")
     is_chain = all(job.needs is None and not job.after for job in found.plan.jobs)
     for job in found.plan.jobs:
         needs = "(previous)" if is_chain and job is not found.plan.jobs[0] else ", ".join(job.needs or ())
@@ -109,7 +109,7 @@ def _show(session: Session, found: api.Template) -> None:
 
 @command(app, "save")
 def save_command(
-    session: Session,
+    session: CommandSession,
     name: NameArgument,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A plan or a template, as JSON; - reads standard input.")],
     description: Annotated[str, typer.Option(help="A description; overrides that of the file.")] = "",
@@ -130,7 +130,7 @@ def save_command(
 
       deltaci template save deploy deploy.json
     """
-    given = inputs.json_file(file)
+    given = arguments.json_file(file)
     body: dict[str, Any] = given if "plan" in given else {"plan": given}
     unknown = set(body) - {"plan", "description", "inputs", "expected_version"}
     if unknown:
@@ -149,7 +149,7 @@ def save_command(
 
 
 @command(app, "remove")
-def remove_command(session: Session, name: NameArgument) -> None:
+def remove_command(session: CommandSession, name: NameArgument) -> None:
     """Remove a template. Its runs are kept.
 
     Example:

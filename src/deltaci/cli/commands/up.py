@@ -1,4 +1,4 @@
-"""`deltaci up`: a server, one local runner and SQLite, without any configuration; and a first run, to see it work."""
+"""`deltaci up`: start a server and a local runner without configuration, and show a first run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PLAN: Final = (
 
 
 class FirstRun:
-    """A small run, from its birth to its report."""
+    """A small run that shows that the installation works, from its start to its report."""
 
     def __init__(self, service: Server, console: Console) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""`deltaci verify`: is this log legal?"""
+"""`deltaci verify`: verify an event log."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 app = typer.Typer(add_completion=False)
 
 
-class LineTooLong(Exception):
-    """A line that no honest log has."""
+class LineTooLongError(Exception):
+    """A line of the log is longer than any valid line."""
 
 
 def read_lines(source: BinaryIO, size: list[int]) -> Iterator[bytes]:
@@ -32,7 +32,7 @@ def read_lines(source: BinaryIO, size: list[int]) -> Iterator[bytes]:
     while line := source.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-            raise LineTooLong(f"line {number} is longer than {MAX_LINE_BYTES // 1024 // 1024} MiB; no event is")
+            raise LineTooLongError(f"line {number} is longer than {MAX_LINE_BYTES // 1024 // 1024} MiB; no event is")
         size[0] += len(line)
         yield line
 
@@ -104,7 +104,7 @@ def verify_command(
     started = time.monotonic()
     try:
         report = check_file(file, format, quiet=json)
-    except (NotAnEventLogError, LineTooLong) as error:
+    except (NotAnEventLogError, LineTooLongError) as error:
         fail(f"{file}: {error}")
     except OSError as error:
         fail(f"{file} cannot be read: {error.strerror}; give the path of a log, or - for standard input")

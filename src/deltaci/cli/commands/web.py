@@ -1,4 +1,4 @@
-"""`deltaci web`: the pages of a server on this machine, for whoever operates it, signed in by a link."""
+"""`deltaci web`: open the web interface of a server on this machine, signed in by a link."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from deltaci.cli.session import (
     person,
     reported,
 )
-from deltaci.client import places
+from deltaci.client import server_address
 from deltaci.client.blocking import Client
-from deltaci.client.patience import Patience
+from deltaci.client.retry import Patience
 from deltaci.server.auth.credentials import Signer, is_tenant_name, load_server_key
 
 app = typer.Typer(add_completion=False)
@@ -66,9 +66,9 @@ def web_command(
       deltaci web --print
     """
     with reported("web"):
-        folder = data or places.DATA_FOLDER
-        url = places.checked_url(server or places.server_url(folder))
-        is_meant = data is not None or places.is_at_home(url, folder)
+        folder = data or server_address.DATA_FOLDER
+        url = server_address.checked_url(server or server_address.server_url(folder))
+        is_meant = data is not None or server_address.is_at_home(url, folder)
         if not is_meant or not os.access(folder / KEY_FILE, os.R_OK):
             fail("web", NO_KEY.format(folder=folder, url=url), NOT_ALLOWED)
         if not is_tenant_name(tenant):

@@ -1,4 +1,4 @@
-"""`deltaci workers`: the fleet, and how a runner gets into it."""
+"""`deltaci workers`: manage workers, and create registration tokens for new ones."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import typer
 from rich.text import Text
 
 from deltaci.api.schemas import records as api
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_worker
-from deltaci.cli.session import USAGE, Defaults, Session, command, fail
-from deltaci.cli.shown import Rows, ago, facts, show, since
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_worker
+from deltaci.cli.output import TableOutput, ago, facts, show, since
+from deltaci.cli.session import USAGE, CommandSession, SharedOptionsGroup, command, fail
 
 app = typer.Typer(
     name="workers",
     add_completion=False,
-    cls=Defaults,
+    cls=SharedOptionsGroup,
     help="List, drain, resume and remove workers, and add new ones.",
 )
 
@@ -29,7 +29,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The runner's 
 
 @command(app, "list")
 def list_command(
-    session: Session,
+    session: CommandSession,
     gone: Annotated[
         bool, typer.Option("--gone", help="List workers that were shut down instead of active ones.")
     ] = False,
@@ -44,7 +44,7 @@ def list_command(
     if session.is_json:
         session.print_json(found)
         return
-    rows = Rows("WORKER", "STATE", "#BUSY", "~LABELS", "SEEN", "~WHY")
+    rows = TableOutput("WORKER", "STATE", "#BUSY", "~LABELS", "SEEN", "~WHY")
     for each in found:
         busy = f"{len(each.tasks)}/{each.slots}"
         name = each.id if gone else each.name
@@ -67,7 +67,7 @@ def _why(found: api.Worker) -> str:
 
 
 @command(app, "show")
-def show_command(session: Session, name: NameArgument) -> None:
+def show_command(session: CommandSession, name: NameArgument) -> None:
     """Show a worker and what it holds.
 
     Example:
@@ -77,7 +77,7 @@ def show_command(session: Session, name: NameArgument) -> None:
     _print(session, session.client.worker(name))
 
 
-def _print(session: Session, found: api.Worker) -> None:
+def _print(session: CommandSession, found: api.Worker) -> None:
     if session.is_json:
         session.print_json(found)
         return
@@ -112,7 +112,7 @@ def _going(found: api.Worker) -> str:
 
 @command(app, "drain")
 def drain_command(
-    session: Session,
+    session: CommandSession,
     name: NameArgument,
     reason: Annotated[str, typer.Option(help="The reason, kept in the record.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it holds no jobs.")] = False,
@@ -128,7 +128,7 @@ def drain_command(
 
 
 @command(app, "resume")
-def resume_command(session: Session, name: NameArgument) -> None:
+def resume_command(session: CommandSession, name: NameArgument) -> None:
     """Resume a drained or quarantined worker.
 
     Example:
@@ -140,7 +140,7 @@ def resume_command(session: Session, name: NameArgument) -> None:
 
 @command(app, "remove")
 def remove_command(
-    session: Session,
+    session: CommandSession,
     name: NameArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
@@ -164,7 +164,7 @@ def _is_sure(name: str) -> bool:
 
 @command(app, "token")
 def token_command(
-    session: Session,
+    session: CommandSession,
     name: NameArgument,
     again: Annotated[
         bool,
@@ -178,7 +178,7 @@ def token_command(
 
       deltaci workers token build-1 > token && deltaci runner --token-file token
     """
-    made = session.client.worker_token(name, again=again, expires_seconds=inputs.seconds(expires))
+    made = session.client.worker_token(name, again=again, expires_seconds=arguments.seconds(expires))
     if session.is_json:
         session.print_json(made)
         return

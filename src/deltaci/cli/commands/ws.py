@@ -1,4 +1,4 @@
-"""`deltaci ws`: several tasks on one branch, validated and merged: start them, look at them, stop them."""
+"""`deltaci ws`: create, list, show and cancel workstreams."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.live import Live
 
 from deltaci.api.schemas import workstreams as wire
 from deltaci.api.schemas.workstreams import WORKSTREAM_STATES
-from deltaci.cli import inputs
-from deltaci.cli.completing import complete_project, complete_workstream
-from deltaci.cli.session import BAD, GOOD, USAGE, Session, command
-from deltaci.cli.shown import Rows, console, safe, show, since, span
+from deltaci.cli import arguments
+from deltaci.cli.completers import complete_project, complete_workstream
+from deltaci.cli.output import TableOutput, console, safe, show, since, span
+from deltaci.cli.session import BAD, GOOD, USAGE, CommandSession, command
 from deltaci.cli.ws_view import event_told, outcome_told, queue_shown, stated, workstream_shown
-from deltaci.client.outcomes import is_completed
+from deltaci.client.run_status import is_completed
 from deltaci.pipeline.parse.problems import format_with_source
 from deltaci.pipeline.parse.yaml import MAX_BYTES
 from deltaci.pipeline.workstream import parse
@@ -42,7 +42,7 @@ ProjectOption = Annotated[
 
 @command(app, "create")
 def create_command(
-    session: Session,
+    session: CommandSession,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The workstream file; - reads standard input.")],
     project: ProjectOption = None,
     base: Annotated[
@@ -111,7 +111,7 @@ def _check(content: bytes, name: str) -> None:
 
 @command(app, "list")
 def list_command(
-    session: Session,
+    session: CommandSession,
     state: Annotated[
         str | None,
         typer.Option(help=f"One of {', '.join(WORKSTREAM_STATES)}.", autocompletion=lambda: list(WORKSTREAM_STATES)),
@@ -135,7 +135,9 @@ def list_command(
     if session.is_json:
         session.print_json(found)
         return
-    rows = Rows("ID", "NAME", "STATE", "~OURS", "~PROJECT", "~BASE", "~BY", "CREATED", "~#TOOK", "~TITLE", "~REASON")
+    rows = TableOutput(
+        "ID", "NAME", "STATE", "~OURS", "~PROJECT", "~BASE", "~BY", "CREATED", "~#TOOK", "~TITLE", "~REASON"
+    )
     for each in found:
         rows.add(
             each.id,
@@ -157,7 +159,7 @@ def list_command(
 
 @command(app, "show")
 def show_command(
-    session: Session,
+    session: CommandSession,
     id: IdArgument,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Watch until it ends; the exit code reflects the result.")
@@ -171,7 +173,7 @@ def show_command(
 
       deltaci ws show r4c1d --watch
     """
-    id = inputs.run_only(id)
+    id = arguments.run_only(id)
     if watch:
         _watch(session, id)
     found = session.client.workstream(id)
@@ -180,7 +182,9 @@ def show_command(
 
 @command(app, "cancel")
 def cancel_command(
-    session: Session, id: IdArgument, reason: Annotated[str, typer.Option(help="The reason, kept in the record.")] = ""
+    session: CommandSession,
+    id: IdArgument,
+    reason: Annotated[str, typer.Option(help="The reason, kept in the record.")] = "",
 ) -> None:
     """Cancel a workstream. Safe to repeat; merged changes stay merged.
 
@@ -188,7 +192,7 @@ def cancel_command(
 
       deltaci ws cancel r4c1d --reason "wrong base"
     """
-    stopped = session.client.cancel_workstream(inputs.run_only(id), reason)
+    stopped = session.client.cancel_workstream(arguments.run_only(id), reason)
     if session.is_json:
         session.print_json(stopped)
     else:
@@ -197,7 +201,7 @@ def cancel_command(
 
 @command(app, "queue")
 def queue_command(
-    session: Session,
+    session: CommandSession,
     project: Annotated[
         str,
         typer.Argument(metavar="[PROJECT]", help="Only the queues of this project.", autocompletion=complete_project),
@@ -219,7 +223,7 @@ def queue_command(
         show(queue_shown(each))
 
 
-def _watch(session: Session, id: str) -> NoReturn:
+def _watch(session: CommandSession, id: str) -> NoReturn:
     """Until it is over: a table that lives where somebody looks, a line for every change where nobody does."""
     if session.is_json or not sys.stdout.isatty():
         for event in session.client.follow(id):

@@ -1,4 +1,4 @@
-"""What happens to runs, told on a terminal line by line."""
+"""Print events and the outcome of a run line by line."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from datetime import datetime
 from rich.text import Text
 
 from deltaci.api.schemas import records as api
-from deltaci.cli.session import Session
-from deltaci.cli.shown import COLOURS, console, safe, span, status
+from deltaci.cli.output import COLOURS, console, safe, span, status
+from deltaci.cli.session import CommandSession
 
 _SEVERITIES = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
-def tell_event(session: Session, event: api.Event, run_id: str = "") -> None:
+def tell_event(session: CommandSession, event: api.Event, run_id: str = "") -> None:
     """One event as a line; as text only those by which something changed. Of one run, without its id in every line."""
     if session.is_json:
         session.print_json(event)

@@ -1,6 +1,6 @@
-"""How things look on a terminal: tables that fit, colours only where somebody looks, and nothing that a terminal obeys.
+"""Terminal output: tables that fit the width, colours only on a terminal, and no control sequences.
 
-Every text that comes from people or jobs goes through `safe`.
+Every text that comes from users or jobs must go through `safe`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MARKS: Final = {
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-class _Console(Console):
-    """Lets whoever called it decide what a closed pipe means."""
+class _PipeConsole(Console):
+    """A Rich console that raises BrokenPipeError instead of exiting on a closed pipe."""
 
     def on_broken_pipe(self) -> None:
         """Told where all other troubles are."""
@@ -52,7 +52,7 @@ class _Console(Console):
 def console() -> Console:
     """Where text is shown. Into a file or a pipe it goes without colours and without being cut to a terminal."""
     is_terminal = sys.stdout.isatty()
-    return _Console(highlight=False, markup=False, emoji=False, width=None if is_terminal else PIPED_WIDTH)
+    return _PipeConsole(highlight=False, markup=False, emoji=False, width=None if is_terminal else PIPED_WIDTH)
 
 
 def safe(text: object, most: int = MAX_CELL) -> str:
@@ -101,9 +101,12 @@ def took(begun: datetime | None, ended: datetime | None) -> str:
     return span(max(0.0, ((ended or datetime.now(UTC)) - begun).total_seconds()))
 
 
-class Rows:
-    """A table without lines. What is flexible (`~`) is cut when it does not fit and left out when it is empty, the rest
-    is not; `#` is a number (`~#` may be both)."""
+class TableOutput:
+    """A table without borders.
+
+    A column name starting with `~` marks a flexible column: it is cut if it does not fit and omitted if it is empty.
+    `#` marks a column of numbers; `~#` combines both.
+    """
 
     def __init__(self, *columns: str) -> None:
         self._columns = columns

@@ -1,15 +1,15 @@
-"""A run's plan as people read it: what runs, what does not, and why."""
+"""Print the plan of a run: which jobs run, which do not, and why."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
 from deltaci.api.schemas import records as api
-from deltaci.cli.session import Session
-from deltaci.cli.shown import Rows, console, facts, safe, show
+from deltaci.cli.output import TableOutput, console, facts, safe, show
+from deltaci.cli.session import CommandSession
 
 
-def show_plan(session: Session, run_id: str) -> None:
+def show_plan(session: CommandSession, run_id: str) -> None:
     """The plan, with the reason for every job; or why there is none."""
     plan = session.client.plan(run_id)
     if session.is_json:
@@ -20,7 +20,7 @@ def show_plan(session: Session, run_id: str) -> None:
         out.print(safe(problem, 2000), soft_wrap=True)
     compared = plan.compared_with or (f"nothing: {plan.unknown_because}" if plan.unknown_because else "")
     show(facts((("file", plan.file), ("compared with", compared), ("group", plan.group), ("plan", plan.plan_hash))))
-    rows = Rows("JOB", "RUNS", "~WHY", "~NEEDS")
+    rows = TableOutput("JOB", "RUNS", "~WHY", "~NEEDS")
     needs = {job.name: ", ".join(job.needs) for job in plan.jobs}
     for each in plan.choices or _all(plan):
         mark = Text("yes", style="green") if each.is_kept else Text("no", style="dim")

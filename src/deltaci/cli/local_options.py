@@ -1,4 +1,4 @@
-"""What `deltaci plan` and `deltaci run` share: how they are asked, and how they say what is wrong."""
+"""Options and error handling that `deltaci plan` and `deltaci run` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people write on the command line, read: times, pairs, names, files."""
+"""Parse command-line arguments: times, durations, NAME=VALUE pairs, run names and JSON files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.api.schemas.inputs import MAX_BODY_BYTES
-from deltaci.client.names import Name, readings
+from deltaci.client.run_refs import RunRef, parse_refs
 
 _SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN: Final = re.compile(r"([0-9]{1,9})\s*(s|m|min|h|d|w)")
@@ -62,15 +62,15 @@ def template(text: str) -> tuple[str, int | None]:
 
 def run_only(text: str) -> str:
     """The id of a run."""
-    [*_, name] = readings(text)
+    [*_, name] = parse_refs(text)
     if name.job:
         raise ValueError(f"{text!r} names a job; expected a run: {name.run}")
     return name.run
 
 
-def in_a_run(text: str) -> tuple[Name, ...]:
+def in_a_run(text: str) -> tuple[RunRef, ...]:
     """What may be meant by `RUN/JOB` or `RUN/JOB.N`."""
-    names = readings(text)
+    names = parse_refs(text)
     if not names[-1].job:
         raise ValueError(f"{text!r} names a run; expected one of its jobs: {text}/JOB, or an attempt: {text}/JOB.N")
     return names

@@ -1,4 +1,4 @@
-"""What a shell may offer as the next word. A server is asked, for a second at most; else nothing is offered."""
+"""Shell completion of ids and names. It queries the server for at most one second and offers nothing on any failure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A post-receive hook for a bare repository: it says what was pushed, and never keeps a push waiting for long.
+"""Install a post-receive hook in a bare repository. The hook reports every push and retries in the background.
 
-The address and the key lie beside it, readable only by whoever owns the repository. What was there before is kept,
-and called first.
+The server URL and the API key are stored next to the hook, readable only by its owner. An existing hook is kept and
+called first.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 GIT_SECONDS: Final = 20.0
 MARK: Final = "# deltaci-hook 1"
 CONFIG: Final = "deltaci.conf"
-KEPT: Final = "post-receive.before-deltaci"
+PREVIOUS_HOOK: Final = "post-receive.before-deltaci"
 
 SCRIPT: Final = f"""\
 #!/bin/sh
 {MARK}: reports pushes to a Delta CI server. Created by 'deltaci project hook'.
 here=$(cd "$(dirname "$0")" && pwd) || exit 0
 lines=$(cat)
-if [ -x "$here/{KEPT}" ]; then
-    printf '%s\\n' "$lines" | "$here/{KEPT}" "$@"
+if [ -x "$here/{PREVIOUS_HOOK}" ]; then
+    printf '%s\\n' "$lines" | "$here/{PREVIOUS_HOOK}" "$@"
 fi
 [ -n "$lines" ] || exit 0
 if ! command -v curl >/dev/null 2>&1; then
@@ -47,14 +47,14 @@ exit 0
 """
 
 
-class Place:
-    """Where a repository has its hooks."""
+class HookInstaller:
+    """Installs the hook in one repository."""
 
     def __init__(self, repository: Path) -> None:
         self.folder = repository.expanduser().absolute()
         self.hooks = self._hooks()
         self.hook = self.hooks / "post-receive"
-        self.kept = self.hooks / KEPT
+        self.kept = self.hooks / PREVIOUS_HOOK
 
     @property
     def has_kept(self) -> bool:
