@@ -24,10 +24,10 @@ from bench.databases import log_progress
 from bench.figures import Figure
 from bench.sites import CORES, PROJECT
 from deltaci.app import HttpListener, Server, registration_token
-from deltaci.controllers.merge_queue.candidates import Candidates
-from deltaci.controllers.merge_queue.controller import MergeQueue
-from deltaci.controllers.merge_queue.records import Entry, Outcome
-from deltaci.controllers.merge_queue.state import Batch, Limits
+from deltaci.controllers.merge_queue.candidates import CandidateBuilder
+from deltaci.controllers.merge_queue.controller import MergeQueueController
+from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome
+from deltaci.controllers.merge_queue.state import MergeBatch, BatchLimits
 from deltaci.controllers.projects import Project
 from deltaci.engine import event_loop, feed
 from deltaci.forges.landing import PushLanding
@@ -166,12 +166,12 @@ async def _measure(folder: Path, large: Large, size: int) -> Merged:
     return Merged(size, seconds * MERGES[size] / len(waiting), built, landing.seconds)
 
 
-async def _entries(mirror: Mirror, large: Large, count: int, base: str) -> list[Entry]:
+async def _entries(mirror: Mirror, large: Large, count: int, base: str) -> list[MergeEntry]:
     """So many that are validated, their commits already here."""
     heads = [large.next() for _ in range(count)]
     await mirror.fetch_refs([ref for ref, _ in heads])
     return [
-        Entry(
+        MergeEntry(
             id=f"stream-{commit[:12]}",
             tenant=TENANT,
             project=PROJECT,
@@ -186,18 +186,18 @@ async def _entries(mirror: Mirror, large: Large, count: int, base: str) -> list[
     ]
 
 
-async def _merged(service: Server, landing: Timed, size: int, entries: Sequence[Entry]) -> float:
+async def _merged(service: Server, landing: Timed, size: int, entries: Sequence[MergeEntry]) -> float:
     """Seconds until all of them are on the base."""
     left, is_over = {each.id for each in entries}, asyncio.Event()
 
-    async def told(outcome: Outcome) -> None:
+    async def told(outcome: MergeOutcome) -> None:
         assert outcome.is_merged, outcome
         left.discard(outcome.id)
         if not left:
             is_over.set()
 
     parts = service.control_plane.repositories
-    queue = MergeQueue(
+    queue = MergeQueueController(
         service.store,
         service.engine,
         parts.projects,
@@ -205,7 +205,7 @@ async def _merged(service: Server, landing: Timed, size: int, entries: Sequence[
         ensure=_nothing,
         is_wanted=_yes,
         landing=landing,
-        limits=Limits(batch=size),
+        limits=BatchLimits(batch=size),
     )
     queue.tell(told)
     for entry in entries:
@@ -222,26 +222,26 @@ async def _merged(service: Server, landing: Timed, size: int, entries: Sequence[
         await queue.stop()
 
 
-async def _hear(service: Server, queue: MergeQueue, after: int) -> None:
+async def _hear(service: Server, queue: MergeQueueController, after: int) -> None:
     async for event in feed.follow(service.store, after):
         queue.on_events([event])
 
 
-async def _nothing(_entry: Entry) -> None:
+async def _nothing(_entry: MergeEntry) -> None:
     """Its head is here already."""
 
 
-async def _yes(_entry: Entry) -> bool:
+async def _yes(_entry: MergeEntry) -> bool:
     return True
 
 
-async def _built(mirror: Mirror, entries: Sequence[Entry]) -> float:
+async def _built(mirror: Mirror, entries: Sequence[MergeEntry]) -> float:
     """Seconds for one candidate of all of them."""
     builder = CommitBuilder(mirror)
     base = await builder.fetch_branch("main")
-    batch = Batch(number=1, method="merge", members=tuple(each.id for each in entries), at=0)
+    batch = MergeBatch(number=1, method="merge", members=tuple(each.id for each in entries), at=0)
     began = time.perf_counter()
-    made = await Candidates(builder, _nothing).build(batch, entries, base, base, 0)
+    made = await CandidateBuilder(builder, _nothing).build(batch, entries, base, base, 0)
     seconds = time.perf_counter() - began
     assert len(made.members) == len(entries), made
     return seconds

@@ -9,7 +9,7 @@ import msgspec
 
 from deltaci.app import Server
 from deltaci.controllers.merge_queue.records import QueueView
-from deltaci.controllers.workstreams.records import Joined, Workstream, Workstreams
+from deltaci.controllers.workstreams.records import IntegratedTask, Workstream, WorkstreamRecords
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
@@ -40,7 +40,7 @@ class StandIn:
 
     def __init__(self, service: Server, *, is_planned: bool = True) -> None:
         self._is_planned = is_planned
-        self.records = Workstreams(service.store)
+        self.records = WorkstreamRecords(service.store)
         self.waiting: list[QueueView] = []
         self._service = service
         service.control_plane.api._app_state = msgspec.structs.replace(
@@ -95,7 +95,9 @@ class StandIn:
 
         def change(before: Workstream | None) -> Workstream | None:
             assert before is not None
-            joined = Joined(task=task, attempt_id=f"{id}/{task}.1", bundle="b", start=before.tip, head=tip, tip=tip)
+            joined = IntegratedTask(
+                task=task, attempt_id=f"{id}/{task}.1", bundle="b", start=before.tip, head=tip, tip=tip
+            )
             return msgspec.structs.replace(before, joined=(*before.joined, joined), **fields)
 
         await self.records.kept.update(tenant, id, change)

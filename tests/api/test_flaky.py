@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deltaci.controllers import flaky as control
-from deltaci.controllers.flaky import KIND, FlakyTests
+from deltaci.controllers.flaky import KIND, FlakyTestTracker
 from deltaci.core import flaky
 from deltaci.storage.port import Document
 from tests.api.site import ApiSite, Caller, ScriptedRunner, task
@@ -112,7 +112,7 @@ async def test_an_untrusted_run_does_not_change_flakiness(site: Opened) -> None:
         assert (await ada.get("/flaky")).body["jobs"] == []
 
 
-class ObservableFlakyTests(FlakyTests):
+class ObservableFlakyTests(FlakyTestTracker):
     """Flaky tests that signal when they have processed runs."""
 
     def __init__(self, *given: Any) -> None:
@@ -151,7 +151,7 @@ async def test_flakiness_is_learned_live_and_from_the_last_position(
         before = await here.store.find_document(KIND, "shop test", "default")
         await third.catch_up()
         ends = [event.entity_id for event in await here.log() if control.is_telling(event)]
-        await asyncio.gather(*(FlakyTests(here.store).learn(ends) for _ in range(4)))
+        await asyncio.gather(*(FlakyTestTracker(here.store).learn(ends) for _ in range(4)))
 
         assert list(history.tests) == ["a"]
         assert history.tests["a"].times == 1
@@ -172,10 +172,10 @@ async def test_expired_excess_and_unreadable_histories_are_dropped(
             await here.store.put_documents([put])
         assert (await ada.get("/flaky")).body["jobs"] == []
         await run_with_failures(here, ada, runner)
-        await FlakyTests(here.store).catch_up()
+        await FlakyTestTracker(here.store).catch_up()
         left = [each.name for each in await here.store.list_documents(KIND, "default")]
         monkeypatch.setattr(flaky, "EXPIRES", -(10**12))
-        await FlakyTests(here.store).learn([event.entity_id for event in await here.log()])
+        await FlakyTestTracker(here.store).learn([event.entity_id for event in await here.log()])
 
         assert len(left) == 2
         assert "shop test" in left
@@ -192,8 +192,8 @@ async def test_concurrent_servers_count_an_outcome_once(site: Opened) -> None:
             await run_with_failures(here, ada, runner, *failed)
         ends = [event.entity_id for event in await here.log() if control.is_telling(event)]
 
-        await asyncio.gather(*(FlakyTests(here.store).learn(ends) for _ in range(4)))
+        await asyncio.gather(*(FlakyTestTracker(here.store).learn(ends) for _ in range(4)))
 
-        history = await FlakyTests(here.store).of_job("default", "shop", "test")
+        history = await FlakyTestTracker(here.store).of_job("default", "shop", "test")
         assert [len(each.observations) for each in history.commits] == [3]
         assert (history.tests["a"].times, history.flake.times) == (2, 2)

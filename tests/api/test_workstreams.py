@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 import pytest
 
-from deltaci.controllers.merge_queue.records import BatchView, EntryView, QueueView, Split
+from deltaci.controllers.merge_queue.records import BatchSplit, BatchView, EntryView, QueueView
 from deltaci.core import job
 from tests.api.site import TENANT, ApiSite, ScriptedRunner, task
 from tests.contract.places import on_loop
@@ -288,7 +288,7 @@ async def test_a_merge_queue_shows_how_a_failed_batch_was_split(site: Opened) ->
     """Both halves and the result of the test."""
     async with site() as here:
         desk, ada = StandIn(here.service), await here.key("ada", "run")
-        split = Split(number=3, first=("a",), second=("b", "c"), problem="no good")
+        split = BatchSplit(number=3, first=("a",), second=("b", "c"), problem="no good")
         desk.waiting = [QueueView(project="shop", base="main", splits=(split,))]
 
         [queue] = (await ada.get("/merge-queues")).body["queues"]

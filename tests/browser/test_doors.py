@@ -107,7 +107,7 @@ def test_everything_at_the_door_works_without_scripts(visitor: Visitor, house: H
 
     menu(page)
     page.get_by_role("button", name=TENANT, exact=True).click()
-    expect(page.get_by_text(f"You look at {TENANT} now.")).to_be_visible()
+    expect(page.get_by_text(f"You are now viewing {TENANT}.")).to_be_visible()
     expect(page.locator("#account summary")).to_contain_text(TENANT)
     menu(page)
     page.get_by_role("button", name="Sign out").click()
@@ -154,12 +154,12 @@ def test_a_tab_that_was_left_behind_notices_the_switch(visitor: Visitor, house: 
     expect(left.locator("#account summary")).to_contain_text(OTHER)
     expect(left.locator(f"#run-{ours}")).to_have_count(0)
     form.get_by_role("button", name=re.compile("Make")).click()
-    expect(form.get_by_role("alert")).to_contain_text(f"this browser looks at '{OTHER}' by now")
+    expect(form.get_by_role("alert")).to_contain_text(f"this browser now shows '{OTHER}'")
     for tenant in (TENANT, OTHER):
         keys = house.ask("GET", "/keys?limit=200", token=house.key("ada", tenant=tenant))["keys"]
         assert "left.behind" not in [each["person"] for each in keys]
     left.goto(f"/runs/{ours}")
-    expect(left.get_by_text(f"you look at the tenant '{OTHER}'")).to_be_visible()
+    expect(left.get_by_text(f"another tenant than '{OTHER}'")).to_be_visible()
     person.page = left
     person.complaints.clear()  # The browser mentions every 404.
     person.check()
@@ -207,9 +207,9 @@ def test_people_sign_in_at_their_issuer(visitor: Visitor, trusting: House) -> No
     expect(page.locator("#account summary")).to_contain_text("default")
     menu(page)
     page.get_by_role("button", name="release", exact=True).click()
-    expect(page.get_by_text("You look at release now.")).to_be_visible()
+    expect(page.get_by_text("You are now viewing release.")).to_be_visible()
     menu(page)
-    expect(page.get_by_text("May: approve, read")).to_be_visible()
+    expect(page.get_by_text("Scopes: approve, read")).to_be_visible()
     person.check()
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_text("You are signed out.")).to_be_visible()
@@ -282,7 +282,7 @@ def test_another_site_can_neither_act_nor_frame_nor_read(ada: Person, house: Hou
 
     page.evaluate("document.forms[0].submit()")
 
-    expect(page.get_by_text("the form was sent by another site")).to_be_visible()
+    expect(page.get_by_text("another site sent the form")).to_be_visible()
     page.close()
     ada.complaints.clear()  # The browser says what it refused.
     ada.go("/runs")

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import Page, Request
 
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.routes import PAGES
 from tests.browser.browsing import LARGE, Person
 from tests.browser.scene import Scene
@@ -21,6 +21,7 @@ OTHERWISE: Final = {
     "/": "the way to the runs",
     "/live": "a stream of hints",
     "/runs/{run}/events.jsonl": "a file",
+    "/let-in": "a redirect to /runners/new",
     "/sign-in/oidc": "the way to an issuer",
     "/sign-in/oidc/back": "the way back from it",
 }

@@ -24,7 +24,7 @@ def test_a_job_goes_from_nobody_to_done_before_ones_eyes(ada: Person, house: Hou
     page = ada.go(f"/runs/{run}/jobs/build")
     page.evaluate("window.seen = 'the same page'")
 
-    expect(page.get_by_text("Nobody has taken this job yet")).to_be_visible()
+    expect(page.get_by_text("No worker has taken this job yet")).to_be_visible()
     ada.check()
     go.touch()
     expect(page.locator("#job-status")).to_contain_text("succeeded")

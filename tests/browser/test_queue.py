@@ -78,14 +78,14 @@ def test_each_kind_of_reason_is_told_and_goes_away(small: House, visitor: Callab
     )
     link = reason(page, "waiting_for_group:deploy").get_by_role("link", name="Job holds")
     expect(link).to_have_attribute("href", f"/runs/{first}/jobs/holds")
-    expect(page.locator("#waiting-count")).to_have_text("6 wait")
+    expect(page.locator("#waiting-count")).to_have_text("6 waiting")
     expect(page.locator("#under-way")).to_contain_text("The <i>first</i>")
     assert page.evaluate("window.seen") == "the same page"
     ada.check()
     ada.check_fits()
 
     reason(page, "no_fitting_worker:gpu,large").get_by_role("link", name="show").click()
-    expect(page.locator("#waiting-count")).to_have_text("2 wait for what was asked")
+    expect(page.locator("#waiting-count")).to_have_text("2 waiting (filtered)")
     expect(waits(page, f"{second}/busy.1")).to_have_count(0)
     ada.check()
     page.get_by_role("link", name="show all").first.click()
@@ -96,7 +96,7 @@ def test_each_kind_of_reason_is_told_and_goes_away(small: House, visitor: Callab
     small.ask("POST", f"/runs/{second}/approve", {}, token=small.key("olga", "approve", roles=("ops",)))
     expect(waits(page, f"{second}/people")).to_have_count(0, timeout=SOON)
     expect(waits(page, f"{second}/after")).to_have_count(0, timeout=SOON)
-    expect(page.locator("#waiting-count")).to_have_text("2 wait", timeout=SOON)
+    expect(page.locator("#waiting-count")).to_have_text("2 waiting", timeout=SOON)
     small.ask("POST", f"/runs/{second}/cancel", {})
     expect(page.get_by_text("The queue is empty and no job is running.")).to_be_visible(timeout=SOON)
     assert page.evaluate("window.seen") == "once more"
@@ -127,7 +127,7 @@ def test_filters_and_pages(ada: Person, house: House) -> None:
     page = ada.go("/queue")
     page.get_by_label("Label").fill("nobody-at-all")
     page.get_by_role("button", name="Filter").click()
-    expect(page.locator("#waiting-count")).to_have_text("55 wait for what was asked")
+    expect(page.locator("#waiting-count")).to_have_text("55 waiting (filtered)")
     expect(waits(page, f"{run}/long-00.1")).to_be_visible()
     expect(page.get_by_role("link", name="short")).to_have_count(0)
     assert "label=nobody-at-all" in page.url
@@ -139,7 +139,7 @@ def test_filters_and_pages(ada: Person, house: House) -> None:
     expect(waits(page, f"{run}/long-00.1")).to_be_visible()
 
     ada.go("/queue?project=short-project")
-    expect(page.locator("#waiting-count")).to_have_text("1 waits for what was asked")
+    expect(page.locator("#waiting-count")).to_have_text("1 waiting (filtered)")
     ada.go("/queue?label=none-of-these")
     expect(page.get_by_text("No waiting job matches.")).to_be_visible()
     expect(page.get_by_role("link", name="The whole queue")).to_have_attribute("href", "/queue")

@@ -262,7 +262,7 @@ def test_a_run_is_repeated_all_of_it_or_what_failed(ada: Person, house: House) -
     expect(page.locator(".under").get_by_role("link", name=run)).to_be_visible()
     expect(node(page, "bad")).to_be_visible()
     expect(node(page, "good")).to_have_count(0)
-    expect(page.locator("#said")).to_contain_text("Started again")
+    expect(page.locator("#said")).to_contain_text("Started this rerun")
 
     page.goto(f"/runs/{run}")
     confirm(page, "Rerun all")
@@ -339,7 +339,7 @@ def test_a_large_graph_is_walked_by_keys_and_seen_whole(ada: Person, house: Hous
     page.wait_for_function(is_whole)
     ada.check()
     ada.check_fits()
-    page.get_by_role("button", name="In its own size").click()
+    page.get_by_role("button", name="Full size").click()
     node(page, "breaks").click()
     page.wait_for_url(f"**/runs/{run}/jobs/breaks")
 

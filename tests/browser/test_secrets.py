@@ -26,7 +26,7 @@ def test_a_secret_goes_in_reaches_its_job_and_never_comes_out(ada: Person, house
     ada.check_fits()
     page.get_by_role("button", name="Keep it").click()
 
-    said(page, "The secret WEB_KEY is set. For all jobs.")
+    said(page, "The secret WEB_KEY was set. For all jobs.")
     steps = ['printf %s "$WEB_KEY" | sha256sum']
     run = house.start({"name": "use", "work": {"steps": steps, "secrets": ["WEB_KEY"], "executor": "process"}})
     house.until(run, "SUCCEEDED")
@@ -54,13 +54,13 @@ def test_secrets_are_listed_by_scope_replaced_and_removed(ada: Person, house: Ho
     expect(page.get_by_label("Value")).to_have_value("")
     page.get_by_label("Value").fill("second-value")
     page.get_by_role("button", name="Keep it").click()
-    said(page, "is replaced, for the 2. time. Project shop, branches release/*.")
+    said(page, "was replaced (version 2). Project shop, branches release/*.")
 
     lines.nth(1).get_by_role("button", name="Remove").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Project shop")
     dialog.get_by_role("button", name="Remove").click()
-    said(page, "The secret SCOPED is gone. Project shop.")
+    said(page, "The secret SCOPED was removed. Project shop.")
     left = [each for each in house.ask("GET", "/secrets?limit=200")["secrets"] if each["name"] == "SCOPED"]
     assert [(each["project"], each["branch"], each["version"]) for each in left] == [
         ("", "", 1),
@@ -79,7 +79,7 @@ def test_what_is_wrong_elsewhere_does_not_send_the_value_back(ada: Person) -> No
     refused(ada, "Name", "letters, digits").fill("GOOD")
     assert "never-sent-back" not in page.content()
     expect(page.get_by_label("Value")).to_have_value("")
-    expect(page.get_by_role("alert")).to_contain_text("Type the value again")
+    expect(page.get_by_role("alert")).to_contain_text("Enter the value again")
     ada.check()
 
     page.get_by_role("button", name="Keep it").click()

@@ -86,7 +86,7 @@ def test_what_a_worker_does_is_seen_and_leads_there(ada: Person, house: House) -
         )
         expect(line(page, "does-1")).to_contain_text(re.compile(r"work of Something <b>long</b> \d"))
         expect(other.locator("#does").get_by_role("link", name="Something <b>long</b>")).to_be_visible()
-        expect(other.locator("#about")).to_contain_text("1 of 1 taken")
+        expect(other.locator("#about")).to_contain_text("1 of 1 in use")
         ada.page = other
         ada.check()
         ada.check_fits()
@@ -104,12 +104,12 @@ def test_drained_here_explained_there_and_resumed(ada: Person, house: House, vis
         page = ada.go("/workers?q=drain-1")
         state(page, "drain-1", "ready")
         dialog = do(page, "Drain")
-        expect(dialog).to_contain_text("takes nothing new until somebody resumes it")
+        expect(dialog).to_contain_text("takes no new ones until somebody resumes it")
         ada.check()
         dialog.get_by_label("Why").fill("a new disk, <i>soon</i>")
         dialog.get_by_role("button", name="Drain").click()
 
-        expect(page.locator("#said")).to_contain_text("drain-1 takes nothing new any more.")
+        expect(page.locator("#said")).to_contain_text("drain-1 takes no new jobs.")
         assert page.url.endswith("/workers?q=drain-1")
         state(page, "drain-1", "drained")
         expect(line(page, "drain-1")).to_contain_text("“a new disk, <i>soon</i>”")
@@ -125,7 +125,7 @@ def test_drained_here_explained_there_and_resumed(ada: Person, house: House, vis
         expect(page.locator("#notice")).to_contain_text("It is drained")
         ada.check()
         do(page, "Resume").get_by_role("button", name="Resume").click()
-        expect(page.locator("#said")).to_contain_text("drain-1 takes work again.")
+        expect(page.locator("#said")).to_contain_text("drain-1 takes jobs again.")
         assert house.until(run)["status"] == "SUCCEEDED"
         expect(queue.get_by_text("No waiting job matches.")).to_be_visible(timeout=SOON)
         bob.check()
@@ -143,7 +143,7 @@ def test_a_removed_worker_goes_and_stays_out(ada: Person, house: House) -> None:
     page.get_by_role("link", name="remove-1").click()
     do(page, "Remove").get_by_role("button", name="Remove").click()
 
-    expect(page.locator("#said")).to_contain_text("remove-1 goes")
+    expect(page.locator("#said")).to_contain_text("remove-1 shuts down")
     expect(page.locator("#worker-state")).to_have_text("gone", timeout=SOON)
     expect(page.locator("#notice")).to_contain_text("Somebody removed it.")
     for button in ("Drain", "Resume", "Remove"):
@@ -169,7 +169,7 @@ def test_a_worker_that_dies_is_silent_and_then_gone(tmp_path: Path, visitor: Cal
 
         state(page, "dies-1", "silent")
         expect(page.locator("#count-silent")).to_contain_text("1")
-        expect(page.get_by_text("There is no worker")).to_be_visible(timeout=2 * SOON)
+        expect(page.get_by_text("There are no workers")).to_be_visible(timeout=2 * SOON)
         assert page.evaluate("window.seen") == "the same page"
         page.get_by_role("link", name="Gone").click()
         expect(line(page, "dies-1")).to_contain_text("It sent no heartbeat for too long.")
@@ -276,10 +276,10 @@ def test_filters_leave_only_what_fits_and_nobody_is_an_answer(
 
     lonely = visitor().sign_in(house.key("lone", tenant="lonely"))
     page = lonely.go("/workers")
-    expect(page.get_by_text("There is no worker")).to_be_visible()
+    expect(page.get_by_text("There are no workers")).to_be_visible()
     lonely.check()
     page.goto("/workers?gone=1")
-    expect(page.get_by_text("No worker was shut down")).to_be_visible()
+    expect(page.get_by_text("No worker is gone")).to_be_visible()
     lonely.check()
     answer = page.goto("/workers/nobody")
     assert answer is not None

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.controllers.reporter import Reporter
-from deltaci.controllers.statuses import Forges
+from deltaci.controllers.reporter import RunReporter
+from deltaci.controllers.statuses import ForgeAccess
 from deltaci.core import attempt, run
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
@@ -81,7 +81,7 @@ class ReportingServer:
         self,
         server: Server,
         place: Place,
-        reporter: Reporter,
+        reporter: RunReporter,
         directory: ReplaceableProjects,
         project_documents: ProjectDocuments,
         logs: LogStore,
@@ -159,7 +159,7 @@ async def reporting(
         store: Store = server.store
         project_documents, logs = ProjectDocuments(store), LogStore(folder / "logs")
         directory = ReplaceableProjects(project_documents)
-        forges = Forges(
+        forges = ForgeAccess(
             directory,
             client or ForgeHttpClient(hosts, timeout_seconds=timeout_seconds),
             ReportBuilder(store, logs, "https://ci.example.org"),
@@ -167,7 +167,7 @@ async def reporting(
         )
         if clock is not None:
             forges = msgspec.structs.replace(forges, clock=clock.read, sleep=clock.wait, dice=lambda: 1.0)
-        reporter = Reporter(store, server.engine, forges)
+        reporter = RunReporter(store, server.engine, forges)
         follower = Follower(store)
         follower.subscribe(reporter.on_events)
         await follower.start()

@@ -20,8 +20,8 @@ from deltaci.app import Server
 from deltaci.core.instants import SECOND
 from deltaci.server.web import routes
 from deltaci.server.web.app import SAFE
-from deltaci.server.web.auth.sessions import Grant
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.auth.sessions import SessionGrant
+from deltaci.server.web.page_route import PageRoute
 from deltaci.storage import open_store
 from tests.fuzz.json_texts import ODD_TEXTS
 from tests.fuzz.profile import fuzzed
@@ -88,9 +88,9 @@ class Beholder:
         """Somebody signed in anew: the cookie, and the token for forms."""
         sessions = self.service.control_plane.web._sessions
         expires_at = int((sessions.now() + 3600) * SECOND)
-        grant = Grant(tenant="default", person="root", is_operator=True, expires_at=expires_at)
+        grant = SessionGrant(tenant="default", person="root", is_operator=True, expires_at=expires_at)
         if not may_all:
-            grant = Grant(tenant="default", person="reader", key_id=self.known["reader"])
+            grant = SessionGrant(tenant="default", person="reader", key_id=self.known["reader"])
         session = self.do(sessions.begin([grant], None))
         return sessions.cookie(session, is_secure=False).partition(";")[0], sessions.csrf(session)
 

@@ -16,10 +16,10 @@ import pytest
 from deltaci.api.routes import ROOT
 from deltaci.app import HttpListener, Server
 from deltaci.server.web import routes
+from deltaci.server.web.components import hidden
 from deltaci.server.web.markup import form
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import hidden
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.storage import open_store
 
 WAIT_SECONDS: Final = 30.0
@@ -144,13 +144,13 @@ class Probe:
     def __init__(self) -> None:
         self.done: list[str] = []
 
-    async def get(self, visit: Visit) -> Answer:
+    async def get(self, visit: PageRequest) -> PageResponse:
         """A form, or an accident."""
         if "break" in visit.query:
             raise RuntimeError("an accident of the test's own")
-        return Page(title="Probe", body=form(hidden(visit), method="post", action="/probe"))
+        return HtmlPage(title="Probe", body=form(hidden(visit), method="post", action="/probe"))
 
-    async def post(self, visit: Visit) -> Answer:
+    async def post(self, visit: PageRequest) -> PageResponse:
         """Something that changes."""
         self.done.append(visit.who.tenant)
         return Redirect(to=visit.field("to", "/probe"), said=visit.field("said", "done"))

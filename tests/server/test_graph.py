@@ -13,23 +13,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.server.web.views.run.graph import cut
-from deltaci.server.web.views.run.layers import GAP_Y, HEIGHT, WIDTH, Drawn, Wanted, apart, curve, drawn, elbow
+from deltaci.server.web.views.run.graph_layout import (
+    GAP_Y,
+    HEIGHT,
+    WIDTH,
+    GraphLayout,
+    GraphNode,
+    apart,
+    curve,
+    drawn,
+    elbow,
+)
 
 MAX_GROWTH = 1.1  # Of what one of them costs, with twice as many jobs.
 MAX_LINES = 300
 
 
-def plan(*needs: tuple[int, ...], families: tuple[str, ...] = ()) -> tuple[Wanted, ...]:
+def plan(*needs: tuple[int, ...], families: tuple[str, ...] = ()) -> tuple[GraphNode, ...]:
     """Jobs by what they need."""
-    return tuple(Wanted(each, (), families[at] if families else "") for at, each in enumerate(needs))
+    return tuple(GraphNode(each, (), families[at] if families else "") for at, each in enumerate(needs))
 
 
-def lines(found: Drawn) -> set[tuple[int, int]]:
+def lines(found: GraphLayout) -> set[tuple[int, int]]:
     """From where to where."""
     return {(each.source, each.target) for each in found.lines}
 
 
-def overlap(found: Drawn) -> list[tuple[int, int]]:
+def overlap(found: GraphLayout) -> list[tuple[int, int]]:
     """Jobs that are drawn over each other."""
     order = sorted(range(len(found.jobs)), key=lambda at: found.jobs[at])
     return [
@@ -41,7 +51,7 @@ def overlap(found: Drawn) -> list[tuple[int, int]]:
 
 def test_nothing_is_nothing() -> None:
     """A run without jobs."""
-    assert drawn(()) == Drawn(width=WIDTH, height=HEIGHT, jobs=[], lines=[], meets={})
+    assert drawn(()) == GraphLayout(width=WIDTH, height=HEIGHT, jobs=[], lines=[], meets={})
 
 
 def test_a_job_stands_behind_all_that_it_waits_for() -> None:
@@ -54,7 +64,7 @@ def test_a_job_stands_behind_all_that_it_waits_for() -> None:
 
 def test_a_need_is_not_implied_by_what_only_comes_before() -> None:
     """Somebody who comes after a job may run though that failed; whoever needs it may not."""
-    jobs = (Wanted(()), Wanted((), (0,)), Wanted((0, 1)), Wanted((2,), (0,)))
+    jobs = (GraphNode(()), GraphNode((), (0,)), GraphNode((0, 1)), GraphNode((2,), (0,)))
 
     found = drawn(jobs)
 
@@ -119,7 +129,7 @@ def test_whatever_the_plan_everyone_has_a_place_and_lines_lead_to_the_right(
 ) -> None:
     """Nobody over somebody else, nothing outside, everybody reachable who was."""
     jobs = tuple(
-        Wanted(
+        GraphNode(
             tuple({need % at for need in some[:2]} if at else ()),
             tuple({need % at for need in some[2:]} if at else ()),
             families[at] if at < len(families) else "",
@@ -171,7 +181,7 @@ def mesh(count: int) -> list[tuple[int, ...]]:
     return [()] * 20 + [(at // 2, at // 3, at * 7 % at) for at in range(20, count)]
 
 
-def lines_run(jobs: tuple[Wanted, ...]) -> int:
+def lines_run(jobs: tuple[GraphNode, ...]) -> int:
     """How many lines of Python it takes to draw them: the same on every machine, however busy."""
     count = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaci.api.schemas.inputs import JobInput, PlanInput
-from deltaci.server.web.views.templates.plan_text import NotJson, place_of, read, written
+from deltaci.server.web.views.templates.plan_text import JsonSyntaxError, place_of, read, written
 
 TEXT = """{
   "fail_fast": true, "odd \\" key": [[1, 2], {"a}": "]"}],
@@ -49,7 +49,7 @@ def test_a_path_has_a_place_in_the_text(path: str, place: tuple[int, int]) -> No
 )
 def test_what_is_not_json_says_where(text: str, place: tuple[int, int], says: str) -> None:
     """Never anything but NotJson."""
-    with pytest.raises(NotJson) as wrong:
+    with pytest.raises(JsonSyntaxError) as wrong:
         read(text)
 
     assert says in wrong.value.message

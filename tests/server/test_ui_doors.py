@@ -45,15 +45,15 @@ async def test_what_is_wrong_with_a_key_is_said_and_the_key_is_not(tmp_path: Pat
             (f"dck_{'0' * 16}_{'x' * 43}", "That is no API key of this server."),
             (revoked, "The API key was revoked."),
             (old, "The API key has expired."),
-            ("", "There is no key in the field"),
-            ("  ", "There is no key in the field"),
-            ("x" * 5000, "That is no API key"),
-            ("schlüssel", "That is no API key"),
-            ("two words", "That is no API key"),
-            ("<x-probe>", "That is no API key"),
-            (registration_token(tmp_path, "w1", "default"), "That is no operator's token"),
-            ("dci_x.y", "That is no operator's token"),
-            ("dci_x", "That is no operator's token"),
+            ("", "The key field is empty"),
+            ("  ", "The key field is empty"),
+            ("x" * 5000, "Not an API key"),
+            ("schlüssel", "Not an API key"),
+            ("two words", "Not an API key"),
+            ("<x-probe>", "Not an API key"),
+            (registration_token(tmp_path, "w1", "default"), "Not an operator token"),
+            ("dci_x.y", "Not an operator token"),
+            ("dci_x", "Not an operator token"),
         ):
             answer = await reader.sign_in(key)
 
@@ -112,7 +112,7 @@ async def test_the_operator_comes_in_with_a_token_or_with_a_link(tmp_path: Path)
         assert "<strong>root</strong> to <strong>default</strong>" in (await by_token.get("/runs")).text
         assert "<strong>grace</strong> to <strong>team</strong>" in (await by_link.get("/runs")).text
 
-        assert "The link is too old; 'deltaci web' makes a new one." in said(await site.reader().sign_in(stale))
+        assert "The link has expired; run 'deltaci web' to get a new one." in said(await site.reader().sign_in(stale))
         refused = await by_link.http.get("/api/v1/me", headers={"Authorization": f"Bearer {link}"})
         assert refused.status_code == 401
         assert "'enter'" in refused.json()["message"]
@@ -121,7 +121,7 @@ async def test_the_operator_comes_in_with_a_token_or_with_a_link(tmp_path: Path)
         assert (await by_token.get("/runs")).headers["location"] == "/sign-in?to=%2Fruns"
         assert (await by_link.get("/runs")).status_code == 200
         site.later(12 * 3600)
-        assert "as long as that was vouched for" in said(await by_link.get("/runs"))
+        assert "Your session has expired" in said(await by_link.get("/runs"))
 
 
 @on_loop
@@ -199,7 +199,7 @@ async def test_one_browser_looks_at_one_tenant_at_a_time(tmp_path: Path) -> None
         assert "of team" not in (await reader.get("/runs")).text
         assert (await reader.http.get(f"/api/v1/runs/{run}")).status_code == 404
         lost = await reader.get(f"/runs/{run}/nowhere")
-        assert (lost.status_code, "you look at the tenant &#39;default&#39;" in lost.text) == (404, True)
+        assert (lost.status_code, "another tenant than &#39;default&#39;" in lost.text) == (404, True)
 
         answer = await reader.post(
             "/tenant",
@@ -207,7 +207,7 @@ async def test_one_browser_looks_at_one_tenant_at_a_time(tmp_path: Path) -> None
             {"Origin": site.url, "Referer": f"{site.url}/queue?x=1"},
         )
         assert answer.headers["location"] == "/queue"
-        assert said(answer) == "You look at team now."
+        assert said(answer) == "You are now viewing team."
         assert "of team" in (await reader.get("/runs")).text
         assert 'data-tenant="team"' in (await reader.get("/runs")).text
         assert (await reader.http.get(f"/api/v1/runs/{run}")).status_code == 200
@@ -266,3 +266,17 @@ async def test_more_tenants_than_a_cookie_holds_leave_the_oldest_out(tmp_path: P
 
 def _job() -> dict[str, object]:
     return {"name": "a", "work": {"steps": ["true"]}, "runs_on": ["nobody"]}
+
+
+@on_loop
+async def test_the_old_address_of_the_page_that_adds_a_runner_redirects_permanently(tmp_path: Path) -> None:
+    """A bookmark keeps working, with its query; a form that is still open in a browser is sent to the new address."""
+    async with pages(tmp_path) as site:
+        reader = await site.signed_in(person="ada")
+
+        read = await reader.get("/let-in?name=w1&again=1")
+        sent = await reader.post("/let-in", {"csrf": reader.csrf})
+
+        assert (read.status_code, read.headers["location"]) == (308, "/runners/new?name=w1&again=1")
+        assert (sent.status_code, sent.headers["location"]) == (308, "/runners/new")
+        assert (await reader.get("/runners/new")).status_code == 200

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from deltaci.cli.app import app
 from deltaci.core.errors import Refused
-from deltaci.server.web.auth.oidc_grants import SECRET_VARIABLE, Grants, Rule, Settings, settings_in
+from deltaci.server.web.auth.oidc_grants import SECRET_VARIABLE, GrantRule, GroupGrants, OidcSettings, settings_in
 from deltaci.server.web.auth.oidc_sign_in import BACK, OidcSignIn
 from tests.contract.places import on_loop
 from tests.oidc import CONFIGURATION
@@ -77,13 +77,13 @@ async def test_the_issuers_word_opens_the_tenants_of_ones_groups(tmp_path: Path,
         assert session.startswith("deltaci_session=")
         page = await reader.get("/runs")
         assert person(site, page) == "Signed in as ada@example.org to default"
-        assert "May: read, run" in page.text
+        assert "Scopes: read, run" in page.text
         assert 'value="lobby"' in page.text
         assert 'value="team"' not in page.text
         me = (await reader.http.get("/api/v1/me")).json()
         assert (me["person"], me["tenant"], me["scopes"]) == ("ada@example.org", "default", ["read", "run"])
         await reader.send("/tenant", tenant="lobby")
-        assert "May: read<" in (await reader.get("/runs")).text
+        assert "Scopes: read<" in (await reader.get("/runs")).text
 
 
 @on_loop
@@ -99,10 +99,10 @@ async def test_it_ends_after_twelve_hours_or_when_the_grant_does(tmp_path: Path,
         await reader.send("/tenant", tenant="default")
         assert (await reader.get("/runs")).status_code == 200
         site.later(3601)
-        assert "as long as that was vouched for" in said(await reader.get("/runs"))
+        assert "Your session has expired" in said(await reader.get("/runs"))
 
     for sign_in, why in (
-        (trusting(tmp_path, issuer, "lead=default:run:"), "give you nothing in 'default' any more"),
+        (trusting(tmp_path, issuer, "lead=default:run:"), "no longer give you access to 'default'"),
         (trusting(tmp_path, issuer, *GRANTS, person_claim="sub"), "another issuer by now"),
         (None, "trusts no issuer any more"),
     ):
@@ -122,7 +122,7 @@ async def test_who_is_in_no_group_of_ours_is_told_so(tmp_path: Path, issuer: Peo
             reader = site.reader()
             answer = await came_back(reader, issuer, user)
             assert answer.headers["location"] == "/sign-in"
-            assert f"You are {user}@example.org, but none of your groups gives you anything here" in said(answer)
+            assert f"You are {user}@example.org, but none of your groups has access here" in said(answer)
             assert reader.cookie() == ""
 
 
@@ -182,14 +182,14 @@ async def test_an_answer_that_this_browser_did_not_ask_for_is_refused(tmp_path: 
         code = parse_qs(hers.query)["code"][0]
 
         for query, why in (
-            (hers.query, "did not begin to sign in here"),
-            (f"code={code}", "did not begin to sign in here"),
-            ("error=x", "did not begin to sign in here"),
+            (hers.query, "did not start this sign-in"),
+            (f"code={code}", "did not start this sign-in"),
+            ("error=x", "did not start this sign-in"),
         ):
             assert why in said(await ada.get(f"{BACK}?{query}"))
         for query in (hers.query, f"code={code}", f"code={code}&state=", "error=x&state=y"):
             await begun(ada)
-            assert "something else that this browser began" in said(await ada.get(f"{BACK}?{query}"))
+            assert "belongs to a different sign-in" in said(await ada.get(f"{BACK}?{query}"))
         assert issuer.exchanged == 0
         assert ada.cookie() == ""
 
@@ -223,7 +223,7 @@ async def test_a_code_is_good_once_and_for_its_own_browser(tmp_path: Path, issue
         assert "did not accept the code: 'invalid_grant'" in said(answer)
         back = urlsplit(issuer.let_in("ada", await begun(ada)))
         assert (await ada.get(f"{BACK}?{back.query}")).headers["location"] == "/runs"
-        assert "did not begin" in said(await ada.get(f"{BACK}?{back.query}"))
+        assert "did not start" in said(await ada.get(f"{BACK}?{back.query}"))
 
 
 @on_loop
@@ -266,7 +266,7 @@ async def test_an_issuer_cannot_send_anybody_anywhere(
         if "token_endpoint" in about:
             answer = await came_back(reader, issuer)
         assert answer.headers["location"] == "/sign-in"
-        assert "cannot be asked now" in said(answer)
+        assert "cannot be reached now" in said(answer)
 
 
 @on_loop
@@ -328,13 +328,13 @@ scopes = ["run"]
         (GOOD.partition("[[grant]]")[0], "missing required field `grant`"),
         (GOOD.replace('"run"', '"rum"'), "Invalid enum value 'rum'"),
         (GOOD.replace('["run"]', "[]"), "length >= 1"),
-        (GOOD.replace('"default"', '"ä"'), "is no tenant"),
+        (GOOD.replace('"default"', '"ä"'), "is not a tenant name"),
         (GOOD.replace("group =", "groups ="), "unknown field `groups`"),
         (GOOD.replace("client_id", "scopes = ['email']\nclient_id"), "'openid' must be one of them"),
         (GOOD.replace("client_id", "colour = 'blue'\nclient_id"), "unknown field `colour`"),
         (
             GOOD.replace("client_id", "client_secret_file = 'empty'\nclient_id"),
-            "is empty; expected the client's secret",
+            "is empty; expected the client secret",
         ),
         (GOOD.replace("client_id", "client_secret_file = 'none'\nclient_id"), "No such file"),
     ],
@@ -354,8 +354,8 @@ def test_a_server_with_such_a_file_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("grant = 1")
     (tmp_path / "good.toml").write_text(GOOD)
     for words, why in (
-        (("bad.toml",), "docs/web.md shows such a file"),
-        (("good.toml", "--public-url", "http://ci.example.org"), "needs https://"),
+        (("bad.toml",), "see docs/web.md for the format"),
+        (("good.toml", "--public-url", "http://ci.example.org"), "requires https://"),
         (("none.toml",), "No such file"),
     ):
         asked = ["server", "--data", str(tmp_path), "--web-oidc", str(tmp_path / words[0]), *words[1:]]
@@ -381,11 +381,11 @@ def test_the_secret_is_in_a_file_or_in_the_environment(tmp_path: Path, monkeypat
 def test_groups_add_up() -> None:
     """What several give is given; what nobody gives is not; a path leads to groups, too."""
     rules = (
-        Rule(group="cn=dev,ou=x", tenant="a", scopes=("run",), roles=("qa",)),
-        Rule(group="lead", tenant="a", scopes=("approve",), roles=("release", "qa")),
-        Rule(group="root", tenant="b", scopes=("admin",)),
+        GrantRule(group="cn=dev,ou=x", tenant="a", scopes=("run",), roles=("qa",)),
+        GrantRule(group="lead", tenant="a", scopes=("approve",), roles=("release", "qa")),
+        GrantRule(group="root", tenant="b", scopes=("admin",)),
     )
-    grants = Grants(Settings(issuer="https://x", client_id="y", grant=rules, groups_claim="/realm/roles"))
+    grants = GroupGrants(OidcSettings(issuer="https://x", client_id="y", grant=rules, groups_claim="/realm/roles"))
     claims = {"realm": {"roles": ["lead", "cn=dev,ou=x", "sales", 7]}, "groups": ["root"]}
 
     [grant] = grants.granted(claims, "ada", 1)
@@ -397,5 +397,5 @@ def test_groups_add_up() -> None:
     assert not who.is_operator
     assert grants.granted({"realm": {"roles": "root"}}, "ada", 1)[0].tenant == "b"
     assert grants.granted({"realm": "root"}, "ada", 1) == []
-    with pytest.raises(Refused, match="another issuer"):
-        Grants(Settings(issuer="https://z", client_id="y", grant=rules)).caller(grant)
+    with pytest.raises(Refused, match="different issuer"):
+        GroupGrants(OidcSettings(issuer="https://z", client_id="y", grant=rules)).caller(grant)

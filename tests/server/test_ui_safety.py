@@ -13,7 +13,7 @@ import pytest
 from deltaci.server.web import live
 from deltaci.server.web.app import POLICY, SAFE
 from deltaci.server.web.assets import FIRST, FIRST_SOURCE, Assets
-from deltaci.server.web.auth.revoked_sessions import ENDING, PLACE, Endings
+from deltaci.server.web.auth.revoked_sessions import ENDING, PLACE, RevokedSessions
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import on_loop
 from tests.server.pages import WAIT_SECONDS, PagesSite, pages, probing, said
@@ -89,7 +89,7 @@ async def test_a_form_that_another_site_sent_does_nothing(tmp_path: Path) -> Non
                     answer = await reader.post(path, fields, told)
 
                     assert answer.status_code in (303, 403), name
-                    assert "sent by another site" in (said(answer) or answer.text), name
+                    assert "another site sent the form" in (said(answer) or answer.text), name
                     assert reader.cookie() == before
             assert probe.done == []
             assert (await reader.get("/runs")).status_code == 200
@@ -105,7 +105,7 @@ async def test_a_form_without_the_sessions_token_does_nothing(tmp_path: Path) ->
                 for path in ("/probe", "/tenant", "/sign-out"):
                     answer = await ada.post(path, {"tenant": "default", **fields})
                     assert answer.status_code == 403
-                    assert "not of this session; load the page again" in answer.text
+                    assert "belongs to another session; reload the page" in answer.text
             twice = f"csrf={ada.csrf}&csrf={ada.csrf}"
             headers = {"Origin": site.url, "Content-Type": "application/x-www-form-urlencoded"}
             assert (await ada.http.post("/probe", content=twice, headers=headers)).status_code == 403
@@ -197,7 +197,7 @@ async def test_endings_are_dropped_when_they_say_nothing_any_more() -> None:
     """Nobody has to sweep up behind us."""
     store, now = MemoryStore(), 1000.0
     await store.open()
-    endings = Endings(store, lambda: now, time.monotonic)
+    endings = RevokedSessions(store, lambda: now, time.monotonic)
 
     for number in range(20):
         await endings.end(f"{number:02}", 1500)

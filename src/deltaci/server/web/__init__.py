@@ -1,1 +1,1 @@
-"""The web interface: pages that the server writes from what the API answers, and small scripts that keep them true."""
+"""The web interface: HTML pages rendered on the server from API responses, and small scripts that update them live."""

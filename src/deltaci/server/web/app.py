@@ -1,7 +1,6 @@
-"""The web interface as an ASGI application: know who looks, find the page, show it or say why not.
+"""The web interface as an ASGI application: authenticate the request, find the page, render it or an error page.
 
-Every page is HTML that the server wrote. Scripts only make it more comfortable, and may come from here alone; nothing
-that a job wrote is ever part of a page except as text.
+Every page works without scripts. Scripts are loaded only from this server, and text that a job wrote is always escaped.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from deltaci.server.web import layout, routes
 from deltaci.server.web.assets import FIRST_SOURCE, Assets, packed, takes_gzip
 from deltaci.server.web.assets import ROOT as ASSETS_ROOT
 from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
-from deltaci.server.web.auth.sessions import Session, Sessions, cookie_of, set_cookie
-from deltaci.server.web.page_request import Answer, Page, Redirect, Stream, Visit
-from deltaci.server.web.pages import Door
+from deltaci.server.web.auth.sessions import SessionManager, WebSession, cookie_of, set_cookie
+from deltaci.server.web.page_request import EventStream, HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import AnonymousRequest
 from deltaci.storage.port import Unavailable
 
 MAX_FORM_BYTES: Final = 1024 * 1024
@@ -70,10 +69,15 @@ IN_ADDRESSES: Final = "/?#[]@!$&'()*+,;=:%-._~"  # What stays as it is; a line's
 
 
 class WebApp:
-    """The pages."""
+    """Serves the pages and their assets."""
 
     def __init__(
-        self, parts: AppState, api: ApiApp, sessions: Sessions, public_url: str = "", oidc: OidcSignIn | None = None
+        self,
+        parts: AppState,
+        api: ApiApp,
+        sessions: SessionManager,
+        public_url: str = "",
+        oidc: OidcSignIn | None = None,
     ) -> None:
         self._parts = parts
         self._api = api
@@ -127,7 +131,7 @@ class WebApp:
             answer = await self._answer(request, session, scope.get("query_string", b"").decode("latin-1"))
         except Exception as error:
             answer = self._refused(error, request, session)
-        if isinstance(answer, Stream):
+        if isinstance(answer, EventStream):
             with suppress(ConnectionError):
                 await answer.send(send)
         elif isinstance(answer, Redirect):
@@ -135,7 +139,7 @@ class WebApp:
         else:
             await self._send_page(answer, request, session, send)
 
-    async def _answer(self, request: Request, session: Session | None, query: str) -> Answer:
+    async def _answer(self, request: Request, session: WebSession | None, query: str) -> PageResponse:
         found = routes.find(request.path)
         if found is None:
             raise Refused("not_found", f"there is no page {request.path[:200]!r}")
@@ -165,14 +169,14 @@ class WebApp:
         if is_post:
             self._sessions.check_form(session, form.get("csrf", []))
         answer = await handler(self._visit(request, session, who, found, asked, form))
-        if isinstance(answer, Stream) and request.method == "HEAD":
+        if isinstance(answer, EventStream) and request.method == "HEAD":
             raise wrong  # It would send nothing, for ever.
         return answer
 
     def _door(
-        self, request: Request, session: Session | None, query: Mapping[str, str], form: Mapping[str, list[str]]
-    ) -> Door:
-        return Door(
+        self, request: Request, session: WebSession | None, query: Mapping[str, str], form: Mapping[str, list[str]]
+    ) -> AnonymousRequest:
+        return AnonymousRequest(
             request=request,
             query=query,
             form=form,
@@ -187,13 +191,13 @@ class WebApp:
     def _visit(
         self,
         request: Request,
-        session: Session,
+        session: WebSession,
         who: Caller,
-        found: routes.Found,
+        found: routes.RouteMatch,
         query: Mapping[str, str],
         form: Mapping[str, list[str]],
-    ) -> Visit:
-        return Visit(
+    ) -> PageRequest:
+        return PageRequest(
             request=request,
             who=who,
             params=found.params,
@@ -206,7 +210,7 @@ class WebApp:
             origin=self._origin(request),
         )
 
-    def _refused(self, error: Exception, request: Request, session: Session | None) -> Answer:
+    def _refused(self, error: Exception, request: Request, session: WebSession | None) -> PageResponse:
         code, message, _ = http_error(error, request.id)
         known = REFUSALS.get(code) or REFUSALS["wrong_state"]
         back = back_of(request)
@@ -219,7 +223,7 @@ class WebApp:
 
     # -- what is sent
 
-    async def _send_page(self, page: Page, request: Request, session: Session | None, send: Send) -> None:
+    async def _send_page(self, page: HtmlPage, request: Request, session: WebSession | None, send: Send) -> None:
         who = None
         if session is not None and not page.is_bare:
             with suppress(Refused, Unavailable):

@@ -1,8 +1,8 @@
-"""The files that pages need besides themselves. Their names carry what is in them, so that they never go stale.
+"""Static files of the pages. Their URLs contain a digest of the content, so that they can be cached for ever.
 
-They are packed once. Pages are packed as they are sent, but never for a request that another site caused: they carry
-what a form needs and what an address may say, and the length of both packed together would tell whoever makes a browser
-ask again and again, and can see how much comes, byte by byte what the one is.
+They are compressed once. Pages are compressed when sent, but never for a cross-site request: a page contains a form
+token and parts of its URL, and the compressed length would reveal the token byte by byte to a site that can make a
+browser request pages and can see the length of the responses (BREACH).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIRST_SOURCE: Final = f"'sha256-{b64encode(sha256(FIRST.encode()).digest()).deco
 
 
 class Asset(msgspec.Struct, frozen=True):
-    """One file."""
+    """One static file."""
 
     body: bytes
     kind: str
@@ -42,7 +42,7 @@ class Asset(msgspec.Struct, frozen=True):
 
 
 class Assets:
-    """All of them, read once. One digest names them together: a script may then import its neighbours by name."""
+    """All static files, read once. One digest covers all of them, so that a script can import another by name."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         files = sorted(each for each in folder.iterdir() if each.suffix in KINDS)

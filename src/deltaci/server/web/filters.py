@@ -1,4 +1,4 @@
-"""Forms that narrow a page down. They are addresses, so that what somebody sees can be sent to others."""
+"""Filter forms. They send GET requests, so that the address of a filtered page can be shared."""
 
 from __future__ import annotations
 

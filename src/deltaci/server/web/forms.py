@@ -1,7 +1,7 @@
-"""Forms that lose nothing: what was typed, what the API said to it, and which field that is about.
+"""Forms that keep the input and show API errors at the field they are about.
 
-Nothing is checked here: the API checks, and what it refuses is shown where it belongs. A field is called as the API
-calls it, so that its messages find their place. What is secret is never written back.
+The API validates the input. Fields have the names of the API, so that its errors can be assigned to them. Secret values
+are never rendered.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from deltaci.server.errors import http_error
+from deltaci.server.web.components import hidden, nothing, top
 from deltaci.server.web.markup import (
     Child,
     Markup,
@@ -30,8 +31,7 @@ from deltaci.server.web.markup import (
     tag,
     textarea,
 )
-from deltaci.server.web.page_request import NEEDS, Page, Visit
-from deltaci.server.web.parts import hidden, nothing, top
+from deltaci.server.web.page_request import NEEDS, HtmlPage, PageRequest
 
 STYLES: Final = ("forms.css",)
 MODULES: Final = ("forms.js",)
@@ -44,15 +44,15 @@ _PATTERN: Final = re.compile(r"Expected `str` matching regex '.*'", re.DOTALL)
 T = TypeVar("T")
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the API said no. `path` is the place that it names, as `policies.poll_seconds`; empty if it names none."""
+class FormProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """An error response of the API. `path` is the field it names, such as `policies.poll_seconds`, or empty."""
 
     code: str
     message: str
     path: str = ""
 
 
-async def asked(visit: Visit, id: str, kind: type[T], /, **more: Any) -> T | Problem:
+async def asked(visit: PageRequest, id: str, kind: type[T], /, **more: Any) -> T | FormProblem:
     """What the API answers, or why it does not; also for an internal error, for that must not lose what was typed."""
     try:
         return await visit.ask(id, kind, **more)
@@ -60,15 +60,20 @@ async def asked(visit: Visit, id: str, kind: type[T], /, **more: Any) -> T | Pro
         code, message, _ = http_error(error, visit.request.id)
         found = _PATH.search(message)
         if found is None:
-            return Problem(code=code, message=message)
-        return Problem(code=code, message=_PATH.sub("", message), path=found[1])
+            return FormProblem(code=code, message=message)
+        return FormProblem(code=code, message=_PATH.sub("", message), path=found[1])
 
 
 class Form:
-    """The fields of one form, with what they hold and what is wrong with one of them."""
+    """The fields of a form with their values and the problem of one of them."""
 
     def __init__(
-        self, values: Mapping[str, str], problem: Problem | None = None, at: str = "", *, not_done: str = "Not saved"
+        self,
+        values: Mapping[str, str],
+        problem: FormProblem | None = None,
+        at: str = "",
+        *,
+        not_done: str = "Not saved",
     ) -> None:
         self._values = values
         self._problem = problem
@@ -178,7 +183,7 @@ class Form:
 
     def page(
         self,
-        visit: Visit,
+        visit: PageRequest,
         title: str,
         *fields: Child,
         here: str,
@@ -188,7 +193,7 @@ class Form:
         under: Child = None,
         values: Mapping[str, str] | None = None,
         more: Child = None,
-    ) -> Page:
+    ) -> HtmlPage:
         """The page of it: what is wrong, with `more` about that, the fields, and the way on, and back to the list.
 
         `values` are sent as well, without being shown."""
@@ -203,7 +208,7 @@ class Form:
             novalidate=True,
             id="form",
         )
-        return Page(
+        return HtmlPage(
             title=title,
             here=here,
             status=self.status,
@@ -222,12 +227,12 @@ class Form:
         return div(p(self._not_done, ": ", said), more, class_="said bad", role="alert")
 
 
-def needed(visit: Visit, id: str, title: str, here: str) -> Page | None:
+def needed(visit: PageRequest, id: str, title: str, here: str) -> HtmlPage | None:
     """What somebody sees who may not do this; None for who may."""
     if visit.may(id):
         return None
     has = ", ".join(sorted(visit.who.scopes)) or "none"
-    return Page(
+    return HtmlPage(
         title=title,
         here=here,
         status=403,
@@ -243,7 +248,7 @@ def needed(visit: Visit, id: str, title: str, here: str) -> Page | None:
     )
 
 
-def way(visit: Visit, id: str, title: str, href: str, *, is_primary: bool = False) -> Markup:
+def way(visit: PageRequest, id: str, title: str, href: str, *, is_primary: bool = False) -> Markup:
     """A link that looks like a button, to where something can be done; who may not is told so."""
     if visit.may(id):
         return a(title, href=href, class_="button primary" if is_primary else "button")

@@ -1,4 +1,4 @@
-"""What is around every page: the head, the navigation, what was said, and the scripts that keep it true."""
+"""The layout of every page: head, navigation, messages, and scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from urllib.parse import urlencode
 
 from deltaci.server.auth.callers import Caller
 from deltaci.server.web.assets import FIRST, Assets
-from deltaci.server.web.auth.sessions import Grant
+from deltaci.server.web.auth.sessions import SessionGrant
+from deltaci.server.web.components import logo
 from deltaci.server.web.markup import (
     Markup,
     a,
@@ -33,8 +34,7 @@ from deltaci.server.web.markup import (
     tag,
     text,
 )
-from deltaci.server.web.page_request import Page
-from deltaci.server.web.parts import logo
+from deltaci.server.web.page_request import HtmlPage
 
 # What page.js imports: asked for together with it, not after it.
 IMPORTED: Final = ("live.js", "morph.js", "seats.js", "times.js", "keys.js")
@@ -59,11 +59,11 @@ SHORTCUTS: Final = (
 
 
 def whole(
-    page: Page,
+    page: HtmlPage,
     *,
     assets: Assets,
     who: Caller | None,
-    others: tuple[tuple[int, Grant], ...],
+    others: tuple[tuple[int, SessionGrant], ...],
     current: int,
     csrf: str,
     said: str,
@@ -106,7 +106,7 @@ def whole(
     )
 
 
-def part(page: Page, key: str) -> Markup:
+def part(page: HtmlPage, key: str) -> Markup:
     """What of it changes while somebody looks: a page that is there asks for nothing else."""
     title, content = tag("title", f"{page.title} · Delta CI"), main(page.body, id="main", tabindex="-1")
     return join([Markup("<!doctype html>"), tag("html", tag("head", title), tag("body", content), data_key=key)])
@@ -118,14 +118,14 @@ def key_of(assets: Assets, who: Caller | None, csrf: str) -> str:
     return blake2b("\0".join(named).encode(), digest_size=8).hexdigest()
 
 
-def etag_of(page: Page, key: str) -> str:
+def etag_of(page: HtmlPage, key: str) -> str:
     """What two looks at a page have in common as long as it is the same."""
     return blake2b("\0".join((key, page.title, page.body)).encode(), digest_size=12).hexdigest()
 
 
-def problem(status: int, title: str, message: str, hint: str, request_id: str) -> Page:
+def problem(status: int, title: str, message: str, hint: str, request_id: str) -> HtmlPage:
     """A page that says why there is none."""
-    return Page(
+    return HtmlPage(
         title=title,
         status=status,
         body=div(
@@ -151,7 +151,9 @@ def _said(said: str) -> Markup | None:
     return p(said.removeprefix("!"), class_="said bad" if is_bad else "said", role="alert" if is_bad else None)
 
 
-def _header(page: Page, who: Caller, others: tuple[tuple[int, Grant], ...], current: int, csrf: str) -> Markup:
+def _header(
+    page: HtmlPage, who: Caller, others: tuple[tuple[int, SessionGrant], ...], current: int, csrf: str
+) -> Markup:
     links = [
         a(name, href=address, aria_current="page" if page.here == address else None, data_go=key)
         for name, address, key, scope in ENTRIES
@@ -171,7 +173,7 @@ def _live() -> Markup:
     return span(dot, span("live", id="live-word"), id="live", class_="live", role="status")
 
 
-def _account(who: Caller, others: tuple[tuple[int, Grant], ...], current: int, csrf: str) -> Markup:
+def _account(who: Caller, others: tuple[tuple[int, SessionGrant], ...], current: int, csrf: str) -> Markup:
     hidden = input_(type="hidden", name="csrf", value=csrf)
     switches = [
         form(
@@ -204,7 +206,7 @@ def _account(who: Caller, others: tuple[tuple[int, Grant], ...], current: int, c
     )
 
 
-def _shortcuts(page: Page) -> Markup:
+def _shortcuts(page: HtmlPage) -> Markup:
     lines = [
         join([tag("dt", join([kbd(key), text(" ")] for key in keys.split())), tag("dd", does)])
         for keys, does in (*SHORTCUTS, *page.keys)

@@ -1,7 +1,7 @@
-"""That something changed, told to pages as it happens: not what, for a page that asks again gets the truth.
+"""A stream that tells pages that something has changed. It does not say what: the page reloads its content.
 
-A hint is a few bytes, however much happened, and there are few of them a second, however busy the tenant is. A stream
-that has nothing to tell says so now and then: a page that hears nothing at all knows that it is cut off.
+A hint is a few bytes, and their rate is limited however busy the tenant is. The stream sends a keep-alive, so that a
+page can detect that it is disconnected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from deltaci.server.request import Send
 from deltaci.server.rest.event_streams import Subscription
 from deltaci.server.rest.http.streaming import ClientDisconnected, ResponseStream, open_response
 from deltaci.server.rest.live import HEADERS
-from deltaci.server.web.page_request import Stream, Visit
+from deltaci.server.web.page_request import EventStream, PageRequest
 from deltaci.storage.port import Unavailable
 
 APART_SECONDS: Final = 0.25  # Between two hints: nobody reads faster.
@@ -24,19 +24,19 @@ CHANGED: Final = b"event: changed\ndata: \n\n"
 STILL: Final = b"event: still\ndata: \n\n"
 
 
-async def live(visit: Visit) -> Stream:
+async def live(visit: PageRequest) -> EventStream:
     """Hints about a run, or about all that the tenant has."""
     run_id = visit.query.get("run", "")
     if run_id:
         await visit.ask("readRun", Run, run=run_id)
     visit.parts.streams.check_capacity(visit.who.tenant)
-    return Stream(Hints(visit, run_id).send)
+    return EventStream(ChangeStream(visit, run_id).send)
 
 
-class Hints:
-    """One stream of them."""
+class ChangeStream:
+    """The stream of change hints for one page."""
 
-    def __init__(self, visit: Visit, run_id: str) -> None:
+    def __init__(self, visit: PageRequest, run_id: str) -> None:
         self._visit = visit
         self._run_id = run_id
         self._clock = asyncio.get_running_loop().time

@@ -1,10 +1,10 @@
-"""HTML that is built, never pasted together: whatever is not markup of ours is text, and is escaped.
+"""Build HTML from Python calls; everything that is not `Markup` is escaped.
 
     div(strong(job.name), " waits", class_="card", data_run=run.id)
 
-A name with underscores is one with hyphens (`aria_label`), a trailing underscore keeps Python's own words free
-(`class_`, `for_`). An attribute that is None or False is left out, one that is True stands alone. Children may be
-texts, numbers, markup, lists of them, and None for nothing.
+Underscores in names become hyphens (`aria_label`); a trailing underscore avoids Python keywords (`class_`, `for_`). An
+attribute that is None or False is omitted, one that is True has no value. Children may be texts, numbers, markup, lists
+of them, or None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TEXT: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quo
 
 
 class Markup(str):
-    """Text that is HTML already. Only this module and constants of ours make it."""
+    """A string that is already HTML. Only this module and constants of this package create it."""
 
     __slots__ = ()
 

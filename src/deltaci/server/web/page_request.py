@@ -1,7 +1,6 @@
-"""One request to the web interface: who looks, at what, and what the API says about it.
+"""A request to a page, and the responses that a page can return.
 
-A page has no way of its own to the records: it asks the API, as everybody does, so that what the API refuses is
-refused here too.
+A page reads records only through the API, with the permissions of the person, so that the API's checks apply to it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ NEEDS: Final[Mapping[str, RequiredScope]] = {route.id: route.required_scope for 
 T = TypeVar("T")
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that is shown. `live` is what its truth depends on: it is drawn anew whenever that changes."""
+class HtmlPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page to render. `live` is the query of `/live` whose hints make the browser reload its content."""
 
     title: str
     body: Markup
@@ -49,17 +48,17 @@ class Redirect(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 303
 
 
-class Stream(msgspec.Struct, frozen=True):
-    """An answer that sends itself."""
+class EventStream(msgspec.Struct, frozen=True):
+    """A response that writes itself."""
 
     send: Callable[[Send], Awaitable[None]]
 
 
-Answer = Page | Redirect | Stream
+PageResponse = HtmlPage | Redirect | EventStream
 
 
-class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of somebody who is signed in."""
+class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request by a person who is signed in."""
 
     request: Request
     who: Caller
@@ -111,4 +110,4 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         return f"?{urlencode(left)}" if left else "?"
 
 
-Handler = Callable[[Visit], Awaitable[Answer]]
+Handler = Callable[[PageRequest], Awaitable[PageResponse]]

@@ -1,11 +1,11 @@
-"""Lists that are shown page by page: by number where all of a list is known, by cursor where it is not."""
+"""Paged lists: by page number where the whole list is known, by cursor where it is not."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from deltaci.server.web.markup import EMPTY, Child, Markup, a, nav, span
-from deltaci.server.web.page_request import Visit
+from deltaci.server.web.page_request import PageRequest
 
 FROM: Final = "from"
 MAX_DIGITS: Final = 9
@@ -16,12 +16,14 @@ def number(text: str, otherwise: int = 0) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else otherwise
 
 
-def start_of(visit: Visit, name: str = FROM) -> int:
+def start_of(visit: PageRequest, name: str = FROM) -> int:
     """Where the page begins that the address asks for."""
     return number(visit.query.get(name, ""))
 
 
-def pages(visit: Visit, start: int, per_page: int, count: int, *, what: str, name: str = FROM, at: str = "") -> Markup:
+def pages(
+    visit: PageRequest, start: int, per_page: int, count: int, *, what: str, name: str = FROM, at: str = ""
+) -> Markup:
     """The way to the pages before and behind, of a list of which everything is known; `at` is its id on the page."""
     if count <= per_page and not start:
         return EMPTY
@@ -36,7 +38,7 @@ def pages(visit: Visit, start: int, per_page: int, count: int, *, what: str, nam
 
 
 def onward(
-    visit: Visit,
+    visit: PageRequest,
     next: str | None,
     *,
     name: str = "cursor",
@@ -56,7 +58,7 @@ def onward(
     )
 
 
-def _to(visit: Visit, name: str, value: str | None, at: str = "") -> str:
+def _to(visit: PageRequest, name: str, value: str | None, at: str = "") -> str:
     return visit.same(**{name: value}) + (f"#{at}" if at else "")
 
 

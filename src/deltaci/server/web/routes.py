@@ -1,4 +1,4 @@
-"""Which address is which page: the table by which the web interface is routed, tested and looked over."""
+"""The table of all pages by path. It is used for routing and by tests."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 import msgspec
 
 from deltaci.server.web import live
-from deltaci.server.web.auth import login, tenant_choice
-from deltaci.server.web.page_request import Answer, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.auth import login, tenant_switch
+from deltaci.server.web.page_request import PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.views import job, keys, projects, queue, run, runs, secrets, templates, workers, workstreams
 
 
-class Found(msgspec.Struct, frozen=True):
-    """The page of an address, and what the address leaves open."""
+class RouteMatch(msgspec.Struct, frozen=True):
+    """The route of a path, and the values of its parameters."""
 
     route: PageRoute
     params: dict[str, str]
 
 
-async def _home(_: Visit) -> Answer:
+async def _home(_: PageRequest) -> PageResponse:
     return Redirect(to="/runs")
 
 
@@ -29,7 +29,7 @@ PAGES: Final[tuple[PageRoute, ...]] = (
     PageRoute(path="/", get=_home),
     PageRoute(path="/live", get=live.live),
     *login.PAGES,
-    *tenant_choice.PAGES,
+    *tenant_switch.PAGES,
     *runs.PAGES,
     *run.PAGES,
     *job.PAGES,
@@ -46,13 +46,13 @@ MAX_PATH_CHARS: Final = 2000  # Nothing of ours is longer, and what is looked fo
 _BY_PARTS: Final = tuple((tuple(each.path.strip("/").split("/")), each) for each in PAGES)
 
 
-def find(path: str) -> Found | None:
+def find(path: str) -> RouteMatch | None:
     """The page at this address. What is named goes before what is left open, in the order of the table."""
     return _find(path) if len(path) <= MAX_PATH_CHARS else None
 
 
 @lru_cache(maxsize=2048)
-def _find(path: str) -> Found | None:
+def _find(path: str) -> RouteMatch | None:
     parts = path.removeprefix("/").split("/")
     for wanted, route in _BY_PARTS:
         if len(wanted) != len(parts):
@@ -64,5 +64,5 @@ def _find(path: str) -> Found | None:
             elif want != part:
                 break
         else:
-            return Found(route, params)
+            return RouteMatch(route, params)
     return None

@@ -1,4 +1,4 @@
-"""The pages for somebody who is not signed in yet."""
+"""The pages for signing in and out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from deltaci.core.instants import SECOND
 from deltaci.server.auth.callers import Caller
 from deltaci.server.auth.credentials import PREFIX
 from deltaci.server.web.auth import oidc_sign_in
-from deltaci.server.web.auth.sessions import VOUCHED_SECONDS, Grant
+from deltaci.server.web.auth.sessions import VOUCHED_SECONDS, SessionGrant
+from deltaci.server.web.components import logo
 from deltaci.server.web.layout import sentence
 from deltaci.server.web.markup import (
     Markup,
@@ -25,19 +26,18 @@ from deltaci.server.web.markup import (
     section,
     small,
 )
-from deltaci.server.web.page_request import Answer, Page, Redirect
-from deltaci.server.web.pages import Door, PageRoute
-from deltaci.server.web.parts import logo
+from deltaci.server.web.page_request import HtmlPage, PageResponse, Redirect
+from deltaci.server.web.page_route import AnonymousRequest, PageRoute
 
 MAX_TOKEN_CHARS: Final = 4000
 
 
-async def sign_in(door: Door) -> Answer:
+async def sign_in(door: AnonymousRequest) -> PageResponse:
     """The form."""
     return _page(door, door.safe(door.query.get("to", "")))
 
 
-async def enter(door: Door) -> Answer:
+async def enter(door: AnonymousRequest) -> PageResponse:
     """Somebody shows a key. What is wrong with it is said; the key itself never is."""
     to = door.safe(door.field("to"))
     try:
@@ -48,7 +48,7 @@ async def enter(door: Door) -> Answer:
     return Redirect(to=to or "/runs", cookies=(door.sessions.cookie(session, is_secure=door.is_secure),))
 
 
-async def sign_out(door: Door) -> Answer:
+async def sign_out(door: AnonymousRequest) -> PageResponse:
     """Forget all of it, in this browser and at the server."""
     if door.session is not None:
         door.sessions.check_form(door.session, door.form.get("csrf", []), is_any=True)
@@ -57,7 +57,7 @@ async def sign_out(door: Door) -> Answer:
     return Redirect(to="/sign-in", said="You are signed out.", cookies=(gone,))
 
 
-async def _granted(door: Door, token: str) -> Grant:
+async def _granted(door: AnonymousRequest, token: str) -> SessionGrant:
     if not token:
         raise Refused("bad_credential", "the key field is empty; paste your API key")
     if len(token) > MAX_TOKEN_CHARS or not (token.isascii() and token.isprintable()) or " " in token:
@@ -71,10 +71,10 @@ async def _granted(door: Door, token: str) -> Grant:
             raise Refused(refused.code, "the link has expired; run 'deltaci web' to get a new one") from None
         return grant_of(await _operator(door, token))
     expires_at = int((door.sessions.now() + VOUCHED_SECONDS) * SECOND)
-    return Grant(tenant=link.tenant, person=link.runner_id, expires_at=expires_at, is_operator=True)
+    return SessionGrant(tenant=link.tenant, person=link.runner_id, expires_at=expires_at, is_operator=True)
 
 
-async def _operator(door: Door, token: str) -> Caller:
+async def _operator(door: AnonymousRequest, token: str) -> Caller:
     try:
         return await door.parts.keys.caller(token)
     except Refused as refused:
@@ -83,15 +83,15 @@ async def _operator(door: Door, token: str) -> Caller:
         raise Refused(refused.code, "not an operator token of this server") from None
 
 
-def grant_of(who: Caller) -> Grant:
+def grant_of(who: Caller) -> SessionGrant:
     """What a session keeps of somebody with a key, or of the operator."""
     if who.key_id:
-        return Grant(tenant=who.tenant, person=who.person, key_id=who.key_id)
-    return Grant(tenant=who.tenant, person=who.person, expires_at=who.expires_at, is_operator=who.is_operator)
+        return SessionGrant(tenant=who.tenant, person=who.person, key_id=who.key_id)
+    return SessionGrant(tenant=who.tenant, person=who.person, expires_at=who.expires_at, is_operator=who.is_operator)
 
 
-def _page(door: Door, to: str, problem: str = "") -> Page:
-    return Page(
+def _page(door: AnonymousRequest, to: str, problem: str = "") -> HtmlPage:
+    return HtmlPage(
         title="Sign in",
         body=div(
             logo(),
@@ -109,7 +109,7 @@ def _page(door: Door, to: str, problem: str = "") -> Page:
     )
 
 
-def _issuer(door: Door, to: str) -> Markup | None:
+def _issuer(door: AnonymousRequest, to: str) -> Markup | None:
     """A link, not a form: what a form leads to must be ours, and the issuer is not."""
     if door.oidc is None:
         return None
@@ -151,7 +151,7 @@ def _form(to: str, *, is_first: bool) -> Markup:
     )
 
 
-def _others(door: Door, to: str) -> Markup | None:
+def _others(door: AnonymousRequest, to: str) -> Markup | None:
     """What this browser is signed in to already."""
     if door.session is None:
         return None

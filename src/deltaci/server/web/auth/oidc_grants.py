@@ -1,4 +1,4 @@
-"""What the groups of an issuer may do here: read from a file at the start of the server, and asked at every request.
+"""What members of OIDC groups may do: read from a file when the server starts, and checked on every request.
 
     issuer = "https://login.example.org/realms/main"
     client_id = "deltaci"
@@ -9,8 +9,8 @@
     tenant = "default"
     scopes = ["run"]
 
-A cookie carries only the groups that count here. So whoever takes a grant out of the file takes it away, from the next
-start of the server on, also from those who are signed in.
+A session cookie contains only groups that have grants. Removing a grant from the file therefore also revokes it for
+signed-in people, from the next start of the server on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from deltaci.core.errors import Refused
 from deltaci.server.auth.callers import INCLUDED, Caller
 from deltaci.server.auth.credentials import is_tenant_name
 from deltaci.server.auth.oidc import bad_token, check_url, claim, quote_value
-from deltaci.server.web.auth.sessions import Grant
+from deltaci.server.web.auth.sessions import SessionGrant
 
 SECRET_VARIABLE: Final = "DELTACI_WEB_OIDC_SECRET"
 ANYBODY: Final = "*"
@@ -41,8 +41,8 @@ MAX_GROUPS: Final = 10_000
 Name = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is in this group may do this in that tenant. The group `*` is everybody whom the issuer lets in."""
+class GrantRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gives a group scopes and roles in a tenant. The group `*` matches everybody whom the issuer authenticates."""
 
     group: Name
     tenant: Name
@@ -50,12 +50,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     roles: tuple[Tag, ...] = ()
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How people sign in by an issuer."""
+class OidcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of sign-in by OIDC."""
 
     issuer: Name
     client_id: Name
-    grant: Annotated[tuple[Rule, ...], Meta(min_length=1)]
+    grant: Annotated[tuple[GrantRule, ...], Meta(min_length=1)]
     client_secret_file: str = ""
     name: Annotated[str, Meta(max_length=100)] = ""  # What the button says.
     person_claim: Name = "email"
@@ -69,12 +69,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sha256(f"{self.issuer}\0{self.client_id}\0{self.person_claim}".encode()).hexdigest()[:12]
 
 
-def settings_in(file: Path) -> tuple[Settings, str]:
+def settings_in(file: Path) -> tuple[OidcSettings, str]:
     """What the file says, and the client's secret, if there is one; a ValueError that says what is wrong otherwise."""
     with file.open("rb") as opened:
         content = opened.read(MAX_FILE_BYTES)
     try:
-        found = msgspec.convert(tomllib.loads(content.decode()), Settings)
+        found = msgspec.convert(tomllib.loads(content.decode()), OidcSettings)
         check_url(found.issuer, found.issuer)
     except (ValueError, RecursionError) as error:  # TOML's, UTF-8's and msgspec's errors are values too.
         raise ValueError(f"{file}: {error}; see docs/web.md for the format") from None
@@ -101,13 +101,13 @@ def _secret(folder: Path, name: str) -> str:
     return secret
 
 
-class Grants:
-    """Who may do what, by groups."""
+class GroupGrants:
+    """Resolves groups to tenants, scopes and roles."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: OidcSettings) -> None:
         self._settings = settings
         self._groups: Final = frozenset(rule.group for rule in settings.grant)
-        self._by_tenant: dict[str, list[Rule]] = {}
+        self._by_tenant: dict[str, list[GrantRule]] = {}
         for rule in settings.grant:
             self._by_tenant.setdefault(rule.tenant, []).append(rule)
 
@@ -126,16 +126,16 @@ class Grants:
                 "choose another person_claim"
             ) from None
 
-    def granted(self, claims: Mapping[str, Any], person: str, expires_at: int) -> list[Grant]:
+    def granted(self, claims: Mapping[str, Any], person: str, expires_at: int) -> list[SessionGrant]:
         """One for each tenant, in the order of the file. Only groups that count here are kept."""
         told = claim(dict(claims), self._settings.groups_claim)
         listed = told if isinstance(told, list) else [told]
         groups = {ANYBODY, *(each for each in listed[:MAX_GROUPS] if isinstance(each, str))} & self._groups
-        found: list[Grant] = []
+        found: list[SessionGrant] = []
         for tenant, rules in self._by_tenant.items():
             if counting := tuple(dict.fromkeys(rule.group for rule in rules if rule.group in groups)):
                 found.append(
-                    Grant(
+                    SessionGrant(
                         tenant=tenant,
                         person=person,
                         issuer=self._settings.short,
@@ -145,7 +145,7 @@ class Grants:
                 )
         return found
 
-    def caller(self, grant: Grant) -> Caller:
+    def caller(self, grant: SessionGrant) -> Caller:
         """Who that is, and what they may do now."""
         if grant.issuer != self._settings.short:
             raise Refused("bad_credential", "this server now trusts a different issuer; sign in again")
@@ -162,5 +162,5 @@ class Grants:
         )
 
 
-def _fitting(rules: list[Rule], groups: Collection[str]) -> list[Rule]:
+def _fitting(rules: list[GrantRule], groups: Collection[str]) -> list[GrantRule]:
     return [rule for rule in rules if rule.group in groups]

@@ -1,7 +1,7 @@
-"""Signing in by an OIDC issuer: the authorization code flow with PKCE, bound to the browser in which it began.
+"""Sign-in by OIDC: the authorization code flow with PKCE, bound to the browser that started it.
 
-What is begun is kept by the browser alone, in a cookie that is sealed and short-lived. A code that comes back is good
-only with that cookie: nobody can be signed in as somebody else by a link.
+The state of the flow is kept only in a sealed, short-lived cookie. A code is accepted only together with that cookie,
+so that a link cannot sign somebody in as another person.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from deltaci.server.auth.oidc import (
     quote_value,
 )
 from deltaci.server.web import layout
-from deltaci.server.web.auth.oidc_grants import Grants, Settings, settings_in
-from deltaci.server.web.auth.sessions import VOUCHED_SECONDS, Grant, cookie_of, set_cookie
-from deltaci.server.web.page_request import Answer, Redirect
-from deltaci.server.web.pages import Door, PageRoute
+from deltaci.server.web.auth.oidc_grants import GroupGrants, OidcSettings, settings_in
+from deltaci.server.web.auth.sessions import VOUCHED_SECONDS, SessionGrant, cookie_of, set_cookie
+from deltaci.server.web.page_request import PageResponse, Redirect
+from deltaci.server.web.page_route import AnonymousRequest, PageRoute
 from deltaci.storage.port import Unavailable
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ AT_ONCE: Final = 8  # Exchanges: whoever comes with made-up codes must not make 
 AGAIN: Final = "try again, or sign in with an API key"
 
 
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What was begun in this browser."""
+class SignInFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a sign-in that this browser started."""
 
     state: str
     nonce: str
@@ -60,15 +60,15 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Flow).decode
+_decode = msgspec.json.Decoder(SignInFlow).decode
 
 
 class OidcSignIn:
-    """The issuer, what its groups may do, and the two steps of signing in."""
+    """The issuer, the grants of its groups, and the two steps of the flow."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: OidcSettings,
         secret: str = "",
         *,
         public_url: str = "",
@@ -77,7 +77,7 @@ class OidcSignIn:
     ) -> None:
         check_installed("--web-oidc")
         self.trust = IssuerClient(settings.issuer, ca=ca, **({"clock": clock} if clock is not None else {}))
-        self.grants = Grants(settings)
+        self.grants = GroupGrants(settings)
         self.name = settings.name or urlsplit(settings.issuer).hostname or "the issuer"
         self._settings = settings
         self._secret = secret
@@ -99,10 +99,10 @@ class OidcSignIn:
 
     # -- there
 
-    async def begin(self, door: Door) -> Redirect:
+    async def begin(self, door: AnonymousRequest) -> Redirect:
         """To the issuer, with what binds its answer to this browser."""
         about = await self.trust.metadata()
-        flow = Flow(
+        flow = SignInFlow(
             state=secrets.token_urlsafe(24),
             nonce=secrets.token_urlsafe(24),
             verifier=secrets.token_urlsafe(48),
@@ -129,7 +129,7 @@ class OidcSignIn:
 
     # -- and back
 
-    async def back(self, door: Door) -> tuple[list[Grant], str]:
+    async def back(self, door: AnonymousRequest) -> tuple[list[SessionGrant], str]:
         """What somebody who comes back is granted, and where they wanted to go."""
         flow = self._flow(door)
         about = await self.trust.metadata()
@@ -153,7 +153,7 @@ class OidcSignIn:
             )
         return granted, flow.to
 
-    def _flow(self, door: Door) -> Flow:
+    def _flow(self, door: AnonymousRequest) -> SignInFlow:
         body = door.sessions.opened("oidc", cookie_of(door.request, COOKIE, is_secure=door.is_secure))
         try:
             flow = _decode(body) if body is not None else None
@@ -166,7 +166,7 @@ class OidcSignIn:
             raise Refused("not_allowed", f"the response belongs to a different sign-in of this browser; {AGAIN}")
         return flow
 
-    async def _exchanged(self, endpoint: str, about: dict[str, Any], code: str, flow: Flow) -> dict[str, Any]:
+    async def _exchanged(self, endpoint: str, about: dict[str, Any], code: str, flow: SignInFlow) -> dict[str, Any]:
         """The claims of the token that the code is good for."""
         form = {
             "grant_type": "authorization_code",
@@ -192,7 +192,7 @@ class OidcSignIn:
             )
         return await self.trust.claims(token)
 
-    def _check_is_ours(self, claims: dict[str, Any], flow: Flow) -> None:
+    def _check_is_ours(self, claims: dict[str, Any], flow: SignInFlow) -> None:
         ours = self._settings.client_id
         audience = claims.get("aud")
         listed = audience if isinstance(audience, list) else [audience]
@@ -205,7 +205,7 @@ class OidcSignIn:
             raise bad_token("it was not made for this browser")
 
 
-def _own_address(door: Door) -> str:
+def _own_address(door: AnonymousRequest) -> str:
     """Where we are, on this machine; elsewhere the name in a request proves nothing."""
     host = door.request.header(b"host")
     if not is_loopback(urlsplit(f"//{host}").hostname or ""):
@@ -218,7 +218,7 @@ def _own_address(door: Door) -> str:
 # -- the pages
 
 
-async def start(door: Door) -> Answer:
+async def start(door: AnonymousRequest) -> PageResponse:
     """Somebody wants to sign in by the issuer."""
     if door.oidc is None:
         raise Refused("not_found", "this server trusts no issuer; sign in with an API key")
@@ -228,7 +228,7 @@ async def start(door: Door) -> Answer:
         return _not_now(door.oidc, error)
 
 
-async def back(door: Door) -> Answer:
+async def back(door: AnonymousRequest) -> PageResponse:
     """The issuer sends somebody back. Whatever it sent is gone from the address before anything is shown."""
     if door.oidc is None:
         raise Refused("not_found", "this server trusts no issuer; sign in with an API key")

@@ -1,7 +1,7 @@
-"""Sessions that were signed out before their time: a cookie cannot be called back, so its id is remembered instead.
+"""Session ids that were signed out before they expired, because a cookie cannot be taken back.
 
-An ending is a document, so that every server knows it; what is known of a session is remembered for two seconds. It is
-dropped when the session would have ended by itself.
+A revocation is a document, so that every server sees it; lookups are cached for two seconds. It is deleted after the
+session would have expired.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_REMEMBERED: Final = 10_000
 SWEPT_AT_ONCE: Final = 50
 
 
-class Endings:
-    """Which sessions were signed out."""
+class RevokedSessions:
+    """Records and looks up revoked sessions."""
 
     def __init__(self, store: Store, now: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""Who looks: a signed cookie that names API keys, never their secrets.
+"""Browser sessions: a signed cookie that names API keys, never their secrets.
 
-A session holds what the browser is signed in to, one tenant at a time. Whatever it names is looked up anew for every
-request: a key that is revoked, a group that is no longer trusted and a session that was signed out end at once.
+A session contains the tenants that the browser is signed in to, and which one is current. Its grants are checked on
+every request: a revoked key, a group without grants or a signed-out session ends access at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.server.auth.callers import ApiKeys, Caller
 from deltaci.server.request import Request
-from deltaci.server.web.auth.revoked_sessions import Endings
+from deltaci.server.web.auth.revoked_sessions import RevokedSessions
 
 COOKIE: Final = "deltaci_session"
 SESSION_SECONDS: Final = 7 * 24 * 3600  # Of keys, which can be revoked; everything else ends sooner by itself.
@@ -28,10 +28,11 @@ MAX_GRANTS: Final = 40
 MAX_COOKIE_CHARS: Final = 3800  # Browsers keep 4096, with the name.
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tenant that the browser is signed in to, and by what: a key by its id, groups of an issuer, or the operator.
+class SessionGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tenant that the browser is signed in to, authenticated by an API key id, OIDC groups, or as the operator.
 
-    In the cookie the names are short: many tenants must fit."""
+    Field names are short in the cookie, so that many tenants fit.
+    """
 
     tenant: str = msgspec.field(name="t")
     person: str = msgspec.field(name="p")
@@ -42,11 +43,11 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_operator: bool = msgspec.field(name="o", default=False)
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the cookie says."""
+class WebSession(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the session cookie."""
 
     id: str
-    grants: tuple[Grant, ...]
+    grants: tuple[SessionGrant, ...]
     current: int
     expires_at: int
 
@@ -56,28 +57,28 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return self.grants[self.current].tenant
 
 
-class Trusted(Protocol):
-    """What groups of an issuer may do, as this server was told at its start."""
+class GroupPolicy(Protocol):
+    """Resolves the OIDC groups of a grant to a caller."""
 
-    def caller(self, grant: Grant) -> Caller:
+    def caller(self, grant: SessionGrant) -> Caller:
         """Who that is; refused if the groups give nothing in this tenant."""
         ...
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Session).decode
+_decode = msgspec.json.Decoder(WebSession).decode
 
 
-class Sessions:
-    """Seals sessions and knows its own again."""
+class SessionManager:
+    """Creates, signs, reads and ends sessions."""
 
     def __init__(
         self,
         key: bytes,
         keys: ApiKeys,
         clock: Callable[[], float],
-        endings: Endings,
-        trusted: Trusted | None = None,
+        endings: RevokedSessions,
+        trusted: GroupPolicy | None = None,
     ) -> None:
         self._key = key
         self._keys = keys
@@ -89,7 +90,7 @@ class Sessions:
         """The time by which sessions end."""
         return self._clock()
 
-    async def begin(self, grants: Sequence[Grant], before: Session | None) -> Session:
+    async def begin(self, grants: Sequence[SessionGrant], before: WebSession | None) -> WebSession:
         """Signed in, besides what the browser is signed in to already. The id is new: an old one may be known.
 
         What does not fit into a cookie is left out, the oldest first."""
@@ -97,7 +98,7 @@ class Sessions:
         others = tuple(each for each in before.grants if each.tenant not in tenants) if before is not None else ()
         if before is not None:
             await self._endings.end(before.id, before.expires_at)
-        session = Session(
+        session = WebSession(
             id=secrets.token_hex(16),
             grants=(*grants, *others)[:MAX_GRANTS],
             current=0,
@@ -107,25 +108,25 @@ class Sessions:
             session = msgspec.structs.replace(session, grants=session.grants[:-1])
         return session
 
-    def switch(self, session: Session, tenant: str) -> Session:
+    def switch(self, session: WebSession, tenant: str) -> WebSession:
         """The same browser, at another of its tenants; refused if it is not signed in to it."""
         for at, grant in enumerate(session.grants):
             if grant.tenant == tenant:
                 return msgspec.structs.replace(session, current=at)
         raise Refused("not_allowed", f"you are not signed in to {tenant[:200]!r}; sign in to it first")
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: WebSession) -> None:
         """Signed out, everywhere: a copy of the cookie is worth nothing from now on."""
         await self._endings.end(session.id, session.expires_at)
 
-    def cookie(self, session: Session | None, *, is_secure: bool) -> str:
+    def cookie(self, session: WebSession | None, *, is_secure: bool) -> str:
         """The header that sets it, or that takes it away."""
         if session is None:
             return set_cookie(COOKIE, "", 0, is_secure=is_secure)
         left = max(0, session.expires_at - int(self._clock()))
         return set_cookie(COOKIE, self._written(session), left, is_secure=is_secure)
 
-    def read(self, request: Request, *, is_secure: bool) -> Session | None:
+    def read(self, request: Request, *, is_secure: bool) -> WebSession | None:
         """The session that the request shows, if it is one of ours and still good."""
         body = self.opened("session", cookie_of(request, COOKIE, is_secure=is_secure))
         try:
@@ -136,13 +137,13 @@ class Sessions:
             return None
         return session
 
-    async def caller(self, session: Session) -> Caller:
+    async def caller(self, session: WebSession) -> Caller:
         """Who that is now; refused if what let them in is no longer good."""
         if await self._endings.is_ended(session.id):
             raise Refused("bad_credential", "you have signed out; sign in again")
         return await self._granted(session.grants[session.current])
 
-    async def _granted(self, grant: Grant) -> Caller:
+    async def _granted(self, grant: SessionGrant) -> Caller:
         if grant.key_id:
             return await self._keys.caller_by_id(grant.key_id)
         if grant.expires_at <= self._clock() * SECOND:
@@ -159,12 +160,12 @@ class Sessions:
             raise Refused("bad_credential", "this server no longer trusts an issuer; sign in with an API key")
         return self._trusted.caller(grant)
 
-    def csrf(self, session: Session, tenant: str = "") -> str:
+    def csrf(self, session: WebSession, tenant: str = "") -> str:
         """What every form of this session carries, for the tenant that it was drawn for: no other site can know it."""
         told = f"{session.id} {tenant or session.tenant}"
         return hmac.digest(self._key, b"web form\0" + told.encode(), "sha256").hex()
 
-    def check_form(self, session: Session, form: Sequence[str], *, is_any: bool = False) -> None:
+    def check_form(self, session: WebSession, form: Sequence[str], *, is_any: bool = False) -> None:
         """Refuse a form of another session, or, unless any of the session's will do, of another tenant."""
         token = form[0] if len(form) == 1 else ""
         if hmac.compare_digest(token.encode(), self.csrf(session).encode()):
@@ -196,7 +197,7 @@ class Sessions:
             return None
         return body if hmac.compare_digest(seal, self._seal(use, body)) else None
 
-    def _written(self, session: Session) -> str:
+    def _written(self, session: WebSession) -> str:
         return self.sealed("session", _encode(session))
 
     def _seal(self, use: str, body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""API keys: who has which, make one, revoke one. A key's secret is shown once, in the answer to the form."""
+"""API keys: list, create and revoke. A new key is shown once, in the response to the form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 
 from deltaci.api.schemas.inputs import MAX_PAGE, SCOPES, Scope
 from deltaci.api.schemas.records import Key, KeyPage, NewKey
-from deltaci.server.web.forms import MODULES, STYLES, Form, Problem, asked, copied, needed
+from deltaci.server.web.components import action, badge, card, nothing, path, rows, top, when
+from deltaci.server.web.forms import MODULES, STYLES, Form, FormProblem, asked, copied, needed
 from deltaci.server.web.markup import (
     Markup,
     a,
@@ -26,9 +27,8 @@ from deltaci.server.web.markup import (
     span,
     strong,
 )
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import action, badge, card, nothing, path, rows, top, when
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 
 HERE: Final = "/keys"
 NEW: Final = "/new/key"
@@ -53,13 +53,13 @@ HEADINGS: Final = ("Person", "State", "Scopes", "Roles", "Created", "Expires", "
 PERSON: Final = "letters, digits and _ . @ + -, starting with a letter or a digit"
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """All of the tenant's keys, the newest first; those that let nobody in any more below."""
     if (stop := needed(visit, "listKeys", "API keys", HERE)) is not None:
         return stop
     keys, is_all = await _all(visit)
     good, over = [each for each in keys if not _end(each)], [each for each in keys if _end(each)]
-    return Page(
+    return HtmlPage(
         title="API keys",
         here=HERE,
         live={},
@@ -79,7 +79,7 @@ async def listed(visit: Visit) -> Answer:
     )
 
 
-async def _all(visit: Visit) -> tuple[list[Key], bool]:
+async def _all(visit: PageRequest) -> tuple[list[Key], bool]:
     """The keys, and whether these are all of them."""
     found: list[Key] = []
     cursor = ""
@@ -99,13 +99,13 @@ def _end(key: Key) -> str:
     return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else ""
 
 
-def _table(visit: Visit, keys: list[Key], caption: str) -> Markup:
+def _table(visit: PageRequest, keys: list[Key], caption: str) -> Markup:
     return rows(
         HEADINGS, [_line(visit, each) for each in keys], caption=caption, keys=[f"key-{each.id}" for each in keys]
     )
 
 
-def _line(visit: Visit, key: Key) -> list[Markup | str]:
+def _line(visit: PageRequest, key: Key) -> list[Markup | str]:
     end = _end(key)
     is_own = key.id == visit.who.key_id
     ends = join([when(key.revoked_at), f" by {key.revoked_by}"]) if key.revoked_at else when(key.expires_at)
@@ -125,7 +125,7 @@ def _line(visit: Visit, key: Key) -> list[Markup | str]:
     ]
 
 
-def _revokes(visit: Visit, key: Key, *, is_own: bool) -> Markup:
+def _revokes(visit: PageRequest, key: Key, *, is_own: bool) -> Markup:
     return action(
         visit,
         f"revoke-{key.id}",
@@ -142,20 +142,20 @@ def _revokes(visit: Visit, key: Key, *, is_own: bool) -> Markup:
     )
 
 
-async def revoke(visit: Visit) -> Answer:
+async def revoke(visit: PageRequest) -> PageResponse:
     """Let nobody in with it any more."""
     key = await visit.ask("revokeKey", Key, key=visit.params["key"])
     return Redirect(to=HERE, said=f"The key {key.id} of {key.person} was revoked.")
 
 
-async def new(visit: Visit) -> Answer:
+async def new(visit: PageRequest) -> PageResponse:
     """The form."""
     if (stop := needed(visit, "makeKey", "New API key", HERE)) is not None:
         return stop
     return _form(visit, FRESH)
 
 
-async def make(visit: Visit) -> Answer:
+async def make(visit: PageRequest) -> PageResponse:
     """Make it, and show its secret: now, and never again."""
     values = {name: visit.field(name) for name in visit.form if name != "csrf"}
     seconds = visit.field("expires_seconds")
@@ -171,13 +171,13 @@ async def make(visit: Visit) -> Answer:
             "expires_seconds": int(seconds) if seconds.isascii() and seconds.isdecimal() else seconds,
         },
     )
-    return _form(visit, values, answer) if isinstance(answer, Problem) else _made(visit, answer)
+    return _form(visit, values, answer) if isinstance(answer, FormProblem) else _made(visit, answer)
 
 
-def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = None) -> Page:
+def _form(visit: PageRequest, values: Mapping[str, str], problem: FormProblem | None = None) -> HtmlPage:
     at = problem.path.partition("[")[0] if problem is not None else ""
     if problem is not None and at == "scopes":
-        problem = Problem(code=problem.code, message="choose at least one scope", path=at)
+        problem = FormProblem(code=problem.code, message="choose at least one scope", path=at)
     form = Form(values, problem, at, not_done="No key was created")
     fields = [
         form.text(
@@ -206,7 +206,7 @@ def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = Non
     return form.page(visit, "New API key", *fields, here=HERE, to=NEW, submit="Create the key")
 
 
-def _scopes(form: Form, problem: Problem | None) -> Markup:
+def _scopes(form: Form, problem: FormProblem | None) -> Markup:
     """What it may do, each with what that means."""
     told = "scopes-problem" if problem is not None else None
     boxes = [
@@ -233,8 +233,8 @@ def _scopes(form: Form, problem: Problem | None) -> Markup:
     )
 
 
-def _made(visit: Visit, key: NewKey) -> Page:
-    return Page(
+def _made(visit: PageRequest, key: NewKey) -> HtmlPage:
+    return HtmlPage(
         title="Key created",
         here=HERE,
         styles=STYLES,

@@ -1,4 +1,4 @@
-"""What waits, and why; and what is under way."""
+"""The queue: waiting jobs with reasons, and running jobs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from deltaci.api.schemas.queue import Queue, QueueEntry, RunningEntry, SharedRea
 from deltaci.audit.explain.codes import WAITS
 from deltaci.audit.explain.queue import is_about_workers, is_urgent
 from deltaci.core.ids import worker_name
+from deltaci.server.web.components import badge, card, lasted, nothing, path, rows, top, when, words
 from deltaci.server.web.filters import ANY, box, choice, filters
 from deltaci.server.web.markup import (
     Child,
@@ -23,10 +24,9 @@ from deltaci.server.web.markup import (
     span,
     ul,
 )
-from deltaci.server.web.page_request import Answer, Page, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
-from deltaci.server.web.parts import badge, card, lasted, nothing, path, rows, top, when, words
 from deltaci.server.web.views.worker import labels_of
 
 PER_PAGE: Final = 50
@@ -38,12 +38,12 @@ HOW_LONG: Final = re.compile(r" \((?:in [^()]{1,20}|now)\)")
 COMMAND: Final = re.compile(r"`([^`]+)`")
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """All of it, as the filters want it."""
     wanted = {name: visit.query[name] for name in FILTERS if visit.query.get(name)}
     query = {**wanted, "limit": PER_PAGE, "cursor": visit.query.get("cursor", "")}
     queue = await visit.ask("listQueue", Queue, query=query)
-    return Page(
+    return HtmlPage(
         title=f"Queue · {queue.count} waiting",
         here="/queue",
         live={},
@@ -66,9 +66,8 @@ async def listed(visit: Visit) -> Answer:
 
 def _counted(queue: Queue, *, is_filtered: bool) -> list[Child]:
     at_least = "" if queue.is_whole else "at least "
-    verb = "waits" if queue.count == 1 else "wait"
     return [
-        span(f"{at_least}{queue.count} {verb}{' and match the filter' if is_filtered else ''}", id="waiting-count"),
+        span(f"{at_least}{queue.count} waiting{' (filtered)' if is_filtered else ''}", id="waiting-count"),
         span(f"{queue.running_count} running", id="running-count"),
     ]
 
@@ -76,12 +75,12 @@ def _counted(queue: Queue, *, is_filtered: bool) -> list[Child]:
 # -- the reasons
 
 
-def _reasons(visit: Visit, queue: Queue) -> Markup:
+def _reasons(visit: PageRequest, queue: Queue) -> Markup:
     chosen = visit.query.get("reason", "")
     return ul(*(_reason(visit, each, is_chosen=each.id == chosen) for each in queue.reasons), class_="reasons")
 
 
-def _reason(visit: Visit, reason: SharedReason, *, is_chosen: bool) -> Markup:
+def _reason(visit: PageRequest, reason: SharedReason, *, is_chosen: bool) -> Markup:
     to = "/queue" + visit.same(reason=None if is_chosen else reason.id, cursor=None)
     return li(
         span(reason.count, class_="how-many"),
@@ -112,7 +111,7 @@ def _about(reason: SharedReason) -> Markup | None:
 # -- what waits
 
 
-def _filters(visit: Visit, queue: Queue) -> Markup:
+def _filters(visit: PageRequest, queue: Queue) -> Markup:
     asked = {name: visit.query.get(name, "") for name in FILTERS}
     chosen = asked["reason"]
     codes = sorted({each.code for each in queue.reasons} | ({chosen} if chosen in WAITS else set()))

@@ -8,11 +8,11 @@ from typing import Final
 from urllib.parse import urlencode
 
 from deltaci.api.schemas.records import WorkerToken
-from deltaci.server.web.forms import MODULES, STYLES, Form, Problem, asked, copied, needed
+from deltaci.server.web.components import path, top, when
+from deltaci.server.web.forms import MODULES, STYLES, Form, FormProblem, asked, copied, needed
 from deltaci.server.web.markup import a, code, div, join, p, pre, tag
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import Door, PageRoute
-from deltaci.server.web.parts import path, top, when
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import AnonymousRequest, PageRoute
 
 PATH: Final = "/runners/new"  # Not below /workers: a worker may have any name.
 DEPRECATED_PATH: Final = "/let-in"  # An earlier address of this page, kept as a permanent redirect.
@@ -30,7 +30,7 @@ MAX_SLOTS: Final = 1000
 NAME: Final = "1 to 100 characters, none of them a slash"
 
 
-async def form(visit: Visit) -> Answer:
+async def form(visit: PageRequest) -> PageResponse:
     """The form; for a runner that is known with its name in it."""
     if (stop := needed(visit, "makeWorkerToken", TITLE, HERE)) is not None:
         return stop
@@ -38,11 +38,11 @@ async def form(visit: Visit) -> Answer:
     return _form(visit, {**FRESH, "name": visit.query.get("name", ""), **again})
 
 
-async def make(visit: Visit) -> Answer:
+async def make(visit: PageRequest) -> PageResponse:
     """The token, on the answer to the form itself: nothing leads to it again, and nobody keeps it."""
     values = {name: visit.field(name).strip() for name in visit.form if name != "csrf"}
     seconds, command = values.get("expires_seconds", ""), _command(visit, values)
-    if isinstance(command, Problem):
+    if isinstance(command, FormProblem):
         return _form(visit, values, command)
     answer = await asked(
         visit,
@@ -54,10 +54,10 @@ async def make(visit: Visit) -> Answer:
             "expires_seconds": int(seconds) if seconds.isascii() and seconds.isdecimal() else seconds,
         },
     )
-    return _form(visit, values, answer) if isinstance(answer, Problem) else _made(answer, command)
+    return _form(visit, values, answer) if isinstance(answer, FormProblem) else _made(answer, command)
 
 
-def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = None) -> Page:
+def _form(visit: PageRequest, values: Mapping[str, str], problem: FormProblem | None = None) -> HtmlPage:
     made = Form(values, problem, problem.path if problem is not None else "", not_done="No token was created")
     fields = [
         made.text(
@@ -94,8 +94,8 @@ def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = Non
     return made.page(visit, TITLE, *fields, here=HERE, to=PATH, submit="Create token")
 
 
-def _made(token: WorkerToken, command: str) -> Page:
-    return Page(
+def _made(token: WorkerToken, command: str) -> HtmlPage:
+    return HtmlPage(
         title="Token created",
         here=HERE,
         styles=(*STYLES, "fleet.css"),
@@ -124,23 +124,23 @@ def _made(token: WorkerToken, command: str) -> Page:
     )
 
 
-def _command(visit: Visit, values: Mapping[str, str]) -> str | Problem:
+def _command(visit: PageRequest, values: Mapping[str, str]) -> str | FormProblem:
     """What starts the runner, as a shell reads it; or why there is no such command."""
     words = ["deltaci", "runner", "--server", visit.origin]
     slots = values.get("slots") or "1"
     if not (slots.isascii() and slots.isdecimal()) or len(slots) > 4 or not 1 <= int(slots) <= MAX_SLOTS:
         message = f"{slots[:20]!r} is not a number of slots; expected 1 to {MAX_SLOTS}"
-        return Problem(code="bad_message", message=message, path="slots")
+        return FormProblem(code="bad_message", message=message, path="slots")
     if int(slots) > 1:
         words += ["--slots", str(int(slots))]
     labels = [each.strip() for each in values.get("labels", "").split(",") if each.strip()]
     if any(not each.isprintable() or " " in each for each in labels):
         message = "labels are separated by commas, for example linux,gpu"
-        return Problem(code="bad_message", message=message, path="labels")
+        return FormProblem(code="bad_message", message=message, path="labels")
     return shlex.join([*words, "--labels", ",".join(labels)] if labels else words)
 
 
-async def redirect(door: Door) -> Answer:
+async def redirect(door: AnonymousRequest) -> PageResponse:
     """Redirect the deprecated path to the current one and keep the query; 308 also keeps the method and the form."""
     query = f"?{urlencode(door.query)}" if door.query else ""
     return Redirect(to=f"{PATH}{query}", status=308)

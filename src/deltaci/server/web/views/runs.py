@@ -1,4 +1,4 @@
-"""All runs: the newest first, filtered, searched."""
+"""The list of runs, newest first, with filters and search."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from deltaci.api.schemas.inputs import STATUSES
 from deltaci.api.schemas.records import Run, RunPage
+from deltaci.server.web.components import badge, lasted, nothing, path, rows, top, when, words
 from deltaci.server.web.filters import ANY, box, choice, filters, search
 from deltaci.server.web.markup import Child, Markup, a, code, div, join, span
-from deltaci.server.web.page_request import Answer, Page, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
-from deltaci.server.web.parts import badge, lasted, nothing, path, rows, top, when, words
 
 FILTERS: Final = ("project", "branch", "template", "status", "person")
 PER_PAGE: Final = 40
@@ -22,13 +22,13 @@ MAX_INPUT_CHARS: Final = 40
 HEADINGS: Final = ("Run", "Status", "Project", "Branch", "By", "Started", "Took")
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """The list, as the filters want it."""
     wanted: dict[str, Any] = {name: visit.query[name] for name in FILTERS if visit.query.get(name)}
     search = visit.query.get("q", "").strip()
     found, next, searched = await _found(visit, wanted, search)
     is_filtered = bool(wanted or search)
-    return Page(
+    return HtmlPage(
         title="Runs",
         here="/runs",
         live={},
@@ -44,7 +44,7 @@ async def listed(visit: Visit) -> Answer:
     )
 
 
-async def _found(visit: Visit, wanted: dict[str, Any], search: str) -> tuple[list[Run], str | None, int]:
+async def _found(visit: PageRequest, wanted: dict[str, Any], search: str) -> tuple[list[Run], str | None, int]:
     """A page of runs. A search goes through pages until it has enough, and says how far it went."""
     cursor = visit.query.get("cursor", "")
     if not search:
@@ -67,7 +67,7 @@ def _has(run: Run, text: str) -> bool:
     return any(text in each.lower() for each in told)
 
 
-def _filters(visit: Visit, search_for: str) -> Markup:
+def _filters(visit: PageRequest, search_for: str) -> Markup:
     asked = {name: visit.query.get(name, "") for name in FILTERS}
     return filters(
         search(search_for, "title, commit, id, label"),

@@ -1,4 +1,4 @@
-"""Secrets of the tenant: which there are and for whom, set, replace, remove. A value goes in and never comes out."""
+"""Secrets of the tenant: list, set, replace, remove. Values are never shown."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from urllib.parse import urlencode
 from deltaci.api.schemas.inputs import MAX_PAGE
 from deltaci.api.schemas.projects import ProjectPage
 from deltaci.api.schemas.records import Secret, SecretPage
-from deltaci.server.web.forms import STYLES, Form, Problem, asked, needed
+from deltaci.server.web.components import action, nothing, rows, top, when
+from deltaci.server.web.forms import STYLES, Form, FormProblem, asked, needed
 from deltaci.server.web.markup import Child, Markup, a, code, div, fieldset, join, legend, p, span, strong
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import action, nothing, rows, top, when
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 
 HERE: Final = "/secrets"
 NEW: Final = "/new/secret"
@@ -25,7 +25,7 @@ HEADINGS: Final = ("Name", "For", "Set", "Version", "")
 NAME: Final = "a variable name: letters, digits and _, not starting with a digit"
 
 
-async def every(visit: Visit) -> list[Secret]:
+async def every(visit: PageRequest) -> list[Secret]:
     """All secrets that there are; none for who may not know."""
     found: list[Secret] = []
     cursor: str | None = ""
@@ -42,14 +42,14 @@ def to_set(name: str = "", project: str = "", branch: str = "") -> str:
     return f"{NEW}?{urlencode(given)}" if given else NEW
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """By scope, the widest first: the narrowest that fits is the one that a job gets."""
     if (stop := needed(visit, "listSecrets", "Secrets", HERE)) is not None:
         return stop
     found = sorted(await every(visit), key=lambda each: (each.project, each.branch, each.name))
     ids = [_id(each) for each in found]
     lines = [_line(visit, each, id) for each, id in zip(found, ids, strict=True)]
-    return Page(
+    return HtmlPage(
         title="Secrets",
         here=HERE,
         live={},
@@ -90,7 +90,7 @@ def _for(secret: Secret) -> Markup | str:
     return join([f"{secret.project} on ", code(secret.branch)]) if secret.branch else secret.project
 
 
-def _line(visit: Visit, secret: Secret, id: str) -> list[Markup | str]:
+def _line(visit: PageRequest, secret: Secret, id: str) -> list[Markup | str]:
     return [
         code(secret.name, class_="name"),
         _for(secret),
@@ -131,34 +131,34 @@ def _line(visit: Visit, secret: Secret, id: str) -> list[Markup | str]:
     ]
 
 
-async def remove(visit: Visit) -> Answer:
+async def remove(visit: PageRequest) -> PageResponse:
     """Forget the one with exactly this scope."""
     query = {"project": visit.field("project"), "branch": visit.field("branch")}
     gone = await visit.ask("removeSecret", Secret, query=query, secret=visit.field("name"))
     return Redirect(to=HERE, said=f"The secret {gone.name} was removed. {_said(gone.project, gone.branch)}.")
 
 
-async def new(visit: Visit) -> Answer:
+async def new(visit: PageRequest) -> PageResponse:
     """The form: for a new one, or to replace the value of one that the address names."""
     if (stop := needed(visit, "setSecret", "Set a secret", HERE)) is not None:
         return stop
     return await _form(visit, {name: visit.query.get(name, "") for name in SCOPE})
 
 
-async def keep(visit: Visit) -> Answer:
+async def keep(visit: PageRequest) -> PageResponse:
     """Save the secret."""
     values = {name: visit.field(name).strip() for name in SCOPE}
     # A browser sends other ends of lines than keys have. The last one is not part of it, as for the command line.
     value = visit.field("value").replace("\r\n", "\n").removesuffix("\n")
     body = {"value": value, "project": values["project"], "branch": values["branch"]}
     answer = await asked(visit, "setSecret", Secret, body=body, secret=values["name"])
-    if isinstance(answer, Problem):
+    if isinstance(answer, FormProblem):
         return await _form(visit, values, answer)
     how = "was set" if answer.version == 1 else f"was replaced (version {answer.version})"
     return Redirect(to=HERE, said=f"The secret {answer.name} {how}. {_said(answer.project, answer.branch)}.")
 
 
-def _at(problem: Problem | None) -> str:
+def _at(problem: FormProblem | None) -> str:
     """Which field a problem is about."""
     if problem is None or problem.code == "no_secret":
         return ""
@@ -169,12 +169,12 @@ def _at(problem: Problem | None) -> str:
     return problem.path or ("value" if problem.message.startswith("a secret ") else "")
 
 
-async def _form(visit: Visit, values: Mapping[str, str], problem: Problem | None = None) -> Page:
+async def _form(visit: PageRequest, values: Mapping[str, str], problem: FormProblem | None = None) -> HtmlPage:
     if problem is not None and problem.code == "not_found":
         said = f"{values['name'][:80]!r} is not a valid name; expected {NAME}" if values["name"] else f"expected {NAME}"
-        problem = Problem(code=problem.code, message=said)
+        problem = FormProblem(code=problem.code, message=said)
     if problem is not None and problem.path == "value":
-        problem = Problem(code=problem.code, message="a secret has 4 to 65,536 characters", path="value")
+        problem = FormProblem(code=problem.code, message="a secret has 4 to 65,536 characters", path="value")
     form = Form(values, problem, _at(problem))
     projects = await visit.ask("listProjects", ProjectPage, query={"limit": MAX_PAGE})
     names = [each.name for each in projects.projects]

@@ -1,4 +1,4 @@
-"""One worker: all that is known of it, and what people can want of it."""
+"""One worker: its state, jobs and facts, and actions on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from deltaci.api.schemas.queue import Queue, RunningEntry
 from deltaci.api.schemas.records import Worker
 from deltaci.core import worker as core
 from deltaci.core.machine import Command
+from deltaci.server.web.components import action, badge, card, lasted, nothing, path, rows, sign, top, when, words
 from deltaci.server.web.markup import Child, Markup, a, code, dd, div, dl, dt, join, p, span
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import action, badge, card, lasted, nothing, path, rows, sign, top, when, words
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.views import register_runner
 
 STYLES: Final = ("fleet.css",)
@@ -27,7 +27,7 @@ WHY_GONE: Final = {
 }
 
 
-async def running_now(visit: Visit) -> dict[str, RunningEntry]:
+async def running_now(visit: PageRequest) -> dict[str, RunningEntry]:
     """What workers have, by the attempt."""
     queue = await visit.ask("listQueue", Queue, query={"part": "running"})
     return {each.id: each for each in queue.running}
@@ -50,11 +50,11 @@ def why_gone(worker: Worker) -> str:
 # -- one of them
 
 
-async def shown(visit: Visit) -> Answer:
+async def shown(visit: PageRequest) -> PageResponse:
     """All that is known of a worker."""
     worker = await visit.ask("readWorker", Worker, worker=visit.params["worker"])
     running = await running_now(visit) if worker.tasks else {}
-    return Page(
+    return HtmlPage(
         title=f"{worker.name} · {worker.condition}",
         here="/workers",
         live={},
@@ -150,8 +150,8 @@ def words_of(reason: str) -> str:
 # -- what people can want of one
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """Something to be done with a worker."""
+class WorkerAction(msgspec.Struct, frozen=True):
+    """An action on a worker: drain, resume or remove."""
 
     name: str
     order: type[Command]
@@ -160,22 +160,22 @@ class Wish(msgspec.Struct, frozen=True):
     done: str
 
 
-WISHES: Final = (
-    Wish(
+WORKER_ACTIONS: Final = (
+    WorkerAction(
         "resume",
         core.Resume,
         "Resume",
         "The worker takes jobs again, and its count of infrastructure failures is reset.",
         "{} takes jobs again.",
     ),
-    Wish(
+    WorkerAction(
         "drain",
         core.Drain,
         "Drain",
         "The worker finishes its current jobs and takes no new ones until somebody resumes it.",
         "{} takes no new jobs.",
     ),
-    Wish(
+    WorkerAction(
         "remove",
         core.Shutdown,
         "Remove",
@@ -185,7 +185,7 @@ WISHES: Final = (
 )
 
 
-def actions(visit: Visit, worker: Worker, *, back: str, is_whole: bool = False) -> list[Markup]:
+def actions(visit: PageRequest, worker: Worker, *, back: str, is_whole: bool = False) -> list[Markup]:
     """What makes sense for this one now."""
     able = core.available_commands(
         worker.state, worker.hold, is_leaving=bool(worker.shutdown_reason), tasks=len(worker.tasks)
@@ -202,7 +202,7 @@ def actions(visit: Visit, worker: Worker, *, back: str, is_whole: bool = False) 
             reason="reason" if each.order is core.Drain else "",
             is_dangerous=each.order is core.Shutdown,
         )
-        for each in WISHES
+        for each in WORKER_ACTIONS
         if each.order in able
     ]
     if is_whole and visit.may("makeWorkerToken"):
@@ -212,29 +212,29 @@ def actions(visit: Visit, worker: Worker, *, back: str, is_whole: bool = False) 
     return found
 
 
-async def drain(visit: Visit) -> Answer:
+async def drain(visit: PageRequest) -> PageResponse:
     """It takes nothing new."""
     reason = visit.field("reason").strip()
     await visit.ask("drainWorker", Worker, body={"reason": reason} if reason else {}, worker=visit.params["worker"])
     return _done(visit, "drain")
 
 
-async def resume(visit: Visit) -> Answer:
+async def resume(visit: PageRequest) -> PageResponse:
     """It takes work again."""
     await visit.ask("resumeWorker", Worker, worker=visit.params["worker"])
     return _done(visit, "resume")
 
 
-async def remove(visit: Visit) -> Answer:
+async def remove(visit: PageRequest) -> PageResponse:
     """It goes."""
     await visit.ask("removeWorker", Worker, worker=visit.params["worker"])
     return _done(visit, "remove")
 
 
-def _done(visit: Visit, name: str) -> Redirect:
+def _done(visit: PageRequest, name: str) -> Redirect:
     """Back to where the form was: the list as it was filtered, or the worker's own page."""
     worker, back = visit.params["worker"], visit.field("back")
-    wish = next(each for each in WISHES if each.name == name)
+    wish = next(each for each in WORKER_ACTIONS if each.name == name)
     to = f"/workers{back.rstrip('?')}" if back.startswith("?") else path("workers", worker)
     return Redirect(to=to, said=wish.done.format(worker))
 

@@ -1,4 +1,4 @@
-"""The fleet: who is there, what it does, when it was heard last, and what people can want of it."""
+"""The list of workers with their state, jobs and last heartbeat, and actions on them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 from deltaci.api.schemas.queue import RunningEntry
 from deltaci.api.schemas.records import Worker, WorkerPage
 from deltaci.core import worker as core
+from deltaci.server.web.components import badge, lasted, nothing, path, rows, sign, tabs, top, when
 from deltaci.server.web.filters import ANY, choice, filters, search
 from deltaci.server.web.forms import way
 from deltaci.server.web.markup import (
@@ -23,10 +24,9 @@ from deltaci.server.web.markup import (
     span,
     ul,
 )
-from deltaci.server.web.page_request import Answer, Page, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward, pages, start_of
-from deltaci.server.web.parts import badge, lasted, nothing, path, rows, sign, tabs, top, when
 from deltaci.server.web.views import register_runner
 from deltaci.server.web.views import worker as one
 from deltaci.server.web.views.worker import STYLES, actions, labels_of, running_now, why_gone, words_of
@@ -43,13 +43,13 @@ GONE_HEADINGS: Final = ("Worker", "State", "Reason", "Labels", "Registered", "Le
 # -- the list
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """Everybody who is there, or who was; as the filters want it."""
     is_gone = visit.query.get("gone") == "1"
     return await (_gone(visit) if is_gone else _there(visit))
 
 
-async def _there(visit: Visit) -> Page:
+async def _there(visit: PageRequest) -> HtmlPage:
     every, is_all = await _read(visit)
     running = await running_now(visit)
     fitting = [each for each in every if _fits(visit, each)]
@@ -68,7 +68,7 @@ async def _there(visit: Visit) -> Page:
     )
 
 
-async def _read(visit: Visit) -> tuple[list[Worker], bool]:
+async def _read(visit: PageRequest) -> tuple[list[Worker], bool]:
     found: list[Worker] = []
     cursor = ""
     while len(found) < MAX_READ:
@@ -80,7 +80,7 @@ async def _read(visit: Visit) -> tuple[list[Worker], bool]:
     return sorted(found, key=lambda each: (each.name.lower(), each.id)), False
 
 
-async def _gone(visit: Visit) -> Page:
+async def _gone(visit: PageRequest) -> HtmlPage:
     query = {"gone": True, "limit": SHOWN, "cursor": visit.query.get("cursor", "")}
     page = await visit.ask("listWorkers", WorkerPage, query=query)
     some = [each for each in page.workers if _fits(visit, each)]
@@ -96,9 +96,9 @@ async def _gone(visit: Visit) -> Page:
     )
 
 
-def _page(visit: Visit, here: str, *body: Child) -> Page:
+def _page(visit: PageRequest, here: str, *body: Child) -> HtmlPage:
     entries = [("", "Active", "/workers"), ("gone", "Gone", "/workers?gone=1")]
-    return Page(
+    return HtmlPage(
         title="Workers",
         here="/workers",
         live={},
@@ -113,7 +113,7 @@ def _page(visit: Visit, here: str, *body: Child) -> Page:
     )
 
 
-def _fits(visit: Visit, worker: Worker) -> bool:
+def _fits(visit: PageRequest, worker: Worker) -> bool:
     query = visit.query
     text = query.get("q", "").strip().lower()
     told = (worker.id, worker.hold_reason, worker.shutdown_reason, *worker.labels, *worker.tasks)
@@ -124,7 +124,7 @@ def _fits(visit: Visit, worker: Worker) -> bool:
     )
 
 
-def _counts(visit: Visit, every: Iterable[Worker]) -> Markup:
+def _counts(visit: PageRequest, every: Iterable[Worker]) -> Markup:
     """The fleet at a glance; each number leads to those it counts."""
     numbers: dict[str, int] = dict.fromkeys(ALWAYS, 0)
     for each in every:
@@ -141,7 +141,7 @@ def _counts(visit: Visit, every: Iterable[Worker]) -> Markup:
     return ul(*(tile(word, numbers[word]) for word in order), class_="tiles", id="counts", aria_label="By state")
 
 
-def _filters(visit: Visit, every: Iterable[Worker]) -> Markup:
+def _filters(visit: PageRequest, every: Iterable[Worker]) -> Markup:
     is_gone = visit.query.get("gone") == "1"
     chosen, state = visit.query.get("label", ""), visit.query.get("state", "")
     labels = sorted({name for each in every for name in each.labels} | ({chosen} if chosen else set()))
@@ -164,7 +164,7 @@ def _empty(is_filtered: bool) -> Markup:
     )
 
 
-def _line(visit: Visit, worker: Worker, running: Mapping[str, RunningEntry]) -> list[Child]:
+def _line(visit: PageRequest, worker: Worker, running: Mapping[str, RunningEntry]) -> list[Child]:
     return [
         join(
             [
@@ -181,7 +181,7 @@ def _line(visit: Visit, worker: Worker, running: Mapping[str, RunningEntry]) -> 
     ]
 
 
-def _gone_line(visit: Visit, worker: Worker) -> list[Child]:
+def _gone_line(visit: PageRequest, worker: Worker) -> list[Child]:
     again = f"{register_runner.PATH}?{urlencode({'name': worker.name})}"
     return [
         join(

@@ -1,6 +1,6 @@
-"""One attempt of a job: the facts of it, and its log.
+"""An attempt on the page of its job: facts and log.
 
-The log is shown by a script that reads what is looked at. For whoever has no scripts, its last lines are on the page.
+A script loads the visible part of the log. Without scripts, the page contains its last lines.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from deltaci.core.text import plain_line
 from deltaci.protocol.log_sections import looks_like_marker
 from deltaci.protocol.messages import Timings
 from deltaci.server.rest.log_tails import LogFile
+from deltaci.server.web.components import badge, lasted, nothing, path, when
 from deltaci.server.web.markup import (
     EMPTY,
     Child,
@@ -37,8 +38,7 @@ from deltaci.server.web.markup import (
     span,
     tag,
 )
-from deltaci.server.web.page_request import Visit
-from deltaci.server.web.parts import badge, lasted, nothing, path, when
+from deltaci.server.web.page_request import PageRequest
 
 TAIL_BYTES: Final = 8 * 1024
 TAIL_LINES: Final = 40
@@ -51,7 +51,7 @@ def name_of_attempt(attempt: Attempt) -> str:
     return f"Attempt {attempt.index}"
 
 
-async def attempt_part(visit: Visit, job: Job, attempt: Attempt, *, is_beside: bool) -> Markup:
+async def attempt_part(visit: PageRequest, job: Job, attempt: Attempt, *, is_beside: bool) -> Markup:
     """The attempt, alone or beside another one."""
     wanted = visit.query.get("lease", "")
     number = int(wanted) if wanted.isdecimal() and 0 < int(wanted) <= attempt.lease and not is_beside else attempt.lease
@@ -113,7 +113,7 @@ def exit_of(report: dict[str, Any]) -> str:
     return str(report["exit_code"]) if report.get("exit_code") is not None else ""
 
 
-def _leases(visit: Visit, attempt: Attempt, number: int) -> Markup:
+def _leases(visit: PageRequest, attempt: Attempt, number: int) -> Markup:
     """Each worker that had the attempt wrote a log of its own."""
     links = [
         a(
@@ -126,7 +126,7 @@ def _leases(visit: Visit, attempt: Attempt, number: int) -> Markup:
     return nav(*links, class_="tabs", aria_label="Leases of this attempt")
 
 
-async def _log(visit: Visit, job: Job, attempt: Attempt, number: int, *, is_beside: bool) -> Markup:
+async def _log(visit: PageRequest, job: Job, attempt: Attempt, number: int, *, is_beside: bool) -> Markup:
     if not number:
         return nothing(
             "No worker has taken it yet, so there is no log.", "It appears here as soon as a worker writes it."
@@ -150,7 +150,7 @@ async def _log(visit: Visit, job: Job, attempt: Attempt, number: int, *, is_besi
     )
 
 
-async def _last_lines(visit: Visit, job: Job, attempt: Attempt, number: int, address: str) -> Markup:
+async def _last_lines(visit: PageRequest, job: Job, attempt: Attempt, number: int, address: str) -> Markup:
     log = await visit.ask(
         "readLog", LogFile, query={"lease": number}, run=job.run_id, job=job.name, index=attempt.index
     )

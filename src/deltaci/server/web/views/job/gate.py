@@ -1,10 +1,10 @@
-"""A job that waits for people instead of a worker: who must say yes, and who did."""
+"""An approval gate on the page of its job: who must approve, and who did."""
 
 from __future__ import annotations
 
 from deltaci.api.schemas.records import Job, Run
+from deltaci.server.web.components import card, path, rows, when
 from deltaci.server.web.markup import EMPTY, Markup, a, dd, dl, dt, join, p
-from deltaci.server.web.parts import card, path, rows, when
 
 
 def gate_part(job: Job, run: Run) -> Markup:

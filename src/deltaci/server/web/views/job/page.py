@@ -6,9 +6,9 @@ from typing import Final
 
 from deltaci.api.schemas.records import Attempt, Explanation, Job, Reason, RunWithJobs
 from deltaci.core.ids import worker_name
+from deltaci.server.web.components import badge, lasted, nothing, path, tabs, top, when, words
 from deltaci.server.web.markup import Child, Markup, a, details, div, h2, li, nav, p, section, span, summary, ul
-from deltaci.server.web.page_request import Answer, Page, Visit
-from deltaci.server.web.parts import badge, lasted, nothing, path, tabs, top, when, words
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse
 from deltaci.server.web.views.job.attempt import attempt_part, name_of_attempt
 from deltaci.server.web.views.job.gate import gate_part
 from deltaci.server.web.views.run.actions import JOB_PAGE, cancel_job
@@ -18,7 +18,7 @@ BESIDE: Final = "beside"
 MAX_HISTORY: Final = 50
 
 
-async def shown(visit: Visit) -> Answer:
+async def shown(visit: PageRequest) -> PageResponse:
     """The job as it is now: `?attempt=2`, `?lease=1` of it, or `?beside=1` for that attempt next to another one."""
     job = await visit.ask("readJob", Job, run=visit.params["run"], job=visit.params["job"])
     run = await visit.ask("readRun", RunWithJobs, run=job.run_id)
@@ -43,7 +43,7 @@ async def shown(visit: Visit) -> Answer:
         _attempts(visit, job, tries) if len(job.tries) > 1 else None,
         await _bodies(visit, job, tries) if job.approval is None else None,
     ]
-    return Page(
+    return HtmlPage(
         title=f"{job.name} · {words(job.status)}",
         here="/runs",
         live={"run": run.id},
@@ -53,7 +53,7 @@ async def shown(visit: Visit) -> Answer:
     )
 
 
-def _chosen(visit: Visit, job: Job) -> list[Attempt]:
+def _chosen(visit: PageRequest, job: Job) -> list[Attempt]:
     """The attempts that the address asks for, the earlier one first: one, or two beside each other."""
     if not job.tries:
         return []
@@ -117,7 +117,7 @@ def _because(reason: Reason) -> Markup:
     return li(reason.text, [" ", when(reason.at)] if reason.at else None)
 
 
-def _attempts(visit: Visit, job: Job, tries: list[Attempt]) -> Markup:
+def _attempts(visit: PageRequest, job: Job, tries: list[Attempt]) -> Markup:
     """Links to each attempt, and to two of them beside each other."""
     is_beside = len(tries) > 1
     entries = [
@@ -141,7 +141,7 @@ def _attempts(visit: Visit, job: Job, tries: list[Attempt]) -> Markup:
     return div(tabs(entries, here), others if is_beside and len(job.tries) > 2 else None)
 
 
-async def _bodies(visit: Visit, job: Job, tries: list[Attempt]) -> Markup:
+async def _bodies(visit: PageRequest, job: Job, tries: list[Attempt]) -> Markup:
     if not tries:
         return nothing(
             "No worker has taken this job yet, so there is no log.", "It appears here as soon as a worker writes one."

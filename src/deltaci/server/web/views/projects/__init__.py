@@ -1,17 +1,17 @@
-"""Repositories that the server knows, what happened in them, and how failures are classed."""
+"""Projects, their changes, failure rules, and flaky tests and jobs."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.views.projects import changes, edited, failures, listed, started, viewed
+from deltaci.server.web.page_route import PageRoute
+from deltaci.server.web.views.projects import changes, edit, failures, index, show, start
 
 PAGES: Final[tuple[PageRoute, ...]] = (
-    *listed.PAGES,
-    *viewed.PAGES,
-    *edited.PAGES,
-    *started.PAGES,
+    *index.PAGES,
+    *show.PAGES,
+    *edit.PAGES,
+    *start.PAGES,
     *changes.PAGES,
     *failures.PAGES,
 )

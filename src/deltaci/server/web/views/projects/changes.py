@@ -1,4 +1,4 @@
-"""What happened in repositories, and what came of it: which runs, or why none."""
+"""The list of changes (pushes and pull requests) with the runs they started, or why none."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from deltaci.api.schemas.projects import Change, ChangePage, HandledFile
+from deltaci.server.web.components import badge, nothing, path, rows, when, words
 from deltaci.server.web.filters import box, filters
 from deltaci.server.web.markup import Child, Markup, a, code, li, span, ul
-from deltaci.server.web.page_request import Answer, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
-from deltaci.server.web.parts import badge, nothing, path, rows, when, words
 from deltaci.server.web.views.projects.frame import framed
 
 HERE: Final = "/changes"
@@ -20,7 +20,7 @@ LOOKED_THROUGH: Final = 200  # So many of the newest changes of all projects, fo
 HEADINGS: Final = ("Change", "Project", "State", "Result", "When")
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """All of them, the newest first."""
     project = visit.query.get("project", "").strip()
     query: dict[str, Any] = {"limit": PER_PAGE, "cursor": visit.query.get("cursor", "")}
@@ -52,7 +52,7 @@ def _empty(project: str, *, is_more: bool) -> Markup:
     )
 
 
-async def newest(visit: Visit, project: str = "") -> list[Change]:
+async def newest(visit: PageRequest, project: str = "") -> list[Change]:
     """The newest changes: of this project those among the newest of all."""
     query: dict[str, Any] = {"limit": LOOKED_THROUGH}
     if project:

@@ -1,4 +1,4 @@
-"""How failures are classed, and what is known to be flaky."""
+"""Failure rules, and flaky tests and jobs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 from urllib.parse import urlencode
 
 from deltaci.api.schemas.failures import FailureRule, FailureRules, FlakyJob, FlakyPage
-from deltaci.server.web.forms import Form, Problem, asked, needed, way
+from deltaci.server.web.components import card, nothing, rows, when
+from deltaci.server.web.forms import Form, FormProblem, asked, needed, way
 from deltaci.server.web.markup import Child, Markup, a, code, li, p, pre, span, ul
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import number, onward
-from deltaci.server.web.parts import card, nothing, rows, when
 from deltaci.server.web.views.projects.frame import framed
 
 RULES: Final = "/failure-rules"
@@ -27,7 +27,7 @@ EXAMPLE: Final = """rules:
 """
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """In the order in which they are asked."""
     found = await visit.ask("readFailureRules", FailureRules)
     lines = [_line(at, each) for at, each in enumerate(found.rules, 1)]
@@ -72,7 +72,7 @@ def _conditions(rule: FailureRule) -> list[Child]:
     return found or ["always"]
 
 
-async def edit(visit: Visit) -> Answer:
+async def edit(visit: PageRequest) -> PageResponse:
     """The tenant's own file."""
     if (stop := needed(visit, "setFailureRules", "Edit failure rules", "/projects")) is not None:
         return stop
@@ -80,12 +80,12 @@ async def edit(visit: Visit) -> Answer:
     return _form(visit, {"text": found.text or EXAMPLE}, found.version)
 
 
-async def save(visit: Visit) -> Answer:
+async def save(visit: PageRequest) -> PageResponse:
     """Keep it, if it makes sense and nobody else was faster."""
     version = number(visit.field("version"))
     text = visit.field("text").replace("\r\n", "\n")
     answer = await asked(visit, "setFailureRules", FailureRules, body={"text": text, "expected_version": version})
-    if not isinstance(answer, Problem):
+    if not isinstance(answer, FormProblem):
         return Redirect(to=RULES, said="The rules were saved. Earlier failures keep their class.")
     if answer.code == "stale_version":
         found = await visit.ask("readFailureRules", FailureRules)
@@ -94,17 +94,17 @@ async def save(visit: Visit) -> Answer:
 
 
 def _form(
-    visit: Visit,
+    visit: PageRequest,
     values: Mapping[str, str],
     version: int,
-    problem: Problem | None = None,
+    problem: FormProblem | None = None,
     theirs: FailureRules | None = None,
-) -> Page:
+) -> HtmlPage:
     place = None
     if problem is not None and problem.code == "bad_request":
         place = place_in(problem.message)
         lines = problem.message.replace("; failure-rules.yml:", "\nfailure-rules.yml:")
-        problem = Problem(code=problem.code, message=lines.replace("failure-rules.yml:", "line "))
+        problem = FormProblem(code=problem.code, message=lines.replace("failure-rules.yml:", "line "))
     form = Form(values, problem, "text" if problem is not None and theirs is None else "")
     kept: Child = None
     if theirs is not None:
@@ -136,7 +136,7 @@ def place_in(message: str) -> tuple[int, int] | None:
 # -- what is flaky
 
 
-async def flaky(visit: Visit) -> Answer:
+async def flaky(visit: PageRequest) -> PageResponse:
     """Jobs and tests that fail now and then."""
     query = {"limit": PER_PAGE, "cursor": visit.query.get("cursor", "")}
     page = await visit.ask("listFlaky", FlakyPage, query=query)

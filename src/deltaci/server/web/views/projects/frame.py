@@ -1,13 +1,13 @@
-"""What the four lists around projects have in common: a head, and the way to each other."""
+"""The heading and tabs of the four lists about projects."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from deltaci.server.web.components import tabs, top
 from deltaci.server.web.forms import STYLES
 from deltaci.server.web.markup import Child, join
-from deltaci.server.web.page_request import Page
-from deltaci.server.web.parts import tabs, top
+from deltaci.server.web.page_request import HtmlPage
 
 TABS: Final = (
     ("projects", "Projects", "/projects"),
@@ -17,9 +17,9 @@ TABS: Final = (
 )
 
 
-def framed(title: str, *body: Child, tab: str, beside: Child = None, under: Child = None) -> Page:
+def framed(title: str, *body: Child, tab: str, beside: Child = None, under: Child = None) -> HtmlPage:
     """One of them."""
-    return Page(
+    return HtmlPage(
         title=title,
         here="/projects",
         live={},

@@ -1,10 +1,10 @@
-"""One run, in parts: what it does now, its events, its plan, its tests, what it left behind."""
+"""The pages of a run: overview, events, plan, tests, results."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.views.run import actions, events, overview, plan, results, tests
 
 PAGES: Final[tuple[PageRoute, ...]] = (

@@ -1,4 +1,4 @@
-"""What can be done with a run: approve, reject, cancel, run again."""
+"""The actions on a run: approve, reject, cancel, rerun."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from deltaci.core import approvals as approvals_core
 from deltaci.core import job as job_core
 from deltaci.core import run as run_core
 from deltaci.core.plan import can_rerun
+from deltaci.server.web.components import action, card, path, when
 from deltaci.server.web.markup import EMPTY, Child, Markup, a, code, div, h3, join, li, p, span, strong, ul
-from deltaci.server.web.page_request import Answer, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import action, card, path, when
+from deltaci.server.web.page_request import PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 
 # The single keys of a run's pages.
 KEYS: Final = (
@@ -28,7 +28,7 @@ RUN_PAGE: Final = "run"
 JOB_PAGE: Final = "job"
 
 
-def actions(visit: Visit, run: Run) -> Markup:
+def actions(visit: PageRequest, run: Run) -> Markup:
     """The buttons of what can be done now."""
     to = path("runs", run.id)
     found: list[Markup] = []
@@ -41,7 +41,7 @@ def actions(visit: Visit, run: Run) -> Markup:
     return join(found)
 
 
-def _cancel(visit: Visit, to: str) -> Markup:
+def _cancel(visit: PageRequest, to: str) -> Markup:
     return action(
         visit,
         "cancel-run",
@@ -55,7 +55,7 @@ def _cancel(visit: Visit, to: str) -> Markup:
     )
 
 
-def _again(visit: Visit, run: Run, to: str) -> list[Markup]:
+def _again(visit: PageRequest, run: Run, to: str) -> list[Markup]:
     found = []
     if run.tally.lost:
         found.append(
@@ -88,7 +88,7 @@ def _again(visit: Visit, run: Run, to: str) -> list[Markup]:
 # -- approvals
 
 
-def approvals(visit: Visit, run: RunWithJobs) -> Markup:
+def approvals(visit: PageRequest, run: RunWithJobs) -> Markup:
     """Every gate that waits: for whom, who said yes, and the buttons of whoever may decide it."""
     waiting = [
         (at, each)
@@ -102,7 +102,7 @@ def approvals(visit: Visit, run: RunWithJobs) -> Markup:
     return card("Waiting for approval", *lines, id="approvals")
 
 
-def _gate(visit: Visit, run: RunWithJobs, at: int, job: Job, *, is_first: bool) -> Markup:
+def _gate(visit: PageRequest, run: RunWithJobs, at: int, job: Job, *, is_first: bool) -> Markup:
     gate = job.approval
     assert gate is not None
     given = [
@@ -135,7 +135,7 @@ def _needed(gate: ApprovalGate, run: Run) -> Child:
     ]
 
 
-def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *, is_first: bool) -> list[Markup]:
+def _decisions(visit: PageRequest, run: Run, at: int, job: Job, gate: ApprovalGate, *, is_first: bool) -> list[Markup]:
     asked = approvals_core.Gate(role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
     who, starter = visit.who, run.started_by
     found: list[Markup] = []
@@ -163,7 +163,7 @@ def _decisions(visit: Visit, run: Run, at: int, job: Job, gate: ApprovalGate, *,
     return found
 
 
-def cancel_job(visit: Visit, job: Job, id: str, title: str, *, back: str) -> Markup:
+def cancel_job(visit: PageRequest, job: Job, id: str, title: str, *, back: str) -> Markup:
     """The button that stops one job, while that does something; `back` is the page to see that on."""
     if not job_core.MACHINE.changes(job.state, job_core.Cancel):
         return EMPTY
@@ -185,14 +185,14 @@ def cancel_job(visit: Visit, job: Job, id: str, title: str, *, back: str) -> Mar
 # -- what forms do
 
 
-async def cancel(visit: Visit) -> Answer:
+async def cancel(visit: PageRequest) -> PageResponse:
     """Stop the run."""
     id = visit.params["run"]
     await visit.ask("cancelRun", Run, run=id, body={"reason": visit.field("reason").strip()})
     return Redirect(to=path("runs", id), said="The run is being canceled.")
 
 
-async def cancel_one(visit: Visit) -> Answer:
+async def cancel_one(visit: PageRequest) -> PageResponse:
     """Stop one job."""
     id, name = visit.params["run"], visit.params["job"]
     await visit.ask("cancelJob", Job, run=id, job=name, body={"reason": visit.field("reason").strip()})
@@ -200,7 +200,7 @@ async def cancel_one(visit: Visit) -> Answer:
     return Redirect(to=to, said=f"{name} is being canceled.")
 
 
-async def approve(visit: Visit) -> Answer:
+async def approve(visit: PageRequest) -> PageResponse:
     """Say yes to one gate."""
     id = visit.params["run"]
     decided = await visit.ask("approveRun", DecisionResult, run=id, body=_decision(visit))
@@ -208,14 +208,14 @@ async def approve(visit: Visit) -> Answer:
     return Redirect(to=path("runs", id), said=f"You approved {', '.join(decided.jobs)}.{more}")
 
 
-async def reject(visit: Visit) -> Answer:
+async def reject(visit: PageRequest) -> PageResponse:
     """Reject one gate."""
     id = visit.params["run"]
     decided = await visit.ask("rejectRun", DecisionResult, run=id, body=_decision(visit))
     return Redirect(to=path("runs", id), said=f"You rejected {', '.join(decided.jobs)}.")
 
 
-def _decision(visit: Visit) -> dict[str, str]:
+def _decision(visit: PageRequest) -> dict[str, str]:
     return {
         "job": visit.field("job"),
         "comment": visit.field("comment").strip(),
@@ -223,7 +223,7 @@ def _decision(visit: Visit) -> dict[str, str]:
     }
 
 
-async def again(visit: Visit) -> Answer:
+async def again(visit: PageRequest) -> PageResponse:
     """A new run of the same; that is where one looks then."""
     id, failed_only = visit.params["run"], visit.field("failed_only") == "yes"
     new = await visit.ask("rerunRun", Run, run=id, body={"failed_only": failed_only})

@@ -1,4 +1,4 @@
-"""Every step of a run, in all vocabularies: ours, and those of the documents that describe it."""
+"""The events of a run, in the vocabulary of Delta CI and of each source document."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from deltaci.core.events import Event
 from deltaci.core.instants import from_datetime
 from deltaci.server.request import Send
 from deltaci.server.rest.http.streaming import content_disposition, open_response
+from deltaci.server.web.components import nothing, path, rows, seconds_text, sign
 from deltaci.server.web.filters import MAX_OFFERED, box, choice, filters
 from deltaci.server.web.markup import (
     Child,
@@ -36,11 +37,10 @@ from deltaci.server.web.markup import (
     summary,
     time,
 )
-from deltaci.server.web.page_request import Answer, Stream, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import EventStream, PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
-from deltaci.server.web.parts import nothing, path, rows, seconds_text, sign
-from deltaci.server.web.views.run.folding import STYLES, job_asked
+from deltaci.server.web.views.run.collapsible import STYLES, job_asked
 from deltaci.server.web.views.run.frame import framed
 
 PER_PAGE: Final = 50
@@ -66,7 +66,7 @@ TITLES: Final = {
 }
 
 
-async def shown(visit: Visit) -> Answer:
+async def shown(visit: PageRequest) -> PageResponse:
     """A page of the log, as the address wants it."""
     run = await visit.ask("readRun", api.RunWithJobs, run=visit.params["run"])
     vocabulary = VOCABULARIES.get(visit.query.get("view", ""), CANONICAL)
@@ -107,7 +107,7 @@ async def shown(visit: Visit) -> Answer:
     )
 
 
-def _chooser(visit: Visit, run_id: str, chosen: Vocabulary) -> Markup:
+def _chooser(visit: PageRequest, run_id: str, chosen: Vocabulary) -> Markup:
     address = path("runs", run_id, "events")
     links = [
         a(
@@ -121,7 +121,7 @@ def _chooser(visit: Visit, run_id: str, chosen: Vocabulary) -> Markup:
     return div(nav(*links, class_="choices", aria_label="Vocabularies"), p(TITLES[chosen.name][1], class_="quiet"))
 
 
-def _filters(visit: Visit, run: api.RunWithJobs, vocabulary: Vocabulary, *, is_newest: bool) -> Markup:
+def _filters(visit: PageRequest, run: api.RunWithJobs, vocabulary: Vocabulary, *, is_newest: bool) -> Markup:
     order = "oldest" if is_newest else None
     other = a(f"{'Oldest' if is_newest else 'Newest'} first", href=visit.same(order=order, at=None), class_="button")
     kinds = [("", "everything"), *((each, each) for each in vocabulary.kinds)]
@@ -203,7 +203,7 @@ def _metadata(each: Transition) -> Markup:
     )
 
 
-def _empty(visit: Visit, run_id: str) -> Markup:
+def _empty(visit: PageRequest, run_id: str) -> Markup:
     if any(visit.query.get(name) for name in ("kind", "job", "at")):
         return nothing("No event matches.", a("All events of the run", href=path("runs", run_id, "events")))
     return nothing("There are no events in this vocabulary yet.", "New events appear here automatically.")
@@ -246,7 +246,7 @@ EXPORTS: Final[dict[str, Callable[[], Export]]] = {
 }
 
 
-async def exported(visit: Visit) -> Answer:
+async def exported(visit: PageRequest) -> PageResponse:
     """All events that there are now, one JSON object a line, as `deltaci verify` reads them."""
     run_id = visit.params["run"]
     await visit.ask("readRun", api.RunWithJobs, run=run_id)
@@ -267,10 +267,10 @@ async def exported(visit: Visit) -> Answer:
             async for page in _pages(visit, run_id):
                 await out.write(b"".join(line + b"\n" for line in write(page)))
 
-    return Stream(send)
+    return EventStream(send)
 
 
-async def _pages(visit: Visit, run_id: str) -> AsyncIterator[list[Event]]:
+async def _pages(visit: PageRequest, run_id: str) -> AsyncIterator[list[Event]]:
     after = 0
     while True:
         page = await visit.ask("readRunEvents", dict, query={"after": after, "limit": AT_A_TIME}, run=run_id)

@@ -1,4 +1,4 @@
-"""What all parts of a run's page have: whose run it is, how it is, what can be done, and the way to the other parts."""
+"""The heading, actions and tabs that all pages of a run share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Final
 from urllib.parse import urlencode
 
 from deltaci.api.schemas.records import Run
+from deltaci.server.web.components import badge, lasted, path, tabs, top, when
 from deltaci.server.web.markup import Child, a, code, join, span
-from deltaci.server.web.page_request import Page, Visit
-from deltaci.server.web.parts import badge, lasted, path, tabs, top, when
+from deltaci.server.web.page_request import HtmlPage, PageRequest
 from deltaci.server.web.views.run.actions import KEYS, actions
 from deltaci.server.web.views.runs import name_of
 
@@ -22,10 +22,10 @@ TABS: Final = (
 
 
 def framed(
-    visit: Visit, run: Run, here: str, *body: Child, modules: tuple[str, ...] = (), styles: tuple[str, ...] = ()
-) -> Page:
+    visit: PageRequest, run: Run, here: str, *body: Child, modules: tuple[str, ...] = (), styles: tuple[str, ...] = ()
+) -> HtmlPage:
     """A part of the run's page; `here` is its entry in TABS."""
-    return Page(
+    return HtmlPage(
         title=f"{name_of(run)} · {run.status.replace('_', ' ').lower()}",
         here="/runs",
         live={"run": run.id},

@@ -1,4 +1,4 @@
-"""The jobs of a run as a graph: who waits for whom, how everyone is, and where it went wrong."""
+"""The jobs of a run as an SVG graph, coloured by status."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 from unicodedata import east_asian_width
 
 from deltaci.api.schemas.records import Job
+from deltaci.server.web.components import path, stroke
 from deltaci.server.web.markup import Markup, a, button, div, svg, tag
-from deltaci.server.web.parts import path, stroke
-from deltaci.server.web.views.run.layers import HEIGHT, WIDTH, Drawn, Line, Wanted, drawn, short
-from deltaci.server.web.views.run.looks import Look, is_blocked, look, took
+from deltaci.server.web.views.run.graph_layout import HEIGHT, WIDTH, GraphEdge, GraphLayout, GraphNode, drawn, short
+from deltaci.server.web.views.run.job_status import JobStatusLabel, is_blocked, look, took
 
 PAD: Final = 6  # Around everything, so that outlines are not cut off.
 NAME_WIDTH: Final = 23  # In letters of a usual width.
@@ -64,22 +64,22 @@ def graph(run_id: str, jobs: Sequence[Job]) -> Markup:
     )
 
 
-def _wanted(job: Job, numbers: dict[str, int]) -> Wanted:
-    return Wanted(
+def _wanted(job: Job, numbers: dict[str, int]) -> GraphNode:
+    return GraphNode(
         tuple(numbers[name] for name in job.needs if name in numbers),
         tuple(numbers[name] for name in job.after if name in numbers),
         job.family,
     )
 
 
-def _lines(places: Drawn, jobs: Sequence[Job], looks: Sequence[Look]) -> list[Markup]:
+def _lines(places: GraphLayout, jobs: Sequence[Job], looks: Sequence[JobStatusLabel]) -> list[Markup]:
     """The lines; what led from a failure to what it kept from running is drawn last, above all others."""
     spoiled = {at for at, each in enumerate(looks) if each.tone == "bad" or is_blocked(jobs[at])}
     blocked = {at for at, each in enumerate(jobs) if is_blocked(each)}
     into = {line.target for line in places.lines if line.source in spoiled}
     onward = {line.source for line in places.lines if line.target in blocked}
 
-    def is_bad(line: Line) -> bool:
+    def is_bad(line: GraphEdge) -> bool:
         begins = line.source in spoiled or (line.source in places.meets and line.source in into)
         ends = line.target in blocked or (line.target in places.meets and line.target in onward)
         return begins and ends and not line.is_after
@@ -88,12 +88,12 @@ def _lines(places: Drawn, jobs: Sequence[Job], looks: Sequence[Look]) -> list[Ma
     return [_line(line, is_bad=bad) for bad, line in sorted(found, key=lambda each: each[0])]
 
 
-def _line(line: Line, *, is_bad: bool) -> Markup:
+def _line(line: GraphEdge, *, is_bad: bool) -> Markup:
     classes = " ".join(("edge", *(["after"] if line.is_after else []), *(["bad"] if is_bad else [])))
     return tag("path", d=line.path, class_=classes, data_from=line.source, data_to=line.target)
 
 
-def _node(run_id: str, at: int, job: Job, seen: Look, x: float, y: float) -> Markup:
+def _node(run_id: str, at: int, job: Job, seen: JobStatusLabel, x: float, y: float) -> Markup:
     lasts = took(job)
     since = job.started_at if job.completed_at is None and seen.tone == "busy" else None
     word = cut(seen.word, SAID_WIDTH)

@@ -1,4 +1,4 @@
-"""What a run does now: its jobs as a graph and in time, and why it is as it is."""
+"""The overview of a run: its jobs as a graph, a list and a waterfall, and why it is in its state."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from deltaci.api.routes import ROOT
 from deltaci.api.schemas.records import Explanation, Job, Plan, Reason, RunWithJobs
 from deltaci.api.schemas.timeline import Timeline
 from deltaci.core.ids import worker_name
+from deltaci.server.web.components import card, lasted, nothing, path, rows, stroke, when
 from deltaci.server.web.markup import (
     EMPTY,
     Child,
@@ -31,14 +32,13 @@ from deltaci.server.web.markup import (
     tag,
     ul,
 )
-from deltaci.server.web.page_request import Answer, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import pages, start_of
-from deltaci.server.web.parts import card, lasted, nothing, path, rows, stroke, when
 from deltaci.server.web.views.run.actions import RUN_PAGE, approvals, cancel_job
 from deltaci.server.web.views.run.frame import framed
 from deltaci.server.web.views.run.graph import graph
-from deltaci.server.web.views.run.looks import Look, look, why
+from deltaci.server.web.views.run.job_status import JobStatusLabel, look, why
 from deltaci.server.web.views.run.waterfall import waterfall
 
 PER_PAGE: Final = 100
@@ -55,7 +55,7 @@ CHOICES: Final = (
 HEADINGS: Final = ("Job", "Status", "Why", "Worker", "Took", "")
 
 
-async def overview(visit: Visit) -> Answer:
+async def overview(visit: PageRequest) -> PageResponse:
     """All of it on one page."""
     id = visit.params["run"]
     run = await visit.ask("readRun", RunWithJobs, run=id)
@@ -162,13 +162,13 @@ def _because(reason: Reason, links: Mapping[str, str], *, is_past: bool = False)
 # -- jobs
 
 
-def _chosen(visit: Visit, run: RunWithJobs) -> list[tuple[int, Job]]:
+def _chosen(visit: PageRequest, run: RunWithJobs) -> list[tuple[int, Job]]:
     """The jobs that are wanted, with their numbers."""
     only = visit.query.get("only", "")
     return [(at, each) for at, each in enumerate(run.jobs) if not only or look(each).tone == only]
 
 
-def _choices(visit: Visit, run: RunWithJobs) -> Markup:
+def _choices(visit: PageRequest, run: RunWithJobs) -> Markup:
     """How many there are of each kind, as links that show them alone."""
     counts: dict[str, int] = {}
     for each in run.jobs:
@@ -205,11 +205,11 @@ def _sign(feels: str) -> Markup:
     )
 
 
-def _badge(seen: Look) -> Markup:
+def _badge(seen: JobStatusLabel) -> Markup:
     return span(_sign(seen.tone), seen.word, class_=f"badge {seen.tone}")
 
 
-def _table(visit: Visit, run: RunWithJobs, shown: Sequence[tuple[int, Job]], told: Explanation) -> Markup:
+def _table(visit: PageRequest, run: RunWithJobs, shown: Sequence[tuple[int, Job]], told: Explanation) -> Markup:
     if not shown:
         return nothing("No job matches now.", a("All jobs", href=f"{visit.same(only=None)}#jobs"))
     known = {each.name: each for each in run.jobs}
@@ -221,7 +221,7 @@ def _table(visit: Visit, run: RunWithJobs, shown: Sequence[tuple[int, Job]], tol
     )
 
 
-def _line(visit: Visit, run: RunWithJobs, at: int, job: Job, reason: Child) -> list[Child]:
+def _line(visit: PageRequest, run: RunWithJobs, at: int, job: Job, reason: Child) -> list[Child]:
     attempts = f"attempt {len(job.tries)} of {job.max_attempts}" if len(job.tries) > 1 else ""
     return [
         join(

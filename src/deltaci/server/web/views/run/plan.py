@@ -1,4 +1,4 @@
-"""What a run was going to do, what was left out, and why."""
+"""The plan of a run: which jobs run, which were left out, and why."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from deltaci.api.schemas import records as api
+from deltaci.server.web.components import card, nothing, path, rows, seconds_text
 from deltaci.server.web.markup import Child, Markup, a, code, details, div, join, li, ol, p, span, strong, summary, ul
-from deltaci.server.web.page_request import Answer, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import pages, start_of
-from deltaci.server.web.parts import card, nothing, path, rows, seconds_text
-from deltaci.server.web.views.run.folding import STYLES, facts, told
+from deltaci.server.web.views.run.collapsible import STYLES, facts, told
 from deltaci.server.web.views.run.frame import framed
 
 PER_PAGE: Final = 50
@@ -21,7 +21,7 @@ JOB_HEADINGS: Final = ("Job", "Needs", "Runs on", "Steps", "Limits", "Why it run
 LEFT_HEADINGS: Final = ("Job", "Why it was left out", "Decided by")
 
 
-async def shown(visit: Visit) -> Answer:
+async def shown(visit: PageRequest) -> PageResponse:
     """The plan, as far as there is one."""
     run = await visit.ask("readRun", api.RunWithJobs, run=visit.params["run"])
     plan = await visit.ask("readPlan", api.Plan, run=run.id)
@@ -68,7 +68,7 @@ def _about(plan: api.Plan, left: int) -> Markup:
     return card("Plan", facts(known), id="plan")
 
 
-def _jobs(visit: Visit, run_id: str, jobs: list[api.PlannedJob], kept: Mapping[str, api.JobChoice]) -> Markup:
+def _jobs(visit: PageRequest, run_id: str, jobs: list[api.PlannedJob], kept: Mapping[str, api.JobChoice]) -> Markup:
     start = start_of(visit, "jobs")
     lines = [_job(run_id, each, kept.get(each.name)) for each in jobs[start : start + PER_PAGE]]
     keys = [f"planned-{at}" for at in range(start, start + len(lines))]
@@ -157,7 +157,7 @@ def _reason(why: api.JobChoice) -> Markup:
     return join([why.reason, [" ", code(why.path)] if why.path and why.path not in why.reason else None])
 
 
-def _left_out(visit: Visit, left: list[api.JobChoice]) -> Markup:
+def _left_out(visit: PageRequest, left: list[api.JobChoice]) -> Markup:
     start = start_of(visit, "left")
     lines: list[list[Child]] = [
         [

@@ -1,4 +1,4 @@
-"""What a run left behind: artifacts, outputs, and what it cost."""
+"""The results of a run: artifacts, outputs and resource usage."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from deltaci.core.errors import Refused
 from deltaci.core.text import format_size
 from deltaci.protocol.artifact_paths import shared_name
 from deltaci.server.web.markup import EMPTY, Child, Markup, a, code, p, span, strong
-from deltaci.server.web.page_request import Answer, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import pages, start_of
-from deltaci.server.web.parts import card, path, rows, seconds_text
-from deltaci.server.web.views.run.folding import STYLES, told
+from deltaci.server.web.views.run.collapsible import STYLES, told
 from deltaci.server.web.views.run.frame import framed
 
 PER_PAGE: Final = 50
@@ -34,7 +33,7 @@ COSTS: Final = (
 _KNOWN: Final = frozenset(name for name, _, _ in COSTS)
 
 
-async def shown(visit: Visit) -> Answer:
+async def shown(visit: PageRequest) -> PageResponse:
     """All of it, each list page by page."""
     run = await visit.ask("readRun", api.RunWithJobs, run=visit.params["run"])
     try:
@@ -64,7 +63,7 @@ def _job(run_id: str, name: str, attempt: int = 0) -> Markup:
 # -- artifacts
 
 
-def _artifacts(visit: Visit, run_id: str, artifacts: list[api.RunArtifact]) -> Markup:
+def _artifacts(visit: PageRequest, run_id: str, artifacts: list[api.RunArtifact]) -> Markup:
     if not artifacts:
         return card(
             "Artifacts",
@@ -122,7 +121,7 @@ def _name(each: api.RunArtifact) -> str:
 # -- outputs
 
 
-def _outputs(visit: Visit, run_id: str, outputs: Mapping[str, Any]) -> Markup:
+def _outputs(visit: PageRequest, run_id: str, outputs: Mapping[str, Any]) -> Markup:
     if not outputs:
         return card(
             "Outputs",
@@ -152,7 +151,7 @@ def _value(name: str, value: Any) -> Markup:
 # -- cost
 
 
-def _costs(visit: Visit, run_id: str, costs: api.Costs) -> Markup:
+def _costs(visit: PageRequest, run_id: str, costs: api.Costs) -> Markup:
     if not costs.attempts:
         return card("Cost", p("No usage reported yet. Each attempt reports it when it ends.", class_="quiet"))
     start = start_of(visit, "costs")

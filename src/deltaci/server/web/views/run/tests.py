@@ -1,4 +1,4 @@
-"""The tests of a run: failures first, with what is known of them from before."""
+"""The tests of a run, failures first, with their history in earlier runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.tests import EarlierOutcome, EarlierRun, ReportedTests, RunTest, RunTests
+from deltaci.server.web.components import badge, card, nothing, path, rows, seconds_text
 from deltaci.server.web.filters import MAX_OFFERED, box, choice, filters, search
 from deltaci.server.web.markup import (
     Child,
@@ -25,11 +26,10 @@ from deltaci.server.web.markup import (
     strong,
     ul,
 )
-from deltaci.server.web.page_request import Answer, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
-from deltaci.server.web.parts import badge, card, nothing, path, rows, seconds_text
-from deltaci.server.web.views.run.folding import STYLES, job_asked, text_asked, told
+from deltaci.server.web.views.run.collapsible import STYLES, job_asked, text_asked, told
 from deltaci.server.web.views.run.frame import framed
 
 PER_PAGE: Final = 25
@@ -49,7 +49,7 @@ PAST: Final[dict[EarlierOutcome, tuple[str, str]]] = {
 }
 
 
-async def shown(visit: Visit) -> Answer:
+async def shown(visit: PageRequest) -> PageResponse:
     """A page of tests, as the filters want it."""
     run = await visit.ask("readRun", api.RunWithJobs, run=visit.params["run"])
     outcome, order = visit.query.get("outcome", ""), visit.query.get("order", "")
@@ -113,7 +113,7 @@ def _totals(found: RunTests) -> Markup:
     return p(*(span(*each) for each in parts), class_=f"totals {'bad' if failed else 'good'}", id="totals")
 
 
-def _chooser(visit: Visit, run_id: str, found: RunTests, chosen: str) -> Markup:
+def _chooser(visit: PageRequest, run_id: str, found: RunTests, chosen: str) -> Markup:
     address = path("runs", run_id, "tests")
     links = [
         a(
@@ -127,7 +127,7 @@ def _chooser(visit: Visit, run_id: str, found: RunTests, chosen: str) -> Markup:
     return nav(*links, class_="choices", aria_label="Results")
 
 
-def _filters(visit: Visit, run_id: str, found: RunTests, asked: dict[str, Any]) -> Markup:
+def _filters(visit: PageRequest, run_id: str, found: RunTests, asked: dict[str, Any]) -> Markup:
     return filters(
         search(asked["q"], "name or message"),
         box("job", "Job", visit.query.get("job", ""), known=[each.job for each in found.jobs[:MAX_OFFERED]]),

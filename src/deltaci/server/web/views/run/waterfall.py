@@ -1,6 +1,6 @@
-"""When a run did what: a row for each job, its phases side by side, each with a colour and a pattern of its own.
+"""The timing of a run: a row for each job, its phases as bars with a colour and a pattern.
 
-Bars are written in parts of the whole, so that they fit any screen. What running has no end: a script lets it grow.
+Bars have relative widths. A script extends the bars of running jobs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 from deltaci.api.schemas.records import Job
 from deltaci.api.schemas.timeline import JobTimes, Phase, Timeline
 from deltaci.audit import timeline as core
+from deltaci.server.web.components import path, seconds_text
 from deltaci.server.web.markup import Markup, a, div, join, li, ol, p, span, svg, tag, ul
-from deltaci.server.web.parts import path, seconds_text
 
 NAMES: Final[Mapping[str, str]] = {
     core.QUEUED: "queued",

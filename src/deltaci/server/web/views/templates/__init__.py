@@ -1,10 +1,10 @@
-"""Plans to be used again: list, look at each version, start a run from one, change them."""
+"""Templates: list, show versions, edit, and start runs."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.views.templates import edited, listed, started, viewed
+from deltaci.server.web.page_route import PageRoute
+from deltaci.server.web.views.templates import edit, index, show, start
 
-PAGES: Final[tuple[PageRoute, ...]] = (*listed.PAGES, *viewed.PAGES, *edited.PAGES, *started.PAGES)
+PAGES: Final[tuple[PageRoute, ...]] = (*index.PAGES, *show.PAGES, *edit.PAGES, *start.PAGES)

@@ -1,4 +1,4 @@
-"""A plan as text that people edit: written to be read, and read with the line and the column of what is wrong."""
+"""Convert a plan to readable JSON and back; syntax errors have a line and a column."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _read = json.JSONDecoder().raw_decode
 Place = tuple[int, int]  # The line and the column, as editors count: both from 1 on.
 
 
-class NotJson(Exception):
-    """The text is not JSON; what is wrong, and where."""
+class JsonSyntaxError(Exception):
+    """The text is not valid JSON; has the message and the position."""
 
     def __init__(self, message: str, place: Place) -> None:
         super().__init__(message)
@@ -33,14 +33,14 @@ def written(value: Any) -> str:
 def read(text: str) -> Any:
     """What the text says."""
     if not text.strip():
-        raise NotJson("it is empty; expected JSON, at least {}", (1, 1))
+        raise JsonSyntaxError("it is empty; expected JSON, at least {}", (1, 1))
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         said = f"line {error.lineno}, column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
-        raise NotJson(said, (error.lineno, error.colno)) from None
+        raise JsonSyntaxError(said, (error.lineno, error.colno)) from None
     except (RecursionError, ValueError) as error:
-        raise NotJson(f"it cannot be read: {error}", (1, 1)) from None
+        raise JsonSyntaxError(f"it cannot be read: {error}", (1, 1)) from None
 
 
 def place_of(text: str, path: str) -> Place | None:

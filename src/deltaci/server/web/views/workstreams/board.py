@@ -1,4 +1,4 @@
-"""All workstreams by state, in the order of their lives; what is over only as far as it is news."""
+"""All workstreams in columns by state; finished ones only if they ended recently."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.api.schemas.workstreams import WORKSTREAM_STATES, WorkstreamPage, WorkstreamProgress, WorkstreamSummary
+from deltaci.server.web.components import badge, lasted, nothing, rows, sign, top, when
 from deltaci.server.web.filters import box, filters, search
 from deltaci.server.web.markup import (
     Child,
@@ -24,11 +25,10 @@ from deltaci.server.web.markup import (
     section,
     span,
 )
-from deltaci.server.web.page_request import Answer, Page, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
-from deltaci.server.web.parts import badge, lasted, nothing, rows, sign, top, when
-from deltaci.server.web.views.workstreams.look import (
+from deltaci.server.web.views.workstreams.components import (
     HERE,
     QUEUES,
     STYLES,
@@ -48,8 +48,8 @@ MOST: Final = 60
 RECENT: Final = 8
 
 
-class Column(msgspec.Struct, frozen=True):
-    """One state: what it means for somebody who sees it for the first time, and how many are shown."""
+class BoardColumn(msgspec.Struct, frozen=True):
+    """A column: a state, its description, and the maximum number of cards."""
 
     state: str
     means: str
@@ -57,25 +57,25 @@ class Column(msgspec.Struct, frozen=True):
 
 
 COLUMNS: Final = (
-    Column("planned", "its base and branch are being resolved"),
-    Column("ready", "no task has started yet"),
-    Column("executing", "its tasks are running"),
-    Column("validating", "in the merge queue"),
-    Column("completed", "merged into the base", RECENT),
-    Column("failed", "a task, a validation rule or the merge failed", RECENT),
-    Column("cancelled", "somebody cancelled it", RECENT),
+    BoardColumn("planned", "its base and branch are being resolved"),
+    BoardColumn("ready", "no task has started yet"),
+    BoardColumn("executing", "its tasks are running"),
+    BoardColumn("validating", "in the merge queue"),
+    BoardColumn("completed", "merged into the base", RECENT),
+    BoardColumn("failed", "a task, a validation rule or the merge failed", RECENT),
+    BoardColumn("cancelled", "somebody cancelled it", RECENT),
 )
 
 
-class Filled(msgspec.Struct, frozen=True):
-    """A column with its cards, and whether there are more."""
+class FilledColumn(msgspec.Struct, frozen=True):
+    """A column with its cards, and whether more exist."""
 
-    column: Column
+    column: BoardColumn
     lines: list[WorkstreamSummary]
     is_more: bool
 
 
-async def board(visit: Visit) -> Answer:
+async def board(visit: PageRequest) -> PageResponse:
     """The board; or, of one state, the whole list."""
     wanted = {name: visit.query[name] for name in FILTERS if visit.query.get(name)}
     search = visit.query.get("q", "").strip()
@@ -86,7 +86,7 @@ async def board(visit: Visit) -> Answer:
     else:
         filled = await asyncio.gather(*(_filled(visit, each, wanted, search) for each in COLUMNS))
         body = _columns(visit, filled) if any(each.lines for each in filled) else _empty(visit, is_filtered=is_filtered)
-    return Page(
+    return HtmlPage(
         title="Workstreams",
         here=HERE,
         live={},
@@ -97,7 +97,7 @@ async def board(visit: Visit) -> Answer:
     )
 
 
-def _head(visit: Visit) -> Markup:
+def _head(visit: PageRequest) -> Markup:
     return top(
         "Workstreams",
         a("Merge queues", href=QUEUES, class_="button"),
@@ -107,13 +107,13 @@ def _head(visit: Visit) -> Markup:
     )
 
 
-async def _filled(visit: Visit, column: Column, wanted: dict[str, str], search: str) -> Filled:
+async def _filled(visit: PageRequest, column: BoardColumn, wanted: dict[str, str], search: str) -> FilledColumn:
     limit = SEARCHED if search else column.shows
     asked: dict[str, Any] = {**wanted, "state": column.state, "progress": True, "limit": limit}
     page = await visit.ask("listWorkstreams", WorkstreamPage, query=asked)
     found = sorted((each for each in page.workstreams if _has(each, search.lower())), key=_place)
     is_more = page.next is not None or len(found) > column.shows
-    return Filled(column, found[: column.shows], is_more)
+    return FilledColumn(column, found[: column.shows], is_more)
 
 
 def _place(line: WorkstreamSummary) -> int:
@@ -129,11 +129,11 @@ def _has(line: WorkstreamSummary, text: str) -> bool:
 # -- columns and cards
 
 
-def _columns(visit: Visit, filled: Sequence[Filled]) -> Markup:
+def _columns(visit: PageRequest, filled: Sequence[FilledColumn]) -> Markup:
     return div(*(_column(visit, each) for each in filled), class_="ws-board", id="board")
 
 
-def _column(visit: Visit, filled: Filled) -> Markup:
+def _column(visit: PageRequest, filled: FilledColumn) -> Markup:
     state, count = filled.column.state, f"{len(filled.lines)}{'+' if filled.is_more else ''}"
     return section(
         h2(state.capitalize(), " ", span(count, class_="count"), id=f"{state}-title"),
@@ -195,14 +195,14 @@ def _failed(far: WorkstreamProgress) -> Markup:
     if broken is None:
         return span(task, far.problem or "failed", class_="clipped")
     return span(
-        task, f"{broken.rule}: actual {broken.actual or 'nothing'}, expected {broken.expected}", class_="clipped"
+        task, f"{broken.rule}: found {broken.actual or 'nothing'}, expected {broken.expected}", class_="clipped"
     )
 
 
 # -- all of one state
 
 
-async def _all_of(visit: Visit, wanted: dict[str, Any], search: str) -> Markup:
+async def _all_of(visit: PageRequest, wanted: dict[str, Any], search: str) -> Markup:
     cursor = visit.query.get("cursor", "")
     limit = SEARCHED if search else PER_PAGE
     asked = {**wanted, "progress": True, "limit": limit, "cursor": cursor}
@@ -241,7 +241,7 @@ def _line(line: WorkstreamSummary) -> list[Child]:
 # -- around it
 
 
-def _filters(visit: Visit, search_for: str, state: str) -> Markup:
+def _filters(visit: PageRequest, search_for: str, state: str) -> Markup:
     return filters(
         search(search_for, "title, name, id"),
         box("project", "Project", visit.query.get("project", "")),
@@ -251,7 +251,7 @@ def _filters(visit: Visit, search_for: str, state: str) -> Markup:
     )
 
 
-def _empty(visit: Visit, *, is_filtered: bool) -> Markup:
+def _empty(visit: PageRequest, *, is_filtered: bool) -> Markup:
     if is_filtered:
         return nothing("No workstream matches.", a("The whole board", href=HERE))
     start: Child = join(["Start one: ", code("deltaci ws create FILE")])

@@ -1,4 +1,4 @@
-"""A new workstream: its file, typed or pasted, and all that is wrong with it beside what was typed."""
+"""The form for a new workstream: its file, with problems shown next to the input."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from deltaci.api.schemas.workstreams import Workstream
 from deltaci.pipeline.parse.problems import Problem
 from deltaci.pipeline.workstream import parse
 from deltaci.server.web import forms
+from deltaci.server.web.components import field, hidden, nothing, path, top
 from deltaci.server.web.markup import (
     Child,
     Markup,
@@ -34,10 +35,9 @@ from deltaci.server.web.markup import (
     select,
     textarea,
 )
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import field, hidden, nothing, path, top
-from deltaci.server.web.views.workstreams.look import HERE, STYLES, many, name_of
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
+from deltaci.server.web.views.workstreams.components import HERE, STYLES, many, name_of
 
 NEW: Final = f"{HERE}/new"
 MAX_SHOWN: Final = 20  # Problems at a time: the rest is told when these are gone.
@@ -60,8 +60,8 @@ merge: squash
 """
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed. The same `key` starts the same workstream, however often it is sent."""
+class WorkstreamDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """The input of the form. Submitting the same `key` twice starts one workstream."""
 
     text: str = START
     project: str = ""
@@ -74,14 +74,14 @@ def new_key() -> str:
     return f"form-{secrets.token_hex(DRAFT_BYTES)}"
 
 
-async def asked(visit: Visit) -> Answer:
+async def asked(visit: PageRequest) -> PageResponse:
     """The form."""
-    return await _page(visit, Draft(project=visit.query.get("project", ""), key=new_key()))
+    return await _page(visit, WorkstreamDraft(project=visit.query.get("project", ""), key=new_key()))
 
 
-async def created(visit: Visit) -> Answer:
+async def created(visit: PageRequest) -> PageResponse:
     """Start it, or show what was typed again with what is wrong with it."""
-    draft = Draft(
+    draft = WorkstreamDraft(
         text=visit.field("file").replace("\r\n", "\n"),
         project=visit.field("project"),
         base=visit.field("base").strip(),
@@ -95,7 +95,7 @@ async def created(visit: Visit) -> Answer:
         return await _page(visit, draft, problems=wrong, status=forms.REFUSED)
     body = {"file": draft.text, "project": draft.project, "base": draft.base}
     made = await forms.asked(visit, "createWorkstream", Workstream, body=body, once=draft.key)
-    if isinstance(made, forms.Problem):
+    if isinstance(made, forms.FormProblem):
         said = made.message
         if made.code == "request_id_reused":  # They came back, and changed it: that is another one.
             draft = msgspec.structs.replace(draft, key=new_key())
@@ -105,8 +105,8 @@ async def created(visit: Visit) -> Answer:
 
 
 async def _page(
-    visit: Visit, draft: Draft, *, problems: Sequence[Problem] = (), said: str = "", status: int = 200
-) -> Page:
+    visit: PageRequest, draft: WorkstreamDraft, *, problems: Sequence[Problem] = (), said: str = "", status: int = 200
+) -> HtmlPage:
     head = top("New workstream", a("The board", href=HERE, class_="button"))
     if not visit.may("createWorkstream"):
         body = nothing(
@@ -118,7 +118,7 @@ async def _page(
             each.name for each in (await visit.ask("listProjects", ProjectPage, query={"limit": MAX_PAGE})).projects
         ]
         body = _form(visit, draft, projects, problems, said) if projects else _no_project(visit)
-    return Page(
+    return HtmlPage(
         title="New workstream",
         here=HERE,
         styles=STYLES,
@@ -128,14 +128,16 @@ async def _page(
     )
 
 
-def _no_project(visit: Visit) -> Markup:
+def _no_project(visit: PageRequest) -> Markup:
     add: Child = join(["Add one: ", code("deltaci project add NAME URL")])
     if visit.may("saveProject"):
         add = join([a("Add one", href="/projects"), ", or by ", code("deltaci project add NAME URL"), "."])
     return nothing("There is no project yet. A workstream works on the repository of a project.", add)
 
 
-def _form(visit: Visit, draft: Draft, projects: Sequence[str], problems: Sequence[Problem], said: str) -> Markup:
+def _form(
+    visit: PageRequest, draft: WorkstreamDraft, projects: Sequence[str], problems: Sequence[Problem], said: str
+) -> Markup:
     is_only = len(projects) == 1
     known = list(projects) if draft.project in ("", *projects) else [*projects, draft.project]
     choices = [

@@ -1,4 +1,4 @@
-"""The tasks of a workstream as a graph: what each needs is to its left, and how it is stands in it."""
+"""The tasks of a workstream as an SVG graph, each to the right of its dependencies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from deltaci.api.schemas.workstreams import WorkstreamTask
+from deltaci.server.web.components import stroke, tone, words
 from deltaci.server.web.markup import Markup, a, div, svg, tag
-from deltaci.server.web.parts import stroke, tone, words
 from deltaci.server.web.views.run.graph import NAME_WIDTH, PAD, SAID_WIDTH, cut
-from deltaci.server.web.views.run.layers import HEIGHT, WIDTH, Wanted, drawn
+from deltaci.server.web.views.run.graph_layout import HEIGHT, WIDTH, GraphNode, drawn
 
 MAX_DRAWN: Final = 60  # More are no picture any more.
 
@@ -17,7 +17,7 @@ MAX_DRAWN: Final = 60  # More are no picture any more.
 def graph(tasks: Sequence[WorkstreamTask]) -> Markup:
     """All of these tasks, each a link to its line in the table, which says the same and more."""
     numbers = {each.name: at for at, each in enumerate(tasks)}
-    places = drawn(tuple(Wanted(tuple(numbers[need] for need in each.needs)) for each in tasks))
+    places = drawn(tuple(GraphNode(tuple(numbers[need] for need in each.needs)) for each in tasks))
     width, height = round(places.width) + 2 * PAD, round(places.height) + 2 * PAD
     picture = svg(
         *(tag("path", d=each.path, class_="edge") for each in places.lines),

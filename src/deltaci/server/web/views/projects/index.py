@@ -1,4 +1,4 @@
-"""All projects: where each is, and what happened there last."""
+"""The list of projects with their last change and run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Final
 
 from deltaci.api.schemas.projects import Change, Project, ProjectPage
 from deltaci.api.schemas.records import Run, RunPage
+from deltaci.server.web.components import badge, nothing, path, rows, when
 from deltaci.server.web.forms import way
 from deltaci.server.web.markup import Child, Markup, a, code, join, span
-from deltaci.server.web.page_request import Answer, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
-from deltaci.server.web.parts import badge, nothing, path, rows, when
 from deltaci.server.web.views.projects.changes import newest, what
 from deltaci.server.web.views.projects.frame import framed
 from deltaci.server.web.views.runs import name_of
@@ -22,7 +22,7 @@ RUNS: Final = 200  # So many of the newest runs are looked at for the last one o
 HEADINGS: Final = ("Project", "Repository", "Branch", "Last change", "Last run")
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """By name."""
     query = {"limit": PER_PAGE, "cursor": visit.query.get("cursor", "")}
     page = await visit.ask("listProjects", ProjectPage, query=query)

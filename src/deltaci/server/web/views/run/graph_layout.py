@@ -1,9 +1,9 @@
-"""Where the jobs of a run stand when they are drawn: in columns, each behind all that it waits for. Pure.
+"""Lay out the jobs of a run as a layered graph, each job to the right of its dependencies. Pure.
 
-A job's column is as far to the right as the longest way to it. Edges that others imply are left out, many to many
-meet in one point, and what spans columns has a place of its own in each of them, so that lines go between jobs and not
-behind them. Order within a column is by where the neighbours stand (the barycentre), jobs of one matrix together; then
-everyone stands as near to its neighbours as the order lets it. Costs about what sorting costs.
+The layer of a job is the length of the longest path to it. Edges that others imply are left out, many-to-many edges
+meet in one point, and an edge across several layers gets a lane in each of them, so that edges run between jobs and not
+behind them. The order within a layer follows the barycentre of the neighbours, with the jobs of one matrix kept
+together; then each job moves as close to its neighbours as the order allows. The cost is about that of sorting.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ BUS_FROM: Final = 10  # So many lines at one job go along one line.
 MEET_FROM: Final = 9  # So many lines between the same jobs meet in a point.
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """A job to be drawn: what it needs, what it only comes after, and the matrix that it is of."""
+class GraphNode(msgspec.Struct, frozen=True):
+    """A job to draw: its dependencies, the jobs that only order it (`after`), and its matrix."""
 
     needs: tuple[int, ...]
     after: tuple[int, ...] = ()
     family: str = ""
 
 
-class Line(msgspec.Struct, frozen=True):
-    """From one thing to another, through these points. Things are jobs by their number, then points where lines meet.
+class GraphEdge(msgspec.Struct, frozen=True):
+    """An edge and the points on its path. Nodes are jobs by index, followed by meeting points.
 
-    `is_after`: it waits for the end only, not for success."""
+    `is_after`: the target waits for the end of the source, not for its success.
+    """
 
     source: int
     target: int
@@ -45,25 +46,25 @@ class Line(msgspec.Struct, frozen=True):
     is_after: bool = False
 
 
-class Drawn(msgspec.Struct, frozen=True):
-    """The place of every job (left, top), the lines, and the points where lines meet by their number."""
+class GraphLayout(msgspec.Struct, frozen=True):
+    """The position of every job (left, top), the edges, and the meeting points by number."""
 
     width: float
     height: float
     jobs: list[tuple[float, float]]
-    lines: list[Line]
+    lines: list[GraphEdge]
     meets: dict[int, tuple[float, float]]
 
 
 @lru_cache(maxsize=32)
-def drawn(jobs: tuple[Wanted, ...]) -> Drawn:
+def drawn(jobs: tuple[GraphNode, ...]) -> GraphLayout:
     """All of them. Those that wait for nobody and nobody waits for stand in rows below.
 
     A run's plan does not change while people look at it, so what was drawn last is remembered."""
     edges = _reduced(jobs)
     tied = {i for i in range(len(jobs)) if edges.needs[i] or edges.after[i]}
     tied |= {other for some in (*edges.needs, *edges.after) for other in some}
-    layered = _Layered(jobs, edges, [i for i in range(len(jobs)) if i in tied])
+    layered = _LayerAssignment(jobs, edges, [i for i in range(len(jobs)) if i in tied])
     places, lines, meets = layered.placed()
     bottom = max((y for _, y in places.values()), default=-HEIGHT - GAP_Y) + HEIGHT
     alone = [i for i in range(len(jobs)) if i not in tied]
@@ -71,7 +72,7 @@ def drawn(jobs: tuple[Wanted, ...]) -> Drawn:
     for at, i in enumerate(alone):
         row, column = divmod(at, columns)
         places[i] = (column * (WIDTH + GAP_X / 2), bottom + GAP_Y + row * (HEIGHT + GAP_Y))
-    return Drawn(
+    return GraphLayout(
         width=max((x for x, _ in places.values()), default=0.0) + WIDTH,
         height=max((y for _, y in places.values()), default=0.0) + HEIGHT,
         jobs=[places[i] for i in range(len(jobs))],
@@ -84,15 +85,15 @@ def drawn(jobs: tuple[Wanted, ...]) -> Drawn:
 
 
 class _Edges(msgspec.Struct):
-    """What is drawn of what jobs wait for, and the layer of each."""
+    """The reduced edges and the layer of each job."""
 
     needs: list[Sequence[int]]
     after: list[Sequence[int]]
     layers: list[int]
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """Of the edges of a job those that no other implies; all that is reached by them, as bits; and its layer."""
+class _ReducedNode(msgspec.Struct, frozen=True):
+    """The edges of a job without those that others imply, its ancestors as a bit set, and its layer."""
 
     needs: tuple[int, ...]
     after: tuple[int, ...]
@@ -101,10 +102,10 @@ class _Kept(msgspec.Struct, frozen=True):
     layer: int = 0
 
 
-def _reduced(jobs: Sequence[Wanted]) -> _Edges:
+def _reduced(jobs: Sequence[GraphNode]) -> _Edges:
     """The edges without those that others imply. A need is implied by needs alone."""
-    found = [_Kept((), ())] * len(jobs)
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], _Kept] = {}
+    found = [_ReducedNode((), ())] * len(jobs)
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], _ReducedNode] = {}
     for i in in_order([each.needs + each.after for each in jobs]):
         wanted = (jobs[i].needs, jobs[i].after)
         if wanted not in known:  # Many jobs wait for the same.
@@ -113,7 +114,7 @@ def _reduced(jobs: Sequence[Wanted]) -> _Edges:
     return _Edges([each.needs for each in found], [each.after for each in found], [each.layer for each in found])
 
 
-def _kept(needs: tuple[int, ...], after: tuple[int, ...], found: Sequence[_Kept]) -> _Kept:
+def _kept(needs: tuple[int, ...], after: tuple[int, ...], found: Sequence[_ReducedNode]) -> _ReducedNode:
     far_needed = far_before = near_needed = near_after = 0
     for other in needs:
         far_needed |= found[other].needed
@@ -122,7 +123,7 @@ def _kept(needs: tuple[int, ...], after: tuple[int, ...], found: Sequence[_Kept]
     for other in after:
         far_before |= found[other].before
         near_after |= 1 << other
-    return _Kept(
+    return _ReducedNode(
         tuple(other for other in dict.fromkeys(needs) if not far_needed >> other & 1),
         tuple(other for other in dict.fromkeys(after) if not (far_before | near_needed) >> other & 1),
         far_needed | near_needed,
@@ -150,10 +151,10 @@ def in_order(before: Sequence[Sequence[int]]) -> list[int]:
 # -- places
 
 
-class _Layered:
-    """Jobs in even layers, points where lines meet in odd ones, and lanes in the even layers that a line passes."""
+class _LayerAssignment:
+    """Jobs in even layers, meeting points in odd layers, and lanes for edges that pass an even layer."""
 
-    def __init__(self, jobs: Sequence[Wanted], edges: _Edges, tied: Sequence[int]) -> None:
+    def __init__(self, jobs: Sequence[GraphNode], edges: _Edges, tied: Sequence[int]) -> None:
         self._jobs = jobs
         self._layer: dict[int, int] = {i: edges.layers[i] for i in tied}
         self._next = len(jobs)
@@ -208,7 +209,7 @@ class _Layered:
         self._right[left].append(right)
         self._left[right].append(left)
 
-    def placed(self) -> tuple[dict[int, tuple[float, float]], list[Line], dict[int, tuple[float, float]]]:
+    def placed(self) -> tuple[dict[int, tuple[float, float]], list[GraphEdge], dict[int, tuple[float, float]]]:
         """The jobs' places, the lines, the points where they meet."""
         layers: dict[int, list[int]] = {}
         for thing, layer in self._layer.items():
@@ -225,14 +226,14 @@ class _Layered:
         places = {i: (self._x(i), middle[i] - HEIGHT / 2) for i in self._layer if i < len(self._jobs)}
         return places, lines, {i: (self._x(i), middle[i]) for i in self._meets}
 
-    def _line(self, source: int, target: int, points: tuple[tuple[float, float], ...], *, is_after: bool) -> Line:
+    def _line(self, source: int, target: int, points: tuple[tuple[float, float], ...], *, is_after: bool) -> GraphEdge:
         bend = None
         if len(points) == 2 and len(self._right[source]) >= BUS_FROM:
             bend = 0.35
         elif len(points) == 2 and len(self._left[target]) >= BUS_FROM:
             bend = 0.65
         way = curve(points) if bend is None else elbow(points[0], points[1], bend)
-        return Line(source, target, points, way, is_after)
+        return GraphEdge(source, target, points, way, is_after)
 
     def _ordered(self, layers: list[list[int]]) -> None:
         at = {thing: float(n) for layer in layers for n, thing in enumerate(layer)}

@@ -1,28 +1,28 @@
-"""All templates."""
+"""The list of templates."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from deltaci.api.schemas.records import TemplatePage, TemplateSummary
+from deltaci.server.web.components import nothing, path, rows, top, when
 from deltaci.server.web.forms import STYLES, way
 from deltaci.server.web.markup import Child, a, code, join, span
-from deltaci.server.web.page_request import Answer, Page, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
-from deltaci.server.web.parts import nothing, path, rows, top, when
 
 HERE: Final = "/templates"
 PER_PAGE: Final = 50
 HEADINGS: Final = ("Template", "Version", "Saved", "")
 
 
-async def listed(visit: Visit) -> Answer:
+async def listed(visit: PageRequest) -> PageResponse:
     """By name."""
     query = {"limit": PER_PAGE, "cursor": visit.query.get("cursor", "")}
     page = await visit.ask("listTemplates", TemplatePage, query=query)
     lines = [_line(visit, each) for each in page.templates]
-    return Page(
+    return HtmlPage(
         title="Templates",
         here=HERE,
         live={},
@@ -43,7 +43,7 @@ async def listed(visit: Visit) -> Answer:
     )
 
 
-def _line(visit: Visit, template: TemplateSummary) -> list[Child]:
+def _line(visit: PageRequest, template: TemplateSummary) -> list[Child]:
     return [
         [
             a(template.name, href=path("templates", template.name), class_="name"),

@@ -1,4 +1,4 @@
-"""What a page is for the table of addresses."""
+"""The route of a page, and a request to a page that needs no session."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import msgspec
 
 from deltaci.server.request import Request
 from deltaci.server.rest.http.request import AppState
-from deltaci.server.web.auth.sessions import Session, Sessions
-from deltaci.server.web.page_request import Answer, Handler
+from deltaci.server.web.auth.sessions import SessionManager, WebSession
+from deltaci.server.web.page_request import Handler, PageResponse
 
 if TYPE_CHECKING:
     from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
 
 
-class Door(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of somebody who may not be signed in."""
+class AnonymousRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to a page that needs no session, such as the sign-in page."""
 
     request: Request
     query: Mapping[str, str]
     form: Mapping[str, list[str]]
-    session: Session | None
-    sessions: Sessions
+    session: WebSession | None
+    sessions: SessionManager
     parts: AppState
     is_secure: bool
     is_page: Callable[[str], bool]
@@ -44,17 +44,17 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
         return to if path and not path.startswith("/sign-") and self.is_page(path) else ""
 
 
-Enter = Callable[[Door], Awaitable[Answer]]
+AnonymousHandler = Callable[[AnonymousRequest], Awaitable[PageResponse]]
 
 
 class PageRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One address: what is shown there, and what a form sent there does. An open one needs nobody to be signed in."""
+    """One path with its GET and POST handlers. `enter` and `enter_post` need no session."""
 
     path: str
     get: Handler | None = None
     post: Handler | None = None
-    enter: Enter | None = None
-    enter_post: Enter | None = None
+    enter: AnonymousHandler | None = None
+    enter_post: AnonymousHandler | None = None
 
     @property
     def is_open(self) -> bool:

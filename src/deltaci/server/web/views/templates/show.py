@@ -1,4 +1,4 @@
-"""One template: what it asks, what it does, its versions, and what was started from it."""
+"""One template: its inputs, jobs, versions and runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from urllib.parse import urlencode
 from deltaci.api.schemas.inputs import MAX_PAGE, InputRule, JobInput
 from deltaci.api.schemas.records import Run, RunPage, Template, TemplatePage, TemplateSummary
 from deltaci.server.rest.job_specs import needs_of
+from deltaci.server.web.components import action, card, nothing, path, rows, top, when
 from deltaci.server.web.forms import STYLES, way
 from deltaci.server.web.markup import Child, Markup, a, code, div, join, p, pre, span, strong
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import action, card, nothing, path, rows, top, when
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.views.runs import table
 from deltaci.server.web.views.templates.plan_text import written
 
@@ -22,24 +22,24 @@ MAX_JOBS: Final = 100
 HEADINGS: Final = ("Run", "Status", "Version", "Inputs", "By", "Started", "Took")
 
 
-async def newest(visit: Visit) -> Answer:
+async def newest(visit: PageRequest) -> PageResponse:
     """The newest version."""
     template = await visit.ask("readTemplate", Template, template=visit.params["template"])
     return await _page(visit, template)
 
 
-async def older(visit: Visit) -> Answer:
+async def older(visit: PageRequest) -> PageResponse:
     """The version that the address names."""
     name, version = visit.params["template"], visit.params["version"]
     return await _page(visit, await visit.ask("readVersion", Template, template=name, version=version), is_named=True)
 
 
-async def _page(visit: Visit, template: Template, *, is_named: bool = False) -> Page:
+async def _page(visit: PageRequest, template: Template, *, is_named: bool = False) -> HtmlPage:
     versions, is_all = await _versions(visit, template.name)
     latest = versions[0].version if versions and is_all else template.version
     runs = (await visit.ask("listRuns", RunPage, query={"template": template.name, "limit": RUNS})).runs
     is_old = is_named and template.version != latest
-    return Page(
+    return HtmlPage(
         title=f"{template.name} · version {template.version}" if is_named else template.name,
         here="/templates",
         live={},
@@ -57,7 +57,7 @@ async def _page(visit: Visit, template: Template, *, is_named: bool = False) -> 
     )
 
 
-async def _versions(visit: Visit, name: str) -> tuple[list[TemplateSummary], bool]:
+async def _versions(visit: PageRequest, name: str) -> tuple[list[TemplateSummary], bool]:
     """The versions, the newest first, and whether these are all."""
     found: list[TemplateSummary] = []
     cursor = ""
@@ -71,7 +71,7 @@ async def _versions(visit: Visit, name: str) -> tuple[list[TemplateSummary], boo
     return found[::-1], False
 
 
-def _actions(visit: Visit, template: Template, *, is_old: bool) -> list[Markup]:
+def _actions(visit: PageRequest, template: Template, *, is_old: bool) -> list[Markup]:
     name = template.name
     which = f"?version={template.version}" if is_old else ""
     starts = way(visit, "startRun", "Start a run", path("templates", name, "start") + which, is_primary=True)
@@ -170,7 +170,7 @@ def _table(template: Template, versions: list[TemplateSummary], *, is_all: bool)
     )
 
 
-async def remove(visit: Visit) -> Answer:
+async def remove(visit: PageRequest) -> PageResponse:
     """Let nobody start runs from it any more."""
     gone = await visit.ask("removeTemplate", TemplateSummary, template=visit.params["template"])
     return Redirect(to="/templates", said=f"The template {gone.name} was removed.")

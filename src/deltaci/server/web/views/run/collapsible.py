@@ -1,4 +1,4 @@
-"""Texts of jobs on a run's page: short ones as they are, long ones folded, and lists page by page."""
+"""Texts of jobs on the page of a run: short ones in full, long ones collapsed; and paged lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from deltaci.api.schemas.inputs import JobName
 from deltaci.core.text import plain_line
 from deltaci.server.web.markup import Child, Markup, code, dd, details, dl, dt, pre, span, summary
-from deltaci.server.web.page_request import Visit
+from deltaci.server.web.page_request import PageRequest
 
 STYLES: Final = ("run_parts.css",)
 MAX_PLAIN_CHARS: Final = 160
@@ -34,7 +34,7 @@ def _size(text: str) -> str:
     return f"{count} lines" if count > 1 else f"{len(text)} characters"
 
 
-def job_asked(visit: Visit) -> str | None:
+def job_asked(visit: PageRequest) -> str | None:
     """The job that somebody filters by. What no job can be called is looked for under a name that none has."""
     asked = visit.query.get("job", "").strip()
     try:
@@ -43,7 +43,7 @@ def job_asked(visit: Visit) -> str | None:
         return "_" * 100
 
 
-def text_asked(visit: Visit, name: str = "q") -> str:
+def text_asked(visit: PageRequest, name: str = "q") -> str:
     """What somebody searches for, as one line that the API takes."""
     return plain_line(visit.query.get(name, ""), MAX_ASKED_CHARS).strip()
 

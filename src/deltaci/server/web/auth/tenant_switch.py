@@ -1,4 +1,4 @@
-"""Which tenant somebody looks at."""
+"""Switch the browser to another tenant that it is signed in to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from deltaci.core.errors import Refused
-from deltaci.server.web.page_request import Answer, Redirect
-from deltaci.server.web.pages import Door, PageRoute
+from deltaci.server.web.page_request import PageResponse, Redirect
+from deltaci.server.web.page_route import AnonymousRequest, PageRoute
 
 # Lists, which every tenant has: who looks at one and switches sees the other tenant's.
 LISTS: Final = (
@@ -16,7 +16,7 @@ LISTS: Final = (
 )
 
 
-async def switch(door: Door) -> Answer:
+async def switch(door: AnonymousRequest) -> PageResponse:
     """Look at another tenant that this browser is signed in to."""
     if door.session is None:
         raise Refused("bad_credential", "you are not signed in; sign in first")

@@ -1,4 +1,4 @@
-"""What waits to be merged: for each base the batches that are tested on top of each other, and the line behind them."""
+"""The merge queues: for each base branch the batches under test and the waiting workstreams."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from deltaci.api.schemas.workstreams import MergeBatch, MergeQueue, MergeQueues, MergeSplit, QueuedMerge, Workstream
 from deltaci.core.errors import Refused
+from deltaci.server.web.components import badge, nothing, path, rows, top, when
 from deltaci.server.web.markup import (
     Child,
     Markup,
@@ -24,11 +25,10 @@ from deltaci.server.web.markup import (
     section,
     span,
 )
-from deltaci.server.web.page_request import Answer, Page, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import badge, nothing, path, rows, top, when
-from deltaci.server.web.views.workstreams.look import HERE, QUEUES, STYLES, commit, link, many, name_of, said_of
-from deltaci.server.web.views.workstreams.one import DOING, queue_id
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse
+from deltaci.server.web.page_route import PageRoute
+from deltaci.server.web.views.workstreams.components import HERE, QUEUES, STYLES, commit, link, many, name_of, said_of
+from deltaci.server.web.views.workstreams.show import DOING, queue_id
 
 MAX_LOOKED_UP: Final = 24  # Of those who left a queue in which a split still matters.
 HEADINGS: Final = ("Workstream", "Method", "Batch", "Since", "Commit", "Waiting for")
@@ -39,22 +39,22 @@ HELP: Final = (
 )
 
 
-class Named(msgspec.Struct, frozen=True):
-    """What somebody in a queue is called; with a state if it has left the queue."""
+class NamedWorkstream(msgspec.Struct, frozen=True):
+    """The title of a workstream in a queue, with its state if it has left the queue."""
 
     title: str
     state: str = ""
 
 
-Names = dict[str, Named]
+Names = dict[str, NamedWorkstream]
 
 
-async def queues(visit: Visit) -> Answer:
+async def queues(visit: PageRequest) -> PageResponse:
     """All queues in which something waits."""
     wanted = visit.query.get("project", "")
     found = await visit.ask("listMergeQueues", MergeQueues, query={"project": wanted} if wanted else {})
     names = await _names(visit, found)
-    return Page(
+    return HtmlPage(
         title="Merge queues",
         here=HERE,
         live={},
@@ -70,8 +70,8 @@ async def queues(visit: Visit) -> Answer:
     )
 
 
-async def _names(visit: Visit, found: MergeQueues) -> Names:
-    names: Names = {each.id: Named(each.title or each.id) for queue in found.queues for each in queue.entries}
+async def _names(visit: PageRequest, found: MergeQueues) -> Names:
+    names: Names = {each.id: NamedWorkstream(each.title or each.id) for queue in found.queues for each in queue.entries}
     split = [id for queue in found.queues for each in queue.splits for id in (*each.first, *each.second)]
     gone = [id for id in dict.fromkeys(split) if id not in names][:MAX_LOOKED_UP]
     for id, named in zip(gone, await asyncio.gather(*(_look_up(visit, id) for id in gone)), strict=True):
@@ -79,12 +79,12 @@ async def _names(visit: Visit, found: MergeQueues) -> Names:
     return names
 
 
-async def _look_up(visit: Visit, id: str) -> Named:
+async def _look_up(visit: PageRequest, id: str) -> NamedWorkstream:
     try:
         stream = await visit.ask("readWorkstream", Workstream, workstream=id)
     except Refused:
-        return Named(id)
-    return Named(name_of(stream), stream.state)
+        return NamedWorkstream(id)
+    return NamedWorkstream(name_of(stream), stream.state)
 
 
 def _empty(project: str) -> Markup:
@@ -169,10 +169,10 @@ def _batch(batch: MergeBatch, at: int, queue: MergeQueue, names: Names) -> Marku
 
 
 def _members(ids: list[str], names: Names) -> Markup:
-    return ol(*(_member(id, names.get(id, Named(id))) for id in ids), class_="members")
+    return ol(*(_member(id, names.get(id, NamedWorkstream(id))) for id in ids), class_="members")
 
 
-def _member(id: str, named: Named) -> Markup:
+def _member(id: str, named: NamedWorkstream) -> Markup:
     return li(link(id, named.title), [" ", badge(named.state)] if named.state else None)
 
 

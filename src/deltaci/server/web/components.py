@@ -1,4 +1,4 @@
-"""What many pages have: signs of how things are, times, tables, tabs, forms that do something."""
+"""HTML components that many pages share: status icons, times, tables, tabs, action buttons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from deltaci.server.web.markup import (
     time,
     tr,
 )
-from deltaci.server.web.page_request import NEEDS, Visit
+from deltaci.server.web.page_request import NEEDS, PageRequest
 
 # Each has a shape besides its colour. All words of all vocabularies that pages show, in lower case.
 TONES: Final[Mapping[str, str]] = {
@@ -196,7 +196,7 @@ def tabs(entries: Sequence[tuple[str, str, str]], here: str) -> Markup:
 # -- forms
 
 
-def hidden(visit: Visit, **values: str) -> Markup:
+def hidden(visit: PageRequest, **values: str) -> Markup:
     """What a form sends besides what people see; every form needs it."""
     fields = [input_(type="hidden", name=name, value=value) for name, value in values.items()]
     return Markup("".join([input_(type="hidden", name="csrf", value=visit.csrf), *fields]))
@@ -213,7 +213,7 @@ def field(name: str, title: str, *control: Child, help: Child = None) -> Markup:
 
 
 def action(
-    visit: Visit,
+    visit: PageRequest,
     id: str,
     title: str,
     *,

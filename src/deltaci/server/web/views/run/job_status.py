@@ -1,4 +1,4 @@
-"""How a job of a run looks wherever it is shown: its word, its tone, for how long, and why in a few words."""
+"""How a job of a run is displayed: its status word, tone, duration and a short reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from deltaci.api.schemas.records import Job
 from deltaci.core import failures
 from deltaci.core import job as jobs
-from deltaci.server.web.parts import seconds_text, tone, words
+from deltaci.server.web.components import seconds_text, tone, words
 
 # Why a job did not have its turn, or had to end: what to call it, and the same as a sentence.
 REASONS: Final[Mapping[str, tuple[str, str]]] = {
@@ -28,27 +28,27 @@ MAX_NAMED: Final = 3
 MAX_SAID: Final = 300
 
 
-class Look(msgspec.Struct, frozen=True):
-    """The word for how it is, and how that feels."""
+class JobStatusLabel(msgspec.Struct, frozen=True):
+    """The word for a status and its tone."""
 
     word: str
     tone: str
 
 
-def look(job: Job) -> Look:
+def look(job: Job) -> JobStatusLabel:
     """How it is now, as people say it."""
     feels = tone(job.state)
     if job.tries and isinstance(job.tries[-1].report, dict) and job.tries[-1].report.get("is_skipped") is True:
-        return Look("skipped", "gone")
+        return JobStatusLabel("skipped", "gone")
     if job.reason in REASONS and feels == "gone":
-        return Look(REASONS[job.reason][0], "gone")
+        return JobStatusLabel(REASONS[job.reason][0], "gone")
     if feels == "bad":
         if job.allow_failure:
-            return Look("failed, allowed", "held")
-        return Look("rejected" if job.reason == jobs.REJECTED else words(job.state), "bad")
+            return JobStatusLabel("failed, allowed", "held")
+        return JobStatusLabel("rejected" if job.reason == jobs.REJECTED else words(job.state), "bad")
     if job.approval is not None and job.completed_at is not None and feels == "good":
-        return Look("approved", "good")
-    return Look(words(job.state), feels)
+        return JobStatusLabel("approved", "good")
+    return JobStatusLabel(words(job.state), feels)
 
 
 def is_blocked(job: Job) -> bool:

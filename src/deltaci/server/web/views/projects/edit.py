@@ -1,4 +1,4 @@
-"""Tell the server of a repository, or change what it knows of one. Who was slower is told, and keeps what was typed."""
+"""Add or edit a project. A concurrent edit is reported, and the form keeps the input."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from deltaci.api.schemas.projects import ForgeKind, Project
-from deltaci.server.web.forms import NAME, Form, Problem, asked, needed
+from deltaci.server.web.components import path, rows
+from deltaci.server.web.forms import NAME, Form, FormProblem, asked, needed
 from deltaci.server.web.markup import Child, Markup, a, code, div, fieldset, legend, p
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import number
-from deltaci.server.web.parts import path, rows
 from deltaci.server.web.views import secrets
 
 NEW: Final = "/new/project"
@@ -49,24 +49,24 @@ SUPERSEDED: Final = (("none", "none"), ("queued", "runs that have not started"),
 REPORTS: Final = (("statuses", "as statuses"), ("checks", "as checks (GitHub)"), ("nothing", "not at all"))
 
 
-async def new(visit: Visit) -> Answer:
+async def new(visit: PageRequest) -> PageResponse:
     """The form for a new one."""
     if (stop := needed(visit, "saveProject", "New project", "/projects")) is not None:
         return stop
     return await _form(visit, FRESH, "", 0)
 
 
-async def add(visit: Visit) -> Answer:
+async def add(visit: PageRequest) -> PageResponse:
     """Tell the server of it."""
     name = visit.field("name").strip()
     values = {**_typed(visit), "name": name}
     answer = await asked(visit, "saveProject", Project, body=_body(values, 0), project=name)
-    if isinstance(answer, Problem):
+    if isinstance(answer, FormProblem):
         return await _form(visit, values, "", 0, answer)
     return Redirect(to=path("projects", answer.name), said=f"The project {answer.name} was added.")
 
 
-async def edit(visit: Visit) -> Answer:
+async def edit(visit: PageRequest) -> PageResponse:
     """The form with what is known."""
     name = visit.params["project"]
     if (stop := needed(visit, "saveProject", f"Edit {name}", "/projects")) is not None:
@@ -75,12 +75,12 @@ async def edit(visit: Visit) -> Answer:
     return await _form(visit, _values(project), name, project.version)
 
 
-async def save(visit: Visit) -> Answer:
+async def save(visit: PageRequest) -> PageResponse:
     """Keep it, if nobody else was faster."""
     name, values = visit.params["project"], _typed(visit)
     version = number(visit.field("version"))
     answer = await asked(visit, "saveProject", Project, body=_body(values, version), project=name)
-    if not isinstance(answer, Problem):
+    if not isinstance(answer, FormProblem):
         return Redirect(to=path("projects", name), said=f"The project {name} was saved.")
     if answer.code != "stale_version":
         return await _form(visit, values, name, version, answer)
@@ -91,7 +91,7 @@ async def save(visit: Visit) -> Answer:
 # -- what is typed, kept and sent
 
 
-def _typed(visit: Visit) -> dict[str, str]:
+def _typed(visit: PageRequest) -> dict[str, str]:
     names = (*TEXTS, *(f"policies.{each}" for each in POLICIES))
     return {name: visit.field(name).strip() for name in names}
 
@@ -114,7 +114,7 @@ def _body(values: Mapping[str, str], version: int) -> dict[str, Any]:
     return {**{name: values[name] for name in TEXTS}, "policies": policies, "expected_version": version}
 
 
-def _at(problem: Problem | None, *, is_new: bool) -> str:
+def _at(problem: FormProblem | None, *, is_new: bool) -> str:
     """Which field a problem is about."""
     if problem is None or (problem.code == "stale_version" and not is_new):
         return ""
@@ -127,20 +127,24 @@ def _at(problem: Problem | None, *, is_new: bool) -> str:
     return "url" if problem.code in ("bad_request", "not_allowed") else ""
 
 
-def _worded(problem: Problem | None, values: Mapping[str, str], *, is_new: bool) -> Problem | None:
+def _worded(problem: FormProblem | None, values: Mapping[str, str], *, is_new: bool) -> FormProblem | None:
     """What the API says, where it knows less than the form what was meant."""
     if problem is None:
         return None
     if not is_new:
         is_stale = problem.code == "stale_version"
         return (
-            Problem(code=problem.code, message=f"somebody else saved first: {problem.message}") if is_stale else problem
+            FormProblem(code=problem.code, message=f"somebody else saved first: {problem.message}")
+            if is_stale
+            else problem
         )
     name = values.get("name", "")
     if problem.code == "stale_version":
-        return Problem(code=problem.code, message=f"a project {name!r} already exists; edit it or choose another name")
+        return FormProblem(
+            code=problem.code, message=f"a project {name!r} already exists; edit it or choose another name"
+        )
     if problem.code == "not_found":
-        return Problem(code=problem.code, message=f"{name[:80]!r} is not a valid name; expected {NAME}")
+        return FormProblem(code=problem.code, message=f"{name[:80]!r} is not a valid name; expected {NAME}")
     return problem
 
 
@@ -148,13 +152,13 @@ def _worded(problem: Problem | None, values: Mapping[str, str], *, is_new: bool)
 
 
 async def _form(
-    visit: Visit,
+    visit: PageRequest,
     values: Mapping[str, str],
     name: str,
     version: int,
-    problem: Problem | None = None,
+    problem: FormProblem | None = None,
     theirs: Project | None = None,
-) -> Page:
+) -> HtmlPage:
     problem = _worded(problem, values, is_new=not name)
     form = Form(values, problem, _at(problem, is_new=not name))
     known = sorted({each.name for each in await secrets.every(visit)})

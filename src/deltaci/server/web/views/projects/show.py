@@ -1,4 +1,4 @@
-"""One project: what the server knows of it, how it hears of pushes, what ran and what happened."""
+"""One project: its settings, how the server learns about pushes, its runs and changes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from urllib.parse import quote, urlencode
 
 from deltaci.api.schemas.projects import Change, Project
 from deltaci.api.schemas.records import Run, RunPage
+from deltaci.server.web.components import action, card, nothing, path, seconds_text, top, when
 from deltaci.server.web.forms import MODULES, STYLES, copied, way
 from deltaci.server.web.markup import Child, Markup, a, code, dd, div, dl, dt, join, p, span, strong
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import action, card, nothing, path, seconds_text, top, when
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.views import secrets
 from deltaci.server.web.views.projects import changes
 from deltaci.server.web.views.runs import table
@@ -28,7 +28,7 @@ BY_FORGE: Final = {
 SUPERSEDES: Final = {"none": "none", "queued": "runs that have not started", "all": "all"}
 
 
-async def viewed(visit: Visit) -> Answer:
+async def viewed(visit: PageRequest) -> PageResponse:
     """All of it."""
     project = await visit.ask("readProject", Project, project=visit.params["project"])
     known: Known = None
@@ -36,7 +36,7 @@ async def viewed(visit: Visit) -> Answer:
         known = {(each.name, each.project) for each in await secrets.every(visit) if not each.branch}
     runs = (await visit.ask("listRuns", RunPage, query={"project": project.name, "limit": RUNS})).runs
     found = (await changes.newest(visit, project.name))[:CHANGES]
-    return Page(
+    return HtmlPage(
         title=project.name,
         here="/projects",
         live={},
@@ -54,7 +54,7 @@ async def viewed(visit: Visit) -> Answer:
     )
 
 
-def _actions(visit: Visit, project: Project) -> list[Markup]:
+def _actions(visit: PageRequest, project: Project) -> list[Markup]:
     return [
         way(visit, "startRun", "Run now", path("projects", project.name, "start"), is_primary=True),
         way(visit, "saveProject", "Edit", path("projects", project.name, "edit")),
@@ -137,7 +137,7 @@ def _reports(project: Project, known: Known) -> Child:
 # -- how it hears
 
 
-def _hears(visit: Visit, project: Project, known: Known) -> Markup:
+def _hears(visit: PageRequest, project: Project, known: Known) -> Markup:
     """What to do so that the server hears of pushes."""
     hook = f"{visit.origin}/hooks/{quote(visit.who.tenant, safe='')}/{quote(project.name, safe='')}"
     told: list[Child] = [copied("webhook", "Webhook address", hook)]
@@ -176,7 +176,7 @@ def _changes(project: Project, found: list[Change]) -> Markup:
     return join([p(a("All changes", href=changes.of(project.name))), changes.table(found, is_of_one=True)])
 
 
-async def remove(visit: Visit) -> Answer:
+async def remove(visit: PageRequest) -> PageResponse:
     """Forget it."""
     gone = await visit.ask("removeProject", Project, project=visit.params["project"])
     return Redirect(to="/projects", said=f"The project {gone.name} was removed.")

@@ -1,4 +1,4 @@
-"""One workstream: where its branch is, its tasks by stages, how far its merge is, and why it is as it is."""
+"""One workstream: its branch, its tasks by stage, the progress of its merge, and why it is in its state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from deltaci.api.schemas.records import Explanation
 from deltaci.api.schemas.workstreams import MergeQueues, Workstream, WorkstreamTask
 from deltaci.core import run as runs
 from deltaci.core.ids import worker_name
+from deltaci.server.web.components import action, badge, card, lasted, path, rows, top, when, words
 from deltaci.server.web.markup import (
     Child,
     Markup,
@@ -26,12 +27,10 @@ from deltaci.server.web.markup import (
     summary,
     ul,
 )
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import pages, start_of
-from deltaci.server.web.parts import action, badge, card, lasted, path, rows, top, when, words
-from deltaci.server.web.views.workstreams.graph import MAX_DRAWN, graph
-from deltaci.server.web.views.workstreams.look import (
+from deltaci.server.web.views.workstreams.components import (
     HERE,
     QUEUES,
     STYLES,
@@ -47,6 +46,7 @@ from deltaci.server.web.views.workstreams.look import (
     so_far,
     to_base,
 )
+from deltaci.server.web.views.workstreams.graph import MAX_DRAWN, graph
 
 MAX_TASKS: Final = 200  # On one page.
 HEADINGS: Final = ("Task", "State", "Attempts", "Worker", "Took", "Added", "Details")
@@ -64,13 +64,13 @@ DOING: Final = {
 }
 
 
-async def one(visit: Visit) -> Answer:
+async def one(visit: PageRequest) -> PageResponse:
     """The page."""
     id = visit.params["workstream"]
     stream = await visit.ask("readWorkstream", Workstream, workstream=id)
     why = await visit.ask("explainRun", Explanation, run=id)
     others = await _titles(visit, stream)
-    return Page(
+    return HtmlPage(
         title=f"{name_of(stream)} · {stream.state}",
         here=HERE,
         # What waits with it to be merged is told by events of others.
@@ -87,7 +87,7 @@ async def one(visit: Visit) -> Answer:
     )
 
 
-async def _titles(visit: Visit, stream: Workstream) -> dict[str, str]:
+async def _titles(visit: PageRequest, stream: Workstream) -> dict[str, str]:
     """What those are called that are tested together with it."""
     if not stream.merge.tested_with:
         return {}
@@ -98,7 +98,7 @@ async def _titles(visit: Visit, stream: Workstream) -> dict[str, str]:
 # -- the head
 
 
-def _actions(visit: Visit, stream: Workstream) -> list[Markup]:
+def _actions(visit: PageRequest, stream: Workstream) -> list[Markup]:
     shown = [a("Show as run", href=path("runs", stream.id), class_="button")]
     if runs.MACHINE.changes(stream.run_state, runs.Cancel):
         asks = p(
@@ -153,7 +153,7 @@ def _why(why: Explanation, stream: Workstream) -> Markup:
 # -- tasks
 
 
-def _tasks(visit: Visit, stream: Workstream) -> Markup:
+def _tasks(visit: PageRequest, stream: Workstream) -> Markup:
     level = {name: number for number, names in enumerate(stream.stages) for name in names}
     ordered = sorted(stream.tasks, key=lambda each: level[each.name])
     first = start_of(visit)
@@ -278,7 +278,7 @@ def _branch(stream: Workstream) -> Markup:
 # -- what can be done
 
 
-async def cancel(visit: Visit) -> Answer:
+async def cancel(visit: PageRequest) -> PageResponse:
     """Stop it."""
     id = visit.params["workstream"]
     reason = visit.field("reason").strip()

@@ -1,4 +1,4 @@
-"""Start a run from a template: a form made of what the template asks."""
+"""Start a run from a template; the form contains the inputs of the template."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from deltaci.api.schemas.inputs import InputRule
 from deltaci.api.schemas.records import Template
-from deltaci.server.web.forms import Form, Problem, needed
+from deltaci.server.web.components import path
+from deltaci.server.web.forms import Form, FormProblem, needed
 from deltaci.server.web.markup import Markup, a, details, div, p, summary
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
-from deltaci.server.web.parts import path
-from deltaci.server.web.views.projects.started import once, started
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
+from deltaci.server.web.views.projects.start import once, started
 
 INPUT: Final = "input."  # So the field of an input is called.
 ABOUT: Final = ("title", "project", "branch", "commit", "labels")
 _NAMED: Final = re.compile(r"the input '([A-Za-z_][A-Za-z0-9_]*)'")
 
 
-async def form_of(visit: Visit) -> Answer:
+async def form_of(visit: PageRequest) -> PageResponse:
     """The form; the address may fill it in: `?input.env=production`."""
     name = visit.params["template"]
     if (stop := needed(visit, "startRun", f"Start {name}", "/templates")) is not None:
@@ -32,14 +32,14 @@ async def form_of(visit: Visit) -> Answer:
     return _form(visit, template, {**values, **{each: visit.query.get(each, "") for each in ABOUT}})
 
 
-async def _template(visit: Visit, version: str) -> Template:
+async def _template(visit: PageRequest, version: str) -> Template:
     name = visit.params["template"]
     if version:
         return await visit.ask("readVersion", Template, template=name, version=version)
     return await visit.ask("readTemplate", Template, template=name)
 
 
-async def start(visit: Visit) -> Answer:
+async def start(visit: PageRequest) -> PageResponse:
     """Start it, once however often the form is sent."""
     template = await _template(visit, visit.field("version"))
     values = {each: visit.field(each).strip() for each in ABOUT}
@@ -52,7 +52,7 @@ async def start(visit: Visit) -> Answer:
         **{each: values[each] for each in ("title", "project", "branch", "commit")},
     }
     answer = await started(visit, body)
-    if isinstance(answer, Problem):
+    if isinstance(answer, FormProblem):
         return _form(visit, template, values, answer)
     return Redirect(to=path("runs", answer.id), said="The run was started.")
 
@@ -67,7 +67,9 @@ def _given(template: Template, values: Mapping[str, str]) -> dict[str, str]:
     return given
 
 
-def _form(visit: Visit, template: Template, values: Mapping[str, str], problem: Problem | None = None) -> Page:
+def _form(
+    visit: PageRequest, template: Template, values: Mapping[str, str], problem: FormProblem | None = None
+) -> HtmlPage:
     form = Form(values, problem, _at(problem), not_done="Not started")
     inputs = [_field(form, name, rule) for name, rule in template.inputs.items()]
     is_open = any(values[each] for each in ABOUT) or (problem is not None and problem.path.partition("[")[0] in ABOUT)
@@ -110,7 +112,7 @@ def _field(form: Form, name: str, rule: InputRule) -> Markup:
     return form.text(id, title, help=rule.description or None, required=rule.required, autocomplete="off")
 
 
-def _at(problem: Problem | None) -> str:
+def _at(problem: FormProblem | None) -> str:
     """Which field a problem is about."""
     if problem is None:
         return ""

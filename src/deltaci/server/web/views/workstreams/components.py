@@ -1,4 +1,4 @@
-"""What the pages of workstreams have in common: names, commits, rules that did not hold, how far the tasks are."""
+"""HTML components of workstream pages: names, commits, failed rules, progress of tasks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from deltaci.api.schemas.workstreams import FailedRule, WorkstreamSummary
+from deltaci.server.web.components import path, tone
 from deltaci.server.web.markup import Child, Markup, a, code, dd, div, dl, dt, join, li, span, strong, svg, tag, ul
-from deltaci.server.web.parts import path, tone
 
 STYLES: Final = ("workstreams.css",)
 HERE: Final = "/workstreams"
@@ -51,7 +51,7 @@ def rule(broken: FailedRule) -> Markup:
     return div(
         strong(broken.rule),
         dl(
-            dt("actual"),
+            dt("found"),
             dd(broken.actual or "nothing"),
             dt("expected"),
             dd(broken.expected or "to hold"),

@@ -1,4 +1,4 @@
-"""Write a template, or the next version of one: its plan and its inputs as JSON, and what is wrong at its line."""
+"""Create a template or a new version of it: plan and inputs as JSON, with problems shown at their lines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from deltaci.api.schemas.records import Template
-from deltaci.server.web.forms import NAME, Form, Problem, asked, needed
+from deltaci.server.web.components import path, when
+from deltaci.server.web.forms import NAME, Form, FormProblem, asked, needed
 from deltaci.server.web.markup import Markup, a, code, p
-from deltaci.server.web.page_request import Answer, Page, Redirect, Visit
-from deltaci.server.web.pages import PageRoute
+from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
+from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import number
-from deltaci.server.web.parts import path, when
-from deltaci.server.web.views.templates.plan_text import NotJson, Place, place_of, read, written
+from deltaci.server.web.views.templates.plan_text import JsonSyntaxError, Place, place_of, read, written
 
 NEW: Final = "/new/template"
 TEXTS: Final = ("plan", "inputs")
@@ -29,14 +29,14 @@ FRESH: Final = {
 _JOB: Final = re.compile(r"job '([^']+)'")
 
 
-async def new(visit: Visit) -> Answer:
+async def new(visit: PageRequest) -> PageResponse:
     """The form for a new one, with something to begin from."""
     if (stop := needed(visit, "saveTemplate", "New template", "/templates")) is not None:
         return stop
     return _form(visit, FRESH, "", 0)
 
 
-async def edit(visit: Visit) -> Answer:
+async def edit(visit: PageRequest) -> PageResponse:
     """The form with the newest version, or with an older one to go back to."""
     name = visit.params["template"]
     if (stop := needed(visit, "saveTemplate", f"Edit {name}", "/templates")) is not None:
@@ -57,17 +57,17 @@ def _values(template: Template) -> dict[str, str]:
     }
 
 
-async def add(visit: Visit) -> Answer:
+async def add(visit: PageRequest) -> PageResponse:
     """Save the first version."""
     return await _save(visit, visit.field("name").strip(), 0, is_new=True)
 
 
-async def save(visit: Visit) -> Answer:
+async def save(visit: PageRequest) -> PageResponse:
     """Save the next version, if nobody else was faster."""
     return await _save(visit, visit.params["template"], number(visit.field("version")), is_new=False)
 
 
-async def _save(visit: Visit, name: str, version: int, *, is_new: bool) -> Answer:
+async def _save(visit: PageRequest, name: str, version: int, *, is_new: bool) -> PageResponse:
     values = {each: visit.field(each).replace("\r\n", "\n") for each in ("name", "description", *TEXTS)}
     values["description"] = values["description"].strip()
     shown = "" if is_new else name
@@ -75,11 +75,11 @@ async def _save(visit: Visit, name: str, version: int, *, is_new: bool) -> Answe
     for each in TEXTS:
         try:
             body[each] = read(values[each])
-        except NotJson as wrong:
-            problem = Problem(code="bad_json", message=wrong.message, path=each)
+        except JsonSyntaxError as wrong:
+            problem = FormProblem(code="bad_json", message=wrong.message, path=each)
             return _form(visit, values, shown, version, problem, place=wrong.place)
     answer = await asked(visit, "saveTemplate", Template, body=body, template=name)
-    if not isinstance(answer, Problem):
+    if not isinstance(answer, FormProblem):
         return Redirect(to=path("templates", name), said=f"Version {answer.version} of {name} was saved.")
     if answer.code == "stale_version" and not is_new:
         theirs = await asked(visit, "readTemplate", Template, template=name)
@@ -90,24 +90,24 @@ async def _save(visit: Visit, name: str, version: int, *, is_new: bool) -> Answe
 
 
 def _placed(
-    problem: Problem, values: Mapping[str, str], body: Mapping[str, Any], name: str, *, is_new: bool
-) -> tuple[Problem, Place | None]:
+    problem: FormProblem, values: Mapping[str, str], body: Mapping[str, Any], name: str, *, is_new: bool
+) -> tuple[FormProblem, Place | None]:
     """A problem at its field, with the line and the column of what it is about."""
     if problem.code == "not_found" or (problem.code == "stale_version" and is_new):
         said = f"{name[:80]!r} is not a valid name; expected {NAME}"
         if problem.code == "stale_version":
             said = f"a template {name!r} already exists; edit it or choose another name"
-        return Problem(code=problem.code, message=said, path="name"), None
+        return FormProblem(code=problem.code, message=said, path="name"), None
     field, rest = _split(problem, body)
     if field not in TEXTS:
-        return Problem(code=problem.code, message=problem.message, path=field), None
+        return FormProblem(code=problem.code, message=problem.message, path=field), None
     place = place_of(values[field], rest)
     where = f"line {place[0]}, column {place[1]}, " if place is not None and rest else ""
     named = f"{where}{rest.removeprefix('.')}: " if rest else ""
-    return Problem(code=problem.code, message=f"{named}{problem.message}", path=field), place if rest else None
+    return FormProblem(code=problem.code, message=f"{named}{problem.message}", path=field), place if rest else None
 
 
-def _split(problem: Problem, body: Mapping[str, Any]) -> tuple[str, str]:
+def _split(problem: FormProblem, body: Mapping[str, Any]) -> tuple[str, str]:
     """The field, and the path inside of it."""
     if problem.path:
         found = re.match(r"[a-z_]+", problem.path)
@@ -125,14 +125,14 @@ def _split(problem: Problem, body: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _form(
-    visit: Visit,
+    visit: PageRequest,
     values: Mapping[str, str],
     name: str,
     version: int,
-    problem: Problem | None = None,
+    problem: FormProblem | None = None,
     place: Place | None = None,
     theirs: Template | None = None,
-) -> Page:
+) -> HtmlPage:
     form = Form(values, problem, problem.path if problem is not None else "")
     return form.page(
         visit,
