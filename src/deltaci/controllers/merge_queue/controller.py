@@ -21,7 +21,7 @@ from deltaci.controllers.merge_queue import state as lines
 from deltaci.controllers.merge_queue.candidates import CandidateBuilder, Ensure
 from deltaci.controllers.merge_queue.records import NONE, MergeEntry, MergeOutcome, QueueView, Told
 from deltaci.controllers.merge_queue.serializers import shown
-from deltaci.controllers.merge_queue.state import MergeBatch, BatchLimits, MergeQueueState, Step, queue_digest
+from deltaci.controllers.merge_queue.state import BatchLimits, MergeBatch, MergeQueueState, Step, queue_digest
 from deltaci.controllers.projects import Project, Projects, of
 from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core import run

@@ -13,6 +13,7 @@ from deltaci.api.schemas import records as api
 from deltaci.core.errors import Refused
 from deltaci.core.text import format_size
 from deltaci.protocol.artifact_paths import shared_name
+from deltaci.server.web.components import card, path, rows, seconds_text
 from deltaci.server.web.markup import EMPTY, Child, Markup, a, code, p, span, strong
 from deltaci.server.web.page_request import PageRequest, PageResponse
 from deltaci.server.web.page_route import PageRoute
