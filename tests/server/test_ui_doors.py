@@ -50,7 +50,7 @@ async def test_what_is_wrong_with_a_key_is_said_and_the_key_is_not(tmp_path: Pat
             ("x" * 5000, "Not an API key"),
             ("schlüssel", "Not an API key"),
             ("two words", "Not an API key"),
-            ("<x-probe>", "Not an API key"),
+            ("<x-probe>", "That is no API key"),
             (registration_token(tmp_path, "w1", "default"), "Not an operator token"),
             ("dci_x.y", "Not an operator token"),
             ("dci_x", "Not an operator token"),

@@ -103,7 +103,7 @@ async def test_it_ends_after_twelve_hours_or_when_the_grant_does(tmp_path: Path,
 
     for sign_in, why in (
         (trusting(tmp_path, issuer, "lead=default:run:"), "no longer give you access to 'default'"),
-        (trusting(tmp_path, issuer, *GRANTS, person_claim="sub"), "another issuer by now"),
+        (trusting(tmp_path, issuer, *GRANTS, person_claim="sub"), "now trusts a different issuer"),
         (None, "trusts no issuer any more"),
     ):
         async with pages(tmp_path, sign_in=sign_in) as site:
@@ -207,7 +207,7 @@ async def test_an_answer_that_this_browser_did_not_ask_for_is_refused(tmp_path: 
         assert issuer.exchanged == 0
         late = urlsplit(issuer.let_in("ada", await begun(ada)))
         site.later(601)
-        assert "or long ago" in said(await ada.get(f"{BACK}?{late.query}"))
+        assert "or it has expired" in said(await ada.get(f"{BACK}?{late.query}"))
 
 
 @on_loop
