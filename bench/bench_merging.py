@@ -24,10 +24,10 @@ from bench.databases import log_progress
 from bench.figures import Figure
 from bench.sites import CORES, PROJECT
 from deltaci.app import HttpListener, Server, registration_token
-from deltaci.controllers.merge_queue.candidates import CandidateBuilder
+from deltaci.controllers.merge_queue.candidate_commits import CandidateBuilder
 from deltaci.controllers.merge_queue.controller import MergeQueueController
+from deltaci.controllers.merge_queue.decisions import BatchLimits, MergeBatch
 from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome
-from deltaci.controllers.merge_queue.state import BatchLimits, MergeBatch
 from deltaci.controllers.projects import Project
 from deltaci.engine import event_loop, feed
 from deltaci.forges.landing import PushLanding

@@ -25,7 +25,7 @@ from deltaci.forges import delivery_dedupe
 from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.projects import ForgeProject, ForgeProjects
 from deltaci.forges.reports import ReportBuilder
-from deltaci.forges.status_state import StatusRetryPolicy, StatusState
+from deltaci.forges.status_decisions import StatusRetryPolicy, StatusState
 from deltaci.server.follower import Follower
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from deltaci.forges import check_annotations
-from deltaci.forges.status_state import Annotation
+from deltaci.forges.status_decisions import Annotation
 from tests.contract.places import Place, on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse
 from tests.forges.reporting_server import COMMIT, JumpingClock, reporting

@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable, retry_after_seconds
-from deltaci.forges.status_state import ForgeRequest, ForgeResponse
+from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse
 from tests.contract.places import on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse
 

@@ -11,7 +11,7 @@ import pytest
 
 from deltaci.core import run
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import StatusRetryPolicy
+from deltaci.forges.status_decisions import StatusRetryPolicy
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Document
 from tests.contract.places import Place, Wrapped, on_loop

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deltaci.core import run
 from deltaci.forges.http import ForgeHttpClient, Unreachable
-from deltaci.forges.status_state import (
+from deltaci.forges.status_decisions import (
     CheckLater,
     ForgeRequest,
     ForgeResponse,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from deltaci.controllers.merge_queue import state as lines
+from deltaci.controllers.merge_queue import decisions as lines
+from deltaci.controllers.merge_queue.decisions import BatchLimits, BatchResult, BuildResult, MergeBatch, MergeQueueState
 from deltaci.controllers.merge_queue.records import NONE, MergeEntry, MergeOutcome
-from deltaci.controllers.merge_queue.state import BatchLimits, BatchResult, BuildResult, MergeBatch, MergeQueueState
 from deltaci.core.instants import SECOND
 
 METHODS = ("merge", "squash", "fast-forward", NONE)

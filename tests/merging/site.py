@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.controllers.merge_queue.controller import MergeQueueController
+from deltaci.controllers.merge_queue.decisions import BatchLimits
 from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome, QueueView
-from deltaci.controllers.merge_queue.state import BatchLimits
 from deltaci.controllers.projects import Project, Projects
 from deltaci.core import attempt
 from deltaci.core.events import worker_actor

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from deltaci.controllers.merge_queue import state as lines
+from deltaci.controllers.merge_queue import decisions as lines
+from deltaci.controllers.merge_queue.decisions import BatchLimits, BatchResult, BuildResult, MergeQueueState
 from deltaci.controllers.merge_queue.records import NONE, MergeEntry
 from deltaci.controllers.merge_queue.serializers import shown
-from deltaci.controllers.merge_queue.state import BatchLimits, BatchResult, BuildResult, MergeQueueState
 from deltaci.core.instants import SECOND
 from deltaci.engine.requests import Overloaded
 from tests.merging.played import WHERE, World, content

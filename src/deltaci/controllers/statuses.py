@@ -1,7 +1,7 @@
 """Report the state of runs to forges. Each project has its own queue, so that a slow forge delays only its project.
 
 Runs of a project are reported one after the other, so that statuses cannot overtake each other. What was reported is
-stored (`forges/status_state.py`) together with a claim of the server that is about to report. Servers take turns, and a
+stored (`forges/status_decisions.py`) together with a claim of the server that is about to report. Servers take turns, and a
 server that restarts repeats a report that may have been sent, which changes nothing.
 """
 
@@ -26,7 +26,7 @@ from deltaci.forges.github_app import AppTokens
 from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
 from deltaci.forges.projects import ForgeProject, ForgeProjects, OriginTargets, StatusTarget, StatusTargets
 from deltaci.forges.reports import ReportBuilder
-from deltaci.forges.status_state import (
+from deltaci.forges.status_decisions import (
     MAX_PROBLEM,
     CheckLater,
     ForgeResponse,

@@ -1,7 +1,7 @@
 """Forges (GitHub, GitLab, Gitea, a bare repository): webhook events in, commit statuses and merges out.
 
 Each forge is one file that parses webhook requests into a `WebhookEvent` and builds status requests. `http.py` is the
-only way to a forge; `status_state.py` decides (pure) which status may be sent next. `landing.py` and
+only way to a forge; `status_decisions.py` decides (pure) which status may be sent next. `landing.py` and
 `fast_forward.py` move a branch through the forge's API. Start with `webhook_event.py` and `github.py`.
 """
 
@@ -14,7 +14,7 @@ from deltaci.forges.generic import PlainGit
 from deltaci.forges.gitea import Gitea
 from deltaci.forges.github import GitHub
 from deltaci.forges.gitlab import GitLab
-from deltaci.forges.status_state import StatusApi
+from deltaci.forges.status_decisions import StatusApi
 from deltaci.forges.webhook_event import WebhookParser
 
 # By the forge name of a project.

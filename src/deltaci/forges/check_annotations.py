@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from deltaci.core.text import plain_line
-from deltaci.forges.status_state import Annotation
+from deltaci.forges.status_decisions import Annotation
 
 MAX_ANNOTATIONS: Final = 50
 MAX_LINE: Final = 2000

@@ -15,7 +15,7 @@ import msgspec
 from deltaci.forges import github, gitlab
 from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import ForgeRequest, ForgeResponse
+from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse
 
 MAX_POLLS: Final = 20  # How often a forge is asked whether it has finished checking a new pull request.
 POLL_SECONDS: Final = 0.5

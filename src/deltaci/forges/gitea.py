@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from deltaci.forges.github import parse_pull_request, parse_push, status_body
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import ForgeRequest, ForgeResponse, StatusReport
+from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse, StatusReport
 from deltaci.forges.webhook_event import Delivery, IgnoredEvent, WebhookEvent, hmac_hex, signatures_equal
 
 # Actions of a pull request that GitHub names differently.

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import Annotation, ForgeRequest, ForgeResponse, StatusReport
+from deltaci.forges.status_decisions import Annotation, ForgeRequest, ForgeResponse, StatusReport
 from deltaci.forges.webhook_event import (
     Delivery,
     IgnoredEvent,

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import ForgeRequest, is_refusal
+from deltaci.forges.status_decisions import ForgeRequest, is_refusal
 
 API: Final = "https://api.github.com"
 CLOCK_SKEW_SECONDS: Final = 60.0  # GitHub refuses a JWT that was issued in the future by its own clock.

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.forges.projects import ForgeProject
-from deltaci.forges.status_state import ForgeRequest, ForgeResponse, StatusReport
+from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse, StatusReport
 from deltaci.forges.webhook_event import (
     Delivery,
     IgnoredEvent,

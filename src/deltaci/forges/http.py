@@ -17,7 +17,7 @@ import msgspec
 
 from deltaci import __version__
 from deltaci.core.text import plain_line
-from deltaci.forges.status_state import ForgeRequest, ForgeResponse
+from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse
 from deltaci.git.url_policy import is_public
 
 REQUEST_SECONDS: Final = 10.0  # For a whole request, including the response.

@@ -12,7 +12,7 @@ from deltaci.core.status import steps
 from deltaci.core.text import plain_line
 from deltaci.forges import check_annotations
 from deltaci.forges.projects import ForgeProject, StatusTarget
-from deltaci.forges.status_state import MAX_DESCRIPTION, Annotation, State, StatusReport
+from deltaci.forges.status_decisions import MAX_DESCRIPTION, Annotation, State, StatusReport
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store, load_jobs
 

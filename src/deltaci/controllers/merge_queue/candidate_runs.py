@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.controllers.merge_queue.records import METHODS, NONE, MergeEntry
-from deltaci.controllers.merge_queue.state import (
+from deltaci.controllers.merge_queue.decisions import (
     MAX_RULES,
     BatchResult,
     MergeBatch,
@@ -19,6 +18,7 @@ from deltaci.controllers.merge_queue.state import (
     run_of,
     tests_of,
 )
+from deltaci.controllers.merge_queue.records import METHODS, NONE, MergeEntry
 from deltaci.controllers.projects import Project
 from deltaci.core import job
 from deltaci.core.decide import StartRun

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from deltaci.controllers.claims import Claims
 from deltaci.controllers.merge_queue import candidate_runs
-from deltaci.controllers.merge_queue import state as lines
-from deltaci.controllers.merge_queue.candidates import CandidateBuilder, Ensure
+from deltaci.controllers.merge_queue import decisions as lines
+from deltaci.controllers.merge_queue.candidate_commits import CandidateBuilder, Ensure
+from deltaci.controllers.merge_queue.decisions import BatchLimits, MergeBatch, MergeQueueState, Step, queue_digest
 from deltaci.controllers.merge_queue.records import NONE, MergeEntry, MergeOutcome, QueueView, Told
 from deltaci.controllers.merge_queue.serializers import shown
-from deltaci.controllers.merge_queue.state import BatchLimits, MergeBatch, MergeQueueState, Step, queue_digest
 from deltaci.controllers.projects import Project, Projects, of
 from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core import run

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from deltaci.controllers.merge_queue.decisions import MergeBatch, MergeQueueState, run_of, splits_of, tests_of
 from deltaci.controllers.merge_queue.records import BatchView, EntryView, QueueView
-from deltaci.controllers.merge_queue.state import MergeBatch, MergeQueueState, run_of, splits_of, tests_of
 
 
 def shown(line: MergeQueueState) -> QueueView:

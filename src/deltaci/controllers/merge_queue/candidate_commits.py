@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from deltaci.controllers.merge_queue.decisions import BuildResult, MergeBatch
 from deltaci.controllers.merge_queue.records import NONE, MergeEntry, MergeOutcome
-from deltaci.controllers.merge_queue.state import BuildResult, MergeBatch
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder, MergeConflict, Signature
 
