@@ -1,8 +1,8 @@
 """Report the state of runs to forges. Each project has its own queue, so that a slow forge delays only its project.
 
 Runs of a project are reported one after the other, so that statuses cannot overtake each other. What was reported is
-stored (`forges/status_decisions.py`) together with a claim of the server that is about to report. Servers take turns, and a
-server that restarts repeats a report that may have been sent, which changes nothing.
+stored (`forges/status_decisions.py`) together with a claim of the server that is about to report. Servers take turns,
+and a server that restarts repeats a report that may have been sent, which changes nothing.
 """
 
 from __future__ import annotations
