@@ -405,7 +405,7 @@ def test_results_of_a_run_that_left_nothing(ada: Person, house: House) -> None:
 
     page = ada.go(f"/runs/{run}/results")
 
-    for told in ("No job kept a file.", "No job gave a result.", "No attempt has told what it used"):
+    for told in ("No job kept a file.", "No job has outputs.", "No usage reported yet"):
         expect(page.get_by_text(told)).to_be_visible()
     ada.check()
     ada.check_fits()

@@ -106,7 +106,7 @@ def test_drained_here_explained_there_and_resumed(ada: Person, house: House, vis
         dialog = do(page, "Drain")
         expect(dialog).to_contain_text("takes no new ones until somebody resumes it")
         ada.check()
-        dialog.get_by_label("Why").fill("a new disk, <i>soon</i>")
+        dialog.get_by_label("Reason").fill("a new disk, <i>soon</i>")
         dialog.get_by_role("button", name="Drain").click()
 
         expect(page.locator("#said")).to_contain_text("drain-1 takes no new jobs.")
@@ -117,7 +117,7 @@ def test_drained_here_explained_there_and_resumed(ada: Person, house: House, vis
 
         queue = bob.go("/queue?label=drain")
         run = house.start(task("patient", runs_on=["drain"]))
-        waits = queue.locator("table", has_text="What waits")
+        waits = queue.locator("table", has_text="Waiting jobs")
         expect(waits).to_contain_text("worker drain-1 matches, but is drained since", timeout=SOON)
         expect(queue.locator("#reasons").get_by_role("link", name="Worker drain-1")).to_be_visible()
 

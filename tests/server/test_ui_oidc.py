@@ -104,7 +104,7 @@ async def test_it_ends_after_twelve_hours_or_when_the_grant_does(tmp_path: Path,
     for sign_in, why in (
         (trusting(tmp_path, issuer, "lead=default:run:"), "no longer give you access to 'default'"),
         (trusting(tmp_path, issuer, *GRANTS, person_claim="sub"), "now trusts a different issuer"),
-        (None, "trusts no issuer any more"),
+        (None, "no longer trusts an issuer"),
     ):
         async with pages(tmp_path, sign_in=sign_in) as site:
             reader = site.reader()
