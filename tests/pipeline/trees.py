@@ -1,4 +1,4 @@
-"""Small repositories, written for tests: names with texts, and what discovery makes of them."""
+"""Helpers for tests of detection: run it on small repositories given as a mapping of paths to texts."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping
 
 import msgspec
 
-from deltaci.pipeline.detect import Proposal, propose, wanted
+from deltaci.pipeline.detect import Proposal, files_to_read, propose
 
 PACKAGE = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname = "x"\n'
 PYTEST = "[tool.pytest.ini_options]\naddopts = ''\n"
 
 
 def proposed(files: Mapping[str, str | None]) -> Proposal:
-    """What is proposed for a tree; only the files that were asked for are shown to it."""
+    """Return the proposal for a repository, reading only the files of `files_to_read`."""
     paths = list(files)
-    return propose(paths, {path: files[path] for path in wanted(paths)})
+    return propose(paths, {path: files[path] for path in files_to_read(paths)})
 
 
 def jobs(files: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
-    """For every job, how sure it is and the last thing that it does."""
-    return {each.id: (each.confidence, steps(files, each.id)[-1]) for each in proposed(files).findings}
+    """Return the confidence and the last command of each proposed job."""
+    return {finding.id: (finding.confidence, steps(files, finding.id)[-1]) for finding in proposed(files).findings}
 
 
-def steps(files: Mapping[str, str | None], job: str) -> list[str]:
-    """Everything that a job does."""
-    found = next(each.job for each in proposed(files).findings if each.id == job)
-    return [step.run or "" for step in found.steps or ()]
+def steps(files: Mapping[str, str | None], job_id: str) -> list[str]:
+    """Return all commands of a proposed job."""
+    job = next(finding.job for finding in proposed(files).findings if finding.id == job_id)
+    return [step.run or "" for step in job.steps or ()]
 
 
 def package(scripts: Mapping[str, str], **more: object) -> str:
-    """A package.json."""
+    """Return the text of a package.json with these scripts."""
     return msgspec.json.encode({"name": "x", "scripts": scripts, **more}).decode()

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from deltaci.pipeline.detect.tree import FOREIGN, MAX_PATHS, MAX_READ_CHARS, joined
+from deltaci.pipeline.detect.tree import MAX_PATHS, MAX_READ_CHARS, THIRD_PARTY_NAMES, join_path
 
 GIT_SECONDS: Final = 30
 MAX_READ_BYTES: Final = 2 * MAX_READ_CHARS
@@ -41,8 +41,8 @@ def _walked(folder: Path) -> list[str]:
     for number, (where, folders, names) in enumerate(os.walk(folder)):
         inner = Path(where).relative_to(folder).as_posix()
         inner = "" if inner == "." else inner
-        folders[:] = sorted(name for name in folders if name not in FOREIGN)
-        found += [path for name in sorted(names) if not _is_broken(path := joined(inner, name))]
+        folders[:] = sorted(name for name in folders if name not in THIRD_PARTY_NAMES)
+        found += [path for name in sorted(names) if not _is_broken(path := join_path(inner, name))]
         if len(found) > MAX_PATHS or number > MAX_WALKED_FOLDERS:
             break
     return found[:MAX_PATHS]

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from deltaci.pipeline import github
-from deltaci.pipeline.detect import discovered
+from deltaci.pipeline.detect import detect_pipeline
 from deltaci.pipeline.parse.parse_result import ParseResult
 from deltaci.pipeline.parse.reader import parse_pipeline
 
@@ -66,7 +66,9 @@ def discover(paths: Collection[str], read_other: ReadFile) -> PipelineFile:
         content = read_other(path)
         return None if content is None else content.decode("utf-8", "replace")
 
-    return PipelineFile(kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=discovered(paths, text_of)))
+    return PipelineFile(
+        kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=detect_pipeline(paths, text_of))
+    )
 
 
 class _FileTexts(Mapping[str, str]):

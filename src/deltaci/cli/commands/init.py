@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from deltaci.cli.worktree import files_of, text_of
-from deltaci.pipeline.detect import Finding, Proposal, propose, wanted
-from deltaci.pipeline.detect.writing import written
+from deltaci.pipeline.detect import Finding, Proposal, files_to_read, propose
+from deltaci.pipeline.detect.render import render_pipeline_file
 from deltaci.pipeline.parse.printer import to_plain
 from deltaci.pipeline.parse.reader import DEFAULT_FILE
 
@@ -46,8 +46,8 @@ def init_command(
     if not path.is_dir():
         _fail(f"{path} is not a folder; name the root of a repository")
     paths = files_of(path)
-    proposal = propose(paths, {name: text_of(path, name) for name in wanted(paths)})
-    text = written(proposal)
+    proposal = propose(paths, {name: text_of(path, name) for name in files_to_read(paths)})
+    text = render_pipeline_file(proposal)
     target = path / DEFAULT_FILE
     is_kept = (target.exists() or target.is_symlink()) and not force
     is_written = bool(proposal.findings) and not print_ and not is_kept
@@ -77,9 +77,9 @@ def _write(target: Path, text: str) -> None:
 
 def _tell(proposal: Proposal, paths: list[str]) -> None:
     for finding in proposal.findings:
-        where = f" in {finding.where}" if finding.where else ""
+        where = f" in {finding.folder}" if finding.folder else ""
         doubt = f": {finding.reason}" if finding.reason else ""
-        print(f"{MARKS[finding.confidence]} {finding.id}: {finding.what}{where} ({finding.confidence}{doubt})")
+        print(f"{MARKS[finding.confidence]} {finding.id}: {finding.title}{where} ({finding.confidence}{doubt})")
         for each in (*finding.evidence, *finding.hints):
             print(f"    {each}")
     if proposal.unclear:
@@ -117,7 +117,7 @@ def _as_json(proposal: Proposal, text: str, paths: list[str], target: Path | Non
 
 def _finding(finding: Finding) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(finding)
-    return told | {"job": to_plain(finding.job), "runs": finding.is_run}
+    return told | {"job": to_plain(finding.job), "runs": finding.is_included}
 
 
 def _complain(message: str) -> None:

@@ -1,9 +1,9 @@
-"""Zero configuration: what a repository without a pipeline file is built, tested and checked by.
+"""Detect a pipeline in a repository without a pipeline file. Start reading at `propose`.
 
-Two steps, both pure: `wanted` says from the names of all files which few should be read; `propose` says from the names
-and those texts what was found, how sure that is, and a pipeline of what is sure enough to run. `discovered` does both.
-Nothing of a repository's texts comes into a command, except names out of lists that are written here, and names of
-files and folders that consist of harmless characters.
+Detection has two pure steps: `files_to_read` selects a few files by name; `propose` returns the jobs that all names and
+the texts of these files suggest, with their confidence, and a pipeline of the jobs that are not guesses.
+`detect_pipeline` runs both. The texts of a repository are untrusted: from them, commands contain only script and target
+names that are listed here, and names with safe characters. Imports `core.errors`, `pipeline.model`, `pipeline.parse`.
 """
 
 from __future__ import annotations
@@ -17,137 +17,154 @@ import msgspec
 from deltaci.core.errors import Refused
 from deltaci.pipeline import model
 from deltaci.pipeline.detect import dotnet, go, java, native, node, php, python, ruby, rust, tasks
-from deltaci.pipeline.detect.findings import LIKELY, Draft, Finding, Project, Proposal, weaker
+from deltaci.pipeline.detect.findings import LIKELY, Finding, JobDraft, Project, Proposal, weaker
 from deltaci.pipeline.detect.projects import find_projects
-from deltaci.pipeline.detect.tree import MAX_DEPTH, MAX_READ_FILES, Tree, is_foreign, joined, normal
+from deltaci.pipeline.detect.tree import MAX_DEPTH, MAX_READ_FILES, Tree, is_third_party, join_path, normalize_paths
 
 __all__ = ["Finding", "Proposal", "discovered", "propose", "wanted"]
 
 MAX_TEST_FILES: Final = 40
 TASK_ORDER: Final = ("build", "test", "lint", "types", "format", "clippy")
-NAME: Final = "Discovered"
-SUBMODULES: Final = "git submodule update --init --recursive"
-_WANTS: Final = (
-    *(python.wants, node.wants, go.wants, rust.wants, java.wants, dotnet.wants, ruby.wants, php.wants, native.wants),
-    tasks.wants,
+PIPELINE_NAME: Final = "Discovered"
+UPDATE_SUBMODULES: Final = "git submodule update --init --recursive"
+_READS_FILE: Final = (
+    *(
+        python.reads_file,
+        node.reads_file,
+        go.reads_file,
+        rust.reads_file,
+        java.reads_file,
+        dotnet.reads_file,
+        ruby.reads_file,
+        php.reads_file,
+        native.reads_file,
+    ),
+    tasks.reads_file,
 )
 
 
-def wanted(paths: Iterable[str]) -> tuple[str, ...]:
-    """The files whose texts matter, those near the root first; not more than `MAX_READ_FILES`."""
-    found: list[tuple[bool, int, str]] = []
-    for path in normal(paths):
+def files_to_read(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the files to read, at most `MAX_READ_FILES`: first those near the root, test files last."""
+    candidates: list[tuple[bool, int, str]] = []
+    for path in normalize_paths(paths):
         folder, _, name = path.rpartition("/")
-        if path.count("/") > MAX_DEPTH or is_foreign(path):
+        if path.count("/") > MAX_DEPTH or is_third_party(path):
             continue
-        if any(wants(name, folder) for wants in _WANTS):
-            found.append((re.fullmatch(python.TEST_FILE, name) is not None, path.count("/"), path))
-    found.sort()
-    tests = [path for is_test, _, path in found if is_test][:MAX_TEST_FILES]
-    return (*[path for is_test, _, path in found if not is_test][: MAX_READ_FILES - MAX_TEST_FILES], *tests)
+        if any(reads_file(name, folder) for reads_file in _READS_FILE):
+            candidates.append((re.fullmatch(python.TEST_FILE, name) is not None, path.count("/"), path))
+    candidates.sort()
+    tests = [path for is_test, _, path in candidates if is_test][:MAX_TEST_FILES]
+    return (*[path for is_test, _, path in candidates if not is_test][: MAX_READ_FILES - MAX_TEST_FILES], *tests)
 
 
 def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
-    """What was found, from all names and the texts of the files that were `wanted`; missing ones say nothing."""
+    """Return the jobs that the paths and texts of a repository suggest.
+
+    `texts` contains the files of `files_to_read`. A missing or None text is treated as empty.
+    """
     tree = Tree(paths, texts)
-    found = find_projects(tree)
+    detected = find_projects(tree)
     findings: list[Finding] = []
-    taken: set[str] = set()
-    for project in found.projects:
-        others = [each for each in found.projects if each.folder == project.folder and each is not project]
-        shared = {draft.task for each in others for draft in each.drafts}
-        for draft in sorted(project.drafts, key=_order):
-            words = [project.folder, project.ecosystem if draft.task in shared else "", draft.task]
-            name = _free(_slug("-".join(word for word in words if word)), taken)
-            findings.append(_finding(tree, project, draft, name))
-    unclear = [_at(project, each) for project in found.projects for each in project.unclear]
-    unclear += found.unclear
-    unclear += [f"{path} cannot be read as what it should be; it is left aside" for path in sorted(tree.unreadable)]
-    jobs = {finding.id: finding.job for finding in findings if finding.is_run}
-    pipeline = model.Pipeline(name=NAME, jobs=jobs) if jobs else None
-    return Proposal(findings=tuple(findings), unclear=tuple(map(_plain, unclear)), pipeline=pipeline)
+    used_ids: set[str] = set()
+    for project in detected.projects:
+        others = [other for other in detected.projects if other.folder == project.folder and other is not project]
+        tasks_of_others = {draft.task for other in others for draft in other.drafts}
+        for draft in sorted(project.drafts, key=_task_order):
+            id_parts = [project.folder, project.ecosystem if draft.task in tasks_of_others else "", draft.task]
+            job_id = _unique_id(_job_id("-".join(part for part in id_parts if part)), used_ids)
+            findings.append(_finding(tree, project, draft, job_id))
+    unclear = [_with_folder(project, message) for project in detected.projects for message in project.unclear]
+    unclear += detected.unclear
+    unclear += [f"{path} cannot be parsed and is ignored" for path in sorted(tree.unreadable)]
+    jobs = {finding.id: finding.job for finding in findings if finding.is_included}
+    pipeline = model.Pipeline(name=PIPELINE_NAME, jobs=jobs) if jobs else None
+    return Proposal(findings=tuple(findings), unclear=tuple(map(_printable, unclear)), pipeline=pipeline)
 
 
-def discovered(paths: Iterable[str], read: Callable[[str], str | None]) -> model.Pipeline:
-    """The pipeline of a repository without a file, or a refusal that says what to do."""
-    every = normal(paths)
-    proposal = propose(every, {path: read(path) for path in wanted(every)})
+def detect_pipeline(paths: Iterable[str], read: Callable[[str], str | None]) -> model.Pipeline:
+    """Return the pipeline of a repository without a pipeline file. Raise `Refused` if no job is certain enough."""
+    normalized = normalize_paths(paths)
+    proposal = propose(normalized, {path: read(path) for path in files_to_read(normalized)})
     if proposal.pipeline is None:
-        guesses = (
-            f"; it could be: {', '.join(each.what for each in proposal.findings[:5])}" if proposal.findings else ""
+        possible_jobs = (
+            f"; possible jobs: {', '.join(finding.title for finding in proposal.findings[:5])}"
+            if proposal.findings
+            else ""
         )
         raise Refused(
             "bad_spec",
-            f"there is no pipeline file, and nothing was found that is surely a build, test or check{guesses}; "
-            "write .deltaci.yml (deltaci init begins one)",
+            f"there is no pipeline file, and no build, test or check was detected with certainty{possible_jobs}; "
+            "write .deltaci.yml (deltaci init creates one)",
         )
     return proposal.pipeline
 
 
-def _order(draft: Draft) -> int:
+def _task_order(draft: JobDraft) -> int:
     return TASK_ORDER.index(draft.task) if draft.task in TASK_ORDER else len(TASK_ORDER)
 
 
-def _finding(tree: Tree, project: Project, draft: Draft, name: str) -> Finding:
+def _finding(tree: Tree, project: Project, draft: JobDraft, job_id: str) -> Finding:
     folder = project.folder
     if not folder and tree.has(".gitmodules") and draft.task in ("build", "test"):
         draft = msgspec.structs.replace(
             draft,
-            steps=(SUBMODULES, *draft.steps),
+            steps=(UPDATE_SUBMODULES, *draft.steps),
             confidence=weaker(draft.confidence, LIKELY),
-            reason=draft.reason or "it has git submodules, which a step has to fetch",
+            reason=draft.reason or "it has git submodules, which its first step fetches",
         )
-    where = model.Defaults(run=model.RunDefaults(working_directory=folder)) if folder else model.Defaults()
+    defaults = model.Defaults(run=model.RunDefaults(working_directory=folder)) if folder else model.Defaults()
     job = model.Job(
         env=dict(draft.env),
-        defaults=where,
+        defaults=defaults,
         checkout=draft.checkout,
         artifacts=draft.artifacts,
         caches=draft.caches,
         steps=tuple(model.Step(run=step) for step in draft.steps),
-        paths=_paths(tree, folder),
-        network=True,  # What a project needs is fetched by its first steps.
+        paths=_path_filter(tree, folder),
+        network=True,  # The first steps download the dependencies.
     )
     return Finding(
-        id=name,
-        what=draft.what,
-        where=folder,
+        id=job_id,
+        title=draft.title,
+        folder=folder,
         ecosystem=project.ecosystem,
         confidence=draft.confidence,
         job=job,
-        evidence=tuple(map(_plain, draft.evidence)),
-        reason=_plain(draft.reason),
-        hints=tuple(map(_plain, draft.hints)),
+        evidence=tuple(map(_printable, draft.evidence)),
+        reason=_printable(draft.reason),
+        hints=tuple(map(_printable, draft.hints)),
     )
 
 
-def _paths(tree: Tree, folder: str) -> tuple[str, ...] | None:
-    """When a project's jobs run: if something in its folder changed, or at the root, where shared settings are.
+def _path_filter(tree: Tree, folder: str) -> tuple[str, ...] | None:
+    """Return the path filter of a project: its folder, and the files at the root, which may be shared configuration.
 
-    Whoever refers to a folder beside it can be affected by anything, and always runs.
+    Return None, so that the job always runs, for the root and for a project whose files refer to other folders.
     """
-    if not folder or any("../" in tree.text(joined(folder, name)) for name in tree.names(folder)):
+    if not folder or any("../" in tree.text(join_path(folder, name)) for name in tree.file_names(folder)):
         return None
     return (f"{folder}/**", "*")
 
 
-def _slug(text: str) -> str:
-    found = re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[:80]
-    return found if re.match(r"[A-Za-z_]", found) else f"_{found}"
+def _job_id(text: str) -> str:
+    job_id = re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[:80]
+    return job_id if re.match(r"[A-Za-z_]", job_id) else f"_{job_id}"
 
 
-def _free(name: str, taken: set[str]) -> str:
-    free = next(
-        each for each in (name, *(f"{name}-{number}" for number in range(2, len(taken) + 3))) if each not in taken
+def _unique_id(job_id: str, used_ids: set[str]) -> str:
+    unique_id = next(
+        candidate
+        for candidate in (job_id, *(f"{job_id}-{number}" for number in range(2, len(used_ids) + 3)))
+        if candidate not in used_ids
     )
-    taken.add(free)
-    return free
+    used_ids.add(unique_id)
+    return unique_id
 
 
-def _at(project: Project, text: str) -> str:
-    return f"{project.folder}: {text}" if project.folder else text
+def _with_folder(project: Project, message: str) -> str:
+    return f"{project.folder}: {message}" if project.folder else message
 
 
-def _plain(text: str) -> str:
-    """One line of characters that mean nothing to YAML's readers in a comment."""
+def _printable(text: str) -> str:
+    """Return a text as one line of printable ASCII, which is safe in a YAML comment."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)[:400]

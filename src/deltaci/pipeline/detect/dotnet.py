@@ -1,12 +1,12 @@
-""".NET: a solution, or projects without one."""
+"""Detect .NET solutions, and single projects that have no solution."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, Draft, Project
-from deltaci.pipeline.detect.tree import Place, is_plain
+from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.tree import Folder, is_plain
 
 ECOSYSTEM: Final = "dotnet"
 SOLUTION: Final = r".*\.slnx?"
@@ -17,65 +17,72 @@ WINDOWS: Final = re.compile(r"net[1-4]\d{1,2}|net\d{1,2}\.0-windows[\d.]{0,20}")
 TEST_SDK: Final = re.compile(r"Microsoft\.NET\.Test\.Sdk|<IsTestProject>true|xunit|nunit|MSTest", re.I)
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file says something about a .NET project."""
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of .NET projects reads this file."""
     return re.fullmatch(PROJECT, name) is not None or name in ("global.json", "Directory.Build.props")
 
 
-def find(place: Place) -> Project | None:
-    """The solution of this folder, or its project."""
-    solutions, projects = place.names(SOLUTION), place.names(PROJECT)
+def find(folder: Folder) -> Project | None:
+    """Return the solution of the folder, else its only project file, or None if the folder has neither."""
+    solutions, projects = folder.file_names(SOLUTION), folder.file_names(PROJECT)
     if not solutions and not projects:
         return None
-    chosen = _chosen(solutions) if solutions else projects[0] if len(projects) == 1 else None
-    if chosen is None or not is_plain(chosen):
-        told = f"there are {len(solutions or projects)} solutions or projects, and none is the obvious one"
-        return Project(ecosystem=ECOSYSTEM, folder=place.folder, unclear=(told,))
-    every = list(place.below(r"(?:.*/)?" + PROJECT))
-    said = [(path, place.text(path)) for path in every if place.text(path)]
-    windows = next((path for path, text in said if _is_for_windows(text)), None)
-    tests = next((path for path in every if re.search(r"(?i)tests?\b|specs?\b", path.rpartition("/")[2])), None)
-    tests = tests or next((path for path, text in said if TEST_SDK.search(text)), None)
+    target = _main_solution(solutions) if solutions else projects[0] if len(projects) == 1 else None
+    if target is None or not is_plain(target):
+        problem = f"there are {len(solutions or projects)} solutions or projects, and it is unclear which one to build"
+        return Project(ecosystem=ECOSYSTEM, folder=folder.path, unclear=(problem,))
+    project_paths = list(folder.paths_matching(r"(?:.*/)?" + PROJECT))
+    project_texts = [(path, folder.text(path)) for path in project_paths if folder.text(path)]
+    windows_project = next((path for path, text in project_texts if _is_for_windows(text)), None)
+    test_project = next(
+        (path for path in project_paths if re.search(r"(?i)tests?\b|specs?\b", path.rpartition("/")[2])), None
+    )
+    test_project = test_project or next((path for path, text in project_texts if TEST_SDK.search(text)), None)
     confidence: Confidence = SURE if len(solutions) < 2 else LIKELY
-    reason = "" if len(solutions) < 2 else "there are several solutions, and this is the one with the shortest name"
-    if any(FRAMEWORK.fullmatch(each) for _, text in said for each in _targets(text)):
+    reason = "" if len(solutions) < 2 else "there are several solutions; this one has the shortest name"
+    if any(FRAMEWORK.fullmatch(framework) for _, text in project_texts for framework in _frameworks(text)):
         confidence, reason = (
             LIKELY,
-            "one of its targets is .NET Framework, which other systems than Windows do not have",
+            "it also targets .NET Framework, which exists only on Windows",
         )
-    if windows:
-        confidence, reason = UNSURE, "a project is for Windows alone: it needs such a machine (runs-on)"
-    build = Draft(
+    if windows_project:
+        confidence, reason = UNSURE, "a project targets only Windows: it needs a Windows runner (runs-on)"
+    build = JobDraft(
         task="build",
-        what=".NET build",
+        title=".NET build",
         confidence=confidence,
         reason=reason,
-        evidence=(f"there is {chosen}",),
-        steps=(f"dotnet restore {chosen}", f"dotnet build {chosen} --no-restore"),
+        evidence=(f"there is {target}",),
+        steps=(f"dotnet restore {target}", f"dotnet build {target} --no-restore"),
     )
-    test = Draft(
+    test = JobDraft(
         task="test",
-        what=".NET tests",
+        title=".NET tests",
         confidence=confidence,
         reason=reason,
-        evidence=(f"there is {chosen}", "there is a test project"),
-        steps=(f"dotnet restore {chosen}", f"dotnet test {chosen} --no-restore"),
+        evidence=(f"there is {target}", "there is a test project"),
+        steps=(f"dotnet restore {target}", f"dotnet test {target} --no-restore"),
     )
-    return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=(build, test) if tests else (build,))
+    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(build, test) if test_project else (build,))
 
 
-def _chosen(solutions: list[str]) -> str | None:
-    """The one with the shortest name: what others add to it says that they are parts or variants."""
+def _main_solution(solutions: list[str]) -> str | None:
+    """Return the solution with the shortest name: the longer names usually denote parts or variants of it."""
     return min(solutions, key=lambda name: (len(name.rpartition(".")[0]), not name.endswith("x"), name))
 
 
-def _targets(text: str) -> list[str]:
-    """The frameworks that a project is built for."""
-    return [each.strip() for found in TARGETS.findall(text)[:10] for each in found.split(";") if each.strip()]
+def _frameworks(text: str) -> list[str]:
+    """Return the target frameworks that a project file declares."""
+    return [
+        framework.strip()
+        for frameworks in TARGETS.findall(text)[:10]
+        for framework in frameworks.split(";")
+        if framework.strip()
+    ]
 
 
 def _is_for_windows(text: str) -> bool:
-    """Whether nothing that it is built for runs anywhere else."""
-    targets = _targets(text)
-    is_only = bool(targets) and all(WINDOWS.fullmatch(each) for each in targets)
-    return is_only or "<UseWPF>true" in text or "<UseWindowsForms>true" in text
+    """Return whether a project file targets only Windows."""
+    frameworks = _frameworks(text)
+    is_windows_only = bool(frameworks) and all(WINDOWS.fullmatch(framework) for framework in frameworks)
+    return is_windows_only or "<UseWPF>true" in text or "<UseWindowsForms>true" in text

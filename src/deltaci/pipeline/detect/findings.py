@@ -1,51 +1,52 @@
-"""What discovery says: what it found, where, from what it concludes that, and how sure it is."""
+"""The results of detection: proposed jobs, with their evidence and how certain they are."""
 
 from __future__ import annotations
 
 from typing import Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from deltaci.pipeline import model
 
 Confidence = Literal["sure", "likely", "unsure"]
-SURE: Final = "sure"  # The project declares it, and this is how its ecosystem does it.
-LIKELY: Final = "likely"  # It usually is so; something that cannot be seen from here may be in its way.
-UNSURE: Final = "unsure"  # A guess: it is shown to people, and never run by itself.
-ORDER: Final[tuple[Confidence, ...]] = (SURE, LIKELY, UNSURE)
+SURE: Final = "sure"  # The project declares it, and the command is the standard one of its ecosystem.
+LIKELY: Final = "likely"  # Usually correct, but it may fail because of something that the files do not show.
+UNSURE: Final = "unsure"  # A guess: shown to people, but not part of the proposed pipeline.
+CONFIDENCES: Final[tuple[Confidence, ...]] = (SURE, LIKELY, UNSURE)
 
 
-class Draft(Struct, frozen=True, kw_only=True):
-    """A job as an ecosystem proposes it: for its own folder, and without a name among all others."""
+class JobDraft(Struct, frozen=True, kw_only=True):
+    """A job as the detection of one ecosystem proposes it, before it gets an id that is unique in the repository."""
 
-    task: str  # what it does: test, build, lint …
-    what: str
+    task: str  # The kind of job, such as test, build or lint.
+    title: str
     confidence: Confidence
     evidence: tuple[str, ...]
-    steps: tuple[str, ...]  # commands; nothing of the repository's texts is in them, except names that are plain words
-    reason: str = ""  # why it is not sure
+    steps: tuple[str, ...]  # Shell commands. From file contents, they contain only names that match a safe pattern.
+    reason: str = ""  # Why it is not certain; empty if the confidence is `SURE`.
     env: dict[str, str] = {}
     caches: tuple[model.Cache, ...] = ()
     artifacts: tuple[model.Artifact, ...] = ()
     checkout: bool | int = True
-    hints: tuple[str, ...] = ()  # what people may want to add
+    hints: tuple[str, ...] = ()  # Suggestions for what people may want to add.
 
 
 class Project(Struct, frozen=True, kw_only=True):
-    """One ecosystem in one folder."""
+    """The jobs that one ecosystem proposes for one folder."""
 
     ecosystem: str
-    folder: str
-    drafts: tuple[Draft, ...] = ()
-    unclear: tuple[str, ...] = ()  # what was seen and not understood
+    folder: str  # Empty for the root of the repository.
+    drafts: tuple[JobDraft, ...] = ()
+    unclear: tuple[str, ...] = ()  # Messages about files for which no job could be proposed.
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """A job that is proposed, and why."""
+    """A proposed job, with the evidence for it."""
 
     id: str
-    what: str
-    where: str  # the folder; empty: the root
+    title: str = msgspec.field(name="what")
+    folder: str = msgspec.field(name="where")  # Empty for the root of the repository.
     ecosystem: str
     confidence: Confidence
     evidence: tuple[str, ...]
@@ -54,25 +55,25 @@ class Finding(Struct, frozen=True, kw_only=True):
     hints: tuple[str, ...] = ()
 
     @property
-    def is_run(self) -> bool:
-        """Whether it runs without anybody having looked at it."""
+    def is_included(self) -> bool:
+        """Whether the job is part of the proposed pipeline."""
         return self.confidence != UNSURE
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
-    """All that was found; `pipeline` is what is sure enough to run, if anything is."""
+    """All findings for a repository. `pipeline` contains the included jobs; it is None if there are none."""
 
     findings: tuple[Finding, ...] = ()
     unclear: tuple[str, ...] = ()
     pipeline: model.Pipeline | None = None
 
 
-def weaker(one: Confidence, other: Confidence) -> Confidence:
-    """The less sure of two."""
-    return max(one, other, key=ORDER.index)
+def weaker(first: Confidence, second: Confidence) -> Confidence:
+    """Return the lower of two confidences."""
+    return max(first, second, key=CONFIDENCES.index)
 
 
-def quoted(text: str, longest: int = 60) -> str:
-    """Some text of a file, to be shown to people: one line of plain characters, and not much of it."""
-    line = "".join(char if " " <= char <= "~" else "?" for char in " ".join(text[: longest * 4].split()))
-    return f"'{line}'" if len(line) <= longest else f"'{line[: longest - 3]}...'"
+def quoted(text: str, max_chars: int = 60) -> str:
+    """Return text from a file for a message: quoted, on one line, in printable ASCII and shortened."""
+    single_line = "".join(char if " " <= char <= "~" else "?" for char in " ".join(text[: max_chars * 4].split()))
+    return f"'{single_line}'" if len(single_line) <= max_chars else f"'{single_line[: max_chars - 3]}...'"

@@ -1,66 +1,66 @@
-"""Go: one module is one job set, as `./...` never leaves its module."""
+"""Detect Go modules. Each module has its own jobs, because `./...` does not cross module boundaries."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from deltaci.pipeline.detect.findings import LIKELY, SURE, Confidence, Draft, Project
+from deltaci.pipeline.detect.findings import LIKELY, SURE, Confidence, JobDraft, Project
 from deltaci.pipeline.detect.tasks import test_recipe
-from deltaci.pipeline.detect.tree import Place
+from deltaci.pipeline.detect.tree import Folder
 
 ECOSYSTEM: Final = "go"
 MANIFEST: Final = "go.mod"
 LINTER: Final = (".golangci.yml", ".golangci.yaml", ".golangci.toml", ".golangci.json")
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file says something about a Go module."""
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of Go projects reads this file."""
     return name == MANIFEST or name in LINTER
 
 
-def find(place: Place) -> Project | None:
-    """The Go module of this folder, if there is one."""
-    if not place.has(MANIFEST):
+def find(folder: Folder) -> Project | None:
+    """Return the Go module of the folder, or None if there is none."""
+    if not folder.find_file(MANIFEST):
         return None
-    if place.any(r".*\.go") is None:
-        return Project(ecosystem=ECOSYSTEM, folder=place.folder, unclear=("go.mod without any Go file",))
-    if re.search(r"(?m)^module (?:std|cmd)$", place.text(MANIFEST)):
-        told = "Go's own library is built and tested by scripts of its own"
-        return Project(ecosystem=ECOSYSTEM, folder=place.folder, unclear=(told,))
-    version = re.search(r"(?m)^go\s+([0-9][0-9.]*)", place.text(MANIFEST))
+    if folder.first_match(r".*\.go") is None:
+        return Project(ecosystem=ECOSYSTEM, folder=folder.path, unclear=("there is go.mod, but no Go file",))
+    if re.search(r"(?m)^module (?:std|cmd)$", folder.text(MANIFEST)):
+        problem = "the Go standard library is built and tested by its own scripts"
+        return Project(ecosystem=ECOSYSTEM, folder=folder.path, unclear=(problem,))
+    version = re.search(r"(?m)^go\s+([0-9][0-9.]*)", folder.text(MANIFEST))
     evidence = (f"there is go.mod{f', for Go {version[1][:10]}' if version else ''}",)
     drafts = [
-        Draft(
+        JobDraft(
             task="build",
-            what="Go packages",
+            title="Go packages",
             confidence=SURE,
             evidence=evidence,
             steps=("go build ./...", "go vet ./..."),
         ),
-        *_tests(place, evidence),
-        *_lint(place),
+        *_tests(folder, evidence),
+        *_lint(folder),
     ]
-    return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=tuple(drafts))
+    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=tuple(drafts))
 
 
-def _tests(place: Place, evidence: tuple[str, ...]) -> list[Draft]:
-    found = place.any(r".*_test\.go")
-    if found is None:
+def _tests(folder: Folder, evidence: tuple[str, ...]) -> list[JobDraft]:
+    test_file = folder.first_match(r".*_test\.go")
+    if test_file is None:
         return []
-    recipe = test_recipe(place)
+    recipe = test_recipe(folder)
     confidence: Confidence = SURE
     reason = ""
     if recipe and not re.search(
         r"(?:\bgo|\$\(GO\w*\)|\$\{GO\w*\}|gotestsum)\s+(?:\S+\s+){0,3}?(test|--)|gotestsum", recipe
     ):
-        confidence, reason = LIKELY, "the Makefile has a target 'test' of its own, which does something else"
+        confidence, reason = LIKELY, "the Makefile has a target 'test' that runs a different command"
     elif recipe and re.search(r"docker|-tags|compose", recipe):
-        confidence, reason = LIKELY, "the Makefile runs the tests with options of its own"
+        confidence, reason = LIKELY, "the Makefile runs the tests with special options"
     return [
-        Draft(
+        JobDraft(
             task="test",
-            what="Go tests",
+            title="Go tests",
             confidence=confidence,
             reason=reason,
             evidence=(*evidence, "there are *_test.go files"),
@@ -69,19 +69,19 @@ def _tests(place: Place, evidence: tuple[str, ...]) -> list[Draft]:
     ]
 
 
-def _lint(place: Place) -> list[Draft]:
-    config = place.has(*LINTER)
+def _lint(folder: Folder) -> list[JobDraft]:
+    config = folder.find_file(*LINTER)
     if config is None:
         return []
-    is_second = re.search(r"""(?m)^["']?version["']?\s*[:=]\s*["']?2""", place.text(config)) is not None
+    is_second = re.search(r"""(?m)^["']?version["']?\s*[:=]\s*["']?2""", folder.text(config)) is not None
     module = "golangci-lint/v2" if is_second else "golangci-lint"
     return [
-        Draft(
+        JobDraft(
             task="lint",
-            what="Go linters",
+            title="Go linters",
             confidence=LIKELY,
             evidence=(f"there is {config}",),
-            reason="no version of golangci-lint is declared, and a newer one may want other things",
+            reason="no version of golangci-lint is pinned, and a newer version may report other problems",
             steps=(f"go run github.com/golangci/{module}/cmd/golangci-lint@latest run",),
         )
     ]

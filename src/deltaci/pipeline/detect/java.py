@@ -1,4 +1,4 @@
-"""Java and Kotlin: Maven or Gradle, by their wrappers where there are any."""
+"""Detect Java and Kotlin builds: Maven or Gradle, started through their wrapper script if there is one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, Draft, Project
-from deltaci.pipeline.detect.tree import Place
+from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.tree import Folder
 
 ECOSYSTEM: Final = "java"
 MAVEN: Final = "pom.xml"
@@ -15,55 +15,64 @@ GRADLE: Final = ("settings.gradle", "settings.gradle.kts", "build.gradle", "buil
 ANDROID: Final = re.compile(r"com\.android\.(application|library|tools\.build)|libs\.plugins\.android|AndroidManifest")
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file says something about a Java project."""
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of Java projects reads this file."""
     return name in (MAVEN, *GRADLE) or name == "libs.versions.toml"
 
 
-def find(place: Place) -> Project | None:
-    """The Maven or Gradle build of this folder. Where both are, the one with a wrapper; else Maven."""
-    gradle = place.has(*GRADLE)
-    is_maven = place.has(MAVEN) is not None
-    drafts: tuple[Draft, ...] = ()
+def find(folder: Folder) -> Project | None:
+    """Return the Maven or Gradle build of the folder, or None if there is neither.
+
+    If there are both, Gradle is used only where it has a wrapper and Maven has none.
+    """
+    gradle = folder.find_file(*GRADLE)
+    is_maven = folder.find_file(MAVEN) is not None
+    drafts: tuple[JobDraft, ...] = ()
     unclear: tuple[str, ...] = ()
-    if gradle and (not is_maven or (place.has("gradlew") and not place.has("mvnw"))):
-        drafts = (_gradle(place, gradle),)
-        unclear = ("pom.xml is there too; Gradle has a wrapper, so Gradle is taken",) if is_maven else ()
+    if gradle and (not is_maven or (folder.find_file("gradlew") and not folder.find_file("mvnw"))):
+        drafts = (_gradle(folder, gradle),)
+        unclear = ("there is pom.xml too; Gradle is used because it has a wrapper",) if is_maven else ()
     elif is_maven:
-        drafts = (_maven(place),)
-        unclear = (f"{gradle} is there too; Maven is taken",) if gradle else ()
-    return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=drafts, unclear=unclear) if drafts else None
+        drafts = (_maven(folder),)
+        unclear = (f"there is {gradle} too; Maven is used",) if gradle else ()
+    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=drafts, unclear=unclear) if drafts else None
 
 
-def _maven(place: Place) -> Draft:
-    wrapper = place.has("mvnw")
-    has_toolchains = "maven-toolchains-plugin" in place.text(MAVEN)
-    return Draft(
+def _maven(folder: Folder) -> JobDraft:
+    wrapper = folder.find_file("mvnw")
+    has_toolchains = "maven-toolchains-plugin" in folder.text(MAVEN)
+    return JobDraft(
         task="test",
-        what="Maven build with tests",
+        title="Maven build with tests",
         confidence=LIKELY if has_toolchains else SURE,
-        reason="pom.xml asks for certain JDKs by toolchains" if has_toolchains else "",
+        reason="pom.xml requires certain JDKs through toolchains" if has_toolchains else "",
         evidence=("there is pom.xml", *(("there is the wrapper mvnw",) if wrapper else ())),
-        # By `sh`: whether the wrapper may be executed is not to be seen from its name.
+        # Started with `sh`, because the file list does not show whether the wrapper is executable.
         steps=(f"{'sh ./mvnw' if wrapper else 'mvn'} -B -ntp verify",),
-        artifacts=(model.Artifact(path=place.path("**/target/surefire-reports/TEST-*.xml"), type="junit"),),
+        artifacts=(model.Artifact(path=folder.from_root("**/target/surefire-reports/TEST-*.xml"), type="junit"),),
     )
 
 
-def _gradle(place: Place, config: str) -> Draft:
-    wrapper = place.has("gradlew")
-    said = "".join(place.text(each) for each in (*GRADLE, "gradle/libs.versions.toml"))
-    is_android = ANDROID.search(said) is not None or place.any(r"(?:.*/)?src/main/AndroidManifest\.xml") is not None
+def _gradle(folder: Folder, config: str) -> JobDraft:
+    wrapper = folder.find_file("gradlew")
+    build_text = "".join(folder.text(path) for path in (*GRADLE, "gradle/libs.versions.toml"))
+    is_android = (
+        ANDROID.search(build_text) is not None
+        or folder.first_match(r"(?:.*/)?src/main/AndroidManifest\.xml") is not None
+    )
     confidence: Confidence = SURE if wrapper else LIKELY
-    reason = "" if wrapper else "there is no wrapper, so the version of Gradle is a guess"
+    reason = "" if wrapper else "there is no wrapper, so the required version of Gradle is unknown"
     if is_android:
-        confidence, reason = LIKELY if wrapper else UNSURE, "it is an Android project: the machine must have its SDK"
-    return Draft(
+        confidence, reason = (
+            LIKELY if wrapper else UNSURE,
+            "it is an Android project: the runner must have the Android SDK",
+        )
+    return JobDraft(
         task="test",
-        what="Gradle build with tests",
+        title="Gradle build with tests",
         confidence=confidence,
         reason=reason,
         evidence=(f"there is {config}", *(("there is the wrapper gradlew",) if wrapper else ())),
         steps=(f"{'sh ./gradlew' if wrapper else 'gradle'} --no-daemon build",),
-        artifacts=(model.Artifact(path=place.path("**/build/test-results/**/TEST-*.xml"), type="junit"),),
+        artifacts=(model.Artifact(path=folder.from_root("**/build/test-results/**/TEST-*.xml"), type="junit"),),
     )

@@ -1,4 +1,7 @@
-"""C and C++: CMake, Meson and autotools. What libraries they need is hardly ever declared, so nothing here is sure."""
+"""Detect C and C++ builds: CMake, Meson and autotools.
+
+No finding is `SURE`, because these builds rarely declare which libraries they need.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ import re
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, UNSURE, Draft, Project
-from deltaci.pipeline.detect.tasks import tasks_of
-from deltaci.pipeline.detect.tree import Place
+from deltaci.pipeline.detect.findings import LIKELY, UNSURE, JobDraft, Project
+from deltaci.pipeline.detect.tasks import read_task_file
+from deltaci.pipeline.detect.tree import Folder
 
 ECOSYSTEM: Final = "native"
-LIBRARIES: Final = "which compilers and libraries it needs is not declared"
+LIBRARIES: Final = "the required compilers and libraries are not declared"
 AUTOTOOLS: Final = ("configure.ac", "configure.in")
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file says something about such a build."""
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of C and C++ builds reads this file."""
     return name in (
         "CMakeLists.txt",
         "meson.build",
@@ -28,41 +31,45 @@ def wants(name: str, folder: str) -> bool:
     )
 
 
-def find(place: Place) -> Project | None:
-    """The build of this folder. A Makefile that tests wins, unless CMake is told of tests."""
-    tasks = tasks_of(place)
-    has_target = tasks is not None and any(name in tasks.targets for name in ("test", "check"))
+def find(folder: Folder) -> Project | None:
+    """Return the build of the folder, or None if there is none.
+
+    Also return None if a Makefile with a test target should be used instead. CMake takes precedence over such a
+    Makefile if it declares tests itself.
+    """
+    task_file = read_task_file(folder)
+    has_target = task_file is not None and any(name in task_file.targets for name in ("test", "check"))
     steps: tuple[str, ...] = ()
     artifacts: tuple[model.Artifact, ...] = ()
-    if place.has("CMakeLists.txt"):
-        is_tested = _ctest(place)
+    if folder.find_file("CMakeLists.txt"):
+        is_tested = _has_cmake_tests(folder)
         if has_target and not is_tested:
             return None
-        told, what = "there is CMakeLists.txt", "CMake build"
+        evidence, title = "there is CMakeLists.txt", "CMake build"
         steps = ("cmake -S . -B _build -DCMAKE_BUILD_TYPE=Release", "cmake --build _build --parallel")
         if is_tested:
             steps += ("ctest --test-dir _build --output-on-failure --output-junit test-results.xml",)
-            artifacts = (model.Artifact(path=place.path("_build/test-results.xml"), type="junit"),)
-    elif place.has("meson.build"):
-        if has_target or not re.search(r"(?m)^[ \t]*project[ \t]*\(", place.text("meson.build")):
+            artifacts = (model.Artifact(path=folder.from_root("_build/test-results.xml"), type="junit"),)
+    elif folder.find_file("meson.build"):
+        if has_target or not re.search(r"(?m)^[ \t]*project[ \t]*\(", folder.text("meson.build")):
             return None
-        is_tested, told, what = True, "there is meson.build", "Meson build"
+        is_tested, evidence, title = True, "there is meson.build", "Meson build"
         steps = ("meson setup _build", "meson compile -C _build", "meson test -C _build --print-errorlogs")
-        artifacts = (model.Artifact(path=place.path("_build/meson-logs/testlog.junit.xml"), type="junit"),)
-    elif config := place.has(*AUTOTOOLS, "configure"):
-        return None if has_target and place.has("Makefile") else _autotools(place, config)
+        artifacts = (model.Artifact(path=folder.from_root("_build/meson-logs/testlog.junit.xml"), type="junit"),)
+    elif config := folder.find_file(*AUTOTOOLS, "configure"):
+        return None if has_target and folder.find_file("Makefile") else _autotools(folder, config)
     else:
         return None
     return Project(
         ecosystem=ECOSYSTEM,
-        folder=place.folder,
+        folder=folder.path,
         drafts=(
-            Draft(
+            JobDraft(
                 task="test" if is_tested else "build",
-                what=what + (" with tests" if is_tested else ""),
-                confidence=LIKELY if is_tested or place.has("CMakeLists.txt") else UNSURE,
+                title=title + (" with tests" if is_tested else ""),
+                confidence=LIKELY if is_tested or folder.find_file("CMakeLists.txt") else UNSURE,
                 reason=LIBRARIES,
-                evidence=(told,),
+                evidence=(evidence,),
                 steps=steps,
                 artifacts=artifacts,
             ),
@@ -70,32 +77,34 @@ def find(place: Place) -> Project | None:
     )
 
 
-def _ctest(place: Place) -> bool:
-    """Whether CMake knows of tests: here, or in folders that it is likely to add."""
-    here = place.text("CMakeLists.txt") + "".join(place.text(f"{name}/CMakeLists.txt") for name in ("test", "tests"))
+def _has_cmake_tests(folder: Folder) -> bool:
+    """Return whether CMakeLists.txt declares tests, in this folder or in its folders `test` and `tests`."""
+    cmake_text = folder.text("CMakeLists.txt") + "".join(
+        folder.text(f"{name}/CMakeLists.txt") for name in ("test", "tests")
+    )
     return (
         re.search(
             r"(?im)^[ \t]*(enable_testing|include[ \t]*\([ \t]*CTest|add_test|(?:gtest|catch)_discover_tests)\b",
-            here,
+            cmake_text,
         )
         is not None
     )
 
 
-def _autotools(place: Place, config: str) -> Project:
-    make_configure = "sh ./autogen.sh" if place.has("autogen.sh") else "autoreconf -fi"
-    first = () if place.has("configure") else (make_configure,)
-    said = "".join(place.text(name) for name in ("Makefile.am", "tests/Makefile.am", "test/Makefile.am"))
-    made = place.text("Makefile.in") + place.text("Makefile.pre.in")
-    found = re.search(r"(?m)^(TESTS|check_PROGRAMS|check_SCRIPTS|check-local|check)\b", said)
-    target = "check" if found or re.search(r"(?m)^check[ \t]*:", made) else ""
-    target = target or ("test" if re.search(r"(?m)^test[ \t]*:", said + made) else "")
-    draft = Draft(
+def _autotools(folder: Folder, config: str) -> Project:
+    make_configure = "sh ./autogen.sh" if folder.find_file("autogen.sh") else "autoreconf -fi"
+    first = () if folder.find_file("configure") else (make_configure,)
+    automake_text = "".join(folder.text(name) for name in ("Makefile.am", "tests/Makefile.am", "test/Makefile.am"))
+    makefile_text = folder.text("Makefile.in") + folder.text("Makefile.pre.in")
+    check_target = re.search(r"(?m)^(TESTS|check_PROGRAMS|check_SCRIPTS|check-local|check)\b", automake_text)
+    target = "check" if check_target or re.search(r"(?m)^check[ \t]*:", makefile_text) else ""
+    target = target or ("test" if re.search(r"(?m)^test[ \t]*:", automake_text + makefile_text) else "")
+    draft = JobDraft(
         task="test" if target else "build",
-        what="autotools build" + (" with tests" if target else ""),
+        title="autotools build" + (" with tests" if target else ""),
         confidence=LIKELY,
-        reason=f"{LIBRARIES}, and configure may have to be told which",
+        reason=f"{LIBRARIES}, and configure may need options",
         steps=(*first, "sh ./configure", "make", *((f"make {target}",) if target else ())),
         evidence=(f"there is {config}",),
     )
-    return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=(draft,))
+    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(draft,))

@@ -1,12 +1,12 @@
-"""PHP: Composer, then PHPUnit, Pest, or the scripts that composer.json declares."""
+"""Detect PHP projects: Composer, with PHPUnit, Pest or the scripts of composer.json."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, Draft, Project
-from deltaci.pipeline.detect.tree import Place, table
+from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.tree import Folder, get_table
 
 ECOSYSTEM: Final = "php"
 MANIFEST: Final = "composer.json"
@@ -14,36 +14,38 @@ INSTALL: Final = "composer install --no-interaction --no-progress --prefer-dist"
 LINTS: Final = ("lint", "cs", "cs:check", "cs-check", "check-style", "phpcs", "phpstan", "stan", "analyse", "psalm")
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file says something about a PHP project."""
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of PHP projects reads this file."""
     return name in (MANIFEST, "phpunit.xml", "phpunit.xml.dist")
 
 
-def find(place: Place) -> Project | None:
-    """The package or application of this folder, if there is one."""
-    if not place.has(MANIFEST):
+def find(folder: Folder) -> Project | None:
+    """Return the PHP project of the folder, or None if there is none."""
+    if not folder.find_file(MANIFEST):
         return None
-    composer = place.json(MANIFEST)
-    drafts = [*_test(place, composer), *_lint(place, composer)]
-    unclear = () if drafts else ("there is composer.json, but nothing that looks like tests",)
-    return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=tuple(drafts), unclear=unclear)
+    composer = folder.json(MANIFEST)
+    drafts = [*_test(folder, composer), *_lint(folder, composer)]
+    unclear = () if drafts else ("there is composer.json, but no tests were detected",)
+    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=tuple(drafts), unclear=unclear)
 
 
 def _draft(
-    place: Place,
+    folder: Folder,
     task: str,
-    what: str,
+    title: str,
     steps: tuple[str, ...],
     evidence: str,
     confidence: Confidence = SURE,
     reason: str = "",
     artifacts: tuple[model.Artifact, ...] = (),
-) -> Draft:
-    lock = place.path(place.has("composer.lock") or MANIFEST)
-    caches = (model.Cache(key="composer-{lock_hash}", paths=(place.path(".cache/composer"),), lock_files=(lock,)),)
-    return Draft(
+) -> JobDraft:
+    lock = folder.from_root(folder.find_file("composer.lock") or MANIFEST)
+    caches = (
+        model.Cache(key="composer-{lock_hash}", paths=(folder.from_root(".cache/composer"),), lock_files=(lock,)),
+    )
+    return JobDraft(
         task=task,
-        what=what,
+        title=title,
         confidence=confidence,
         reason=reason,
         evidence=(evidence,),
@@ -54,17 +56,17 @@ def _draft(
     )
 
 
-def _test(place: Place, composer: dict[str, Any]) -> list[Draft]:
-    wants = {**table(composer, "require"), **table(composer, "require-dev")}
-    config = place.has("phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml")
-    report = (model.Artifact(path=place.path("test-results.xml"), type="junit"),)
-    if place.has("artisan") and place.has(".env.example"):
+def _test(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
+    requirements = {**get_table(composer, "require"), **get_table(composer, "require-dev")}
+    config = folder.find_file("phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml")
+    report = (model.Artifact(path=folder.from_root("test-results.xml"), type="junit"),)
+    if folder.find_file("artisan") and folder.find_file(".env.example"):
         steps = ("cp .env.example .env", "php artisan key:generate", "php artisan test")
-        return [_draft(place, "test", "Laravel tests", steps, "there is artisan", LIKELY, "it may want a database")]
-    if config and "pestphp/pest" in wants:
+        return [_draft(folder, "test", "Laravel tests", steps, "there is artisan", LIKELY, "it may need a database")]
+    if config and "pestphp/pest" in requirements:
         return [
             _draft(
-                place,
+                folder,
                 "test",
                 "PHP tests with Pest",
                 ("vendor/bin/pest --log-junit test-results.xml",),
@@ -72,10 +74,10 @@ def _test(place: Place, composer: dict[str, Any]) -> list[Draft]:
                 artifacts=report,
             )
         ]
-    if config and "phpunit/phpunit" in wants:
+    if config and "phpunit/phpunit" in requirements:
         return [
             _draft(
-                place,
+                folder,
                 "test",
                 "PHP tests with PHPUnit",
                 ("vendor/bin/phpunit --log-junit test-results.xml",),
@@ -83,26 +85,26 @@ def _test(place: Place, composer: dict[str, Any]) -> list[Draft]:
                 artifacts=report,
             )
         ]
-    if config and place.has("phpunit"):
+    if config and folder.find_file("phpunit"):
         return [
             _draft(
-                place,
+                folder,
                 "test",
                 "PHP tests with PHPUnit",
                 ("php ./phpunit",),
                 f"there are {config} and the script phpunit",
                 LIKELY,
-                "what it needs is not to be seen",
+                "its dependencies are unknown",
             )
         ]
-    if "test" in table(composer, "scripts"):
-        return [_draft(place, "test", "PHP tests", ("composer test",), "composer.json has the script 'test'")]
+    if "test" in get_table(composer, "scripts"):
+        return [_draft(folder, "test", "PHP tests", ("composer test",), "composer.json has the script 'test'")]
     if config:
-        is_bridge = "symfony/phpunit-bridge" in wants
+        is_bridge = "symfony/phpunit-bridge" in requirements
         command = "vendor/bin/simple-phpunit" if is_bridge else "vendor/bin/phpunit"
         return [
             _draft(
-                place,
+                folder,
                 "test",
                 "PHP tests with PHPUnit",
                 (command,),
@@ -114,20 +116,27 @@ def _test(place: Place, composer: dict[str, Any]) -> list[Draft]:
     return []
 
 
-def _lint(place: Place, composer: dict[str, Any]) -> list[Draft]:
-    scripts, wants = table(composer, "scripts"), {**table(composer, "require"), **table(composer, "require-dev")}
-    name = next((each for each in LINTS if each in scripts), None)
-    if name:
+def _lint(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
+    scripts, requirements = (
+        get_table(composer, "scripts"),
+        {**get_table(composer, "require"), **get_table(composer, "require-dev")},
+    )
+    script = next((script for script in LINTS if script in scripts), None)
+    if script:
         return [
             _draft(
-                place, "lint", "PHP linter", (f"composer run-script {name}",), f"composer.json has the script {name!r}"
+                folder,
+                "lint",
+                "PHP linter",
+                (f"composer run-script {script}",),
+                f"composer.json has the script {script!r}",
             )
         ]
-    config = place.has("phpstan.neon", "phpstan.neon.dist", "phpstan.dist.neon")
-    if config and "phpstan/phpstan" in wants:
+    config = folder.find_file("phpstan.neon", "phpstan.neon.dist", "phpstan.dist.neon")
+    if config and "phpstan/phpstan" in requirements:
         return [
             _draft(
-                place,
+                folder,
                 "lint",
                 "PHP analysis with PHPStan",
                 ("vendor/bin/phpstan analyse --no-progress",),

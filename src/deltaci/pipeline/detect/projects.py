@@ -1,4 +1,8 @@
-"""Which folders of a repository are projects of their own, and how sure that is."""
+"""Find the projects of a repository, and lower the confidence of projects that may be parts of others.
+
+Folders are examined from the root downwards. A project inside another one is dropped if the outer build covers it, and
+otherwise proposed with a confidence that depends on its folder name and ecosystem.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ import msgspec
 from deltaci.pipeline.detect import dotnet, go, java, native, node, others, php, python, ruby, rust, tasks
 from deltaci.pipeline.detect.findings import LIKELY, UNSURE, Confidence, Project, weaker
 from deltaci.pipeline.detect.python_linters import find_pre_commit
-from deltaci.pipeline.detect.tree import MAX_DEPTH, Place, Tree, is_aside, is_foreign, is_plain
+from deltaci.pipeline.detect.tree import MAX_DEPTH, Folder, Tree, is_auxiliary, is_plain, is_third_party
 
 MAX_PROJECTS: Final = 25
-MAX_LOOKED_AT: Final = 400
-ECOSYSTEMS: Final[tuple[Callable[[Place], Project | None], ...]] = (
+MAX_FOLDERS: Final = 400
+ECOSYSTEMS: Final[tuple[Callable[[Folder], Project | None], ...]] = (
     *(python.find, node.find, go.find, rust.find, java.find, dotnet.find, ruby.find, php.find),
 )
 MANIFESTS: Final = frozenset(
@@ -26,7 +30,7 @@ MANIFESTS: Final = frozenset(
     }
 )
 # Folders that usually hold projects of their own.
-USUAL: Final = frozenset(
+PROJECT_FOLDER_NAMES: Final = frozenset(
     {
         *("packages", "package", "pkg", "pkgs", "apps", "app", "services", "service", "libs", "lib", "libraries"),
         *("modules", "projects", "components", "plugins", "crates", "backend", "frontend", "front", "client"),
@@ -36,10 +40,12 @@ USUAL: Final = frozenset(
         *("lambdas", "functions", "worker"),
     }
 )
-# One build of the whole tree: what lies inside is a part of it.
-WHOLE: Final = frozenset({"java", "dotnet", "ruby", "php", "elixir", "swift", "scala", "haskell", "native", "bazel"})
-NATIVE: Final = ("c", "cc", "cpp", "cxx", "h", "hpp")
-SOURCES: Final[dict[str, tuple[str, ...]]] = {
+# Ecosystems whose build includes all projects of the same ecosystem in nested folders.
+WHOLE_TREE_ECOSYSTEMS: Final = frozenset(
+    {"java", "dotnet", "ruby", "php", "elixir", "swift", "scala", "haskell", "native", "bazel"}
+)
+NATIVE_EXTENSIONS: Final = ("c", "cc", "cpp", "cxx", "h", "hpp")
+SOURCE_EXTENSIONS: Final[dict[str, tuple[str, ...]]] = {
     "python": ("py", "pyx"),
     "node": ("js", "ts", "jsx", "tsx", "mjs", "cjs", "mts", "vue", "svelte"),
     "go": ("go",),
@@ -48,124 +54,127 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "java": ("java", "kt", "scala", "groovy"),
     "php": ("php",),
 }
-MINOR: Final = 10
-FEW: Final = "the repository is mostly C or C++, and this may only be for its tools"
-INSIDE: Final = "it lies inside another project, and may be a part of it rather than one of its own"
+MINOR_RATIO: Final = 10
+MINOR_REASON: Final = "the repository is mostly C or C++, and this may only belong to its tools"
+NESTED_REASON: Final = "it lies inside another project, and may be a part of it rather than one of its own"
 
 
-class Found(NamedTuple):
-    """All projects, and what was seen and is not proposed."""
+class DetectedProjects(NamedTuple):
+    """All projects of a repository, and messages about folders that were skipped."""
 
     projects: list[Project]
     unclear: list[str]
 
 
-def find_projects(tree: Tree) -> Found:
-    """The root first, then the folders inside it."""
-    found: list[Project] = []
+def find_projects(tree: Tree) -> DetectedProjects:
+    """Return the projects of all folders, those of the root first."""
+    projects: list[Project] = []
     unclear: list[str] = []
-    left_out: dict[str, int] = {}
-    looked_at = 0
+    skipped_counts: dict[str, int] = {}
+    examined = 0
     for folder in tree.folders():
         if folder and not _has_manifest(tree, folder):
             continue
-        skipped = _skipped(folder)
-        if skipped:
-            left_out[skipped] = left_out.get(skipped, 0) + 1
+        skip_reason = _skip_reason(folder)
+        if skip_reason:
+            skipped_counts[skip_reason] = skipped_counts.get(skip_reason, 0) + 1
             continue
-        looked_at += 1
-        if looked_at > MAX_LOOKED_AT:
-            left_out["beyond the limit"] = left_out.get("beyond the limit", 0) + 1
+        examined += 1
+        if examined > MAX_FOLDERS:
+            skipped_counts["beyond_limit"] = skipped_counts.get("beyond_limit", 0) + 1
             continue
-        for project in _in_folder(tree, folder, found):
-            kept = _placed(tree, project, found)
-            if kept is None:
+        for project in _in_folder(tree, folder, projects):
+            adjusted = _adjusted(tree, project, projects)
+            if adjusted is None:
                 continue
-            if kept.drafts and len({each.folder for each in found if each.drafts} | {folder}) > MAX_PROJECTS:
-                left_out["beyond the limit"] = left_out.get("beyond the limit", 0) + 1
+            if adjusted.drafts and len({other.folder for other in projects if other.drafts} | {folder}) > MAX_PROJECTS:
+                skipped_counts["beyond_limit"] = skipped_counts.get("beyond_limit", 0) + 1
             else:
-                found.append(kept)
-    unclear += [_told(why, count) for why, count in sorted(left_out.items())]
-    return Found(found, unclear)
+                projects.append(adjusted)
+    unclear += [_skip_message(reason, count) for reason, count in sorted(skipped_counts.items())]
+    return DetectedProjects(projects, unclear)
 
 
 def _has_manifest(tree: Tree, folder: str) -> bool:
     return any(
-        name in MANIFESTS or re.fullmatch(r".*\.(?:slnx?|(?:cs|fs|vb)proj)", name) for name in tree.names(folder)
+        name in MANIFESTS or re.fullmatch(r".*\.(?:slnx?|(?:cs|fs|vb)proj)", name) for name in tree.file_names(folder)
     )
 
 
-def _skipped(folder: str) -> str:
-    """Why a folder is not looked at; empty, if it is."""
-    if is_foreign(f"{folder}/x"):
-        return "foreign"
+def _skip_reason(folder: str) -> str:
+    """Return the reason for skipping a folder; empty if it is not skipped."""
+    if is_third_party(f"{folder}/x"):
+        return "third_party"
     if not is_plain(folder):
-        return "strange"
-    return "aside" if is_aside(folder) else "deep" if folder.count("/") >= MAX_DEPTH else ""
+        return "unsafe_name"
+    return "auxiliary" if is_auxiliary(folder) else "deep" if folder.count("/") >= MAX_DEPTH else ""
 
 
-def _told(why: str, count: int) -> str:
+def _skip_message(reason: str, count: int) -> str:
     folders = f"{count} more folder{'s' if count > 1 else ''} with a project in {'them' if count > 1 else 'it'}"
     return {
-        "foreign": f"{folders}: copies of others' work (in vendor, third_party and the like) are not looked at",
-        "strange": f"{folders}: the names have characters that are not safe in commands, so nothing is proposed there",
-        "aside": f"{folders}: examples, documentation, tests, tools and the like are not looked at",
-        "deep": f"{folders}: more than {MAX_DEPTH} folders deep, which is not looked at",
-        "beyond the limit": f"{folders}: at most {MAX_PROJECTS} are proposed",
-    }[why]
+        "third_party": f"{folders}: third-party code (in vendor, third_party and similar folders) is skipped",
+        "unsafe_name": f"{folders}: skipped, as the names have characters that are not safe in commands",
+        "auxiliary": f"{folders}: examples, documentation, tests, tools and similar folders are skipped",
+        "deep": f"{folders}: skipped, as they are {MAX_DEPTH} or more folders deep",
+        "beyond_limit": f"{folders}: at most {MAX_PROJECTS} are proposed",
+    }[reason]
 
 
-def _in_folder(tree: Tree, folder: str, before: list[Project]) -> Iterator[Project]:
-    place = Place(tree, folder)
-    here = [project for find in ECOSYSTEMS if (project := find(place)) is not None]
-    here += others.find_all(place)
-    has_root = any(project.drafts for project in before)
-    is_packaged = any(project.ecosystem == "python" and _does(project, "build") for project in here)
-    built = native.find(place) if not is_packaged and (not folder or not has_root) else None
-    if not folder and (built or tasks.tasks_of(place)):
-        here = [_weakened(each, UNSURE, FEW) if _is_minor(tree, each.ecosystem) else each for each in here]
-    if built is not None:
-        here.append(built)
-    if not folder and not any(project.ecosystem == "python" and _does(project, "lint") for project in here):
-        here += [hooks] if (hooks := find_pre_commit(place)) else []
-    yield from here
-    if not folder or (not has_root and not here):
-        runs = [draft for project in here for draft in project.drafts if draft.confidence != UNSURE]
-        targets = tasks.find(
-            place,
-            frozenset(draft.task for draft in runs),
-            is_alone=not any(draft.task in ("build", "test") for draft in runs),
+def _in_folder(tree: Tree, path: str, projects_before: list[Project]) -> Iterator[Project]:
+    folder = Folder(tree, path)
+    projects = [project for find in ECOSYSTEMS if (project := find(folder)) is not None]
+    projects += others.find_all(folder)
+    has_outer_project = any(project.drafts for project in projects_before)
+    is_packaged = any(project.ecosystem == "python" and _has_task(project, "build") for project in projects)
+    native_project = native.find(folder) if not is_packaged and (not path or not has_outer_project) else None
+    if not path and (native_project or tasks.read_task_file(folder)):
+        projects = [
+            _with_confidence_at_most(project, UNSURE, MINOR_REASON) if _is_minor(tree, project.ecosystem) else project
+            for project in projects
+        ]
+    if native_project is not None:
+        projects.append(native_project)
+    if not path and not any(project.ecosystem == "python" and _has_task(project, "lint") for project in projects):
+        projects += [hooks_project] if (hooks_project := find_pre_commit(folder)) else []
+    yield from projects
+    if not path or (not has_outer_project and not projects):
+        included_drafts = [draft for project in projects for draft in project.drafts if draft.confidence != UNSURE]
+        target_project = tasks.find(
+            folder,
+            frozenset(draft.task for draft in included_drafts),
+            is_alone=not any(draft.task in ("build", "test") for draft in included_drafts),
         )
-        if targets is not None:
-            yield targets
+        if target_project is not None:
+            yield target_project
 
 
-def _does(project: Project, task: str) -> bool:
+def _has_task(project: Project, task: str) -> bool:
     return any(draft.task == task for draft in project.drafts)
 
 
 def _is_minor(tree: Tree, ecosystem: str) -> bool:
-    """Whether there is far more C or C++ in the repository than of this: then it is not what the project is made of."""
-    own = SOURCES.get(ecosystem)
-    return own is not None and tree.count(NATIVE) > MINOR * max(tree.count(own), 1)
+    """Return whether the repository has far more C and C++ files than files of this ecosystem."""
+    extensions = SOURCE_EXTENSIONS.get(ecosystem)
+    return extensions is not None and tree.count(NATIVE_EXTENSIONS) > MINOR_RATIO * max(tree.count(extensions), 1)
 
 
-def _placed(tree: Tree, project: Project, before: list[Project]) -> Project | None:
-    """The project with what its place makes of it; nothing, if it is a part of one that is known already."""
+def _adjusted(tree: Tree, project: Project, projects_before: list[Project]) -> Project | None:
+    """Return a project with the confidence that its folder justifies, or None if an earlier project includes it."""
     folder = project.folder
     if not folder:
         return project
-    around = [each for each in before if each.drafts and _is_inside(folder, each.folder)]
-    same = [each for each in around if each.ecosystem == project.ecosystem]
-    if any(_covers(tree, outer, project) for outer in same):
+    outer_projects = [outer for outer in projects_before if outer.drafts and _is_inside(folder, outer.folder)]
+    same_ecosystem = [outer for outer in outer_projects if outer.ecosystem == project.ecosystem]
+    if any(_covers(tree, outer, project) for outer in same_ecosystem):
         return None
     if not project.drafts:
         return None
-    is_listed = project.ecosystem == "go" and tree.has("go.work")
-    if around and not is_listed and folder.split("/")[0].lower() not in USUAL:
-        return _weakened(project, UNSURE, INSIDE)
-    if same and project.ecosystem != "go":
-        return _weakened(project, LIKELY, INSIDE)
+    is_in_go_workspace = project.ecosystem == "go" and tree.has("go.work")
+    if outer_projects and not is_in_go_workspace and folder.split("/")[0].lower() not in PROJECT_FOLDER_NAMES:
+        return _with_confidence_at_most(project, UNSURE, NESTED_REASON)
+    if same_ecosystem and project.ecosystem != "go":
+        return _with_confidence_at_most(project, LIKELY, NESTED_REASON)
     return project
 
 
@@ -174,35 +183,36 @@ def _is_inside(folder: str, outer: str) -> bool:
 
 
 def _covers(tree: Tree, outer: Project, inner: Project) -> bool:
-    """Whether the outer one builds and tests the inner one as well."""
-    if outer.ecosystem in WHOLE:
+    """Return whether the build of the outer project also builds and tests the inner one."""
+    if outer.ecosystem in WHOLE_TREE_ECOSYSTEMS:
         return True
-    place = Place(tree, outer.folder)
-    below = inner.folder[len(outer.folder) + 1 if outer.folder else 0 :]
-    if outer.ecosystem == "python":  # A Django project that has no list of its own lives on that of the outer one.
-        return not Place(tree, inner.folder).has("pyproject.toml", "setup.py", "Pipfile", "requirements.txt")
+    folder = Folder(tree, outer.folder)
+    relative_path = inner.folder[len(outer.folder) + 1 if outer.folder else 0 :]
+    if outer.ecosystem == "python":  # A Django project without its own dependencies uses those of the outer project.
+        return not Folder(tree, inner.folder).find_file("pyproject.toml", "setup.py", "Pipfile", "requirements.txt")
     if outer.ecosystem == "rust":
-        return "workspace" in place.toml("Cargo.toml")
-    if outer.ecosystem == "node" and node.is_workspace(place):
-        patterns = node.members(place)
-        return not patterns or any(_matches(pattern, below) for pattern in patterns)
+        return "workspace" in folder.toml("Cargo.toml")
+    if outer.ecosystem == "node" and node.is_workspace(folder):
+        patterns = node.workspace_patterns(folder)
+        return not patterns or any(_matches(pattern, relative_path) for pattern in patterns)
     return False
 
 
 def _matches(pattern: str, folder: str) -> bool:
-    """Whether a folder is, or lies in, what a pattern of workspaces names."""
+    """Return whether a workspace pattern matches a folder or one of its parents."""
     if pattern.startswith("!"):
         return False
-    parts = [part for part in pattern.removeprefix("./").strip("/").split("/") if part]
+    pattern_parts = [part for part in pattern.removeprefix("./").strip("/").split("/") if part]
     names = folder.split("/")
-    if "**" in parts:
-        parts = parts[: parts.index("**")]
-    return len(names) >= len(parts) and all(
-        re.fullmatch(re.escape(part).replace(r"\*", "[^/]*"), name) for part, name in zip(parts, names, strict=False)
+    if "**" in pattern_parts:
+        pattern_parts = pattern_parts[: pattern_parts.index("**")]
+    return len(names) >= len(pattern_parts) and all(
+        re.fullmatch(re.escape(part).replace(r"\*", "[^/]*"), name)
+        for part, name in zip(pattern_parts, names, strict=False)
     )
 
 
-def _weakened(project: Project, confidence: Confidence, reason: str) -> Project:
+def _with_confidence_at_most(project: Project, confidence: Confidence, reason: str) -> Project:
     drafts = tuple(
         draft
         if weaker(draft.confidence, confidence) == draft.confidence

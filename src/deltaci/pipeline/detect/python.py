@@ -1,4 +1,8 @@
-"""Python: how its tests are run and what they need, from what packaging, tox, nox, lock files and Django declare."""
+"""Detect Python projects: their package build, and the command that runs their tests.
+
+The test runner is the first of these that the project configures: tox, Django, nox, Hatch, make, pytest, unittest. Lock
+files and declared dependencies can make pytest precede tox and nox, because they install what the tests need.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,30 @@ import re
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, Draft, Project, quoted
+from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project, quoted
+from deltaci.pipeline.detect.python_dependencies import (
+    REQUIREMENTS,
+    RUNTIME,
+    Installation,
+    PythonProject,
+    build_backend,
+    package_extras,
+    plan_installation,
+)
 from deltaci.pipeline.detect.python_linters import lint_drafts
-from deltaci.pipeline.detect.python_needs import REQUIREMENTS, RUNTIME, Known, Needs, backend_of, extras_of, needs_of
-from deltaci.pipeline.detect.python_tools import LOCKERS, NOX, TOOLS, Nox, Tox, get, hatch_of, nox_of, tox_of
+from deltaci.pipeline.detect.python_tools import (
+    PACKAGE_MANAGERS_BIN,
+    RUN_NOX,
+    TOOLS_BIN,
+    NoxConfig,
+    ToxConfig,
+    hatch_test_command,
+    install_tools,
+    read_nox,
+    read_tox,
+)
 from deltaci.pipeline.detect.tasks import test_recipe
-from deltaci.pipeline.detect.tree import Place, dig, table, texts, word
+from deltaci.pipeline.detect.tree import Folder, get_nested, get_table, string_list, string_or_empty
 
 ECOSYSTEM: Final = "python"
 MANIFESTS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "Pipfile", "manage.py", "requirements.txt", "tox.ini")
@@ -21,19 +43,36 @@ PYTEST_FILES: Final = (
     *("pytest.ini", ".pytest.ini", "pytest.toml", "conftest.py", "tests/conftest.py", "test/conftest.py"),
 )
 PYTEST_STYLE: Final = re.compile(r"(?m)^(?:(?:import|from) pytest\b|(?:async )?def test_)")
-# Their version comes from tags of git, so the build needs the history.
-FROM_GIT: Final = ("setuptools_scm", "setuptools-scm", "hatch-vcs", "versioneer", "versioningit", "dunamai", "pbr")
-PLAIN_BACKENDS: Final = ("setuptools", "hatchling", "flit", "poetry", "pdm", "uv_build", "whey", "jupyter_packaging")
-JUNIT: Final = "test-results.xml"
-# What a Makefile does that brings along what the tests need.
-INSTALLS: Final = re.compile(
+# Tools that derive the version of the package from git tags, so that the build needs the git history.
+GIT_VERSION_TOOLS: Final = (
+    "setuptools_scm",
+    "setuptools-scm",
+    "hatch-vcs",
+    "versioneer",
+    "versioningit",
+    "dunamai",
+    "pbr",
+)
+PURE_PYTHON_BACKENDS: Final = (
+    "setuptools",
+    "hatchling",
+    "flit",
+    "poetry",
+    "pdm",
+    "uv_build",
+    "whey",
+    "jupyter_packaging",
+)
+JUNIT_FILE: Final = "test-results.xml"
+# Commands of a Makefile that install the dependencies of the tests.
+INSTALL_COMMANDS: Final = re.compile(
     r"pip3? install|-m venv|\buv (?:sync|run|pip)|poetry (?:install|run)|\bhatch |\btox\b|\bnox\b|VENV|"
     r"\b(?:setup|bootstrap)\b"
 )
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file says something about how a Python project is tested."""
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of Python projects reads this file."""
     if name in MANIFESTS or name in ("noxfile.py", "hatch.toml", "tox.toml", "mypy.ini"):
         return True
     is_list = name.endswith(".txt") and "requirements" in f"{folder}/{name}".lower()
@@ -41,224 +80,240 @@ def wants(name: str, folder: str) -> bool:
     return is_list or is_test
 
 
-def find(place: Place) -> Project | None:
-    """The Python project of this folder, if there is one."""
-    known = _gather(place)
-    if known is None:
+def find(folder: Folder) -> Project | None:
+    """Return the Python project of the folder, or None if there is none."""
+    project = _read_project(folder)
+    if project is None:
         return None
-    tests, unclear = _tests(known)
-    build = _build(known)
-    lint = lint_drafts(place, known.pyproject, known.setup_cfg, known.checkout)
-    return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=(*build, *tests, *lint), unclear=unclear)
+    tests, unclear = _tests(project)
+    build = _build(project)
+    lint = lint_drafts(folder, project.pyproject, project.setup_cfg, project.checkout)
+    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(*build, *tests, *lint), unclear=unclear)
 
 
-def _gather(place: Place) -> Known | None:
-    pyproject, setup_cfg = place.toml("pyproject.toml"), place.ini("setup.cfg")
-    declares = bool({"project", "build-system"} & set(pyproject)) or bool(table(pyproject, "tool", "poetry"))
-    is_package = declares or place.has("setup.py") is not None or "metadata" in setup_cfg
-    tests = [path for path in place.below(TEST_FILE) if not path.endswith("setup_test.py")][:5000]
-    has_code = is_package or place.has("manage.py", "Pipfile") is not None
-    loose = place.has("requirements.txt", "tox.ini", "noxfile.py") is not None and place.any(r".*\.py")
-    if not has_code and not loose and not (pyproject and tests):
+def _read_project(folder: Folder) -> PythonProject | None:
+    pyproject, setup_cfg = folder.toml("pyproject.toml"), folder.ini("setup.cfg")
+    is_declared = bool({"project", "build-system"} & set(pyproject)) or bool(get_table(pyproject, "tool", "poetry"))
+    is_package = is_declared or folder.find_file("setup.py") is not None or "metadata" in setup_cfg
+    tests = [path for path in folder.paths_matching(TEST_FILE) if not path.endswith("setup_test.py")][:5000]
+    has_code = is_package or folder.find_file("manage.py", "Pipfile") is not None
+    has_loose_code = folder.find_file("requirements.txt", "tox.ini", "noxfile.py") is not None and folder.first_match(
+        r".*\.py"
+    )
+    if not has_code and not has_loose_code and not (pyproject and tests):
         return None
-    known = Known(
-        place=place,
+    project = PythonProject(
+        folder=folder,
         pyproject=pyproject,
         setup_cfg=setup_cfg,
-        setup_py=place.text("setup.py"),
+        setup_py=folder.text("setup.py"),
         is_package=is_package,
         tests=tests,
     )
-    known.pytest = _pytest(known)
-    declared = place.text("pyproject.toml") + place.text("setup.cfg") + known.setup_py
-    known.checkout = 0 if any(name in declared for name in FROM_GIT) else True
-    return known
+    project.pytest = _pytest_evidence(project)
+    declared = folder.text("pyproject.toml") + folder.text("setup.cfg") + project.setup_py
+    project.checkout = 0 if any(name in declared for name in GIT_VERSION_TOOLS) else True
+    return project
 
 
-def _pytest(known: Known) -> str | None:
-    """What says that tests are run by pytest."""
-    place = known.place
-    if table(known.pyproject, "tool", "pytest"):
+def _pytest_evidence(project: PythonProject) -> str | None:
+    """Return the evidence that the tests use pytest, or None."""
+    folder = project.folder
+    if get_table(project.pyproject, "tool", "pytest"):
         return "pyproject.toml configures pytest"
-    if "tool:pytest" in known.setup_cfg:
+    if "tool:pytest" in project.setup_cfg:
         return "setup.cfg has [tool:pytest]"
-    if "pytest" in place.ini("tox.ini"):
+    if "pytest" in folder.ini("tox.ini"):
         return "tox.ini has [pytest]"
-    if found := place.has(*PYTEST_FILES):
-        return f"there is {found}"
+    if file_name := folder.find_file(*PYTEST_FILES):
+        return f"there is {file_name}"
     for name in (*MANIFESTS, "noxfile.py", *REQUIREMENTS, *RUNTIME):
-        if re.search(r"(?<![\w-])pytest(?![\w])", place.text(name)):
+        if re.search(r"(?<![\w-])pytest(?![\w])", folder.text(name)):
             return f"{name} names pytest"
-    near = (path for path in known.tests if path.count("/") <= 1 and PYTEST_STYLE.search(place.text(path)))
-    return next((f"{path} is written for pytest" for path in near), None)
+    written_for_pytest = (
+        path for path in project.tests if path.count("/") <= 1 and PYTEST_STYLE.search(folder.text(path))
+    )
+    return next((f"{path} is written for pytest" for path in written_for_pytest), None)
 
 
 # -- tests
 
 
-def _tests(known: Known) -> tuple[tuple[Draft, ...], tuple[str, ...]]:
-    place = known.place
-    has_lock = place.has("uv.lock", "poetry.lock", "pdm.lock") is not None
-    tox, nox = tox_of(place, known.pyproject, known.setup_cfg), nox_of(place)
-    if tox and tox.test and not (has_lock and known.pytest):
-        return (_by_tox(known, tox),), ()
-    needs = needs_of(known)
-    inner = place.any(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/manage\.py") if place.has("manage.py") is None else None
-    manage = place.has("manage.py") or inner
-    if manage and not known.pytest:
-        return (_by_django(known, needs, manage),), ()
-    if nox and nox.test and not (needs.is_declared and known.pytest):
-        return (_by_nox(known, nox),), ()
-    is_lost = not needs.is_declared and not needs.is_locked
-    if is_lost and (script := hatch_of(place, known.pyproject)):
-        return (_by_hatch(known, script),), ()
-    if (is_lost or _compiled(known)) and INSTALLS.search(test_recipe(place)):
-        return (_by_make(known),), ()
-    if known.pytest and (known.tests or place.any(r"(?:.*/)?(?:tests?|testing)/.*\.py")):
-        return (_by_pytest(known, needs),), ()
-    if known.tests:
-        return (_by_unittest(known, needs),), ()
-    if known.pytest:
-        return (), (f"{known.pytest}, but no test files were found",)
-    return (), ("no tests were found in this Python project",) if known.is_package else ()
+def _tests(project: PythonProject) -> tuple[tuple[JobDraft, ...], tuple[str, ...]]:
+    folder = project.folder
+    has_lock = folder.find_file("uv.lock", "poetry.lock", "pdm.lock") is not None
+    tox, nox = read_tox(folder, project.pyproject, project.setup_cfg), read_nox(folder)
+    if tox and tox.test and not (has_lock and project.pytest):
+        return (_tox_draft(project, tox),), ()
+    installation = plan_installation(project)
+    inner_manage = (
+        folder.first_match(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/manage\.py") if folder.find_file("manage.py") is None else None
+    )
+    manage = folder.find_file("manage.py") or inner_manage
+    if manage and not project.pytest:
+        return (_django_draft(project, installation, manage),), ()
+    if nox and nox.test and not (installation.is_declared and project.pytest):
+        return (_nox_draft(project, nox),), ()
+    is_undeclared = not installation.is_declared and not installation.is_locked
+    if is_undeclared and (script := hatch_test_command(folder, project.pyproject)):
+        return (_hatch_draft(project, script),), ()
+    if (is_undeclared or _compiler_backend(project)) and INSTALL_COMMANDS.search(test_recipe(folder)):
+        return (_make_draft(project),), ()
+    if project.pytest and (project.tests or folder.first_match(r"(?:.*/)?(?:tests?|testing)/.*\.py")):
+        return (_pytest_draft(project, installation),), ()
+    if project.tests:
+        return (_unittest_draft(project, installation),), ()
+    if project.pytest:
+        return (), (f"{project.pytest}, but no test files were found",)
+    return (), ("no tests were found in this Python project",) if project.is_package else ()
 
 
-def _by_tox(known: Known, tox: Tox) -> Draft:
-    names = "tox tox-uv" if tox.wants_uv else "tox"
-    return Draft(
+def _tox_draft(project: PythonProject, tox: ToxConfig) -> JobDraft:
+    packages = "tox tox-uv" if tox.uses_uv else "tox"
+    return JobDraft(
         task="test",
-        what="Python tests with tox",
+        title="Python tests with tox",
         confidence=SURE if tox.is_plain else LIKELY,
-        reason="" if tox.is_plain else tox.doubt,
+        reason="" if tox.is_plain else tox.reason,
         evidence=(tox.evidence,),
-        checkout=known.checkout,
-        steps=(*get(names), f"{TOOLS}/tox run -e {tox.test}"),
-        hints=_versions(known),
+        checkout=project.checkout,
+        steps=(*install_tools(packages), f"{TOOLS_BIN}/tox run -e {tox.test}"),
+        hints=_version_hints(project),
     )
 
 
-def _by_nox(known: Known, nox: Nox) -> Draft:
-    return Draft(
+def _nox_draft(project: PythonProject, nox: NoxConfig) -> JobDraft:
+    return JobDraft(
         task="test",
-        what="Python tests with nox",
+        title="Python tests with nox",
         confidence=LIKELY,
         evidence=(nox.evidence,),
-        checkout=known.checkout,
-        reason="the session may ask for versions of Python that the machine does not have",
-        steps=(*get("nox"), f"{NOX} -s {nox.test}"),
-        hints=_versions(known),
+        checkout=project.checkout,
+        reason="the session may require versions of Python that the runner does not have",
+        steps=(*install_tools("nox"), f"{RUN_NOX} -s {nox.test}"),
+        hints=_version_hints(project),
     )
 
 
-def _by_hatch(known: Known, script: str) -> Draft:
-    return Draft(
+def _hatch_draft(project: PythonProject, script: str) -> JobDraft:
+    return JobDraft(
         task="test",
-        what="Python tests with Hatch",
+        title="Python tests with Hatch",
         confidence=SURE,
-        evidence=("pyproject.toml has an environment of Hatch for tests",),
-        steps=(*get("hatch"), f"{TOOLS}/hatch {script}"),
-        checkout=known.checkout,
-        hints=_versions(known),
+        evidence=("pyproject.toml has a Hatch environment for tests",),
+        steps=(*install_tools("hatch"), f"{TOOLS_BIN}/hatch {script}"),
+        checkout=project.checkout,
+        hints=_version_hints(project),
     )
 
 
-def _by_make(known: Known) -> Draft:
-    """The Makefile gets what the tests need, and nothing else says what that is; what it installs goes into .venv."""
-    return Draft(
+def _make_draft(project: PythonProject) -> JobDraft:
+    """Return a job that runs `make test`, for a Makefile that installs the undeclared dependencies of the tests.
+
+    The job puts `.venv` first on the PATH, so that the Makefile installs into it.
+    """
+    return JobDraft(
         task="test",
-        what="Python tests with make",
+        title="Python tests with make",
         confidence=LIKELY,
-        reason="only the Makefile knows what the tests need",
-        evidence=("the Makefile has the target 'test', and gets what that needs",),
+        reason="only the Makefile declares what the tests need",
+        evidence=("the Makefile has the target 'test', which installs its requirements",),
         steps=("python3 -m venv .venv", 'PATH="$PWD/.venv/bin:$PATH" make test'),
-        checkout=known.checkout,
-        hints=_versions(known),
+        checkout=project.checkout,
+        hints=_version_hints(project),
     )
 
 
-def _by_pytest(known: Known, needs: Needs) -> Draft:
+def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraft:
     confidence: Confidence = SURE
     reason = ""
-    compiled = _compiled(known)
-    if compiled == "mesonpy":
-        confidence, reason = UNSURE, "it is built by meson-python in place, and what that needs is a guess"
-    elif compiled and not needs.is_declared and not needs.is_locked:
-        confidence, reason = UNSURE, f"{compiled} builds it, and nothing says what that and the tests need"
-    elif compiled:
-        confidence, reason = LIKELY, f"{compiled} builds it, which may need a compiler and libraries"
-    elif not needs.is_declared and not needs.is_locked:
-        confidence, reason = LIKELY, "nothing says what the tests need beside pytest"
-    elif not known.tests:
-        confidence, reason = LIKELY, "there are tests, but none with a usual name"
-    by_uv = (f"{LOCKERS}/uv pip install pytest",) if known.place.has("uv.lock") else ()
-    by_pip = () if needs.is_locked else (".venv/bin/python -m pip install pytest",)
-    install = () if _lists_pytest(known) else by_uv or by_pip
-    told = known.pytest or "there are test files"
-    return Draft(
+    backend = _compiler_backend(project)
+    if backend == "mesonpy":
+        confidence, reason = UNSURE, "meson-python builds it in place, and the build requirements are a guess"
+    elif backend and not installation.is_declared and not installation.is_locked:
+        confidence, reason = (
+            UNSURE,
+            f"{backend} builds it, and the requirements of the build and the tests are not declared",
+        )
+    elif backend:
+        confidence, reason = LIKELY, f"{backend} builds it, which may need a compiler and libraries"
+    elif not installation.is_declared and not installation.is_locked:
+        confidence, reason = LIKELY, "no requirements of the tests are declared besides pytest"
+    elif not project.tests:
+        confidence, reason = LIKELY, "there are tests, but none has a usual file name"
+    install_with_uv = (f"{PACKAGE_MANAGERS_BIN}/uv pip install pytest",) if project.folder.find_file("uv.lock") else ()
+    install_with_pip = () if installation.is_locked else (".venv/bin/python -m pip install pytest",)
+    install_pytest = () if _installs_pytest(project) else install_with_uv or install_with_pip
+    evidence = project.pytest or "there are test files"
+    return JobDraft(
         task="test",
-        what="Python tests with pytest",
+        title="Python tests with pytest",
         confidence=confidence,
         reason=reason,
-        evidence=(told, *needs.evidence),
-        env=needs.env,
-        caches=needs.caches,
-        checkout=known.checkout,
-        steps=(*needs.steps, *install, f".venv/bin/python -m pytest --junitxml={JUNIT}"),
-        artifacts=(model.Artifact(path=known.place.path(JUNIT), type="junit"),),
-        hints=_versions(known),
+        evidence=(evidence, *installation.evidence),
+        env=installation.env,
+        caches=installation.caches,
+        checkout=project.checkout,
+        steps=(*installation.steps, *install_pytest, f".venv/bin/python -m pytest --junitxml={JUNIT_FILE}"),
+        artifacts=(model.Artifact(path=project.folder.from_root(JUNIT_FILE), type="junit"),),
+        hints=_version_hints(project),
     )
 
 
-def _lists_pytest(known: Known) -> bool:
-    """Whether what is installed surely brings pytest along."""
-    declared = [*table(known.pyproject, "dependency-groups").values(), *extras_of(known).values()]
-    listed = " ".join(each for group in declared for each in texts(group))
-    name = known.place.has(*REQUIREMENTS)
-    return "pytest" in listed or bool(name and re.search(r"(?m)^pytest\b", known.place.text(name)))
+def _installs_pytest(project: PythonProject) -> bool:
+    """Return whether the declared dependencies include pytest."""
+    declared = [*get_table(project.pyproject, "dependency-groups").values(), *package_extras(project).values()]
+    requirements = " ".join(requirement for group in declared for requirement in string_list(group))
+    requirements_file = project.folder.find_file(*REQUIREMENTS)
+    return "pytest" in requirements or bool(
+        requirements_file and re.search(r"(?m)^pytest\b", project.folder.text(requirements_file))
+    )
 
 
-def _by_django(known: Known, needs: Needs, manage: str) -> Draft:
-    return Draft(
+def _django_draft(project: PythonProject, installation: Installation, manage: str) -> JobDraft:
+    return JobDraft(
         task="test",
-        what="Django tests",
+        title="Django tests",
         confidence=LIKELY,
-        evidence=(f"there is {manage}", *needs.evidence),
-        reason="its settings may want a database or secrets",
-        env=needs.env,
-        caches=needs.caches,
-        steps=(*needs.steps, f".venv/bin/python {manage} test"),
-        checkout=known.checkout,
+        evidence=(f"there is {manage}", *installation.evidence),
+        reason="its settings may need a database or secrets",
+        env=installation.env,
+        caches=installation.caches,
+        steps=(*installation.steps, f".venv/bin/python {manage} test"),
+        checkout=project.checkout,
     )
 
 
-def _by_unittest(known: Known, needs: Needs) -> Draft:
-    """Test files, and not a word about pytest: unittest, if that is what they use."""
-    place = known.place
-    seen = [(path, place.text(path)) for path in known.tests if place.text(path)]
-    uses = next((path for path, text in seen if re.search(r"(?m)^[ \t]*(?:import|from) unittest\b", text)), None)
-    folder = next((name for name in ("tests", "test") if place.any(rf"{name}/.*\.py")), None)
-    start = f" -s {folder}" if folder and not place.has(f"{folder}/__init__.py") else ""
-    odd = not any(path.rpartition("/")[2].startswith("test") for path in known.tests)
-    if uses and not odd:
-        return Draft(
+def _unittest_draft(project: PythonProject, installation: Installation) -> JobDraft:
+    """Return a job for test files without evidence of pytest: unittest if they import it, else a guess with pytest."""
+    folder = project.folder
+    test_texts = [(path, folder.text(path)) for path in project.tests if folder.text(path)]
+    unittest_file = next(
+        (path for path, text in test_texts if re.search(r"(?m)^[ \t]*(?:import|from) unittest\b", text)), None
+    )
+    test_folder = next((name for name in ("tests", "test") if folder.first_match(rf"{name}/.*\.py")), None)
+    start_option = f" -s {test_folder}" if test_folder and not folder.find_file(f"{test_folder}/__init__.py") else ""
+    has_unusual_names = not any(path.rpartition("/")[2].startswith("test") for path in project.tests)
+    if unittest_file and not has_unusual_names:
+        return JobDraft(
             task="test",
-            what="Python tests with unittest",
+            title="Python tests with unittest",
             confidence=LIKELY,
-            reason="nothing says how the tests are started",
-            evidence=(f"{uses} imports unittest", *needs.evidence),
-            steps=(*needs.steps, f".venv/bin/python -m unittest discover -v{start}"),
-            env=needs.env,
-            caches=needs.caches,
-            checkout=known.checkout,
+            reason="it is not declared how the tests are started",
+            evidence=(f"{unittest_file} imports unittest", *installation.evidence),
+            steps=(*installation.steps, f".venv/bin/python -m unittest discover -v{start_option}"),
+            env=installation.env,
+            caches=installation.caches,
+            checkout=project.checkout,
         )
-    draft = _by_pytest(known, needs)
-    told = f"{known.tests[0]} looks like a test" if known.tests else "there are tests"
-    return Draft(
+    draft = _pytest_draft(project, installation)
+    evidence = f"{project.tests[0]} looks like a test" if project.tests else "there are tests"
+    return JobDraft(
         task="test",
-        what=draft.what,
+        title=draft.title,
         confidence=UNSURE,
-        reason="nothing says how the tests are started",
-        evidence=(quoted(told, 100).strip("'"), *needs.evidence),
+        reason="it is not declared how the tests are started",
+        evidence=(quoted(evidence, 100).strip("'"), *installation.evidence),
         steps=draft.steps,
         env=draft.env,
         caches=draft.caches,
@@ -267,59 +322,72 @@ def _by_unittest(known: Known, needs: Needs) -> Draft:
     )
 
 
-def _versions(known: Known) -> tuple[str, ...]:
-    """The versions that the project declares: whether a machine has them is not to be seen from here."""
-    declared = " ".join(texts(dig(known.pyproject, "project", "classifiers")))
-    declared += known.setup_py + word(dig(known.setup_cfg, "metadata", "classifiers"))
-    found = sorted({int(minor) for minor in re.findall(r"Python :: 3\.(\d{1,2})(?!\d)", declared)})
-    wanted = word(dig(known.pyproject, "project", "requires-python"))
-    if len(found) > 1:
-        told = ", ".join(f"'3.{minor}'" for minor in found[-5:])
+def _version_hints(project: PythonProject) -> tuple[str, ...]:
+    """Return a hint with the Python versions that the project declares.
+
+    They are not used for jobs, because it is unknown whether the runners have these versions.
+    """
+    declared = " ".join(string_list(get_nested(project.pyproject, "project", "classifiers")))
+    declared += project.setup_py + string_or_empty(get_nested(project.setup_cfg, "metadata", "classifiers"))
+    minor_versions = sorted({int(minor) for minor in re.findall(r"Python :: 3\.(\d{1,2})(?!\d)", declared)})
+    required_version = string_or_empty(get_nested(project.pyproject, "project", "requires-python"))
+    if len(minor_versions) > 1:
+        versions = ", ".join(f"'3.{minor}'" for minor in minor_versions[-5:])
         return (
-            f"it declares Python 3.{found[0]} to 3.{found[-1]}; to try them all: "
-            f"strategy: {{matrix: {{python: [{told}]}}}} and a first step"
+            f"it declares Python 3.{minor_versions[0]} to 3.{minor_versions[-1]}; to test all of them: "
+            f"strategy: {{matrix: {{python: [{versions}]}}}} and a first step"
             " {uses: setup-python, with: {python-version: '${{ matrix.python }}'}}",
         )
-    return (f"it wants Python {quoted(wanted)}",) if wanted else ()
+    return (f"it requires Python {quoted(required_version)}",) if required_version else ()
 
 
 # -- the package
 
 
-def _compiled(known: Known) -> str:
-    """What builds it, if that is more than copying files."""
-    backend = backend_of(known)
+def _compiler_backend(project: PythonProject) -> str:
+    """Return what compiles the package, for messages; empty if the build only copies files."""
+    backend = build_backend(project)
     if backend == "mesonpy":
         return backend
-    if backend and not backend.startswith(PLAIN_BACKENDS):
-        return "its own backend" if dig(known.pyproject, "build-system", "backend-path") else _plain_word(backend)
-    return "setup.py" if re.search(r"\bExtension\(|ext_modules|cythonize|rust_extensions", known.setup_py) else ""
+    if backend and not backend.startswith(PURE_PYTHON_BACKENDS):
+        return (
+            "its own backend"
+            if get_nested(project.pyproject, "build-system", "backend-path")
+            else _printable_backend(backend)
+        )
+    return "setup.py" if re.search(r"\bExtension\(|ext_modules|cythonize|rust_extensions", project.setup_py) else ""
 
 
-def _plain_word(text: str) -> str:
+def _printable_backend(text: str) -> str:
     return text if re.fullmatch(r"[\w.:-]{1,60}", text) else "another backend"
 
 
-def _build(known: Known) -> tuple[Draft, ...]:
-    if not known.is_package or dig(known.pyproject, "tool", "poetry", "package-mode") is False:
+def _build(project: PythonProject) -> tuple[JobDraft, ...]:
+    if not project.is_package or get_nested(project.pyproject, "tool", "poetry", "package-mode") is False:
         return ()
-    compiled, place = _compiled(known), known.place
-    is_declared = "build-system" in known.pyproject and (
-        "project" in known.pyproject or table(known.pyproject, "tool", "poetry") or place.has("setup.py", "setup.cfg")
+    backend, folder = _compiler_backend(project), project.folder
+    is_declared = "build-system" in project.pyproject and (
+        "project" in project.pyproject
+        or get_table(project.pyproject, "tool", "poetry")
+        or folder.find_file("setup.py", "setup.cfg")
     )
-    if not is_declared and not known.setup_py:
+    if not is_declared and not project.setup_py:
         return ()
-    is_sure = bool(is_declared) and not compiled
-    doubt = f"{compiled} builds it, which may need a compiler and libraries" if compiled else "only setup.py says how"
+    is_sure = bool(is_declared) and not backend
+    reason = (
+        f"{backend} builds it, which may need a compiler and libraries"
+        if backend
+        else "only setup.py describes the build"
+    )
     return (
-        Draft(
+        JobDraft(
             task="build",
-            what="Python package",
+            title="Python package",
             confidence=SURE if is_sure else LIKELY,
-            reason="" if is_sure else doubt,
+            reason="" if is_sure else reason,
             evidence=("pyproject.toml has [build-system]" if is_declared else "there is setup.py",),
-            steps=(*get("build"), f"{TOOLS}/python -m build"),
-            checkout=known.checkout,
-            artifacts=(model.Artifact(path=place.path("dist/*")),),
+            steps=(*install_tools("build"), f"{TOOLS_BIN}/python -m build"),
+            checkout=project.checkout,
+            artifacts=(model.Artifact(path=folder.from_root("dist/*")),),
         ),
     )

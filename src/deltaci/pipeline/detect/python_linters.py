@@ -1,125 +1,147 @@
-"""Python: what looks at the code without running it. What pins its own versions wins, as every release wants more."""
+"""Detect Python linters and type checkers.
+
+Tools that pin their own versions (tox, pre-commit, nox) are preferred: a newer linter may report new problems.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Final
 
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Draft, Project
-from deltaci.pipeline.detect.python_tools import NOX, TOOLS, declared_tools, get, nox_of, tox_of
-from deltaci.pipeline.detect.tree import Place, dig, table
+from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, JobDraft, Project
+from deltaci.pipeline.detect.python_tools import (
+    RUN_NOX,
+    TOOLS_BIN,
+    declared_dev_requirements,
+    install_tools,
+    read_nox,
+    read_tox,
+)
+from deltaci.pipeline.detect.tree import Folder, get_nested, get_table
 
 PRE_COMMIT: Final = ".pre-commit-config.yaml"
-NEWER: Final = "no version of it is declared, and a newer one may want other things"
+UNPINNED: Final = "its version is not pinned, and a newer version may report other problems"
 
 
 def lint_drafts(
-    place: Place, pyproject: dict[str, Any], setup_cfg: dict[str, Any], checkout: bool | int
-) -> tuple[Draft, ...]:
-    """At most one job that looks at the style, and one for the types."""
-    tox, nox = tox_of(place, pyproject, setup_cfg), nox_of(place)
+    folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any], checkout: bool | int
+) -> tuple[JobDraft, ...]:
+    """Return at most one job for style checks and one for type checks."""
+    tox, nox = read_tox(folder, pyproject, setup_cfg), read_nox(folder)
     if tox and tox.lint:
-        names = "tox tox-uv" if tox.wants_uv else "tox"
+        packages = "tox tox-uv" if tox.uses_uv else "tox"
         return (
-            Draft(
+            JobDraft(
                 task="lint",
-                what="Python linters with tox",
+                title="Python linters with tox",
                 confidence=SURE,
                 evidence=(f"tox has the environment {tox.lint!r}",),
-                steps=(*get(names), f"{TOOLS}/tox run -e {tox.lint}"),
+                steps=(*install_tools(packages), f"{TOOLS_BIN}/tox run -e {tox.lint}"),
                 checkout=checkout,
             ),
         )
-    if place.has(PRE_COMMIT):
-        return (_pre_commit(),)
+    if folder.find_file(PRE_COMMIT):
+        return (_pre_commit_draft(),)
     if nox and nox.lint:
         return (
-            Draft(
+            JobDraft(
                 task="lint",
-                what="Python linters with nox",
+                title="Python linters with nox",
                 confidence=LIKELY,
                 checkout=checkout,
                 evidence=(f"noxfile.py has the session {nox.lint!r}",),
-                reason="what the session needs is not to be seen",
-                steps=(*get("nox"), f"{NOX} -s {nox.lint}"),
+                reason="the requirements of the session are unknown",
+                steps=(*install_tools("nox"), f"{RUN_NOX} -s {nox.lint}"),
             ),
         )
-    return (*_style(place, pyproject, setup_cfg), *_types(place, pyproject, setup_cfg))
+    return (*_style_drafts(folder, pyproject, setup_cfg), *_type_drafts(folder, pyproject, setup_cfg))
 
 
-def find_pre_commit(place: Place) -> Project | None:
-    """The hooks of a repository that is not one of Python."""
-    if not place.has(PRE_COMMIT):
+def find_pre_commit(folder: Folder) -> Project | None:
+    """Return a project for the pre-commit hooks of a repository that is not a Python project, or None."""
+    if not folder.find_file(PRE_COMMIT):
         return None
-    return Project(ecosystem="pre-commit", folder=place.folder, drafts=(_pre_commit(),))
+    return Project(ecosystem="pre-commit", folder=folder.path, drafts=(_pre_commit_draft(),))
 
 
-def _pre_commit() -> Draft:
-    return Draft(
+def _pre_commit_draft() -> JobDraft:
+    return JobDraft(
         task="lint",
-        what="pre-commit",
+        title="pre-commit",
         confidence=LIKELY,
         evidence=(f"there is {PRE_COMMIT}",),
-        reason="its hooks may need tools of other languages",
-        env={"SKIP": "no-commit-to-branch"},  # This hook is for people who commit; here it would always fail.
-        steps=(*get("pre-commit"), f"{TOOLS}/pre-commit run --all-files --show-diff-on-failure"),
+        reason="its hooks may need the tools of other languages",
+        env={
+            "SKIP": "no-commit-to-branch"
+        },  # The hook guards local commits; it would fail on a checkout of the main branch.
+        steps=(*install_tools("pre-commit"), f"{TOOLS_BIN}/pre-commit run --all-files --show-diff-on-failure"),
     )
 
 
-def _style(place: Place, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> tuple[Draft, ...]:
-    tool, tox_ini = table(pyproject, "tool"), place.ini("tox.ini")
-    found: list[tuple[str, str, tuple[str, ...]]] = []
-    if "ruff" in tool or place.has("ruff.toml", ".ruff.toml"):
-        formats = (f"{TOOLS}/ruff format --check .",) if "format" in table(tool, "ruff") else ()
-        where = place.has("ruff.toml", ".ruff.toml") or "pyproject.toml has [tool.ruff]"
-        found.append(("ruff", where, (f"{TOOLS}/ruff check .", *formats)))
-    elif place.has(".flake8") or "flake8" in setup_cfg or "flake8" in tox_ini:
-        where = place.has(".flake8") or ("setup.cfg has [flake8]" if "flake8" in setup_cfg else "tox.ini has [flake8]")
-        found.append(("flake8", where, (f"{TOOLS}/flake8 --extend-exclude .venv",)))
+def _style_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> tuple[JobDraft, ...]:
+    tool, tox_ini = get_table(pyproject, "tool"), folder.ini("tox.ini")
+    linters: list[tuple[str, str, tuple[str, ...]]] = []
+    if "ruff" in tool or folder.find_file("ruff.toml", ".ruff.toml"):
+        formats = (f"{TOOLS_BIN}/ruff format --check .",) if "format" in get_table(tool, "ruff") else ()
+        evidence = folder.find_file("ruff.toml", ".ruff.toml") or "pyproject.toml has [tool.ruff]"
+        linters.append(("ruff", evidence, (f"{TOOLS_BIN}/ruff check .", *formats)))
+    elif folder.find_file(".flake8") or "flake8" in setup_cfg or "flake8" in tox_ini:
+        evidence = folder.find_file(".flake8") or (
+            "setup.cfg has [flake8]" if "flake8" in setup_cfg else "tox.ini has [flake8]"
+        )
+        linters.append(("flake8", evidence, (f"{TOOLS_BIN}/flake8 --extend-exclude .venv",)))
     if "black" in tool:
-        found.append(("black", "pyproject.toml has [tool.black]", (f"{TOOLS}/black --check .",)))
-    if not found:
+        linters.append(("black", "pyproject.toml has [tool.black]", (f"{TOOLS_BIN}/black --check .",)))
+    if not linters:
         return ()
-    version = {name: _pinned(place, pyproject, name) for name, _, _ in found}
-    names = " ".join(f"{name}=={version[name]}" if version[name] else name for name, _, _ in found)
-    is_sure = all(version.values())
+    versions = {name: _pinned_version(folder, pyproject, name) for name, _, _ in linters}
+    packages = " ".join(f"{name}=={versions[name]}" if versions[name] else name for name, _, _ in linters)
+    is_sure = all(versions.values())
     return (
-        Draft(
+        JobDraft(
             task="lint",
-            what=f"Python style with {' and '.join(name for name, _, _ in found)}",
+            title=f"Python style with {' and '.join(name for name, _, _ in linters)}",
             confidence=SURE if is_sure else LIKELY,
-            reason="" if is_sure else NEWER,
-            evidence=tuple(where if " " in where else f"there is {where}" for _, where, _ in found),
-            steps=(*get(names), *(step for _, _, steps in found for step in steps)),
+            reason="" if is_sure else UNPINNED,
+            evidence=tuple(evidence if " " in evidence else f"there is {evidence}" for _, evidence, _ in linters),
+            steps=(*install_tools(packages), *(step for _, _, steps in linters for step in steps)),
         ),
     )
 
 
-def _pinned(place: Place, pyproject: dict[str, Any], name: str) -> str | None:
-    """The version that the project pins, if it is one."""
-    texts = [declared_tools(place, pyproject)]
-    texts += [place.text(each) for each in place.names(r"[\w.-]*requirements[\w.-]*\.txt")]
-    texts += [place.text(f"requirements/{each}") for each in place.names(r"[\w.-]*\.txt", "requirements")]
-    for text in texts:
-        if found := re.search(rf"(?m)^{name}==([0-9][0-9a-z.]{{0,30}})(?:\s|;|#|$)", text):
-            return found[1]
+def _pinned_version(folder: Folder, pyproject: dict[str, Any], name: str) -> str | None:
+    """Return the exact version of a tool that the requirements of the project pin, or None."""
+    requirement_texts = [declared_dev_requirements(folder, pyproject)]
+    requirement_texts += [folder.text(file_name) for file_name in folder.file_names(r"[\w.-]*requirements[\w.-]*\.txt")]
+    requirement_texts += [
+        folder.text(f"requirements/{file_name}") for file_name in folder.file_names(r"[\w.-]*\.txt", "requirements")
+    ]
+    for text in requirement_texts:
+        if match := re.search(rf"(?m)^{name}==([0-9][0-9a-z.]{{0,30}})(?:\s|;|#|$)", text):
+            return match[1]
     return None
 
 
-def _types(place: Place, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> tuple[Draft, ...]:
-    """mypy needs what the project needs, and to be told what to look at: without that it is a guess."""
-    told = table(pyproject, "tool", "mypy") or table(place.ini("mypy.ini"), "mypy") or table(setup_cfg, "mypy")
-    if not told:
+def _type_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> tuple[JobDraft, ...]:
+    """Return a job for mypy if it is configured. It is a guess, because the stubs that mypy needs are not declared."""
+    mypy_config = (
+        get_table(pyproject, "tool", "mypy")
+        or get_table(folder.ini("mypy.ini"), "mypy")
+        or get_table(setup_cfg, "mypy")
+    )
+    if not mypy_config:
         return ()
-    chooses = any(dig(told, key) for key in ("files", "packages", "modules"))
-    target = "" if chooses else " src" if place.any(r"src/.*\.py") else " ."
+    names_targets = any(get_nested(mypy_config, key) for key in ("files", "packages", "modules"))
+    target = "" if names_targets else " src" if folder.first_match(r"src/.*\.py") else " ."
     return (
-        Draft(
+        JobDraft(
             task="types",
-            what="Python types with mypy",
+            title="Python types with mypy",
             confidence=UNSURE,
             evidence=("mypy is configured",),
-            reason="which stubs it needs" + ("" if chooses else " and what it should look at") + " is not declared",
+            reason="which stubs it needs"
+            + ("" if names_targets else " and which files it checks")
+            + " is not declared",
             steps=("python3 -m venv .venv", ".venv/bin/python -m pip install mypy -e .", f".venv/bin/mypy{target}"),
         ),
     )

@@ -1,4 +1,4 @@
-"""What tox and nox are told to do, as far as that can be seen without running them."""
+"""Read the configuration of tox, nox and Hatch without running them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from deltaci.pipeline.detect.tree import Place, dig, table, texts, word
+from deltaci.pipeline.detect.tree import Folder, get_nested, get_table, string_list, string_or_empty
 
-# Where tools are: a folder that linters and packagers know to leave alone. What makes `.venv` itself is in another one.
-TOOLS: Final = ".venv/bin"
-LOCKERS: Final = ".tools/bin"
-NOX: Final = f"{TOOLS}/nox --no-error-on-missing-interpreters"
+# Tools are installed into `.venv`, which linters and packagers ignore. Package managers that create `.venv` themselves
+# are installed into a folder of their own.
+TOOLS_BIN: Final = ".venv/bin"
+PACKAGE_MANAGERS_BIN: Final = ".tools/bin"
+RUN_NOX: Final = f"{TOOLS_BIN}/nox --no-error-on-missing-interpreters"
 MAX_LINES: Final = 5000
-UNIT_WORDS: Final = ("unit", "test", "tests", "pytest", "unittest", "unittests")
-LINT_WORDS: Final = (
+UNIT_TEST_NAMES: Final = ("unit", "test", "tests", "pytest", "unittest", "unittests")
+LINT_NAMES: Final = (
     "lint",
     "linters",
     "linting",
@@ -30,132 +31,153 @@ LINT_WORDS: Final = (
 )
 
 
-def get(names: str, where: str = TOOLS) -> tuple[str, str]:
-    """The steps that bring tools along."""
-    return f"python3 -m venv {where.removesuffix('/bin')}", f"{where}/python -m pip install {names}"
+def install_tools(packages: str, bin_folder: str = TOOLS_BIN) -> tuple[str, str]:
+    """Return the steps that install packages into the virtual environment that contains `bin_folder`."""
+    return f"python3 -m venv {bin_folder.removesuffix('/bin')}", f"{bin_folder}/python -m pip install {packages}"
 
 
-class Tox(Struct, frozen=True, kw_only=True):
-    """What tox would do."""
+class ToxConfig(Struct, frozen=True, kw_only=True):
+    """The environments of a tox configuration that run tests and linters."""
 
     evidence: str
-    test: str | None = None  # the environment that runs the tests
+    test: str | None = None  # The environment that runs the tests.
     lint: str | None = None
-    is_plain: bool = True
-    doubt: str = ""
-    wants_uv: bool = False
+    is_plain: bool = True  # False: `reason` says why the commands are uncertain.
+    reason: str = ""
+    uses_uv: bool = False
 
 
-class Nox(Struct, frozen=True, kw_only=True):
-    """Which sessions there are."""
+class NoxConfig(Struct, frozen=True, kw_only=True):
+    """The sessions of a noxfile that run tests and linters."""
 
     evidence: str
     test: str | None = None
     lint: str | None = None
 
 
-def tox_of(place: Place, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> Tox | None:
-    """What tox is told, wherever that stands."""
-    tool = table(pyproject, "tool", "tox")
-    native = place.toml("tox.toml") if place.has("tox.toml") else {}
-    legacy = word(tool.get("legacy_tox_ini"))
-    if legacy or place.has("tox.ini"):
-        return _of_ini(place, "tox.ini" if place.has("tox.ini") else "pyproject.toml", legacy)
+def read_tox(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> ToxConfig | None:
+    """Read the tox configuration from tox.ini, tox.toml, pyproject.toml or setup.cfg. Return None if there is none."""
+    tool = get_table(pyproject, "tool", "tox")
+    native = folder.toml("tox.toml") if folder.find_file("tox.toml") else {}
+    legacy = string_or_empty(tool.get("legacy_tox_ini"))
+    if legacy or folder.find_file("tox.ini"):
+        return _read_ini(folder, "tox.ini" if folder.find_file("tox.ini") else "pyproject.toml", legacy)
     if tool or native:
-        where = "tox.toml" if native else "pyproject.toml"
-        return _of_toml(native or tool, where, place.text(where))
-    return _of_sections(setup_cfg, "setup.cfg", place.text("setup.cfg")) if "tox:tox" in setup_cfg else None
+        file_name = "tox.toml" if native else "pyproject.toml"
+        return _from_toml(native or tool, file_name, folder.text(file_name))
+    return _from_sections(setup_cfg, "setup.cfg", folder.text("setup.cfg")) if "tox:tox" in setup_cfg else None
 
 
-def _of_ini(place: Place, where: str, legacy: str) -> Tox | None:
-    if legacy and where == "pyproject.toml":
+def _read_ini(folder: Folder, file_name: str, legacy: str) -> ToxConfig | None:
+    if legacy and file_name == "pyproject.toml":
         sections = {name: {"commands": legacy} for name in re.findall(r"(?m)^\[(testenv[^\]]*)\]", legacy)}
-        return _of_sections({"tox": {}, **sections}, where, legacy)
-    return _of_sections(place.ini("tox.ini"), where, place.text("tox.ini"))
+        return _from_sections({"tox": {}, **sections}, file_name, legacy)
+    return _from_sections(folder.ini("tox.ini"), file_name, folder.text("tox.ini"))
 
 
-def _of_sections(sections: dict[str, Any], where: str, text: str) -> Tox | None:
+def _from_sections(sections: dict[str, Any], file_name: str, text: str) -> ToxConfig | None:
     if "tox" not in sections and "tox:tox" not in sections and not any(name.startswith("testenv") for name in sections):
         return None
     environments = [name.removeprefix("testenv:") for name in sections if name.startswith("testenv:")]
-    lines = [line.strip() for line in word(dig(sections, "testenv", "commands")).splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in string_or_empty(get_nested(sections, "testenv", "commands")).splitlines()
+        if line.strip()
+    ]
     factors = [re.match(r"([\w.,!{}-]+):(?:\s|$)", line) for line in lines]
-    uv = "uv-venv" in text
-    lint = _first(LINT_WORDS, environments)
+    uses_uv = "uv-venv" in text
+    lint = _first_in(LINT_NAMES, environments)
     if lines and not all(factors):
-        asks = any(re.search(r"\{env:\w+\}", line[:2000]) for line in lines)
-        doubt = "its commands are made of variables" if asks else ""
-        return Tox(
-            evidence=f"{where} says what tox runs", test="py", lint=lint, is_plain=not asks, doubt=doubt, wants_uv=uv
+        uses_variables = any(re.search(r"\{env:\w+\}", line[:2000]) for line in lines)
+        reason = "its commands are taken from environment variables" if uses_variables else ""
+        return ToxConfig(
+            evidence=f"{file_name} configures the commands of tox",
+            test="py",
+            lint=lint,
+            is_plain=not uses_variables,
+            reason=reason,
+            uses_uv=uses_uv,
         )
-    named = [each for found in factors if found for each in re.split(r"[,{}]", found[1])]
-    if unit := _first(UNIT_WORDS, named):
-        return Tox(evidence=f"{where} says what tox runs for {unit!r}", test=f"py-{unit}", lint=lint, wants_uv=uv)
-    if unit := _first(UNIT_WORDS, environments):
-        return Tox(evidence=f"{where} has [testenv:{unit}]", test=unit, lint=lint, wants_uv=uv)
-    if lines and "py" in "".join(named):
-        doubt = "which commands run depends on the environment that is chosen"
-        return Tox(
-            evidence=f"{where} says what tox runs", test="py", lint=lint, is_plain=False, doubt=doubt, wants_uv=uv
+    factor_names = [factor for match in factors if match for factor in re.split(r"[,{}]", match[1])]
+    if environment := _first_in(UNIT_TEST_NAMES, factor_names):
+        return ToxConfig(
+            evidence=f"{file_name} configures the commands of tox for {environment!r}",
+            test=f"py-{environment}",
+            lint=lint,
+            uses_uv=uses_uv,
         )
-    return Tox(evidence=f"there is {where}", lint=lint, wants_uv=uv)
+    if environment := _first_in(UNIT_TEST_NAMES, environments):
+        return ToxConfig(
+            evidence=f"{file_name} has [testenv:{environment}]", test=environment, lint=lint, uses_uv=uses_uv
+        )
+    if lines and "py" in "".join(factor_names):
+        reason = "which commands run depends on the selected environment"
+        return ToxConfig(
+            evidence=f"{file_name} configures the commands of tox",
+            test="py",
+            lint=lint,
+            is_plain=False,
+            reason=reason,
+            uses_uv=uses_uv,
+        )
+    return ToxConfig(evidence=f"there is {file_name}", lint=lint, uses_uv=uses_uv)
 
 
-def _of_toml(told: dict[str, Any], where: str, text: str) -> Tox:
-    environments, uv = list(table(told, "env")), "uv-venv" in text
-    lint = _first(LINT_WORDS, environments)
-    if dig(told, "env_run_base", "commands"):
-        return Tox(evidence=f"{where} says what tox runs", test="py", lint=lint, wants_uv=uv)
-    test = _first(UNIT_WORDS, environments)
-    return Tox(evidence=f"{where} says what tox runs", test=test, lint=lint, wants_uv=uv)
+def _from_toml(config: dict[str, Any], file_name: str, text: str) -> ToxConfig:
+    environments, uses_uv = list(get_table(config, "env")), "uv-venv" in text
+    lint = _first_in(LINT_NAMES, environments)
+    if get_nested(config, "env_run_base", "commands"):
+        return ToxConfig(evidence=f"{file_name} configures the commands of tox", test="py", lint=lint, uses_uv=uses_uv)
+    test = _first_in(UNIT_TEST_NAMES, environments)
+    return ToxConfig(evidence=f"{file_name} configures the commands of tox", test=test, lint=lint, uses_uv=uses_uv)
 
 
-def nox_of(place: Place) -> Nox | None:
-    """The sessions of a noxfile, by the names of its functions."""
-    text = place.text("noxfile.py")
+def read_nox(folder: Folder) -> NoxConfig | None:
+    """Read the session names of noxfile.py. Return None if there is no noxfile."""
+    text = folder.text("noxfile.py")
     if not text:
         return None
-    sessions = _sessions(text.splitlines()[:MAX_LINES])
-    test = _first(("tests", "test", "unit", "unit_tests", "unittest", "pytest"), sessions)
-    lint = _first(("lint", "pre-commit", "pre_commit", "style", "linters"), sessions)
+    sessions = _session_names(text.splitlines()[:MAX_LINES])
+    test = _first_in(("tests", "test", "unit", "unit_tests", "unittest", "pytest"), sessions)
+    lint = _first_in(("lint", "pre-commit", "pre_commit", "style", "linters"), sessions)
     evidence = f"noxfile.py has the session {test or lint!r}" if test or lint else "there is noxfile.py"
-    return Nox(evidence=evidence, test=test, lint=lint)
+    return NoxConfig(evidence=evidence, test=test, lint=lint)
 
 
-def _sessions(lines: list[str]) -> list[str]:
-    """The names of functions below the decorator of nox, and those that it is told."""
-    found = []
+def _session_names(lines: list[str]) -> list[str]:
+    """Return the names of the functions decorated as nox sessions, and names passed to the decorator as `name`."""
+    names = []
     for number, line in enumerate(lines):
         if line.startswith(("@nox.session", "@session")):
-            below = lines[number : number + 20]
-            named = (re.match(r"def (\w{1,60})\(", each) for each in below)
-            found += [each[1] for each in [next((each for each in named if each), None)] if each]
-            found += [each[1] for each in [re.search(r"""name=["']([\w-]{1,60})["']""", line[:500])] if each]
-    return found
+            following_lines = lines[number : number + 20]
+            functions = (re.match(r"def (\w{1,60})\(", text) for text in following_lines)
+            names += [match[1] for match in [next((match for match in functions if match), None)] if match]
+            names += [match[1] for match in [re.search(r"""name=["']([\w-]{1,60})["']""", line[:500])] if match]
+    return names
 
 
-def _first(words: tuple[str, ...], among: list[str]) -> str | None:
-    return next((each for each in words if each in among), None)
+def _first_in(names: tuple[str, ...], available: list[str]) -> str | None:
+    return next((name for name in names if name in available), None)
 
 
-def declared_tools(place: Place, pyproject: dict[str, Any]) -> str:
-    """Everything that a project declares to need for its development, as one text to look names up in."""
-    declared = [
-        *table(pyproject, "dependency-groups").values(),
-        *table(pyproject, "project", "optional-dependencies").values(),
+def declared_dev_requirements(folder: Folder, pyproject: dict[str, Any]) -> str:
+    """Return the requirements of all dependency groups and extras of pyproject.toml, one per line."""
+    groups = [
+        *get_table(pyproject, "dependency-groups").values(),
+        *get_table(pyproject, "project", "optional-dependencies").values(),
     ]
-    listed = [each for group in declared for each in texts(group)]
-    return "\n".join(listed)
+    requirements = [requirement for group in groups for requirement in string_list(group)]
+    return "\n".join(requirements)
 
 
-def hatch_of(place: Place, pyproject: dict[str, Any]) -> str | None:
-    """What Hatch is to be told to run the tests, if it has an environment for them."""
-    environments = table(pyproject, "tool", "hatch", "envs") or table(place.toml("hatch.toml"), "envs")
+def hatch_test_command(folder: Folder, pyproject: dict[str, Any]) -> str | None:
+    """Return the Hatch arguments that run the tests, or None if no environment of Hatch has a test script."""
+    environments = get_table(pyproject, "tool", "hatch", "envs") or get_table(folder.toml("hatch.toml"), "envs")
     if "hatch-test" in environments:
         return "test"
     for name in ("default", "test", "tests"):
-        script = _first(
-            ("test", "tests", "run", "pytest", "unit", "all", "cov"), list(table(environments, name, "scripts"))
+        script = _first_in(
+            ("test", "tests", "run", "pytest", "unit", "all", "cov"), list(get_table(environments, name, "scripts"))
         )
         if script and not (name == "default" and script in ("run", "all", "cov")):
             return f"run {script}" if name == "default" else f"run {name}:{script}"

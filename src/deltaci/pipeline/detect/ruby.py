@@ -1,4 +1,4 @@
-"""Ruby: Bundler, then RSpec, Rake or Rails."""
+"""Detect Ruby projects: Bundler, with RSpec, Rake or Rails."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ import re
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, Confidence, Draft, Project
-from deltaci.pipeline.detect.tree import Place
+from deltaci.pipeline.detect.findings import LIKELY, SURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.tree import Folder
 
 ECOSYSTEM: Final = "ruby"
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file says something about a Ruby project."""
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of Ruby projects reads this file."""
     return name in ("Gemfile", "Rakefile", ".rspec", ".rubocop.yml") or name.endswith(".gemspec")
 
 
-def find(place: Place) -> Project | None:
-    """The gem or application of this folder, if there is one."""
-    if not place.has("Gemfile"):
+def find(folder: Folder) -> Project | None:
+    """Return the Ruby project of the folder, or None if there is none."""
+    if not folder.find_file("Gemfile"):
         return None
-    said = place.text("Gemfile") + "".join(place.text(name) for name in place.names(r".*\.gemspec"))
-    lock = place.has("Gemfile.lock")
+    gem_text = folder.text("Gemfile") + "".join(folder.text(name) for name in folder.file_names(r".*\.gemspec"))
+    lock = folder.find_file("Gemfile.lock")
     caches = (
         model.Cache(
-            key="bundle-{lock_hash}", paths=(place.path("vendor/bundle"),), lock_files=(place.path(lock or "Gemfile"),)
+            key="bundle-{lock_hash}",
+            paths=(folder.from_root("vendor/bundle"),),
+            lock_files=(folder.from_root(lock or "Gemfile"),),
         ),
     )
     drafts = [
-        Draft(
+        JobDraft(
             task=task,
-            what=what,
+            title=title,
             confidence=confidence,
             reason=reason,
             evidence=evidence,
@@ -39,34 +41,53 @@ def find(place: Place) -> Project | None:
             env={"BUNDLE_PATH": "vendor/bundle"},
             steps=("bundle install", command),
         )
-        for task, what, confidence, reason, evidence, command in (*_test(place, said), *_lint(place, said))
+        for task, title, confidence, reason, evidence, command in (*_test(folder, gem_text), *_lint(folder, gem_text))
     ]
-    unclear = () if drafts else ("there is a Gemfile, but nothing that looks like tests",)
-    return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=tuple(drafts), unclear=unclear)
+    unclear = () if drafts else ("there is a Gemfile, but no tests were detected",)
+    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=tuple(drafts), unclear=unclear)
 
 
-Row = tuple[str, str, Confidence, str, tuple[str, ...], str]
+# Task, title, confidence, reason, evidence, command.
+DraftRow = tuple[str, str, Confidence, str, tuple[str, ...], str]
 
 
-def _test(place: Place, said: str) -> list[Row]:
-    rake = place.text("Rakefile")
-    is_rails = place.has("config/application.rb") is not None
-    services = "it may want a database" if is_rails else ""
+def _test(folder: Folder, gem_text: str) -> list[DraftRow]:
+    rakefile = folder.text("Rakefile")
+    is_rails = folder.find_file("config/application.rb") is not None
+    database_reason = "it may need a database" if is_rails else ""
     confidence: Confidence = LIKELY if is_rails else SURE
-    has_specs = place.any(r"spec/.*_spec\.rb") is not None
-    if has_specs and (place.has(".rspec") or "rspec" in said):
+    has_specs = folder.first_match(r"spec/.*_spec\.rb") is not None
+    if has_specs and (folder.find_file(".rspec") or "rspec" in gem_text):
         return [
-            ("test", "Ruby tests with RSpec", confidence, services, ("there are *_spec.rb files",), "bundle exec rspec")
+            (
+                "test",
+                "Ruby tests with RSpec",
+                confidence,
+                database_reason,
+                ("there are *_spec.rb files",),
+                "bundle exec rspec",
+            )
         ]
-    if is_rails and place.has("bin/rails"):
-        return [("test", "Rails tests", LIKELY, services, ("there is bin/rails",), "bundle exec ruby bin/rails test")]
-    if re.search(r"TestTask|(?m:^[ \t]*task[ \t]*\(?:?[\"']?test\b)", rake):
+    if is_rails and folder.find_file("bin/rails"):
+        return [
+            ("test", "Rails tests", LIKELY, database_reason, ("there is bin/rails",), "bundle exec ruby bin/rails test")
+        ]
+    if re.search(r"TestTask|(?m:^[ \t]*task[ \t]*\(?:?[\"']?test\b)", rakefile):
         return [
             ("test", "Ruby tests with Rake", SURE, "", ("the Rakefile has the task 'test'",), "bundle exec rake test")
         ]
-    if re.search(r"(?m)^[ \t]*task[ \t]*\(?:?[\"']?default\b", rake):
-        told = ("the Rakefile has a default task",)
-        return [("test", "Ruby's default task", LIKELY, "what it does is not to be seen", told, "bundle exec rake")]
+    if re.search(r"(?m)^[ \t]*task[ \t]*\(?:?[\"']?default\b", rakefile):
+        evidence = ("the Rakefile has a default task",)
+        return [
+            (
+                "test",
+                "Ruby's default task",
+                LIKELY,
+                "the effect of the default task is unknown",
+                evidence,
+                "bundle exec rake",
+            )
+        ]
     if has_specs:
         return [
             (
@@ -81,10 +102,10 @@ def _test(place: Place, said: str) -> list[Row]:
     return []
 
 
-def _lint(place: Place, said: str) -> list[Row]:
-    if not place.has(".rubocop.yml"):
+def _lint(folder: Folder, gem_text: str) -> list[DraftRow]:
+    if not folder.find_file(".rubocop.yml"):
         return []
-    is_declared = "rubocop" in said or "standard" in said
+    is_declared = "rubocop" in gem_text or "standard" in gem_text
     reason = "" if is_declared else "rubocop is not declared in the Gemfile"
     confidence: Confidence = SURE if is_declared else LIKELY
     return [("lint", "Ruby linter", confidence, reason, ("there is .rubocop.yml",), "bundle exec rubocop")]

@@ -1,4 +1,4 @@
-"""Rust: cargo knows how to build, test, format and check what Cargo.toml declares."""
+"""Detect Rust crates and workspaces, which cargo builds, tests, formats and checks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from typing import Any, Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Draft, Project
-from deltaci.pipeline.detect.tree import Place, dig, table
+from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, JobDraft, Project
+from deltaci.pipeline.detect.tree import Folder, get_nested, get_table
 
 ECOSYSTEM: Final = "rust"
 MANIFEST: Final = "Cargo.toml"
 FORMAT: Final = ("rustfmt.toml", ".rustfmt.toml")
 TOOLCHAIN: Final = ("rust-toolchain.toml", "rust-toolchain")
-CRATES: Final = "its crates may need features or systems of their own"
-# Only a nightly rustfmt knows these: a stable one would format otherwise.
+CRATES: Final = "its crates may need certain features or platforms"
+# Options that only nightly rustfmt supports: stable rustfmt ignores them and formats differently.
 NIGHTLY: Final = re.compile(
     r"(?m)^[ \t]*(unstable_features|imports_granularity|group_imports|wrap_comments|format_code_in_doc_comments|"
     r"normalize_comments|format_strings|imports_layout|overflow_delimited_expr|format_macro_matchers|comment_width|"
@@ -24,101 +24,104 @@ NIGHTLY: Final = re.compile(
 )
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file says something about a crate."""
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of Rust projects reads this file."""
     return name in (MANIFEST, *FORMAT, *TOOLCHAIN)
 
 
-def find(place: Place) -> Project | None:
-    """The crate or workspace of this folder, if there is one."""
-    if not place.has(MANIFEST):
+def find(folder: Folder) -> Project | None:
+    """Return the crate or workspace of the folder, or None if there is none."""
+    if not folder.find_file(MANIFEST):
         return None
-    cargo = place.toml(MANIFEST)
+    cargo = folder.toml(MANIFEST)
     if not ({"package", "workspace"} & set(cargo)):
         return None
-    every = _every(cargo)
+    workspace_option = _workspace_option(cargo)
     is_workspace = "workspace" in cargo
     evidence = ("Cargo.toml has [workspace]",) if is_workspace else ("Cargo.toml has [package]",)
-    is_nightly = any("nightly" in place.text(name) for name in TOOLCHAIN)
-    hints = ("rust-toolchain asks for nightly; rustup gets it",) if is_nightly else ()
-    lock = place.has("Cargo.lock") or MANIFEST
-    shared = (
+    is_nightly = any("nightly" in folder.text(name) for name in TOOLCHAIN)
+    hints = ("rust-toolchain requires nightly, which rustup installs",) if is_nightly else ()
+    lock = folder.find_file("Cargo.lock") or MANIFEST
+    caches = (
         model.Cache(
-            key="cargo-{lock_hash}", paths=(place.path("target"),), type="build", lock_files=(place.path(lock),)
+            key="cargo-{lock_hash}",
+            paths=(folder.from_root("target"),),
+            type="build",
+            lock_files=(folder.from_root(lock),),
         ),
     )
     drafts = (
-        Draft(
+        JobDraft(
             task="build",
-            what="Rust build",
+            title="Rust build",
             confidence=SURE if "package" in cargo else LIKELY,
             reason="" if "package" in cargo else CRATES,
             evidence=evidence,
-            steps=(f"cargo build{every}",),
-            caches=shared,
+            steps=(f"cargo build{workspace_option}",),
+            caches=caches,
             hints=hints,
         ),
-        Draft(
+        JobDraft(
             task="test",
-            what="Rust tests",
+            title="Rust tests",
             confidence=SURE if "package" in cargo else LIKELY,
             reason="" if "package" in cargo else CRATES,
             evidence=evidence,
-            steps=(f"cargo test{every}",),
-            caches=shared,
+            steps=(f"cargo test{workspace_option}",),
+            caches=caches,
             hints=hints,
         ),
-        _format(place),
-        Draft(
+        _format(folder),
+        JobDraft(
             task="clippy",
-            what="Rust linter",
-            caches=shared,
-            evidence=_clippy(place, cargo),
+            title="Rust linter",
+            caches=caches,
+            evidence=_clippy_evidence(folder, cargo),
             confidence=SURE
-            if place.has("clippy.toml", ".clippy.toml") or table(cargo, "workspace", "lints")
+            if folder.find_file("clippy.toml", ".clippy.toml") or get_table(cargo, "workspace", "lints")
             else LIKELY,
             reason=""
-            if place.has("clippy.toml", ".clippy.toml") or table(cargo, "workspace", "lints")
-            else "nothing says that clippy is used; it fails only for what the code denies",
-            steps=(f"cargo clippy{every}",),
+            if folder.find_file("clippy.toml", ".clippy.toml") or get_table(cargo, "workspace", "lints")
+            else "clippy is not configured; it fails only for lints that the code denies",
+            steps=(f"cargo clippy{workspace_option}",),
         ),
     )
-    return Project(ecosystem=ECOSYSTEM, folder=place.folder, drafts=drafts)
+    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=drafts)
 
 
-def _every(cargo: dict[str, Any]) -> str:
-    """All crates of a workspace, unless it says itself which are meant."""
-    return " --workspace" if "workspace" in cargo and not dig(cargo, "workspace", "default-members") else ""
+def _workspace_option(cargo: dict[str, Any]) -> str:
+    """Return the option that selects all crates of a workspace; empty if Cargo.toml declares default members."""
+    return " --workspace" if "workspace" in cargo and not get_nested(cargo, "workspace", "default-members") else ""
 
 
-def _clippy(place: Place, cargo: dict[str, Any]) -> tuple[str, ...]:
-    config = place.has("clippy.toml", ".clippy.toml")
+def _clippy_evidence(folder: Folder, cargo: dict[str, Any]) -> tuple[str, ...]:
+    config = folder.find_file("clippy.toml", ".clippy.toml")
     return (
         (f"there is {config}",)
         if config
         else ("Cargo.toml has lints",)
-        if table(cargo, "workspace", "lints")
-        else ("it is Rust",)
+        if get_table(cargo, "workspace", "lints")
+        else ("it is a Rust project",)
     )
 
 
-def _format(place: Place) -> Draft:
-    config = place.has(*FORMAT)
-    evidence = (f"there is {config}",) if config else ("it is Rust",)
-    if config and NIGHTLY.search(place.text(config)):
-        return Draft(
+def _format(folder: Folder) -> JobDraft:
+    config = folder.find_file(*FORMAT)
+    evidence = (f"there is {config}",) if config else ("it is a Rust project",)
+    if config and NIGHTLY.search(folder.text(config)):
+        return JobDraft(
             task="format",
-            what="Rust format",
+            title="Rust format",
             confidence=UNSURE,
             evidence=evidence,
             steps=("cargo +nightly fmt --all --check",),
-            reason=f"{config} has options that only a nightly rustfmt knows",
+            reason=f"{config} has options that only nightly rustfmt supports",
         )
-    return Draft(
+    return JobDraft(
         task="format",
-        what="Rust format",
+        title="Rust format",
         confidence=SURE if config else LIKELY,
         evidence=evidence,
-        reason="" if config else "nothing says that rustfmt is used",
+        reason="" if config else "rustfmt is not configured",
         steps=("cargo fmt --all --check",),
     )

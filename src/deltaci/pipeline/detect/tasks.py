@@ -1,4 +1,7 @@
-"""Make, just and task: targets with the usual names. They are taken where no ecosystem says how the tests are run."""
+"""Detect targets with the usual names in the files of make, just and task.
+
+A target is used only for tasks that no detected ecosystem provides.
+"""
 
 from __future__ import annotations
 
@@ -7,123 +10,144 @@ from typing import Final
 
 from msgspec import Struct
 
-from deltaci.pipeline.detect.findings import LIKELY, UNSURE, Draft, Project
-from deltaci.pipeline.detect.tree import Place
+from deltaci.pipeline.detect.findings import LIKELY, UNSURE, JobDraft, Project
+from deltaci.pipeline.detect.tree import Folder
 
 ECOSYSTEM: Final = "tasks"
-MAKE: Final = ("GNUmakefile", "Makefile", "makefile")
-JUST: Final = ("justfile", "Justfile", ".justfile")
-TASK: Final = ("Taskfile.yml", "Taskfile.yaml", "taskfile.yml", "taskfile.yaml")
-NAMES: Final = {
+MAKEFILES: Final = ("GNUmakefile", "Makefile", "makefile")
+JUSTFILES: Final = ("justfile", "Justfile", ".justfile")
+TASKFILES: Final = ("Taskfile.yml", "Taskfile.yaml", "taskfile.yml", "taskfile.yaml")
+TARGET_NAMES: Final = {
     "build": ("build", "all", "compile"),
     "test": ("test", "check", "tests", "unit", "unittest", "test-unit", "unit-test"),
     "lint": ("lint", "linters", "format-check", "fmt-check", "checkstyle"),
 }
 MAX_PREREQUISITES: Final = 30
-MAX_LINE: Final = 2000
-_TARGET: Final = re.compile(r"^([A-Za-z0-9_.][\w. -]*?)\s*::?(?!=)(.*)$")
-_RECIPE: Final = re.compile(r"^@?([A-Za-z_][\w-]*)(?:\s+[^:=]*)?:(?!=)")
-# What other tools write: its text says nothing about the project.
-_MADE: Final = re.compile(r"(?i)generated (?:automatically )?(?:by|from)\b")
+MAX_LINE_CHARS: Final = 2000
+_MAKE_TARGET: Final = re.compile(r"^([A-Za-z0-9_.][\w. -]*?)\s*::?(?!=)(.*)$")
+_JUST_RECIPE: Final = re.compile(r"^@?([A-Za-z_][\w-]*)(?:\s+[^:=]*)?:(?!=)")
+# Marks a file that another tool generated: its targets are not those of the project.
+_GENERATED: Final = re.compile(r"(?i)generated (?:automatically )?(?:by|from)\b")
 
 
-class Tasks(Struct, frozen=True, kw_only=True):
-    """The targets of a file, and the tool that it is for."""
+class TaskFile(Struct, frozen=True, kw_only=True):
+    """The targets of a Makefile, justfile or Taskfile."""
 
     tool: str
     file: str
     targets: tuple[str, ...]
-    first: str = ""  # what it does without being told what to do
+    first: str = ""  # The default target.
 
 
-def wants(name: str, folder: str) -> bool:
-    """Whether a file has targets."""
-    return name in (*MAKE, *JUST, *TASK)
+def reads_file(name: str, folder: str) -> bool:
+    """Return whether the detection of targets reads this file."""
+    return name in (*MAKEFILES, *JUSTFILES, *TASKFILES)
 
 
-def tasks_of(place: Place) -> Tasks | None:
-    """The first such file that there is."""
-    for tool, names in (("make", MAKE), ("just", JUST), ("task", TASK)):
-        file = place.has(*names)
-        text = place.text(file) if file else ""
-        if file and text and not _MADE.search(text[:300]):
-            found = {"make": _make, "just": _just, "task": _task}[tool](text)
-            if tool == "make" and ".DEFAULT" in found and place.has("src/Makefile"):
-                found += [name for name in _make(place.text("src/Makefile")) if name not in found]
-            first = next((name for name in found if not name.startswith(".")), "")
-            return Tasks(tool=tool, file=file, targets=tuple(found), first=first)
+def read_task_file(folder: Folder) -> TaskFile | None:
+    """Return the first Makefile, justfile or Taskfile that is not generated, or None."""
+    for tool, names in (("make", MAKEFILES), ("just", JUSTFILES), ("task", TASKFILES)):
+        file = folder.find_file(*names)
+        text = folder.text(file) if file else ""
+        if file and text and not _GENERATED.search(text[:300]):
+            targets = {"make": _make_targets, "just": _just_recipes, "task": _task_names}[tool](text)
+            if tool == "make" and ".DEFAULT" in targets and folder.find_file("src/Makefile"):
+                targets += [name for name in _make_targets(folder.text("src/Makefile")) if name not in targets]
+            first = next((name for name in targets if not name.startswith(".")), "")
+            return TaskFile(tool=tool, file=file, targets=tuple(targets), first=first)
     return None
 
 
-def _make(text: str) -> list[str]:
+def _make_targets(text: str) -> list[str]:
     lines = text.replace("\\\n", " ").splitlines()
-    found = [match[1].split() for line in lines if (match := _TARGET.match(line[:MAX_LINE])) and "=" not in match[1]]
+    rules = [
+        match[1].split()
+        for line in lines
+        if (match := _MAKE_TARGET.match(line[:MAX_LINE_CHARS])) and "=" not in match[1]
+    ]
     phony = [line.partition(":")[2].split() for line in lines if line.startswith(".PHONY")]
-    return list(dict.fromkeys(name for names in (*found, *phony) for name in names if "$" not in name))
+    return list(dict.fromkeys(name for names in (*rules, *phony) for name in names if "$" not in name))
 
 
-def _just(text: str) -> list[str]:
-    return [match[1] for line in text.splitlines() if (match := _RECIPE.match(line))]
+def _just_recipes(text: str) -> list[str]:
+    return [match[1] for line in text.splitlines() if (match := _JUST_RECIPE.match(line))]
 
 
-def _task(text: str) -> list[str]:
+def _task_names(text: str) -> list[str]:
     _, _, rest = text.partition("\ntasks:")
     return re.findall(r"""(?m)^  ["']?([A-Za-z_][\w-]*)["']?:\s*(?:$|[\[{#&'"a-z])""", rest)
 
 
-def test_recipe(place: Place) -> str:
-    """What `make test` and all that it needs do, as it is written; nothing, if there is no such target."""
-    file = place.has(*MAKE)
-    text = place.text(file) if file else ""
-    waiting, seen, told = ["test"], set[str](), ""
-    while waiting and len(seen) < MAX_PREREQUISITES:
-        name = waiting.pop(0)
-        seen.add(name)
-        start = rf"(?m)^(?:[\w.-]+ ){{0,20}}{re.escape(name)}(?: [\w.-]+){{0,20}}[ \t]*::?(?!=)"
-        if found := re.search(rf"{start}(.*)\n((?:\t.*\n?|[ \t]*\n)*)", text):
-            needed = found[1].partition("#")[0].split()
-            told += f"{' '.join(needed)}\n{found[2]}"
-            waiting += [each for each in needed if re.fullmatch(r"[\w./-]+", each) and each not in seen]
-    return told.strip()
+def test_recipe(folder: Folder) -> str:
+    """Return the prerequisites and recipes of the make target `test` and of its prerequisites, or an empty string."""
+    file = folder.find_file(*MAKEFILES)
+    text = folder.text(file) if file else ""
+    pending, visited, recipe = ["test"], set[str](), ""
+    while pending and len(visited) < MAX_PREREQUISITES:
+        target = pending.pop(0)
+        visited.add(target)
+        start = rf"(?m)^(?:[\w.-]+ ){{0,20}}{re.escape(target)}(?: [\w.-]+){{0,20}}[ \t]*::?(?!=)"
+        if rule := re.search(rf"{start}(.*)\n((?:\t.*\n?|[ \t]*\n)*)", text):
+            prerequisites = rule[1].partition("#")[0].split()
+            recipe += f"{' '.join(prerequisites)}\n{rule[2]}"
+            pending += [
+                target for target in prerequisites if re.fullmatch(r"[\w./-]+", target) and target not in visited
+            ]
+    return recipe.strip()
 
 
-def find(place: Place, known: frozenset[str], is_alone: bool) -> Project | None:
-    """Targets for what nobody else proposes: `known` are the tasks that ecosystems have already."""
-    tasks = tasks_of(place)
-    if tasks is None:
+def find(folder: Folder, provided_tasks: frozenset[str], is_alone: bool) -> Project | None:
+    """Return jobs for targets whose task is not in `provided_tasks`, the tasks that ecosystems already provide.
+
+    `is_alone` states that no ecosystem builds or tests the folder. Return None if there is no file with targets.
+    """
+    task_file = read_task_file(folder)
+    if task_file is None:
         return None
-    chosen = {
-        job: next((name for name in names if name in tasks.targets), None)
-        for job, names in NAMES.items()
-        if job not in known
+    chosen_targets = {
+        task: next((name for name in names if name in task_file.targets), None)
+        for task, names in TARGET_NAMES.items()
+        if task not in provided_tasks
     }
     drafts = []
-    if chosen.get("test"):
-        # What the target needs to have been built, it builds itself, or it is built by the target without a name.
-        builds = is_alone and tasks.tool == "make" and tasks.first not in ("help", "test", "check", "usage", "")
-        configures = ("sh ./configure",) if builds and place.has("configure") else ()
-        drafts.append(_draft(tasks, "test", chosen["test"] or "", (*configures, "make") if builds else ()))
-    if chosen.get("lint"):
-        drafts.append(_draft(tasks, "lint", chosen["lint"] or "", (), is_guess=not is_alone))
-    if not drafts and is_alone and (chosen.get("build") or tasks.tool == "make"):
-        # Where there is a Kconfig, somebody has to configure it first.
-        drafts.append(_draft(tasks, "build", chosen.get("build") or "", (), is_guess=bool(place.has("Kconfig"))))
+    if chosen_targets.get("test"):
+        # The test target may depend on a build that it does not declare, so the default target runs first.
+        builds_first = (
+            is_alone and task_file.tool == "make" and task_file.first not in ("help", "test", "check", "usage", "")
+        )
+        configure_steps = ("sh ./configure",) if builds_first and folder.find_file("configure") else ()
+        drafts.append(
+            _draft(task_file, "test", chosen_targets["test"] or "", (*configure_steps, "make") if builds_first else ())
+        )
+    if chosen_targets.get("lint"):
+        drafts.append(_draft(task_file, "lint", chosen_targets["lint"] or "", (), is_guess=not is_alone))
+    if not drafts and is_alone and (chosen_targets.get("build") or task_file.tool == "make"):
+        # A project with a Kconfig file needs a configuration before it can be built.
+        drafts.append(
+            _draft(
+                task_file, "build", chosen_targets.get("build") or "", (), is_guess=bool(folder.find_file("Kconfig"))
+            )
+        )
     unclear: tuple[str, ...] = ()
-    if "test" in known and "test" in tasks.targets:
-        unclear = (f"{tasks.file} has a target 'test' too; it is not used, as the ecosystem's own way is known",)
-    return Project(ecosystem=tasks.tool, folder=place.folder, drafts=tuple(drafts), unclear=unclear)
+    if "test" in provided_tasks and "test" in task_file.targets:
+        unclear = (
+            f"{task_file.file} has a target 'test' too; it is not used, as the ecosystem has a standard test command",
+        )
+    return Project(ecosystem=task_file.tool, folder=folder.path, drafts=tuple(drafts), unclear=unclear)
 
 
-def _draft(tasks: Tasks, job: str, target: str, before: tuple[str, ...], *, is_guess: bool = False) -> Draft:
-    is_guess = is_guess or (job == "build" and not target)
-    told = f"{tasks.file} has the target {target!r}" if target else f"there is {tasks.file}"
-    return Draft(
-        task=job,
-        what=f"{tasks.tool} {target}".strip(),
+def _draft(
+    task_file: TaskFile, task: str, target: str, steps_before: tuple[str, ...], *, is_guess: bool = False
+) -> JobDraft:
+    is_guess = is_guess or (task == "build" and not target)
+    evidence = f"{task_file.file} has the target {target!r}" if target else f"there is {task_file.file}"
+    return JobDraft(
+        task=task,
+        title=f"{task_file.tool} {target}".strip(),
         confidence=UNSURE if is_guess else LIKELY,
-        evidence=(told,),
-        reason="what it does without a target is not to be seen"
+        evidence=(evidence,),
+        reason="the effect of the default target is unknown"
         if not target
-        else "what the target needs is not declared",
-        steps=(*before, f"{tasks.tool} {target}".strip()),
+        else "the requirements of the target are not declared",
+        steps=(*steps_before, f"{task_file.tool} {target}".strip()),
     )

@@ -1,7 +1,7 @@
-"""The files of a repository as discovery sees them: names of all, texts of a few. Everything is bounded.
+"""The input of detection: the paths of all files of a repository, and the texts of a few.
 
-`wanted` says, from names alone, which files should be read; a `Place` is one folder of the tree with questions about
-it. Texts may be anything: what cannot be read is as if it said nothing, and is told.
+The number and size of files are limited. File contents are untrusted: a file that cannot be parsed is treated as empty
+and listed in `Tree.unreadable`. The detection of each ecosystem works on a `Folder`, a view of one folder of the tree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
-from configparser import Error as NotIni
+from configparser import Error as IniError
 from typing import Any, Final
 
 import msgspec
@@ -21,18 +21,19 @@ MAX_PATHS: Final = 300_000
 MAX_READ_FILES: Final = 300
 MAX_READ_CHARS: Final = 300_000
 MAX_TOTAL_CHARS: Final = 5_000_000
-MAX_DOTS: Final = 500  # in a line of TOML
-MAX_DEPTH: Final = 5  # folders above a project
+MAX_DOTS_PER_LINE: Final = 500  # A TOML key with many parts takes long to parse.
+MAX_DEPTH: Final = 5  # The number of folders above a project.
 
-# What lies here was made by others, or is not the project itself but shown, documented or tested with it.
-FOREIGN: Final = frozenset(
+# Folders with dependencies, copies of third-party code, and build output.
+THIRD_PARTY_NAMES: Final = frozenset(
     {
         *(".git", ".hg", ".venv", "venv", "node_modules", "bower_components", "site-packages", "__pycache__", ".tox"),
         *("vendor", "vendored", "_vendor", "third_party", "third-party", "thirdparty", "3rdparty", "external"),
         *("extern", "externals", "deps", "dist", "target", "submodules", "subprojects", "Pods", ".yarn", ".cargo"),
     }
 )
-ASIDE: Final = frozenset(
+# Folders with examples, documentation, tests and tools, which are not projects of their own.
+AUXILIARY_NAMES: Final = frozenset(
     {
         *("example", "examples", "sample", "samples", "demo", "demos", "tutorial", "tutorials", "playground"),
         *("playgrounds", "docs", "doc", "documentation", "website", "site", "www", "gh-pages", "book", "blog"),
@@ -49,207 +50,209 @@ PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.@][A-Za-z0-9_.@-]*")
 
 
 def is_plain(path: str) -> bool:
-    """Whether a path can stand in a command and in a pattern as it is, and means only itself there."""
+    """Return whether a path can be used in a command and in a glob pattern without quoting."""
     names = path.split("/") if path else []
     return len(path) <= 200 and all(PLAIN_NAME.fullmatch(name) and name not in (".", "..") for name in names)
 
 
-def normal(paths: Iterable[str]) -> list[str]:
-    """The paths in an order of their own, without repeats and without what is too much; those near the root first."""
+def normalize_paths(paths: Iterable[str]) -> list[str]:
+    """Return the distinct relative paths, sorted. If there are too many, those with the most folders are dropped."""
     ordered = sorted({path for path in paths if path and not path.startswith("/")}, key=lambda p: (p.count("/"), p))
     return sorted(ordered[:MAX_PATHS])
 
 
 def folder_of(path: str) -> str:
-    """The folder that something lies in; the root is empty."""
+    """Return the folder of a path; empty for the root."""
     return path.rpartition("/")[0]
 
 
-def joined(folder: str, name: str) -> str:
-    """A name in a folder, from the root on."""
+def join_path(folder: str, name: str) -> str:
+    """Return the path of a name in a folder, which is empty for the root."""
     return f"{folder}/{name}" if folder else name
 
 
-def is_foreign(path: str) -> bool:
-    """Whether it was made by others and is only kept here."""
-    return any(name in FOREIGN for name in path.split("/")[:-1])
+def is_third_party(path: str) -> bool:
+    """Return whether a path is in a folder for third-party code or build output."""
+    return any(name in THIRD_PARTY_NAMES for name in path.split("/")[:-1])
 
 
-def is_aside(folder: str) -> bool:
-    """Whether a folder is shown, documented or tested with the project, rather than being part of it."""
-    return any(name.lower() in ASIDE or name.startswith(".") for name in folder.split("/") if folder)
+def is_auxiliary(folder: str) -> bool:
+    """Return whether a folder is hidden, or contains examples, documentation, tests or tools."""
+    return any(name.lower() in AUXILIARY_NAMES or name.startswith(".") for name in folder.split("/") if folder)
 
 
 class Tree:
-    """All names, and the texts that were asked for."""
+    """All paths of a repository, and the texts of the files that were read."""
 
     def __init__(self, paths: Iterable[str], texts: Mapping[str, str | None]) -> None:
-        self.paths = normal(paths)
+        self.paths = normalize_paths(paths)
         self.unreadable: set[str] = set()
-        self._endings: Counter[str] | None = None
-        self._known = frozenset(self.paths)
-        self._texts = _bounded({path: text for path, text in texts.items() if text and path in self._known})
-        self._names: dict[str, list[str]] = {}
+        self._extension_counts: Counter[str] | None = None
+        self._path_set = frozenset(self.paths)
+        self._text_by_path = _within_limits(
+            {path: text for path, text in texts.items() if text and path in self._path_set}
+        )
+        self._names_by_folder: dict[str, list[str]] = {}
         for path in self.paths:
             folder, _, name = path.rpartition("/")
-            self._names.setdefault(folder, []).append(name)
-        self._read: dict[tuple[str, str], Any] = {}
+            self._names_by_folder.setdefault(folder, []).append(name)
+        self._parsed_files: dict[tuple[str, str], Any] = {}
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file."""
-        return path in self._known
+        """Return whether a file with this path exists."""
+        return path in self._path_set
 
-    def names(self, folder: str) -> list[str]:
-        """The files that lie directly in a folder."""
-        return self._names.get(folder, [])
+    def file_names(self, folder: str) -> list[str]:
+        """Return the names of the files directly in a folder."""
+        return self._names_by_folder.get(folder, [])
 
     def folders(self) -> Iterator[str]:
-        """Every folder that has files, the outer ones first."""
-        yield from sorted(self._names, key=lambda folder: (folder.count("/") + bool(folder), folder))
+        """Yield each folder that directly contains a file, outer folders first."""
+        yield from sorted(self._names_by_folder, key=lambda folder: (folder.count("/") + bool(folder), folder))
 
-    def count(self, endings: tuple[str, ...]) -> int:
-        """How many files have one of these endings, others' work aside."""
-        if self._endings is None:
-            self._endings = Counter(path.rpartition(".")[2] for path in self.paths if not is_foreign(path))
-        return sum(self._endings[ending] for ending in endings)
+    def count(self, extensions: tuple[str, ...]) -> int:
+        """Return the number of files with one of these extensions, without third-party code."""
+        if self._extension_counts is None:
+            self._extension_counts = Counter(path.rpartition(".")[2] for path in self.paths if not is_third_party(path))
+        return sum(self._extension_counts[extension] for extension in extensions)
 
-    def below(self, folder: str) -> Iterator[str]:
-        """Every path in a folder and in those inside it."""
+    def paths_below(self, folder: str) -> Iterator[str]:
+        """Return an iterator over all paths below a folder, at any depth."""
         if not folder:
             return iter(self.paths)
         first, last = bisect_left(self.paths, f"{folder}/"), bisect_left(self.paths, f"{folder}0")
-        return iter(self.paths[first:last])  # The character after the slash is the zero.
+        return iter(self.paths[first:last])  # "0" is the character after "/".
 
     def text(self, path: str) -> str:
-        """What a file says; nothing, if there is none or it was not read."""
-        return self._texts.get(path, "")
+        """Return the text of a file; empty if it does not exist or was not read."""
+        return self._text_by_path.get(path, "")
 
     def toml(self, path: str) -> dict[str, Any]:
-        """A TOML file as a table."""
+        """Return the table of a TOML file; empty if it cannot be parsed."""
         return self._parsed(path, "toml", _toml)
 
     def json(self, path: str) -> dict[str, Any]:
-        """A JSON file as an object."""
+        """Return the object of a JSON file; empty if it cannot be parsed."""
         return self._parsed(path, "json", msgspec.json.decode)
 
     def ini(self, path: str) -> dict[str, Any]:
-        """An INI file as sections of texts."""
+        """Return the sections of an INI file; empty if it cannot be parsed."""
         return self._parsed(path, "ini", _ini)
 
     def _parsed(self, path: str, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
-        known = self._read.get((path, kind))
-        if known is None:
-            known = {}
+        result = self._parsed_files.get((path, kind))
+        if result is None:
+            result = {}
             text = self.text(path)
             try:
-                found = parse(text) if text else {}
-                known = found if isinstance(found, dict) else {}
-                if not isinstance(found, dict):
+                parsed = parse(text) if text else {}
+                result = parsed if isinstance(parsed, dict) else {}
+                if not isinstance(parsed, dict):
                     self.unreadable.add(path)
-            except (ValueError, RecursionError, msgspec.DecodeError, NotIni):
+            except (ValueError, RecursionError, msgspec.DecodeError, IniError):
                 self.unreadable.add(path)
-            self._read[path, kind] = known
-        return dict(known)
+            self._parsed_files[path, kind] = result
+        return dict(result)
 
 
-def _bounded(texts: Mapping[str, str]) -> dict[str, str]:
-    """The texts that are not too long, until there are too many; those near the root first."""
-    left, kept = MAX_TOTAL_CHARS, {}
+def _within_limits(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts that are not too long, from the root downwards, up to a total size."""
+    remaining_chars, accepted = MAX_TOTAL_CHARS, {}
     for path, text in sorted(texts.items(), key=lambda item: (item[0].count("/"), item[0])):
-        left -= len(text)
-        if left < 0:
+        remaining_chars -= len(text)
+        if remaining_chars < 0:
             break
         if len(text) <= MAX_READ_CHARS:
-            kept[path] = text.removeprefix("\ufeff")
-    return kept
+            accepted[path] = text.removeprefix("\ufeff")
+    return accepted
 
 
 def _toml(text: str) -> dict[str, Any]:
-    if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
-        raise ValueError("a key of so many parts would take long to read")
+    if any(line.count(".") > MAX_DOTS_PER_LINE for line in text.splitlines()):
+        raise ValueError("a line has too many dots")
     return tomllib.loads(text)
 
 
 def _ini(text: str) -> dict[str, dict[str, str]]:
-    read = ConfigParser(interpolation=None, strict=False, allow_no_value=True, delimiters=("=", ":"))
-    read.read_string(text)
-    return {name: {key: value or "" for key, value in read.items(name, raw=True)} for name in read.sections()}
+    parser = ConfigParser(interpolation=None, strict=False, allow_no_value=True, delimiters=("=", ":"))
+    parser.read_string(text)
+    return {name: {key: value or "" for key, value in parser.items(name, raw=True)} for name in parser.sections()}
 
 
-class Place:
-    """One folder of the tree, with everything that ecosystems ask about it. Paths given and got are from there on."""
+class Folder:
+    """A folder of a `Tree`. Paths that its methods take and return are relative to the folder."""
 
-    def __init__(self, tree: Tree, folder: str) -> None:
+    def __init__(self, tree: Tree, path: str) -> None:
         self.tree = tree
-        self.folder = folder
+        self.path = path
 
-    def has(self, *paths: str) -> str | None:
-        """The first of these files that there is."""
-        return next((path for path in paths if self.tree.has(joined(self.folder, path))), None)
+    def find_file(self, *paths: str) -> str | None:
+        """Return the first of these paths that exists, or None."""
+        return next((path for path in paths if self.tree.has(join_path(self.path, path))), None)
 
-    def names(self, pattern: str = ".*", folder: str = "") -> list[str]:
-        """Files directly here, or in a folder of it, whose names are all of a regular expression."""
-        wanted = re.compile(pattern)
-        here = joined(self.folder, folder) if folder else self.folder
-        return [name for name in self.tree.names(here) if wanted.fullmatch(name)]
+    def file_names(self, pattern: str = ".*", subfolder: str = "") -> list[str]:
+        """Return the names of the files directly in the folder, or in a subfolder, that fully match a pattern."""
+        compiled = re.compile(pattern)
+        folder_path = join_path(self.path, subfolder) if subfolder else self.path
+        return [name for name in self.tree.file_names(folder_path) if compiled.fullmatch(name)]
 
-    def below(self, pattern: str = ".*") -> Iterator[str]:
-        """Files here and in folders of it, that are not others' work, whose paths are all of a regular expression."""
-        wanted, start = re.compile(pattern), len(self.folder) + 1 if self.folder else 0
-        for path in self.tree.below(self.folder):
-            inner = path[start:]
-            if wanted.fullmatch(inner) and not is_foreign(inner):
-                yield inner
+    def paths_matching(self, pattern: str = ".*") -> Iterator[str]:
+        """Yield each path below the folder that fully matches a pattern and is not third-party code."""
+        compiled, start = re.compile(pattern), len(self.path) + 1 if self.path else 0
+        for path in self.tree.paths_below(self.path):
+            relative_path = path[start:]
+            if compiled.fullmatch(relative_path) and not is_third_party(relative_path):
+                yield relative_path
 
-    def has_folder(self, folder: str) -> bool:
-        """Whether anything is in a folder of it."""
-        return next(self.tree.below(joined(self.folder, folder)), None) is not None
+    def has_folder(self, subfolder: str) -> bool:
+        """Return whether a subfolder contains any file."""
+        return next(self.tree.paths_below(join_path(self.path, subfolder)), None) is not None
 
-    def any(self, pattern: str) -> str | None:
-        """The first of `below`."""
-        return next(self.below(pattern), None)
+    def first_match(self, pattern: str) -> str | None:
+        """Return the first path of `paths_matching`, or None."""
+        return next(self.paths_matching(pattern), None)
 
     def text(self, path: str) -> str:
-        """What a file says."""
-        return self.tree.text(joined(self.folder, path))
+        """Return the text of a file, as `Tree.text` does."""
+        return self.tree.text(join_path(self.path, path))
 
     def toml(self, path: str) -> dict[str, Any]:
-        """A TOML file as a table."""
-        return self.tree.toml(joined(self.folder, path))
+        """Return the table of a TOML file, as `Tree.toml` does."""
+        return self.tree.toml(join_path(self.path, path))
 
     def json(self, path: str) -> dict[str, Any]:
-        """A JSON file as an object."""
-        return self.tree.json(joined(self.folder, path))
+        """Return the object of a JSON file, as `Tree.json` does."""
+        return self.tree.json(join_path(self.path, path))
 
     def ini(self, path: str) -> dict[str, Any]:
-        """An INI file as sections of texts."""
-        return self.tree.ini(joined(self.folder, path))
+        """Return the sections of an INI file, as `Tree.ini` does."""
+        return self.tree.ini(join_path(self.path, path))
 
-    def path(self, name: str) -> str:
-        """A path of here, from the root of the repository on."""
-        return joined(self.folder, name)
+    def from_root(self, path: str) -> str:
+        """Return a path in the folder as a path from the root of the repository."""
+        return join_path(self.path, path)
 
 
-def dig(value: Any, *keys: str) -> Any:
-    """What lies under some keys, or nothing, whatever the value is."""
+def get_nested(value: Any, *keys: str) -> Any:
+    """Return the value below nested keys, or None if a key is missing or its parent is not a table."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
-def table(value: Any, *keys: str) -> dict[str, Any]:
-    """The table under some keys; empty if it is none."""
-    found = dig(value, *keys)
-    return {str(key): each for key, each in found.items()} if isinstance(found, dict) else {}
+def get_table(value: Any, *keys: str) -> dict[str, Any]:
+    """Return the table below nested keys; empty if there is none."""
+    nested = get_nested(value, *keys)
+    return {str(key): entry for key, entry in nested.items()} if isinstance(nested, dict) else {}
 
 
-def texts(value: Any) -> list[str]:
-    """The texts of a list; a single one is a list of one."""
+def string_list(value: Any) -> list[str]:
+    """Return the strings of a list. A single string is returned as a list; any other value as an empty list."""
     if isinstance(value, str):
         return [value]
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return [element for element in value if isinstance(element, str)] if isinstance(value, list) else []
 
 
-def word(value: Any) -> str:
-    """A text, or nothing."""
+def string_or_empty(value: Any) -> str:
+    """Return the value if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""

@@ -1,11 +1,11 @@
-"""All other ecosystems, and repositories with several projects."""
+"""Detection of ecosystems other than Python and Node, and of repositories with several projects."""
 
 from __future__ import annotations
 
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.pipeline.detect import discovered
+from deltaci.pipeline.detect import detect_pipeline
 from deltaci.pipeline.detect.projects import MAX_PROJECTS
 from tests.pipeline.trees import PACKAGE, PYTEST, jobs, package, proposed, steps
 
@@ -17,8 +17,8 @@ HEX = "mix local.hex --force"
 C = {f"src/{name}.c": "" for name in "abcdefghijkl"}
 FORMS = "<UseWindowsForms>true</UseWindowsForms>"
 
-# what it is: files, and for every job how sure it is and what it does at last
-TREES: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {
+# Description: files, and the expected confidence and last command of each job.
+REPOSITORIES: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {
     "Go": (GO, {"build": ("sure", "go vet ./..."), "test": ("sure", "go test ./...")}),
     "Go without tests": ({"go.mod": "", "a.go": ""}, {"build": ("sure", "go vet ./...")}),
     "Go with a linter": (
@@ -150,52 +150,52 @@ TREES: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(TREES))
-def test_a_repository_is_built_and_tested_as_its_ecosystem_does_it(name: str) -> None:
-    """Every job, and nothing else."""
-    files, expected = TREES[name]
+@pytest.mark.parametrize("name", list(REPOSITORIES))
+def test_a_repository_gets_the_standard_jobs_of_its_ecosystem(name: str) -> None:
+    """The jobs are compared completely."""
+    files, expected = REPOSITORIES[name]
 
     assert jobs(files) == expected
 
 
-def test_two_ecosystems_in_one_folder_have_names_that_tell_them_apart() -> None:
-    """Only where they would be the same."""
+def test_job_ids_of_two_ecosystems_in_one_folder_are_distinct() -> None:
+    """The ecosystem is part of the id only where the ids would otherwise be equal."""
     files = {"pyproject.toml": PACKAGE + PYTEST, "tests/test_a.py": "", "package.json": package({"test": "jest"})}
 
     assert set(jobs(files)) == {"build", "python-test", "node-test"}
 
 
 def test_projects_in_folders_have_jobs_of_their_own() -> None:
-    """Each runs in its folder, when something in it or at the root has changed."""
+    """Each job runs in the folder of its project, if files there or at the root have changed."""
     files = {
         "services/api/pyproject.toml": PACKAGE + PYTEST,
         "services/api/tests/test_a.py": "",
         "apps/web/package.json": package({"test": "jest"}),
         "apps/web/package-lock.json": "",
     }
-    found = {each.id: each for each in proposed(files).findings}
+    findings = {finding.id: finding for finding in proposed(files).findings}
 
-    assert set(found) == {"services-api-build", "services-api-test", "apps-web-test"}
-    job = found["apps-web-test"].job
+    assert set(findings) == {"services-api-build", "services-api-test", "apps-web-test"}
+    job = findings["apps-web-test"].job
     assert job.defaults.run.working_directory == "apps/web"
     assert job.paths == ("apps/web/**", "*")
     assert (job.caches[0].paths, job.caches[0].lock_files) == (("apps/web/.npm",), ("apps/web/package-lock.json",))
-    assert found["services-api-test"].job.artifacts[0].path == "services/api/test-results.xml"
+    assert findings["services-api-test"].job.artifacts[0].path == "services/api/test-results.xml"
 
 
-def test_who_refers_to_the_folder_beside_it_always_runs() -> None:
-    """A change there may affect it, and a job that is wrongly left out is worse than one too many."""
+def test_a_project_that_refers_to_a_sibling_folder_always_runs() -> None:
+    """A change there may affect it, and skipping a required job is worse than running an unnecessary one."""
     files = {"a/go.mod": "module a\nreplace b => ../b\n", "a/a.go": "", "b/go.mod": "module b\n", "b/b.go": ""}
-    found = {each.id: each.job.paths for each in proposed(files).findings}
+    path_filters = {finding.id: finding.job.paths for finding in proposed(files).findings}
 
-    assert found == {"a-build": None, "b-build": ("b/**", "*")}
+    assert path_filters == {"a-build": None, "b-build": ("b/**", "*")}
 
 
 def test_a_project_inside_another_one_is_a_guess_unless_its_folder_is_a_usual_one() -> None:
-    """It may be a part of it."""
+    """It may be a part of the outer project."""
     files = GO | {"weird/package.json": package({"test": "jest"}), "ui/package.json": package({"test": "jest"})}
 
-    assert {job: found[0] for job, found in jobs(files).items()} == {
+    assert {job: summary[0] for job, summary in jobs(files).items()} == {
         "build": "sure",
         "test": "sure",
         "ui-test": "sure",
@@ -204,57 +204,57 @@ def test_a_project_inside_another_one_is_a_guess_unless_its_folder_is_a_usual_on
 
 
 @pytest.mark.parametrize("folder", ["examples/a", "docs", "node_modules/a", "vendor/a", "test/fixtures/a", ".hidden"])
-def test_examples_documentation_and_copies_are_not_looked_at(folder: str) -> None:
-    """But it is told that they are there."""
+def test_examples_documentation_and_third_party_code_are_skipped(folder: str) -> None:
+    """A message reports that they exist."""
     proposal = proposed(GO | {f"{folder}/package.json": package({"test": "jest"})})
 
-    assert {each.id for each in proposal.findings} == {"build", "test"}
-    assert any("1 more folder" in each for each in proposal.unclear)
+    assert {finding.id for finding in proposal.findings} == {"build", "test"}
+    assert any("1 more folder" in message for message in proposal.unclear)
 
 
-def test_there_are_limits() -> None:
-    """A repository with a thousand packages does not get a thousand jobs."""
+def test_the_number_of_projects_is_limited() -> None:
+    """A repository with a thousand packages must not get a thousand jobs."""
     files = {f"packages/p{number:03}/go.mod": "" for number in range(100)}
     proposal = proposed(files | {f"packages/p{number:03}/a.go": "" for number in range(100)})
 
     assert len(proposal.findings) == MAX_PROJECTS
-    assert any(f"at most {MAX_PROJECTS}" in each for each in proposal.unclear)
+    assert any(f"at most {MAX_PROJECTS}" in message for message in proposal.unclear)
 
 
 def test_submodules_are_fetched_first() -> None:
-    """The checkout does not bring them."""
+    """The checkout does not include submodules."""
     files = {".gitmodules": "", "Cargo.toml": CRATE}
 
     assert steps(files, "test") == ["git submodule update --init --recursive", "cargo test"]
     assert jobs(files)["test"][0] == "likely"
 
 
-def test_what_has_to_be_configured_is_configured_first() -> None:
-    """Before anything is made."""
+def test_the_configure_script_runs_before_make() -> None:
+    """The Makefile needs its results."""
     files = {"configure": "", "Makefile": "all:\ntest: all\n"}
 
     assert steps(files, "test") == ["sh ./configure", "make", "make test"]
 
 
-def test_what_is_unsure_does_not_run() -> None:
-    """It is only shown."""
-    proposal = proposed(TREES["a Rust workspace"][0])
+def test_unsure_jobs_are_not_part_of_the_pipeline() -> None:
+    """They are only shown."""
+    proposal = proposed(REPOSITORIES["a Rust workspace"][0])
 
     assert proposal.pipeline is not None
     assert set(proposal.pipeline.jobs) == {"build", "test", "clippy"}
 
 
 def test_every_job_may_use_the_network() -> None:
-    """What a project needs has to come from somewhere."""
-    assert all(each.job.network for files, _ in TREES.values() for each in proposed(files).findings)
+    """The jobs have to download dependencies."""
+    assert all(finding.job.network for files, _ in REPOSITORIES.values() for finding in proposed(files).findings)
 
 
-def test_the_planner_gets_the_pipeline_or_a_reason() -> None:
-    """One call, for a repository without a file."""
+def test_detection_returns_a_pipeline_or_refuses_with_a_reason() -> None:
+    """The planner calls it for a repository without a pipeline file."""
     texts: dict[str, str | None] = {"go.mod": "module x", "a.go": ""}
 
-    assert set(discovered(texts, texts.get).jobs) == {"build"}
+    assert set(detect_pipeline(texts, texts.get).jobs) == {"build"}
     with pytest.raises(Refused, match=r"no pipeline file.*deltaci init"):
-        discovered(["README.md"], lambda path: None)
-    with pytest.raises(Refused, match=r"it could be: \.NET build"):
-        discovered(["X.csproj"], lambda path: FORMS)
+        detect_pipeline(["README.md"], lambda path: None)
+    with pytest.raises(Refused, match=r"possible jobs: \.NET build"):
+        detect_pipeline(["X.csproj"], lambda path: FORMS)

@@ -1,4 +1,4 @@
-"""Node projects: scripts, package managers and workspaces."""
+"""Detection of Node projects: scripts, package managers and workspaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ JEST = package({"test": "jest"})
 
 
 @pytest.mark.parametrize(
-    ("more", "fields", "install", "run"),
+    ("other_files", "fields", "install", "run"),
     [
         ({}, {}, ["npm install --no-audit --no-fund"], "npm test"),
         ({"package-lock.json": ""}, {}, ["npm ci"], "npm test"),
@@ -28,10 +28,10 @@ JEST = package({"test": "jest"})
     ],
 )
 def test_the_package_manager_is_the_one_of_the_lock_file(
-    more: dict[str, str], fields: dict[str, object], install: list[str], run: str
+    other_files: dict[str, str], fields: dict[str, object], install: list[str], run: str
 ) -> None:
-    """Or the one that package.json names."""
-    files = {"package.json": package({"test": "jest"}, **fields), **more}
+    """A package manager that package.json names takes precedence."""
+    files = {"package.json": package({"test": "jest"}, **fields), **other_files}
 
     assert steps(files, "test") == [*install, run]
 
@@ -50,8 +50,8 @@ def test_the_package_manager_is_the_one_of_the_lock_file(
         ("npm run first && npm run second", "likely"),
     ],
 )
-def test_how_sure_depends_on_what_the_script_is(script: str, confidence: str) -> None:
-    """What opens a browser, never ends or cannot be looked into is not sure."""
+def test_the_confidence_depends_on_the_script(script: str, confidence: str) -> None:
+    """A script that needs a browser, may never end or runs an unknown command is uncertain."""
     assert (
         jobs({"package.json": package({"test": script, "first": "jest", "second": "cypress run"})})["test"][0]
         == confidence
@@ -59,13 +59,13 @@ def test_how_sure_depends_on_what_the_script_is(script: str, confidence: str) ->
 
 
 @pytest.mark.parametrize("script", ['echo "Error: no test specified" && exit 1', "exit 0", "true", "echo ok", " "])
-def test_a_script_that_tests_nothing_is_none(script: str) -> None:
-    """`npm init` writes one into every package."""
+def test_a_placeholder_test_script_is_ignored(script: str) -> None:
+    """`npm init` writes one into each package."""
     assert "test" not in jobs({"package.json": package({"test": script, "build": "tsc"})})
 
 
 def test_scripts_become_jobs() -> None:
-    """Test, build, and one job for everything that only looks."""
+    """The checks share one job."""
     scripts = {
         "test": "jest",
         "build": "vite build",
@@ -77,26 +77,26 @@ def test_scripts_become_jobs() -> None:
 
     assert list(jobs(files)) == ["build", "test", "lint"]
     assert steps(files, "lint") == ["npm ci", "npm run lint", "npm run typecheck", "npm run format:check"]
-    assert all(each.job.env["CI"] == "true" for each in proposed(files).findings)
+    assert all(finding.job.env["CI"] == "true" for finding in proposed(files).findings)
     assert proposed(files).findings[0].job.caches[0].lock_files == ("package-lock.json",)
 
 
-def test_what_is_made_is_built_before_it_is_tested() -> None:
-    """A package that offers `dist/` without having it must be built; one that has it must not."""
-    made = package({"test": "jest", "build": "tsc"}, main="./dist/index.js")
+def test_missing_build_output_is_built_before_the_tests() -> None:
+    """A package whose entry point is in `dist/` must be built if that folder is not in the repository."""
+    manifest = package({"test": "jest", "build": "tsc"}, main="./dist/index.js")
 
-    assert steps({"package.json": made}, "test")[1:] == ["npm run build", "npm test"]
-    assert steps({"package.json": made, "dist/index.js": ""}, "test")[1:] == ["npm test"]
+    assert steps({"package.json": manifest}, "test")[1:] == ["npm run build", "npm test"]
+    assert steps({"package.json": manifest, "dist/index.js": ""}, "test")[1:] == ["npm test"]
 
 
-def test_vitest_alone_writes_a_report() -> None:
-    """It is told so by options; anything more complicated is left as it is."""
+def test_a_script_that_only_calls_vitest_writes_a_report() -> None:
+    """Options cannot be added safely to a more complicated script."""
     assert "--reporter=junit" in steps({"package.json": package({"test": "vitest run"})}, "test")[-1]
     assert steps({"package.json": package({"test": "vitest run && echo"})}, "test")[-1] == "npm test"
 
 
 @pytest.mark.parametrize(
-    ("more", "fields", "command"),
+    ("other_files", "fields", "command"),
     [
         ({"package-lock.json": ""}, {"workspaces": ["packages/*"]}, "npm test --workspaces --if-present"),
         (
@@ -109,15 +109,17 @@ def test_vitest_alone_writes_a_report() -> None:
         ({"yarn.lock": "", "lerna.json": '{"packages": ["packages/*"]}'}, {}, "yarn lerna run test"),
     ],
 )
-def test_a_workspace_is_tested_from_its_root(more: dict[str, str], fields: dict[str, object], command: str) -> None:
-    """Its packages are no projects of their own."""
-    files = {"package.json": package({}, **fields), "packages/a/package.json": JEST, **more}
+def test_a_workspace_is_tested_from_its_root(
+    other_files: dict[str, str], fields: dict[str, object], command: str
+) -> None:
+    """The packages of a workspace are not projects of their own."""
+    files = {"package.json": package({}, **fields), "packages/a/package.json": JEST, **other_files}
 
-    assert {job: found[1] for job, found in jobs(files).items()} == {"test": command}
+    assert {job: summary[1] for job, summary in jobs(files).items()} == {"test": command}
 
 
 def test_packages_outside_the_workspace_are_projects() -> None:
-    """What no pattern names belongs to nobody else."""
+    """A package that no workspace pattern matches is a project of its own."""
     files = {
         "package.json": package({"test": "jest"}, workspaces=["packages/*"]),
         "packages/a/package.json": JEST,
@@ -125,7 +127,7 @@ def test_packages_outside_the_workspace_are_projects() -> None:
         "odd/package.json": JEST,
     }
 
-    assert {job: found[0] for job, found in jobs(files).items()} == {
+    assert {job: summary[0] for job, summary in jobs(files).items()} == {
         "test": "likely",
         "apps-web-test": "likely",
         "odd-test": "unsure",

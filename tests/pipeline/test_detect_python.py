@@ -1,4 +1,4 @@
-"""Python projects, each as small as it can be, and what is proposed for them."""
+"""Detection of minimal Python projects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ TEST = "tests/test_a.py"
 TOX = "[testenv]\ncommands = pytest\n"
 EXTRA = '[project.optional-dependencies]\ntest = ["pytest"]\n'
 
-# what it is: files, how sure the tests are, and a command that must be among their steps
-WAYS: dict[str, tuple[dict[str, str], str, str]] = {
+# Description: files, the expected confidence of the test job, and one of its commands.
+PYTHON_PROJECTS: dict[str, tuple[dict[str, str], str, str]] = {
     "an extra": ({"pyproject.toml": PACKAGE + EXTRA, TEST: ""}, "sure", ".venv/bin/python -m pip install -e '.[test]'"),
     "a group": (
         {"pyproject.toml": PACKAGE + PYTEST + '[dependency-groups]\ntests = ["pytest"]\n', TEST: ""},
@@ -143,19 +143,19 @@ WAYS: dict[str, tuple[dict[str, str], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(WAYS))
+@pytest.mark.parametrize("name", list(PYTHON_PROJECTS))
 def test_tests_are_run_as_the_project_declares(name: str) -> None:
-    """Exactly one test job, as sure as the evidence is."""
-    files, confidence, command = WAYS[name]
+    """There is exactly one test job, with the confidence that the evidence justifies."""
+    files, confidence, command = PYTHON_PROJECTS[name]
 
     assert [job for job in jobs(files) if "test" in job] == ["test"]
     assert jobs(files)["test"][0] == confidence
     assert command in steps(files, "test")
 
 
-def test_everything_is_installed_into_an_environment_of_its_own() -> None:
-    """Nothing that a job installs may touch the machine."""
-    for files, _, _ in WAYS.values():
+def test_packages_are_installed_into_virtual_environments_only() -> None:
+    """A job must not change the Python installation of the runner."""
+    for files, _, _ in PYTHON_PROJECTS.values():
         for finding in proposed(files).findings:
             for step in finding.job.steps or ():
                 assert step.run is not None
@@ -163,11 +163,11 @@ def test_everything_is_installed_into_an_environment_of_its_own() -> None:
                 assert step.run.startswith(("python3 -m venv ", ".venv/bin/", ".tools/bin/", 'PATH="$PWD/.venv/bin'))
 
 
-def test_a_report_is_kept_where_the_tool_can_write_one() -> None:
-    """JUnit is what the server shows tests from."""
-    found = next(each for each in proposed(WAYS["an extra"][0]).findings if each.id == "test")
+def test_pytest_writes_a_junit_report_that_is_an_artifact() -> None:
+    """The server shows the tests of JUnit reports."""
+    finding = next(finding for finding in proposed(PYTHON_PROJECTS["an extra"][0]).findings if finding.id == "test")
 
-    assert [(each.path, each.type) for each in found.job.artifacts] == [("test-results.xml", "junit")]
+    assert [(artifact.path, artifact.type) for artifact in finding.job.artifacts] == [("test-results.xml", "junit")]
 
 
 @pytest.mark.parametrize(
@@ -190,33 +190,33 @@ def test_a_report_is_kept_where_the_tool_can_write_one() -> None:
         ({"setup.py": "", "tox.ini": TOX + "[testenv:lint]\n"}, "sure", ".venv/bin/tox run -e lint"),
     ],
 )
-def test_linters_that_pin_their_versions_win(files: dict[str, str], confidence: str, command: str) -> None:
-    """A newer one fails for reasons that nobody in the project knows."""
+def test_linters_with_pinned_versions_are_preferred(files: dict[str, str], confidence: str, command: str) -> None:
+    """A newer version may report problems that the project has not seen."""
     assert jobs(files)["lint"] == (confidence, command)
 
 
 def test_types_are_a_guess() -> None:
-    """Which stubs mypy needs is hardly ever declared."""
+    """Projects rarely declare which stubs mypy needs."""
     assert jobs({"pyproject.toml": PACKAGE + "[tool.mypy]\nfiles = ['x']\n"})["types"] == ("unsure", ".venv/bin/mypy")
 
 
 def test_a_version_from_git_needs_the_history() -> None:
-    """Else the package has no version, or a wrong one."""
+    """Without the git tags, the package has no version or a wrong one."""
     files = {"pyproject.toml": PACKAGE.replace('"hatchling"', '"hatchling", "hatch-vcs"')}
 
-    assert [each.job.checkout for each in proposed(files).findings] == [0]
+    assert [finding.job.checkout for finding in proposed(files).findings] == [0]
 
 
-def test_declared_versions_are_told_and_not_run() -> None:
-    """Which of them a machine has is not to be seen from here, and the first run must be right."""
+def test_declared_python_versions_are_only_a_hint() -> None:
+    """The runners may not have these versions, and the first run should succeed."""
     versions = "classifiers = ['Programming Language :: Python :: 3.11', 'Programming Language :: Python :: 3.13']\n"
     files = {"pyproject.toml": PACKAGE + versions + EXTRA, TEST: ""}
-    found = next(each for each in proposed(files).findings if each.id == "test")
+    finding = next(finding for finding in proposed(files).findings if finding.id == "test")
 
-    assert found.job.strategy is None
-    assert "3.11 to 3.13" in found.hints[0]
+    assert finding.job.strategy is None
+    assert "3.11 to 3.13" in finding.hints[0]
 
 
-def test_tools_of_other_projects_are_no_python_project() -> None:
-    """A pyproject.toml with nothing but settings says nothing about tests."""
+def test_a_pyproject_with_only_tool_settings_is_not_a_python_project() -> None:
+    """Projects in other languages use it to configure their tools."""
     assert jobs({"pyproject.toml": "[tool.ruff]\n", "main.c": ""}) == {}
