@@ -265,7 +265,7 @@ class ControlPlane:
         has_transitions: bool,
     ) -> None:
         store, folder = server.store, server.folder
-        read_secret = _read_secret(server.secrets)
+        read_secret = _secret_reader(server.secrets)
         self._dispatcher = Dispatcher(store, nats) if nats is not None else None
         if self._dispatcher is not None:
             server.control.subscribe(self._dispatcher.on_cancel)
@@ -373,7 +373,7 @@ class ControlPlane:
         return True
 
 
-def _read_secret(secrets: Secrets) -> ReadSecret:
+def _secret_reader(secrets: Secrets) -> ReadSecret:
     """Return a function that opens a project's secret for the server itself."""
     return lambda tenant, project, name: secrets.decrypt(tenant, [name], JobScope(project))[name]
 

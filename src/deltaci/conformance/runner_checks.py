@@ -227,12 +227,12 @@ def no_late_result(job: str) -> CheckFunction:
     def check(transcript: Transcript) -> Finding:
         if (unknown := _why_not_started(transcript, job)) is not None:
             return unknown
-        renewed = transcript.answered("AckLease", "HeartbeatAck", job) + transcript.answered(
+        renewals = transcript.answered("AckLease", "HeartbeatAck", job) + transcript.answered(
             "Heartbeat", "HeartbeatAck", job
         )
-        if not renewed:
+        if not renewals:
             return not_shown("its lease was never renewed, so its end is unknown")
-        end = max(entry.at for entry in renewed) + float(transcript.find("granted", job)[0].body["ttl"])
+        end = max(entry.at for entry in renewals) + float(transcript.find("granted", job)[0].body["ttl"])
         if transcript.entries[-1].at <= end:
             return not_shown("the scenario ended before the lease")
         late = [entry for entry in transcript.received("Complete", job) if entry.at > end + SLACK_SECONDS]

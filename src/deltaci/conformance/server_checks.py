@@ -269,7 +269,7 @@ class ServerChecks:
             raise CheckFailed(f"expected a size of 15 after all this, it is {current.body}")
         return f"a repeat and an overlap count once, a gap is refused with {gap}"
 
-    def cancel_unasked(self) -> str:
+    def unrequested_cancel_ack(self) -> str:
         """CancelAck without a cancel request is refused."""
         return (
             f"CancelAck without a request: {expect(self._live_lease().send('CancelAck'), 409, 'cancel_not_requested')}"
@@ -431,7 +431,7 @@ SERVER_CHECKS: Final = (
     ServerCheck(
         "cancel-unasked",
         "CancelAck counts only after a request (PRO-Q11)",
-        ServerChecks.cancel_unasked,
+        ServerChecks.unrequested_cancel_ack,
         ("ack-activates",),
     ),
     ServerCheck(

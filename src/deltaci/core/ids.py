@@ -39,7 +39,7 @@ def job_id(run_id: str, name: str) -> str:
 
 
 def lease_id(attempt: str, number: int, secret: str) -> str:
-    """Return the lease id, which is sent to its runner once and serves as fencing token."""
+    """Return the lease id: the fencing token, which is sent once, to the runner that was granted the lease."""
     return f"{attempt}.{number}.{secret}"
 
 

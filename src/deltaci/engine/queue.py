@@ -38,8 +38,8 @@ from deltaci.engine.validation import (
     MAX_CLAIM,
     MAX_SECONDS,
     check_labels,
-    check_number,
     check_options,
+    check_positive_integer,
     check_seconds,
     check_text,
     parse_instant,
@@ -277,10 +277,10 @@ class AsyncQueue:
         """
         check_text("worker", worker)
         check_labels(labels)
-        check_number("limit", limit, MAX_CLAIM)
+        check_positive_integer("limit", limit, MAX_CLAIM)
         check_seconds("wait_seconds", wait_seconds)
-        check_number("ttl_seconds", ttl_seconds, MAX_SECONDS)
-        check_number("accept_seconds", accept_seconds, MAX_SECONDS)
+        check_positive_integer("ttl_seconds", ttl_seconds, MAX_SECONDS)
+        check_positive_integer("accept_seconds", accept_seconds, MAX_SECONDS)
         claim = Claim(
             tenant=self._tenant,
             worker_id=worker,

@@ -63,10 +63,10 @@ def check_labels(labels: object) -> None:
 # -- numbers and times
 
 
-def check_number(name: str, value: object, most: int) -> None:
-    """Raise `Refused` unless the value is a whole number from 1 to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise bad_request(f"{name} is {short_repr(value)}; give a whole number from 1 to {most}")
+def check_positive_integer(name: str, value: object, maximum: int) -> None:
+    """Raise `Refused` unless the value is a whole number from 1 to `maximum`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= maximum:
+        raise bad_request(f"{name} is {short_repr(value)}; give a whole number from 1 to {maximum}")
 
 
 def check_seconds(name: str, value: object) -> None:

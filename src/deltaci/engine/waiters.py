@@ -69,11 +69,11 @@ class WaiterGroup:
     def offer(self) -> None:
         """Let one waiter query the store, and more if it finds something."""
         permit = self.permit(wakes_more=True)
-        self.repeat_queries(permit, 1)
+        self.request_repeats(permit, 1)
         self.wake(permit, 1)
 
-    def repeat_queries(self, permit: ClaimPermit, count: int) -> None:
-        """Repeat up to `count` queries that are in flight now and may have started before the new work was visible."""
+    def request_repeats(self, permit: ClaimPermit, count: int) -> None:
+        """Have up to `count` queries in flight repeated: they may have started before the new work was visible."""
         self._repeats += [permit] * min(count, self.query_count - len(self._repeats))
 
     def take_repeat(self) -> ClaimPermit | None:
@@ -269,7 +269,7 @@ class ClaimWaiters:
             for group in self._groups.values():
                 if group.key[0] == tenant and required <= group.labels:
                     permit = group.permit()
-                    group.repeat_queries(permit, count)
+                    group.request_repeats(permit, count)
                     if remaining and group.waiting:
                         remaining -= group.wake(permit, remaining)
                         woken.append(group)

@@ -105,8 +105,8 @@ class _HandlerThreads:
         try:
             self._loop.run_forever()
             left = asyncio.all_tasks(self._loop)
-            for running in left:
-                running.cancel()
+            for handler_run in left:
+                handler_run.cancel()
             self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         finally:
             self._loop.close()
@@ -132,10 +132,10 @@ class _HandlerThreads:
 
     def _start_async(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
-            running = self._loop.create_task(self._run_async(task))
-            task.stop = lambda running=running: self._loop.call_soon_threadsafe(running.cancel)  # type: ignore[misc]
+            handler_run = self._loop.create_task(self._run_async(task))
+            task.stop = lambda run=handler_run: self._loop.call_soon_threadsafe(run.cancel)  # type: ignore[misc]
             if task.is_fenced:
-                running.cancel()
+                handler_run.cancel()
 
     async def _run_async(self, task: Task) -> None:
         try:
@@ -237,8 +237,8 @@ class Worker:
             await asyncio.gather(*(self._claim_loop(handlers, until_empty=until_empty) for _ in range(claimers)))
             await self._drain()
         finally:
-            for task in self._tasks.values():
-                task.fence()
+            for leased_task in self._tasks.values():
+                leased_task.fence()
             for background_task in background_tasks:
                 background_task.cancel()
             await asyncio.gather(*background_tasks, return_exceptions=True)

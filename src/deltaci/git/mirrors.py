@@ -67,7 +67,7 @@ class CommitDetails(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The first line of the message."""
+        """The first line of the message, up to 200 characters."""
         return self.message.strip().partition("\n")[0][:200]
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Load a certificate and its key. Raise `ValueError` that names the wrong file."""
+    """Load a certificate and its key.
+
+    Raise `ValueError` that names the unreadable file, or both files if they are not a valid pair.
+    """
     for path in (cert, key):
         _check_readable(path)
     try:

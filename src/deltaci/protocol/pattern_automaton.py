@@ -66,8 +66,8 @@ class Automaton:
 
     def __init__(self, patterns: Sequence[Sequence[Step]]) -> None:
         self.size = sum(len(pattern) + 1 for pattern in patterns)
-        moves: dict[CharacterSet, list[int]] = {}
-        stays: dict[CharacterSet, list[int]] = {}
+        advancing: dict[CharacterSet, list[int]] = {}
+        repeating: dict[CharacterSet, list[int]] = {}
         skips: dict[int, list[int]] = {1: [], 2: []}
         self._starts: list[int] = []
         self._ends: dict[int, int] = {}  # From the position after the last step to the index of the pattern.
@@ -76,16 +76,16 @@ class Automaton:
             self._starts.append(position)
             for step in pattern:
                 if step.advances_on is not None:
-                    moves.setdefault(step.advances_on, []).append(position)
+                    advancing.setdefault(step.advances_on, []).append(position)
                 if step.repeats_on is not None:
-                    stays.setdefault(step.repeats_on, []).append(position)
+                    repeating.setdefault(step.repeats_on, []).append(position)
                 if step.skip_count:
                     skips[step.skip_count].append(position)
                 position += 1
             self._ends[position] = number
             position += 1
-        self._moves = {characters: self._bits(positions) for characters, positions in moves.items()}
-        self._stays = {characters: self._bits(positions) for characters, positions in stays.items()}
+        self._advancing_bits = {characters: self._bits(positions) for characters, positions in advancing.items()}
+        self._repeating_bits = {characters: self._bits(positions) for characters, positions in repeating.items()}
         self._skip_one, self._skip_two = self._bits(skips[1]), self._bits(skips[2])
         self._end_bits = self._bits(self._ends)
         self._masks: dict[str, tuple[int, int]] = {}
@@ -117,11 +117,11 @@ class Automaton:
             if len(self._masks) >= MAX_MASKS:
                 self._masks.clear()
             masks = self._masks[character] = (
-                _positions_with(self._moves, character),
-                _positions_with(self._stays, character),
+                _positions_with(self._advancing_bits, character),
+                _positions_with(self._repeating_bits, character),
             )
-        moves, stays = masks
-        positions = self._with_skips(((state.positions & moves) << 1) | (state.positions & stays))
+        advancing, repeating = masks
+        positions = self._with_skips(((state.positions & advancing) << 1) | (state.positions & repeating))
         if self._cached_bytes > MAX_CACHED_BYTES:
             self._clear_cache()
         successor = self._states.get(positions) or self._state(positions)

@@ -45,7 +45,7 @@ class ControlChannel:
         self._is_needed = asyncio.Event()
         self._is_replaced = False
         # A thread of its own: it nearly always waits, and must not take one from the jobs.
-        self._thread = ThreadPoolExecutor(1, "control-channel")
+        self._executor = ThreadPoolExecutor(1, "control-channel")
 
     def leases_changed(self) -> None:
         """Open or close the channel after a lease was added or removed."""
@@ -76,7 +76,7 @@ class ControlChannel:
                 await self._is_needed.wait()
                 started = loop.time()
                 try:
-                    cancels = await loop.run_in_executor(self._thread, self._client.wait_for_cancels, self._request())
+                    cancels = await loop.run_in_executor(self._executor, self._client.wait_for_cancels, self._request())
                     backoff.reset()
                     for cancel in cancels:
                         self.deliver(cancel)
@@ -101,5 +101,5 @@ class ControlChannel:
         """Abort the open request and close the connection."""
         self._client.abort()
         with suppress(RuntimeError):  # The thread has already ended.
-            asyncio.get_running_loop().run_in_executor(self._thread, self._client.close)
-        self._thread.shutdown(wait=False)
+            asyncio.get_running_loop().run_in_executor(self._executor, self._client.close)
+        self._executor.shutdown(wait=False)

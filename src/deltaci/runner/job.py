@@ -221,7 +221,7 @@ class JobRunner:
         """Report the progress. Return whether the step may start: the job is not stopped and the lease is valid."""
         self._steps_started_at = self._steps_started_at or self._now()
         self._update_keeper(Progress(step_index=index, current_step=name), log)
-        return not self._is_stopped() and await self._is_lease_valid(log)
+        return not self._is_stopped() and await self._confirm_lease(log)
 
     def _seconds_left(self) -> float:
         return self._granted_at + self._granted.max_runtime_seconds - self._clock()
@@ -245,8 +245,12 @@ class JobRunner:
             )
         )
 
-    async def _is_lease_valid(self, log: LogStream) -> bool:
-        """Return whether the lease is valid by this machine's clock: after its end, another runner may hold the job."""
+    async def _confirm_lease(self, log: LogStream) -> bool:
+        """Return whether the lease is still held.
+
+        If it has ended by this machine's clock, first ask the keeper for a renewal; without one, mark the lease as
+        lost, because another runner may hold the job.
+        """
         if self._cell is not None and not self._is_lost and self._clock() >= self._confirmed_until:
             # Ask the keeper: its messages may not have been read yet, for example after this process was suspended.
             self._has_keeper_answered.clear()
@@ -270,7 +274,7 @@ class JobRunner:
     async def _report_result(self, result: JobResult, log: LogStream) -> str:
         """Send the rest of the log, then the result, a `CancelAck` or the hand-back. Return the outcome."""
         await log.finish(LOG_SECONDS)
-        if not await self._is_lease_valid(log):
+        if not await self._confirm_lease(log):
             return "lost"
         uri = f"log:{self._granted.job_id}"
         artifacts = [Artifact(type="log", uri=uri, bytes=log.bytes_sent), *result.collected.artifacts]

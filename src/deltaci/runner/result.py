@@ -30,12 +30,15 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_valid(self) -> bool:
-        """Whether the steps succeeded and every checked validation rule passed."""
+        """Whether the job succeeded and every checked validation rule passed."""
         return self.is_success and all(verdict.is_passed for verdict in self.verdicts or ())
 
     @property
     def is_success(self) -> bool:
-        """Whether the steps succeeded. A step that was stopped at its timeout may still have exit code 0."""
+        """Whether the job has exit code 0, no timeout and no error code, for example of an upload.
+
+        A step that was stopped at its timeout may still have exit code 0.
+        """
         return self.exit.exit_code == 0 and not self.exit.is_timed_out and not self.error_code
 
 

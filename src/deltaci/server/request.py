@@ -42,14 +42,14 @@ class Request:
     def header(self, name: bytes) -> str:
         """Return the value of a header by its lower-case name, the last one if it is repeated, or an empty string."""
         value = b""
-        for header, text in self._headers:
-            if header == name:
-                value = text
+        for sent_name, sent_value in self._headers:
+            if sent_name == name:
+                value = sent_value
         return value.decode("utf-8", "replace")
 
     def has_header(self, name: bytes) -> bool:
         """Return whether the header was sent, even with an empty value."""
-        return any(header == name for header, _ in self._headers)
+        return any(sent_name == name for sent_name, _ in self._headers)
 
     async def body(self, limit: int) -> bytes:
         """Return the whole body. Raises `Refused` as soon as it is larger than `limit` bytes."""

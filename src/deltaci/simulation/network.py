@@ -78,9 +78,9 @@ class _Call:
         self._request = request
         self.response: asyncio.Future[tuple[int, bytes]] = network.loop.create_future()
         self._timeout = network.loop.call_outside(timeout, self._fail, "no answer")
-        network.loop.call_outside(network.travel_seconds(), self._arrive)
+        network.loop.call_outside(network.travel_seconds(), self._deliver_request)
 
-    def _arrive(self) -> None:
+    def _deliver_request(self) -> None:
         network, server, request = self._network, self._server, self._request
         if request.runner in network.cut_requests or network._is_lost():
             return

@@ -40,7 +40,11 @@ class HintSubscription:
 
 
 class CommitHints:
-    """All subscribers and listeners of one store, notified in the order of subscription so that runs are repeatable."""
+    """Tells other parts of this process that a commit happened.
+
+    Subscribers are notified after every commit, listeners only if attempts became ready, or may have. The order is the
+    order of subscription, so that runs are repeatable.
+    """
 
     def __init__(self, poll_seconds: float | None = None) -> None:
         self._poll_seconds = poll_seconds

@@ -31,7 +31,7 @@ class TransitionQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class Transition(ResponseSchema, frozen=True, kw_only=True, rename={"from_": "from"}):
-    """One transition in the requested vocabulary. An event maps to none, one or several of them."""
+    """One transition, in the vocabulary that the query selects. One event gives zero or more transitions."""
 
     seq: int
     at: str

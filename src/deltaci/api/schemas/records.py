@@ -77,7 +77,7 @@ class ApprovalGate(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Attempt(ResponseSchema, frozen=True, kw_only=True):
-    """One execution of a job. `status` is the status of document 004."""
+    """One execution of a job. `status` is what its `state` is called in the queue contract (docs/spec/queue.md)."""
 
     id: str
     index: int

@@ -233,7 +233,11 @@ def is_running(context: ExplainContext, job: Job) -> bool:
 
 
 class _WaitChain(msgspec.Struct, frozen=True):
-    """The chain of jobs from one job to the root of its heaviest wait: the next job, the root, and the length."""
+    """The path from a waiting job to the job that explains its wait (`root_id`).
+
+    At each step it continues to the blocking job with the greatest weight. `weight` ranks the root's reason, `next_id`
+    is the next job on the path, and `length` is the number of steps.
+    """
 
     weight: int
     root_id: str

@@ -70,7 +70,7 @@ class VocabularyProjector:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._views = {view.entity: view for view in vocabulary.views}
-        self._view_states: dict[str, str | None] = {}
+        self._state_by_entity: dict[str, str | None] = {}
 
     def project(self, events: Iterable[Event]) -> Iterator[ProjectedStep]:
         """Yield the steps of the next events of the log."""
@@ -78,7 +78,7 @@ class VocabularyProjector:
             if not self._views:
                 yield _canonical_step(event)
             elif (view := self._views.get(event.entity)) is not None:
-                yield from _project(view, event, self._view_states)
+                yield from _project(view, event, self._state_by_entity)
 
 
 def project_log(vocabulary: Vocabulary, events: Iterable[Event]) -> Iterator[ProjectedStep]:
@@ -107,12 +107,12 @@ def _canonical_step(event: Event) -> ProjectedStep:
     )
 
 
-def _project(view: View, event: Event, view_states: dict[str, str | None]) -> Iterator[ProjectedStep]:
-    old_state = view_states.get(event.entity_id)
+def _project(view: View, event: Event, state_by_entity: dict[str, str | None]) -> Iterator[ProjectedStep]:
+    old_state = state_by_entity.get(event.entity_id)
     change = Change(event.from_, event.to, event.trigger, event.actor)
-    steps, view_states[event.entity_id] = view.project_change(old_state, change)
+    steps, state_by_entity[event.entity_id] = view.project_change(old_state, change)
     if view is workstreams.TASK_VIEW and event.entity == JOB and event.metadata.get("kind") == core_job.APPROVAL:
-        view_states[event.entity_id] = LEFT_OUT  # An approval is not a task, even before it waits for approval.
+        state_by_entity[event.entity_id] = LEFT_OUT  # An approval is not a task, even before it waits for approval.
         return
     for step in steps:
         allowed_by = view.allows(step)

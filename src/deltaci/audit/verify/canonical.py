@@ -240,24 +240,24 @@ class CanonicalVerifier:
     def _check_step(self, entity: TrackedEntity, event: EventLine) -> None:
         """Check the step on its own and through every view. Logs repeat few distinct steps, so results are cached."""
         actor = actor_kind(event.actor)
-        key = (event.entity, entity.view_states, event.from_, event.to, event.trigger, actor, event.severity)
+        key = (event.entity, entity.state_per_view, event.from_, event.to, event.trigger, actor, event.severity)
         cached = self._step_cache.get(key)
         if cached is None:
-            view_states, view_problems = self._project(event, entity.view_states)
-            cached = self._step_cache[key] = (view_states, (*_step_problems(event, actor), *view_problems))
-        entity.view_states, problems = cached
+            state_per_view, view_problems = self._project(event, entity.state_per_view)
+            cached = self._step_cache[key] = (state_per_view, (*_step_problems(event, actor), *view_problems))
+        entity.state_per_view, problems = cached
         for rule, problem, legal in problems:
             self.flag(rule, f"{event.entity} {entity.id}: {problem}", legal)
 
     def _project(
-        self, event: EventLine, view_states: tuple[str | None, ...]
+        self, event: EventLine, state_per_view: tuple[str | None, ...]
     ) -> tuple[tuple[str | None, ...], list[Problem]]:
         """Return the state in each view after the event, and the steps that a document does not allow."""
         change = Change(event.from_, event.to, event.trigger, event.actor)
         new_states: list[str | None] = []
         problems: list[Problem] = []
         for index, view in enumerate(VIEWS[event.entity]):
-            old_state = view_states[index] if index < len(view_states) else None
+            old_state = state_per_view[index] if index < len(state_per_view) else None
             if event.to not in MACHINES[event.entity].states:
                 new_states.append(old_state)
                 continue
@@ -283,9 +283,9 @@ class CanonicalVerifier:
             if entity.run.state in core_run.TERMINAL and event.to in core_job.TERMINAL:
                 self._close_transaction(entity.scope)
             if event.from_ is None and not entity.is_task:
-                entity.view_states = tuple(
+                entity.state_per_view = tuple(
                     LEFT_OUT if view.name == "003 task" else state
-                    for view, state in zip(VIEWS[JOB], entity.view_states, strict=True)
+                    for view, state in zip(VIEWS[JOB], entity.state_per_view, strict=True)
                 )
         elif isinstance(entity, TrackedAttempt):
             lease_change = event.metadata.lease if isinstance(event, AttemptEventLine) else None

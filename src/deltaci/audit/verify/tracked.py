@@ -26,7 +26,7 @@ class TransactionScope:
 
 @dataclass(slots=True, eq=False)
 class TrackedEntity:
-    """The state that is common to all kinds. `view_states` has the state in each view, in the order of `views_of`."""
+    """The state that all kinds share. `state_per_view` is the state in each view, in the order of `views_of`."""
 
     kind: ClassVar[str] = ""
 
@@ -37,7 +37,7 @@ class TrackedEntity:
     state: str | None = None
     rev: int = 0
     at: datetime = EPOCH
-    view_states: tuple[str | None, ...] = ()
+    state_per_view: tuple[str | None, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -35,15 +35,15 @@ INPUT_TYPES: Final = ("string", "number", "boolean", "choice", "environment")
 
 def convert_events(key: Node, on: Node, converter: Converter) -> Node:
     """Convert `on`. Without any supported event, the workflow can only be started by name; that is reported."""
-    converted: dict[str, Node | None] = {}
+    converted_entries: dict[str, Node | None] = {}
     for name, value in _event_entries(key, on, converter):
         event = name.raw
         if event == "workflow_dispatch":
-            converted["manual"] = _convert_manual_start(name, value, converter)
+            converted_entries["manual"] = _convert_manual_start(name, value, converter)
         elif event == "schedule":
-            converted["schedule"] = _convert_schedules(name, value, converter)
+            converted_entries["schedule"] = _convert_schedules(name, value, converter)
         elif event in ("push", "pull_request"):
-            converted[event] = _convert_filters(name, value, event, converter)
+            converted_entries[event] = _convert_filters(name, value, event, converter)
         elif event == UNSAFE_EVENT:
             converter.note(name.position, f"{quote(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
         elif event in IGNORED_EVENTS:
@@ -57,9 +57,9 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_EVENTS)} …",
                 nearest_word,
             )
-    if not any(converted.values()):
+    if not any(converted_entries.values()):
         converter.note(key.position, "no event starts this here", "it can only be run by name")
-    return object_node(on.position, converted)
+    return object_node(on.position, converted_entries)
 
 
 def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node, Node]]:
@@ -81,11 +81,11 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
     if value.kind == NULL:
         return Node(OBJECT, key.position, [])
     entries = read_entries(value, f"'{event}'", converter)
-    converted: dict[str, Node | None] = {}
+    converted_entries: dict[str, Node | None] = {}
     for name, (filter_key, patterns) in entries.items():
         if name == "types":
-            converted[name] = _convert_types(patterns, converter)
-            if converted[name] is None:
+            converted_entries[name] = _convert_types(patterns, converter)
+            if converted_entries[name] is None:
                 return None
             continue
         if name.removesuffix("-ignore") + "-ignore" in entries and not name.endswith("-ignore"):
@@ -94,8 +94,8 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
             )
         lines = [converter.line(pattern, "run-name", name) for pattern in items(patterns)]
         non_empty = [line for line in lines if line is not None and line.value]
-        converted[name] = list_node(patterns.position, non_empty) if non_empty else None
-    return object_node(value.position, converted)
+        converted_entries[name] = list_node(patterns.position, non_empty) if non_empty else None
+    return object_node(value.position, converted_entries)
 
 
 def _convert_types(node: Node, converter: Converter) -> Node | None:
@@ -157,17 +157,17 @@ def _convert_manual_start(key: Node, value: Node, converter: Converter) -> Node:
             inputs.position, f"{inputs.describe()} as 'inputs'", "expected names, each with its own keys"
         )
         return Node(OBJECT, key.position, [])
-    converted = [(name, _convert_input(name, input_node, converter)) for name, input_node in inputs.value]
+    converted_inputs = [(name, _convert_input(name, input_node, converter)) for name, input_node in inputs.value]
     return Node(
-        OBJECT, value.position, [(text_node(value.position, "inputs"), Node(OBJECT, inputs.position, converted))]
+        OBJECT, value.position, [(text_node(value.position, "inputs"), Node(OBJECT, inputs.position, converted_inputs))]
     )
 
 
 def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     entries = {} if value.kind == NULL else read_entries(value, "an input", converter)
-    converted: dict[str, Node | None] = {}
+    converted_entries: dict[str, Node | None] = {}
     if "description" in entries:
-        converted["description"] = converter.line(entries["description"].value, "run-name", "description")
+        converted_entries["description"] = converter.line(entries["description"].value, "run-name", "description")
     kind = entries["type"].value if "type" in entries else text_node(name.position, "string")
     if kind.raw not in INPUT_TYPES:
         nearest_word = nearest(kind.raw, INPUT_TYPES)
@@ -177,22 +177,24 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     elif kind.raw == "environment":
         converter.note(kind.position, "'environment' is a text here", "there are no environments here")
     else:
-        converted["type"] = text_node(kind.position, kind.raw)
+        converted_entries["type"] = text_node(kind.position, kind.raw)
     if "required" in entries:
-        converted["required"] = converter.boolean(entries["required"].value, "run-name", "required")
+        converted_entries["required"] = converter.boolean(entries["required"].value, "run-name", "required")
     if "default" in entries:
         default = entries["default"].value
         keeps_type = kind.raw in ("boolean", "number")
-        converted["default"] = (converter.scalar if keeps_type else converter.text)(default, "run-name", "default")
+        converted_entries["default"] = (converter.scalar if keeps_type else converter.text)(
+            default, "run-name", "default"
+        )
         if kind.raw == "boolean":
-            converted["default"] = converter.boolean(default, "run-name", "default")
+            converted_entries["default"] = converter.boolean(default, "run-name", "default")
     if "options" in entries and kind.raw == "choice":
         options = entries["options"].value
-        converted["options"] = list_node(
+        converted_entries["options"] = list_node(
             options.position, [text for option in items(options) if (text := converter.text(option, "run-name"))]
         )
     if kind.raw == "choice" and "options" not in entries:
         converter.unsupported(
             name.position, f"the input {quote(name.raw)}, a choice without 'options'", "expected a list"
         )
-    return object_node(value.position, converted)
+    return object_node(value.position, converted_entries)

@@ -22,10 +22,10 @@ def convert_steps(
     if node.kind != LIST:
         converter.unsupported(key.position, f"{node.describe()} as 'steps'", "expected a list of steps")
         return None
-    converted: list[Node] = []
+    converted_steps: list[Node] = []
     ids: dict[str, Position] = {}
     for number, step_node in enumerate(node.value):
-        converted += convert_step(
+        converted_steps += convert_step(
             step_node,
             converter,
             ActionUse(step_node, step_node, number, actions, has_working_directory=has_working_directory),
@@ -33,7 +33,7 @@ def convert_steps(
         _check_id(step_node, ids, converter)
     if not node.value:
         converter.unsupported(key.position, "a job without steps", "expected at least one")
-    return list_node(node.position, converted)
+    return list_node(node.position, converted_steps)
 
 
 def _check_id(node: Node, ids: dict[str, Position], converter: Converter) -> None:
@@ -66,7 +66,7 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
         converter.unsupported(node.position, f"{node.describe()} as a step", "expected an object with 'run' or 'uses'")
         return None
     entries = read_entries(node, "a step", converter)
-    converted: dict[str, Node | None] = {}
+    converted_entries: dict[str, Node | None] = {}
     if not ("run" in entries or "uses" in entries):
         if not any(nearest(key.raw, KEY_RULES["a step"]) in ("run", "uses") for key, _ in node.value):
             converter.unsupported(node.position, "a step without 'run' or 'uses'", "expected one of them")
@@ -75,53 +75,53 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
         converter.unsupported(entries["uses"].key.position, "'uses' beside 'run'", "a step has one of them")
         return None
     if "run" in entries:
-        converted["run"] = converter.text(entries["run"].value, "steps.run", "run")
-        _convert_command_keys(entries, converted, converter)
+        converted_entries["run"] = converter.text(entries["run"].value, "steps.run", "run")
+        _convert_command_keys(entries, converted_entries, converter)
     else:
-        _convert_action(entries, converted, converter)
+        _convert_action(entries, converted_entries, converter)
     if "name" in entries:
-        converted["name"] = converter.line(entries["name"].value, "steps.name", "name")
+        converted_entries["name"] = converter.line(entries["name"].value, "steps.name", "name")
     if "id" in entries:
-        converted["id"] = converter.text(entries["id"].value, "steps.name", "id")
-    convert_common_keys(entries, converted, converter)
-    command = converted.get("run")
-    if command is None and "uses" not in converted:
+        converted_entries["id"] = converter.text(entries["id"].value, "steps.name", "id")
+    convert_common_keys(entries, converted_entries, converter)
+    command = converted_entries.get("run")
+    if command is None and "uses" not in converted_entries:
         return None  # Reported already.
     if command is not None and not command.value.strip():
         converter.note(entries["run"].key.position, "an empty command", "it does nothing")
         return None
-    return object_node(node.position, converted)
+    return object_node(node.position, converted_entries)
 
 
-def convert_common_keys(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
+def convert_common_keys(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
     """Convert the keys that commands and actions share."""
     if "if" in entries:
-        converted["if"] = converter.condition(entries["if"].value, "steps.if")
+        converted_entries["if"] = converter.condition(entries["if"].value, "steps.if")
     if "env" in entries:
-        converted["env"] = convert_env(entries["env"].value, "steps.env", converter)
+        converted_entries["env"] = convert_env(entries["env"].value, "steps.env", converter)
     if "timeout-minutes" in entries:
-        converted["timeout-minutes"] = converter.number(
+        converted_entries["timeout-minutes"] = converter.number(
             entries["timeout-minutes"].value, "steps.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
         value = converter.boolean(entries["continue-on-error"].value, "steps.continue-on-error", "continue-on-error")
-        converted["continue-on-error"] = value
+        converted_entries["continue-on-error"] = value
 
 
-def _convert_command_keys(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
+def _convert_command_keys(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
     if "with" in entries:
         converter.unsupported(
             entries["with"].key.position, "'with' in a step without 'uses'", "use 'env' for a command"
         )
     if "shell" in entries:
-        converted["shell"] = convert_shell(entries["shell"].value, converter)
+        converted_entries["shell"] = convert_shell(entries["shell"].value, converter)
     if "working-directory" in entries:
-        converted["working-directory"] = converter.text(
+        converted_entries["working-directory"] = converter.text(
             entries["working-directory"].value, "steps.working-directory", "working-directory"
         )
 
 
-def _convert_action(entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
+def _convert_action(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
     for name in ("shell", "working-directory"):
         if name in entries:
             converter.unsupported(
@@ -141,9 +141,9 @@ def _convert_action(entries: Entries, converted: dict[str, Node | None], convert
     if is_rust_toolchain(uses):
         if (command := convert_rust_toolchain(uses, inputs, converter)) is not None:
             step_env = convert_env(entries.pop("env").value, "steps.env", converter) if "env" in entries else None
-            converted.update(command_keys(command, step_env))
+            converted_entries.update(command_keys(command, step_env))
         return
     converted_step = convert_builtin_action(uses, inputs, converter)
     if converted_step is not None:
-        converted["uses"] = converted_step.uses
-        converted["with"] = converted_step.with_ if converted_step.with_.value else None
+        converted_entries["uses"] = converted_step.uses
+        converted_entries["with"] = converted_step.with_ if converted_step.with_.value else None

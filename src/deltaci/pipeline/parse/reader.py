@@ -54,7 +54,7 @@ _INVALID: Final = object()  # Stands for a value whose problem was reported.
 
 
 class ParsedNode(Struct, frozen=True):
-    """The typed value of a node, None if it has problems."""
+    """A node that has been read: its typed value (None if invalid), its expressions, and each path's position."""
 
     value: Any
     expressions: tuple[SourceExpression, ...]
@@ -339,7 +339,7 @@ class _Reader:
         return struct_shape.cls(**values, **extra_fields)
 
     def _struct_without_keys(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
-        """Read a struct from nothing, from a list of its keys, or from its shorthand value."""
+        """Read a struct that is not written as an object: null, one key name, a list of key names, or its shorthand."""
         cls = struct_shape.cls
         if node.kind == NULL:
             return cls()

@@ -61,7 +61,11 @@ def _protocol_rule(rule: Rule, name: str) -> wire.ValidationRule:
 
 
 def check_rules(rules: Node | None, source: str, problems: ProblemList, *, is_workstream: bool) -> None:
-    """Report problems of a list of rules that concern more than one key. `is_workstream`: of a workstream file."""
+    """Report problems of validation rules that their types do not express.
+
+    These are wrong combinations of keys, and invalid paths and patterns. `is_workstream`: the rules are in a workstream
+    file.
+    """
     for rule in items(rules):
         if rule.kind == OBJECT and not problems.is_full:
             _check_kinds(rule, problems, is_workstream=is_workstream)

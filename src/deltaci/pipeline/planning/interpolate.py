@@ -43,9 +43,9 @@ class Interpolator:
         self._parsed = parsed
         self.problems = ProblemList(parsed.file)
         self.budget = Budget(MAX_STEPS, MAX_CHARACTERS)
-        self._references: dict[str, tuple[ContextReference, ...]] = {}
-        self._templates: dict[str, Template] = {}
-        self._conditions: dict[str, Expression | None] = {}
+        self._references_by_text: dict[str, tuple[ContextReference, ...]] = {}
+        self._templates_by_text: dict[str, Template] = {}
+        self._conditions_by_text: dict[str, Expression | None] = {}
 
     def report(
         self, path: Path, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
@@ -62,9 +62,9 @@ class Interpolator:
         if not isinstance(original, str) or OPEN not in original:
             return Resolved(original)  # type: ignore[arg-type]  # A scalar of the model.
         try:
-            if original not in self._templates:
-                self._templates[original] = parse_template(original)
-            reduced = reduce_template(self._templates[original], contexts, shared_budget=self.budget)
+            if original not in self._templates_by_text:
+                self._templates_by_text[original] = parse_template(original)
+            reduced = reduce_template(self._templates_by_text[original], contexts, shared_budget=self.budget)
             if isinstance(reduced, Resolved):
                 return reduced
             unknown = self._unknown_references(reduced, contexts)
@@ -129,22 +129,22 @@ class Interpolator:
     def condition(self, original: str | None) -> Expression | None:
         """Return the parsed condition of an `if`, None if it is empty. Raise `ExpressionError` if it is invalid."""
         text = original or ""
-        if text not in self._conditions:
-            self._conditions[text] = parse_bare_condition(text)
-        return self._conditions[text]
+        if text not in self._conditions_by_text:
+            self._conditions_by_text[text] = parse_bare_condition(text)
+        return self._conditions_by_text[text]
 
     def references(self, path: Path, text: str) -> tuple[ContextReference, ...]:
         """Return all context references in the expressions of a text. Report an invalid text and return none."""
         if OPEN not in text:
             return ()
-        if text not in self._references:
+        if text not in self._references_by_text:
             try:
-                self._references[text] = tuple(
+                self._references_by_text[text] = tuple(
                     reference
                     for expression in parse_template(text).expressions
                     for reference in context_references(expression)
                 )
             except ExpressionError as error:
                 self.report_expression(path, text, error.problem)
-                self._references[text] = ()
-        return self._references[text]
+                self._references_by_text[text] = ()
+        return self._references_by_text[text]

@@ -188,11 +188,11 @@ class _Selection:
             path, pattern = everything
             reason = f"{_display(path)} changed, which affects every job ({pattern})"
             return self.keep_all("affects_all", reason, path, pattern)
-        changed_folders = _first_changes(self._projects.watched, paths)
-        search = self._projects.search(changed_folders)
+        first_changes = _first_changes(self._projects.watched, paths)
+        search = self._projects.search(first_changes)
         kept: dict[str, Choice] = {}
         for name, job in self._jobs.items():
-            choice = self._choice_by_paths(job, matches.get(name), search, changed_folders)
+            choice = self._choice_by_paths(job, matches.get(name), search, first_changes)
             if choice is not None:
                 kept[name] = choice
         self._keep_needed(kept)
@@ -242,7 +242,7 @@ class _Selection:
         job: SelectableJob,
         match: tuple[str, str] | None,
         search: DependencySearch,
-        changed_folders: Mapping[str, str],
+        first_changes: Mapping[str, str],
     ) -> Choice | None:
         """Return the choice if the changed paths affect this job itself; otherwise None."""
         if not job.paths and not job.projects:
@@ -256,7 +256,7 @@ class _Selection:
         dependency_path = search.find(self._start_folders[job.name], includes_own_files=job.projects is not None)
         if dependency_path is None:
             return None
-        path = changed_folders[dependency_path.end]
+        path = first_changes[dependency_path.end]
         return Choice(
             job=job.name,
             is_kept=True,
@@ -344,7 +344,7 @@ def _first_changes(folders: Iterable[str], paths: Sequence[str]) -> dict[str, st
     """
     watched = set(folders)
     first_changes: dict[str, str] = {}
-    changed_folders = {path[:-1]: path for path in reversed(paths) if path.endswith("/")}
+    path_by_whole_folder = {path[:-1]: path for path in reversed(paths) if path.endswith("/")}
     visited: set[str] = set()
     for path in paths if watched else ():
         bare = path.rstrip("/")
@@ -356,10 +356,12 @@ def _first_changes(folders: Iterable[str], paths: Sequence[str]) -> dict[str, st
             visited.add(folder)
             if folder in watched:
                 first_changes.setdefault(folder, path)
-    for folder in watched if changed_folders else ():
+    for folder in watched if path_by_whole_folder else ():
         for ancestor in ancestors(folder):
-            if ancestor in changed_folders and changed_folders[ancestor] < first_changes.get(folder, "\U0010ffff"):
-                first_changes[folder] = changed_folders[ancestor]
+            if ancestor in path_by_whole_folder and path_by_whole_folder[ancestor] < first_changes.get(
+                folder, "\U0010ffff"
+            ):
+                first_changes[folder] = path_by_whole_folder[ancestor]
     return first_changes
 
 

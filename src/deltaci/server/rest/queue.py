@@ -93,8 +93,8 @@ async def _read_snapshot(call: Call) -> Snapshot:
         is_complete = is_complete and page.next is None
     jobs, has_all_jobs = await store.read(lambda: _load_jobs([run.id for run in open_runs]))
     ids = dict.fromkeys([attempt.id for attempt in ready])
-    tasks = [task for worker in workers for task in worker.tasks]
-    ids |= dict.fromkeys(tasks[:MAX_TASKS])
+    leased_ids = [attempt_id for worker in workers for attempt_id in worker.tasks]
+    ids |= dict.fromkeys(leased_ids[:MAX_TASKS])
     ids |= dict.fromkeys(explain_queue.current_attempts(jobs))
     attempts = [r for r in _of_tenant(call, await store.find_all(list(ids))) if isinstance(r, Attempt)]
     runs = {run.id: run for run in open_runs}
@@ -115,7 +115,7 @@ async def _read_snapshot(call: Call) -> Snapshot:
         open_runs=open_runs,
         jobs=jobs,
         attempts=attempts,
-        is_complete=is_complete and has_all_jobs and len(tasks) <= MAX_TASKS,
+        is_complete=is_complete and has_all_jobs and len(leased_ids) <= MAX_TASKS,
     )
 
 

@@ -199,10 +199,10 @@ async def read_costs(call: Call) -> api.Costs:
     """Return the costs that runners reported for attempts, and the sums of the numeric ones."""
     _, jobs, attempts = await get_run_records(call)
     costs = [
-        api.JobCost(job=job.spec.name, attempt=attempt.index, cost=cost)
+        api.JobCost(job=job.spec.name, attempt=attempt.index, cost=reported_cost)
         for job in jobs
         for attempt in attempts.get(job.id, ())
-        if isinstance(cost := (attempt.report or {}).get("cost"), dict)
+        if isinstance(reported_cost := (attempt.report or {}).get("cost"), dict)
     ]
     total: dict[str, float] = {}
     for job_cost in costs:

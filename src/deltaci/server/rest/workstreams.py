@@ -127,7 +127,7 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
         (listing.runs_of_project, query.project),
         (listing.workstreams_in_state, query.state),
     )
-    names = [name(value) for name, value in filters if value]
+    names = [list_name(value) for list_name, value in filters if value]
     if not query.state:  # The lists by state contain only workstreams.
         names = [listing.WORKSTREAMS, *names]
     search = ListQuery(tenant=call.caller.tenant, lists=names, before=decode_position(query.cursor), limit=query.limit)
@@ -211,7 +211,7 @@ def _serialize(
     stream = msgspec.convert(record.spec, model.Workstream)
     jobs_by_name = {job.spec.name: job for job in run_records.jobs}
     stages = task_levels(stream)
-    stage_of = {name: number for number, names in enumerate(stages, 1) for name in names}
+    stage_of = {task_name: number for number, task_names in enumerate(stages, 1) for task_name in task_names}
     joined = {commits.task: commits for commits in record.joined}
     tasks = [
         _task(task, stage_of[task.name], jobs_by_name, run_records, joined.get(task.name), record, now)

@@ -155,10 +155,10 @@ class ControlHub:
                 )
                 continue
             for record in records:
-                self._send(record, now)
+                self._send_cancel_request(record, now)
 
-    def _send(self, record: Record, now: int) -> None:
-        """Send a cancel request to the holder of the lease, if there is one and its lease id is known."""
+    def _send_cancel_request(self, record: Record, now: int) -> None:
+        """If the attempt must stop, send a cancel request to the lease's holder, provided the lease id is known."""
         if not isinstance(record, Attempt) or record.lease is None:
             return
         lease_id = self._lease_ids.live_lease_id(record)
@@ -172,7 +172,7 @@ class ControlHub:
 
 
 def _cancel_requests(record: Attempt, lease_id: str, now: int) -> list[CancelRequested]:
-    """Return the cancel request for the holder of the lease, if the core says that the attempt must stop."""
+    """Return a list of one cancel request for the lease's holder, or an empty list if the attempt need not stop."""
     stop = attempt.stop_request(record, now)
     if stop is None:
         return []

@@ -284,7 +284,7 @@ class MessageHandlers:
         return [response for response in responses if response is not None]
 
     async def _add_failure_facts(self, runner: Runner, command: Command) -> Command:
-        """Add the tenant's failure rules and known flaky tests to the command of a failed attempt."""
+        """Add the tenant's failure rules to a failed completion, and which of its failed tests are known as flaky."""
         if not isinstance(command, attempt.Complete) or command.is_success:
             return command
         rules = await self._read_failure_rules(runner.tenant) if self._read_failure_rules is not None else ()

@@ -204,7 +204,10 @@ class Dispatcher:
 
     @staticmethod
     async def _publish_one(stream: JetStreamContext, ready: ReadyAttempt) -> None:
-        """Publish an attempt. JetStream drops duplicates within a moment; a later one replaces the earlier message."""
+        """Publish the dispatch of an attempt.
+
+        JetStream drops a repeat within its duplicate window; after it, a repeat replaces the undelivered message.
+        """
         await stream.publish(
             nats_subjects.dispatch(ready.tenant, ready.queue_key, ready.id),
             wire.encode(Dispatch(attempt_id=ready.id)),

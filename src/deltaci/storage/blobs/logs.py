@@ -33,9 +33,9 @@ class LogStore:
         self._listeners: dict[tuple[str, int], tuple[Callable[[], None], ...]] = {}
 
     @contextmanager
-    def subscribe(self, attempt_id: str, number: int, on_append: Callable[[], None]) -> Iterator[None]:
+    def subscribe(self, attempt_id: str, lease_number: int, on_append: Callable[[], None]) -> Iterator[None]:
         """While the context is open, call `on_append` in the appending thread after each append by this object."""
-        key = (attempt_id, number)
+        key = (attempt_id, lease_number)
         self._listeners[key] = (*self._listeners.get(key, ()), on_append)
         try:
             yield
@@ -46,24 +46,24 @@ class LogStore:
             if not remaining:
                 del self._listeners[key]
 
-    def path(self, attempt_id: str, number: int) -> Path:
+    def path(self, attempt_id: str, lease_number: int) -> Path:
         """Return the path of the log, whether it exists or not."""
         name = quote(attempt_id, safe="")
         if name.startswith((".", "_")) or len(name) > MAX_NAME:
             # The name must not leave the folder and must be valid for any file system.
             name = f"_{sha256(attempt_id.encode()).hexdigest()}"
-        return self._folder / name / f"{number}.log"
+        return self._folder / name / f"{lease_number}.log"
 
-    def size(self, attempt_id: str, number: int) -> int:
+    def size(self, attempt_id: str, lease_number: int) -> int:
         """Return the size of the log in bytes, 0 if there is none."""
         try:
-            return self.path(attempt_id, number).stat().st_size
+            return self.path(attempt_id, lease_number).stat().st_size
         except FileNotFoundError:
             return 0
 
-    def append(self, attempt_id: str, number: int, offset: int, data: bytes) -> int:
+    def append(self, attempt_id: str, lease_number: int, offset: int, data: bytes) -> int:
         """Append the bytes, which begin at this offset, except those that the log has. Return its new size."""
-        path = self.path(attempt_id, number)
+        path = self.path(attempt_id, lease_number)
         if offset and not path.exists():
             raise Refused("log_gap", f"the log ends at byte 0, not at {offset}; send it from there")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,14 +81,14 @@ class LogStore:
                 file.write(new)
                 file.flush()
                 os.fsync(file.fileno())
-        for on_append in self._listeners.get((attempt_id, number), ()) if new else ():
+        for on_append in self._listeners.get((attempt_id, lease_number), ()) if new else ():
             on_append()
         return end + len(new)
 
-    def read(self, attempt_id: str, number: int, offset: int = 0, limit: int = 1024 * 1024) -> bytes:
+    def read(self, attempt_id: str, lease_number: int, offset: int = 0, limit: int = 1024 * 1024) -> bytes:
         """Return up to `limit` bytes from an offset on."""
         try:
-            with self.path(attempt_id, number).open("rb") as file:
+            with self.path(attempt_id, lease_number).open("rb") as file:
                 file.seek(offset)
                 return file.read(limit)
         except FileNotFoundError:

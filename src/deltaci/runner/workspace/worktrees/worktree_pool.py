@@ -110,7 +110,12 @@ class WorktreePool:
     # -- assignment
 
     def reserve(self, tree: Worktree) -> WorktreeSlot:
-        """Return a slot for this job. Jobs without commits get any free tree, which may be warm."""
+        """Reserve a tree for this job, and return its slot.
+
+        A job that commits gets its stream's tree, or its private one, which may be reserved for other jobs too: then
+        `acquire` waits for them. Any other job gets the first free test tree, which may still have the
+        files of an earlier job.
+        """
         stream = self.folder / folder_name(tree.stream)
         record = StreamRecord(tree.stream, bool(tree.commit))
         self.is_used = True
