@@ -153,7 +153,7 @@ def test_a_tab_that_was_left_behind_notices_the_switch(visitor: Visitor, house: 
 
     expect(left.locator("#account summary")).to_contain_text(OTHER)
     expect(left.locator(f"#run-{ours}")).to_have_count(0)
-    form.get_by_role("button", name=re.compile("Make")).click()
+    form.get_by_role("button", name=re.compile("Create")).click()
     expect(form.get_by_role("alert")).to_contain_text(f"this browser now shows '{OTHER}'")
     for tenant in (TENANT, OTHER):
         keys = house.ask("GET", "/keys?limit=200", token=house.key("ada", tenant=tenant))["keys"]

@@ -98,7 +98,7 @@ def test_a_revoked_key_lets_nobody_in_and_ones_own_ends_the_visit(visitor: Calla
 
     mine = own.split("_")[1]
     page.locator(f"#revoke-{mine}").click()
-    expect(dialog).to_contain_text("you will be signed out")
+    expect(dialog).to_contain_text("will be signed out")
     dialog.get_by_role("button", name="Revoke").click()
     page.wait_for_url("**/sign-in*")
     expect(page.get_by_text("revoked")).to_be_visible()

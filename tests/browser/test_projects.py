@@ -67,10 +67,10 @@ def test_a_project_is_added_and_says_how_it_hears_of_pushes(ada: Person, place: 
     for label, wrong, says, right in (
         ("Name", "not a name", "is not a valid name; expected letters", "taken"),
         ("Address", "gopher://example.org/x", "expected one that begins with https", "https://example.org/a/b.git"),
-        ("Name", "taken", "there is a project 'taken' already", "web-shop"),
+        ("Name", "taken", "a project 'taken' already exists", "web-shop"),
         ("Secret for cloning", "a b", "the name of a secret", ""),
         ("Poll interval (seconds)", "often", "Expected `int`", "0"),
-        ("Forge API URL", "ftp://x", "begins with https://", ""),
+        ("Forge API URL", "ftp://x", "must start with https://", ""),
     ):
         page.get_by_label(label, exact=True).fill(wrong)
         adds.click()

@@ -67,7 +67,7 @@ def test_a_page_of_somebody_else_is_no_answer(desk: Desk) -> None:
     """The address of something else that speaks HTTP."""
     told = desk.refused(3, "runs", "--server", f"{desk.hosted.url}/elsewhere")
 
-    assert "no answer of Delta CI" in told or "not_found" in told
+    assert "not a response of Delta CI" in told or "not_found" in told
 
 
 def test_ctrl_c_ends_a_command_without_a_word(desk: Desk) -> None:

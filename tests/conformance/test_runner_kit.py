@@ -135,7 +135,7 @@ def test_another_implementation_complies() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["runner", "--only", "PRO-C9", "--", "true"], "there is no item 'PRO-C9'; expected one of: PRO-C1"),
+        (["runner", "--only", "PRO-C9", "--", "true"], "unknown item 'PRO-C9'; expected one of: PRO-C1"),
         (["runner", "--", "/no/such/runner"], "'/no/such/runner' cannot be started"),
     ],
 )

@@ -103,7 +103,7 @@ async def test_a_runner_that_was_given_up_by_mistake_learns_it_at_once_and_goes_
         runner.terminate()
         assert await place.ended(runner) == 0
         assert (await place.worker("r1/2")).shutdown_reason == "LEFT"
-        assert "it goes on as r1/2" in (tmp_path / "r1.log").read_text()
+        assert "continuing as r1/2" in (tmp_path / "r1.log").read_text()
 
 
 @on_loop
