@@ -87,7 +87,7 @@ def test_a_project_is_added_and_says_how_it_hears_of_pushes(ada: Person, place: 
     expect(page.locator("#settings")).to_contain_text("GH_TOKEN is not set")
     ada.check()
     ada.check_fits()
-    page.get_by_role("link", name="Set it").click()
+    page.get_by_role("link", name="Set the secret").click()
     expect(page.get_by_label("Name")).to_have_value("GH_TOKEN")
     ada.go("/projects")
     is_text(page, page.locator("#project-web-shop"))

@@ -24,7 +24,7 @@ def test_a_secret_goes_in_reaches_its_job_and_never_comes_out(ada: Person, house
     page.get_by_label("Value").fill(VALUE + "\n")
     ada.check()
     ada.check_fits()
-    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Save the secret").click()
 
     said(page, "The secret WEB_KEY was set. For all jobs.")
     steps = ['printf %s "$WEB_KEY" | sha256sum']
@@ -53,7 +53,7 @@ def test_secrets_are_listed_by_scope_replaced_and_removed(ada: Person, house: Ho
     expect(page.get_by_label("Branches")).to_have_value("release/*")
     expect(page.get_by_label("Value")).to_have_value("")
     page.get_by_label("Value").fill("second-value")
-    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Save the secret").click()
     said(page, "was replaced (version 2). Project shop, branches release/*.")
 
     lines.nth(1).get_by_role("button", name="Remove").click()
@@ -75,17 +75,17 @@ def test_what_is_wrong_elsewhere_does_not_send_the_value_back(ada: Person) -> No
     page.get_by_label("Name").fill("not a name")
     page.get_by_label("Value").fill("never-sent-back")
     page.get_by_label("Project").fill("shop")
-    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Save the secret").click()
     refused(ada, "Name", "letters, digits").fill("GOOD")
     assert "never-sent-back" not in page.content()
     expect(page.get_by_label("Value")).to_have_value("")
     expect(page.get_by_role("alert")).to_contain_text("Enter the value again")
     ada.check()
 
-    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Save the secret").click()
     refused(ada, "Value", "4 to 65,536").fill("never-sent-back")
     page.get_by_label("Branches").fill("[")
-    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Save the secret").click()
     refused(ada, "Branches", "pattern")
     expect(page.get_by_label("Project")).to_have_value("shop")
     assert "never-sent-back" not in page.content()
@@ -106,7 +106,7 @@ def test_a_server_that_cannot_keep_secrets_says_why(
         page = ada.go("/new/secret")
         page.get_by_label("Name").fill("TOKEN")
         page.get_by_label("Value").fill("never-sent-back")
-        page.get_by_role("button", name="Keep it").click()
+        page.get_by_role("button", name="Save the secret").click()
 
         expect(page.get_by_role("alert")).to_contain_text("pip install 'deltaci[secrets]'")
         expect(page.get_by_label("Name")).to_have_value("TOKEN")

@@ -109,7 +109,7 @@ def _called(words: list[str]) -> Called:
 
 def _serve() -> None:
     for name in ("server", "runner", "secret", "verify", "conformance", "sim", "up"):
-        __import__(f"deltaci.cli.{name}")
+        __import__(f"deltaci.cli.commands.{name}")
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_called(json.loads(line))) + "\n")
         sys.stdout.flush()
