@@ -243,7 +243,7 @@ def test_somebody_stops_one(ada: Person, shop: Shop) -> None:
     page.get_by_label("Reason (optional)").fill("it was a mistake")
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
 
-    expect(page.locator("#said").get_by_text("is being stopped")).to_be_visible()
+    expect(page.locator("#said").get_by_text("is being canceled")).to_be_visible()
     expect(page.locator("#ws-state")).to_contain_text("cancelled")
     expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
     page = ada.go("/workstreams")
