@@ -143,7 +143,7 @@ async def test_a_full_disk_costs_nothing_but_time(tmp_path: Path, monkeypatch: p
 
     async with writing(store, tmp_path) as live:
         await live.written(await commit(store, events[:50]))
-        with full_disk((tmp_path / FILE).stat().st_size + 1000), said("cannot be written") as is_said:
+        with full_disk((tmp_path / FILE).stat().st_size + 1000), said("cannot write") as is_said:
             await commit(store, events[50:])
             await is_said.wait()
         await live.written(len(events))

@@ -40,8 +40,8 @@ def test_a_path_has_a_place_in_the_text(path: str, place: tuple[int, int]) -> No
 @pytest.mark.parametrize(
     ("text", "place", "says"),
     [
-        ("", (1, 1), "nothing"),
-        ("  \n", (1, 1), "nothing"),
+        ("", (1, 1), "empty"),
+        ("  \n", (1, 1), "empty"),
         ('{\n  "a": 1\n  "b": 2}', (3, 3), "line 3, column 3"),
         ("{'a': 1}", (1, 2), "property name"),
         ("[" * 100_000, (1, 1), "cannot be read"),
