@@ -290,7 +290,7 @@ async def test_commits_outside_of_the_workstream_are_refused(tmp_path: Path, ups
         await commits.taken(here, stream, blobs, "artifacts/t/../x", one)
     with pytest.raises(GitFailed, match="does not descend from"):
         await commits.taken(here, stream, blobs, "", one)
-    with pytest.raises(GitFailed, match="not the full name"):
+    with pytest.raises(GitFailed, match="not a full commit hash"):
         await commits.taken(here, stream, blobs, "", "main")
     stream = await joined(here, blobs, stream, "one", sent(blobs, upstream, "one", one, upstream.first), one)
     with pytest.raises(MergeConflict, match="conflicts in a"):
