@@ -59,8 +59,8 @@ finally:
 PRINT_TOKENS: Final = """
 import sys, time
 from pathlib import Path
-from deltaci.server.auth.credentials import Signer, server_key
-from deltaci.app import KEY_FILE, registration_token
+from deltaci.server.credentials import Signer, server_key
+from deltaci.server.service import KEY_FILE, registration_token
 folder = Path(sys.argv[1])
 print(Signer(server_key(folder / KEY_FILE), time.time).sign("operate", "root", "default", 3600))
 print(registration_token(folder, "runner-1", "default"))
