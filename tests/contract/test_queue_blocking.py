@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ import deltaci
 from deltaci import NewJob, Queue, Refused, StaleLease
 from deltaci.audit.verify import verify
 from deltaci.engine.blocking import BlockingQueue
+from deltaci.engine.waiters import Waiter
 from deltaci.storage.migrate import Migration, SchemaError, migrations
 from tests.contract.places import Place, on_loop
 
@@ -83,6 +86,35 @@ def test_the_thread_ends_with_the_queue(place: Place) -> None:
         queue.enqueue(1)
 
     assert set(threading.enumerate()) <= before
+
+
+def test_closing_after_a_claim_that_waited_leaves_no_pending_task(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio reports a pending task that is destroyed on stderr, where the users of the library see it."""
+    with BlockingQueue(place.queue()) as queue:
+        assert queue.claim_next("w1", wait_seconds=0.01) == []
+    del queue
+    gc.collect()
+
+    assert [record.message for record in caplog.records if "destroyed" in record.message] == []
+
+
+def test_closing_ends_a_claim_that_another_thread_waits_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise that thread would wait forever: nothing runs its claim after the close."""
+    is_waiting, wait = threading.Event(), Waiter.wait
+
+    def announced(waiter: Waiter, **options: bool) -> Any:
+        is_waiting.set()
+        return wait(waiter, **options)
+
+    monkeypatch.setattr(Waiter, "wait", announced)
+    with ThreadPoolExecutor(1) as threads:
+        with BlockingQueue(place.queue()) as queue:
+            waiting = threads.submit(queue.claim_next, "w1", wait_seconds=600)
+            is_waiting.wait()
+
+        assert waiting.result(60) == []
 
 
 def test_a_worker_runs_here_until_nothing_is_left(place: Place) -> None:

@@ -38,6 +38,7 @@ class BlockingQueue:
             self._stop()
 
     def _stop(self) -> None:
+        self._run(_cancel_other_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -108,3 +109,11 @@ class BlockingQueue:
             future.result()
             raise
         return worker.finished
+
+
+async def _cancel_other_tasks() -> None:
+    """Cancel the calls that other threads still wait for: the loop is about to stop, so that none would return."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -196,6 +196,7 @@ class AsyncQueue:
     async def __aexit__(self, *_: object) -> None:
         if self._timers_task is not None:
             await cancel_and_wait(self._timers_task)
+        await self._waiters.stop()
         await self._engine.stop()
         await self._store.close()
 

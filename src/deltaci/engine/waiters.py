@@ -20,6 +20,7 @@ import msgspec
 
 from deltaci.core.worker import required_labels
 from deltaci.engine.engine import Claim, ClaimedAttempt, ClaimResult, Engine
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.storage.port import FREED_CAPACITY, CommitHints, ReadyCounts
 
 MAX_POLLED_GROUPS: Final = 100  # Groups per poll; if there are more, they take turns.
@@ -150,6 +151,7 @@ class ClaimWaiters:
         self._find_other_workers = find_other_workers
         self._groups: OrderedDict[GroupKey, WaiterGroup] = OrderedDict()
         self._poll_task: asyncio.Task[None] | None = None
+        self._all_left: asyncio.Future[None] | None = None  # Set by `stop` while claims have not returned.
         self._is_closed = False
 
     def close(self) -> None:
@@ -158,6 +160,15 @@ class ClaimWaiters:
         for group in self._groups.values():
             for waiter in list(group.waiting):
                 waiter.leave()
+
+    async def stop(self) -> None:
+        """End all waits as `close` does, and return after the last claim and the poll have ended."""
+        self.close()
+        if self._groups:
+            self._all_left = asyncio.get_running_loop().create_future()
+            await self._all_left
+        if self._poll_task is not None:
+            await cancel_and_wait(self._poll_task)
 
     async def claim(
         self, claim: Claim, wait_seconds: float = 0.0, disconnected: Disconnected | None = None
@@ -253,6 +264,8 @@ class ClaimWaiters:
             del self._groups[group.key]
             if not self._groups:
                 self._commit_hints.remove_listener(self._on_commit)
+                if self._all_left is not None and not self._all_left.done():
+                    self._all_left.set_result(None)
 
     def _on_commit(self, ready: ReadyCounts | None) -> None:
         """Wake as many waiters per tenant and queue as attempts became ready; `None` means that any may be ready."""
