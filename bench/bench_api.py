@@ -33,7 +33,7 @@ from deltaci.engine.engine import Engine
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.rest.http.cursors import encode_position
 from deltaci.storage import port
-from tests.servers import PostgresServer, ServerFailed
+from tests.support.postgres_server import PostgresServer, ServerFailed
 
 CONNECTIONS = 32
 COUNT = 6000  # requests of each kind

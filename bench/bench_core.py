@@ -19,7 +19,7 @@ from deltaci.core.events import Event, worker_actor
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
-from tests.lab import Lab, task
+from tests.support.lab import Lab, task
 
 JOBS = 4000
 LARGE = 10_000

@@ -27,7 +27,7 @@ from deltaci.app import KEY_FILE
 from deltaci.engine.engine import Engine
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob
 from deltaci.server.auth.credentials import load_server_key
-from tests.servers import PostgresServer, ServerFailed
+from tests.support.postgres_server import PostgresServer, ServerFailed
 
 RUNNERS: Final = 32
 

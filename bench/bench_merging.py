@@ -35,7 +35,7 @@ from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirror, Repository
 from deltaci.storage.sqlite import SqliteStore
 from tests.repositories.site import LOCAL
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 FILES = 10_000
 FOLDERS: Final = 100

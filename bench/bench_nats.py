@@ -19,7 +19,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.engine import event_loop, feed
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.storage.sqlite import SqliteStore
-from tests.nats_server import NatsServer
+from tests.support.nats_server import NatsServer
 
 JOBS = 40
 SETTLE_SECONDS = 0.5  # The runner tidies up before it asks again; that is not measured here.

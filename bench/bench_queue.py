@@ -35,7 +35,7 @@ from deltaci.engine import event_loop
 from deltaci.engine.engine import Claim, Engine
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob
 from deltaci.engine.worker import Worker
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,7 +19,7 @@ import msgspec
 from bench.figures import Figure
 from deltaci.audit.verify import verify
 from deltaci.audit.verify.log_lines import AnyEventLine
-from tests.histories import History
+from tests.support.histories import History
 
 EVENTS = 1_000_000
 SEEDS = range(40)

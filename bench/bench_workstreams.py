@@ -18,7 +18,7 @@ from typing import Any, Final
 from bench.databases import log_progress
 from bench.figures import Figure
 from bench.sites import CORES, PROJECT, Site, site
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 STREAMS = 100
 TASKS = 10

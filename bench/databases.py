@@ -19,7 +19,7 @@ from deltaci.storage.memory import wall_clock
 from deltaci.storage.port import Store
 from deltaci.storage.postgres import PostgresStore
 from deltaci.storage.sqlite import SqliteStore
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 POSTGRES: Final = "PostgreSQL"
 SQLITE: Final = "SQLite"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from bench.bench_api import Server
 from bench.processes import Process, started
 from deltaci.app import registration_token
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 PROJECT: Final = "shop"
 CORES: Final = os.cpu_count() or 1

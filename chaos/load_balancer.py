@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from tests.listener import Listener
+from tests.support.listener import Listener
 
 PIECE_BYTES = 65536
 

@@ -17,7 +17,7 @@ from chaos.clocks import Clock
 from chaos.deployment import Deployment, deployed
 from chaos.rows import NotRun, Row, measured
 from chaos.stage import Stage
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 FAULT: Final = "clock jumps"
 TTL_SECONDS: Final = 11  # Everything that is lost here is lost by the jump.

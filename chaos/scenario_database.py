@@ -13,7 +13,7 @@ from chaos.stage import Stage
 from deltaci.core.attempt import LEASED
 from deltaci.core.events import ATTEMPT
 from deltaci.core.instants import SECOND
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 FAULT: Final = "database restart, crash and pause"
 TTL_SECONDS: Final = 11

@@ -16,7 +16,7 @@ from chaos.rows import Row, measured
 from chaos.speaker import Speakers
 from chaos.stage import Stage, wait_until
 from deltaci.core.attempt import Attempt
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 FAULT: Final = "power loss"
 TTL_SECONDS: Final = 3

@@ -12,8 +12,8 @@ from chaos.rows import Row, measured
 from chaos.stage import Stage
 from deltaci.core.attempt import LEASED
 from deltaci.core.instants import SECOND
-from tests.nats_server import NatsServer
-from tests.servers import PostgresServer
+from tests.support.nats_server import NatsServer
+from tests.support.postgres_server import PostgresServer
 
 FAULT: Final = "rolling restart of everything"
 TTL_SECONDS: Final = 11

@@ -10,7 +10,7 @@ from typing import Final
 from chaos.deployment import Deployment, deployed
 from chaos.rows import Row, measured
 from chaos.stage import Stage
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 FAULT: Final = "server killed at random"
 LONG_TTL_SECONDS: Final = 11  # A server that comes back in a second or two must not cost a lease.

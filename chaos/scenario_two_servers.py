@@ -13,7 +13,7 @@ from chaos.speaker import Speakers
 from chaos.stage import Stage, wait_until
 from deltaci.core.attempt import LEASED
 from deltaci.core.events import ATTEMPT
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 FAULT: Final = "two servers racing"
 TTL_SECONDS: Final = 60  # Nothing expires: whatever is granted twice was granted twice at once.

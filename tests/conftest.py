@@ -14,8 +14,8 @@ from hypothesis.internal.conjecture import providers
 
 from deltaci.engine import engine
 from deltaci.engine.clock import MonotonicClock
-from tests.nats_server import NatsServer
-from tests.servers import PostgresServer
+from tests.support.nats_server import NatsServer
+from tests.support.postgres_server import PostgresServer
 
 # The same examples in every run, so that a failure can be repeated; `make fuzz` looks for new ones. No deadline: how
 # long an example takes depends on the other processes of the machine.

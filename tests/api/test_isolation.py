@@ -12,7 +12,7 @@ from deltaci.api.routes import ROUTES, Route
 from deltaci.pipeline.change import Change
 from tests.api.site import ApiSite, Caller, Reply, gate, task
 from tests.contract.places import on_both_stores, on_loop
-from tests.workstream_desk import SPEC, StandIn
+from tests.support.workstream_context import SPEC, StandIn
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

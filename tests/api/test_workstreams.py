@@ -12,7 +12,7 @@ from deltaci.controllers.merge_queue.records import BatchSplit, BatchView, Entry
 from deltaci.core import job
 from tests.api.site import TENANT, ApiSite, ScriptedRunner, task
 from tests.contract.places import on_loop
-from tests.workstream_desk import BASE, SPEC, StandIn
+from tests.support.workstream_context import BASE, SPEC, StandIn
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 FILE = "workstream: login\nproject: shop\ntasks:\n  - {name: a, run: make}\n"

@@ -13,7 +13,7 @@ from deltaci.core import attempt, job, worker
 from deltaci.core.approvals import Gate
 from deltaci.core.failures import Facts
 from tests.audit.explanations import why
-from tests.lab import Lab, gate, task
+from tests.support.lab import Lab, gate, task
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "explain.md"
 WIDTH = 118

@@ -11,7 +11,7 @@ from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
-from tests.lab import Lab
+from tests.support.lab import Lab
 
 
 class Archive:

@@ -6,7 +6,7 @@ from deltaci.audit.explain import format_lines
 from deltaci.core import attempt
 from tests.audit.explanations import why
 from tests.audit.test_explain_waits import only
-from tests.lab import Lab, task
+from tests.support.lab import Lab, task
 
 
 def test_a_job_that_comes_after_another_waits_for_its_end() -> None:

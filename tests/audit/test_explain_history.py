@@ -21,7 +21,7 @@ from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.instants import SECOND
 from deltaci.core.run import Origin
 from tests.audit.explanations import why
-from tests.lab import Lab, gate, task
+from tests.support.lab import Lab, gate, task
 
 
 def entry(explanation: Explanation, code: str) -> Reason:

@@ -13,7 +13,7 @@ from deltaci.core import attempt, worker
 from deltaci.core.job import JobSpec
 from deltaci.core.worker import Worker
 from tests.audit.explanations import Archive
-from tests.lab import Lab, gate, task
+from tests.support.lab import Lab, gate, task
 
 
 def waits(lab: Lab, **tenant: Any) -> list[Wait]:

@@ -12,8 +12,8 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 from tests.audit.explanations import Archive
-from tests.histories import History
-from tests.lab import Lab, task
+from tests.support.histories import History
+from tests.support.lab import Lab, task
 
 SEEDS = range(25)
 STEPS = 120

@@ -9,7 +9,7 @@ from deltaci.core import attempt, job, run, worker
 from deltaci.core.approvals import Gate
 from deltaci.core.instants import SECOND
 from tests.audit.explanations import why
-from tests.lab import START, Lab, gate, task
+from tests.support.lab import START, Lab, gate, task
 
 
 def only(explanation: Explanation, code: str) -> Reason:

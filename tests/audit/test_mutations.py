@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from deltaci.audit.verify import verify
-from tests.histories import History
-from tests.mutations import Mutant, mutants, simple_mutants
+from tests.support.histories import History
+from tests.support.log_mutations import Mutant, mutants, simple_mutants
 
 pytestmark = pytest.mark.final  # Mutants are generated from a seed, so a repetition has the same result.
 

@@ -14,8 +14,8 @@ from deltaci.core.ids import job_id
 from deltaci.core.instants import SECOND
 from deltaci.core.run import Run
 from tests.audit.explanations import Archive
-from tests.histories import History
-from tests.lab import START, Lab, Lease, gate, task
+from tests.support.histories import History
+from tests.support.lab import START, Lab, Lease, gate, task
 
 SEEDS = range(12)
 STEPS = 120

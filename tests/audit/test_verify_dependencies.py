@@ -10,7 +10,7 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.core import attempt
 from deltaci.core.events import worker_actor
-from tests.lab import Lab, task
+from tests.support.lab import Lab, task
 
 FAMILY = {"family": "os", "is_family_fail_fast": True}
 

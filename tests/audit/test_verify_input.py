@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaci.audit.verify import FORMATS, NotAnEventLogError, verify
-from tests.lab import Lab, gate, task
+from tests.support.lab import Lab, gate, task
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -12,7 +12,7 @@ from deltaci.audit.projections.job_events import job_events
 from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.projections.vocabularies import CANONICAL, VOCABULARIES, job_of, project_log
 from deltaci.core.events import Event, to_json_line
-from tests.histories import History
+from tests.support.histories import History
 
 SEEDS = range(12)
 

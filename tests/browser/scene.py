@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.browser.house import House, gate, task
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 REPORT: Final = (
     "cat > report.xml <<'END'\n<testsuite name='shop'>"

@@ -16,7 +16,7 @@ from deltaci.server.web import routes
 from deltaci.server.web.assets import FIRST
 from tests.browser.browsing import PATIENCE_MS, Person
 from tests.browser.house import TENANT, House, task
-from tests.people_issuer import PeopleIssuer, people_issuer, settings_file
+from tests.support.login_issuer import PeopleIssuer, people_issuer, settings_file
 
 OTHER: Final = "other"
 EVIL: Final = "http://evil.test"

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from tests.browser.browsing import PATIENCE_MS, Person
 from tests.browser.forming import HOSTILE, expected, is_text, refused, said
 from tests.browser.house import House, task
-from tests.repositories.upstream import ZEROS, Upstream, git
+from tests.support.upstream import ZEROS, Upstream, git
 
 PIPELINE = """\
 on: {push: {branches: [main]}, manual: {}}

@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.browsing import Person
 from tests.browser.house import House, gate, task
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 Visitor = Callable[..., Person]
 

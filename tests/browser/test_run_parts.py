@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 from deltaci.audit.verify import verify
 from tests.browser.browsing import Person
 from tests.browser.house import House, gate, task
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 HOSTILE: Final = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 LONG: Final = "a_name_without_any_place_where_a_line_could_be_broken_" * 3

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.browsing import Person
 from tests.browser.house import House
 from tests.browser.scene import WORKSTREAM
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 
 class Shop:

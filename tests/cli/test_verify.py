@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from deltaci.cli.app import app
 from deltaci.cli.commands.verify import MAX_LINE_BYTES
-from tests.lab import Lab, gate, task
+from tests.support.lab import Lab, gate, task
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "validate" / "validate_state_transitions.py"

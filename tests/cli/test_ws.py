@@ -21,7 +21,7 @@ from tests.cli.desk import Desk
 from tests.cli.test_completion import completed, patient_shims
 from tests.cli.test_manners import terminal
 from tests.client.hosted import WAIT_SECONDS, Player, gate, plan
-from tests.workstream_desk import BASE, StandIn
+from tests.support.workstream_context import BASE, StandIn
 
 T = TypeVar("T")
 

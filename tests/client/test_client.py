@@ -10,8 +10,8 @@ from deltaci.api.schemas.inputs import JobInput, PlanInput, Quotas, RetryInput
 from deltaci.client import ApiError, Client, Patience, Unreachable
 from deltaci.protocol.messages import JobSpec
 from deltaci.server.tls import server_context
-from tests.certificates import HERE, Authority
 from tests.client.hosted import Hosted, Player, gate, plan, task
+from tests.support.certificates import HERE, Authority
 
 
 def test_a_run_from_its_start_to_its_report(client: Client, player: Player) -> None:

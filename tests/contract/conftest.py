@@ -10,7 +10,7 @@ import pytest
 from deltaci.storage.memory import MemoryStore, wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Place
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 PLACES = ("memory", "sqlite", "postgres")
 

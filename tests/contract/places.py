@@ -41,7 +41,7 @@ from deltaci.storage.port import (
     Transaction,
     Write,
 )
-from tests.lab import START, TENANT, Lease
+from tests.support.lab import START, TENANT, Lease
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from deltaci.engine.engine import Claim, ClaimResult
 from tests.contract.places import Place, Server, on_loop
 from tests.contract.test_groups import start
 from tests.contract.test_waiters import Hall, ids
-from tests.lab import TENANT, task
+from tests.support.lab import TENANT, task
 
 WIDE = ("gpu", "linux")
 

@@ -11,7 +11,7 @@ from deltaci.storage.codec import LAZY_DECODE_COUNT
 from deltaci.storage.port import Load, LoadJobs
 from tests.contract.places import Place, on_loop
 from tests.contract.test_start import Watched, start
-from tests.lab import task
+from tests.support.lab import task
 
 JOBS = 200
 CHAIN = tuple(task(f"j{n}", *([f"j{n - 1}"] if n else [])) for n in range(JOBS))

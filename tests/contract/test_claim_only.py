@@ -12,7 +12,7 @@ from deltaci.storage.port import BeginClaim, FindReady, ReadyAttempt
 from tests.contract.places import Place, ask, birth, on_loop, write
 from tests.contract.test_store_port import waiting
 from tests.contract.test_unreadable import poisoned
-from tests.lab import START, TENANT
+from tests.support.lab import START, TENANT
 
 
 async def found(place: Place, *only: str, labels: tuple[str, ...] = (), limit: int = 100, tenant: str = TENANT) -> str:

@@ -15,7 +15,7 @@ from deltaci.storage.sql import FIRST_READY, NEXT_QUEUE
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import on_loop, put, write
 from tests.contract.test_store_port import waiting
-from tests.lab import START
+from tests.support.lab import START
 
 WAITING = 2000
 

@@ -12,7 +12,7 @@ from deltaci.core.instants import SECOND
 from deltaci.engine import engine
 from deltaci.engine.clock import MonotonicClock
 from tests.contract.places import Place, in_memory, on_loop, saying
-from tests.lab import START
+from tests.support.lab import START
 
 HOUR = 3600
 

@@ -10,7 +10,7 @@ from deltaci.engine.queue import AsyncQueue
 from deltaci.storage import open_store
 from deltaci.storage.port import Unavailable
 from tests.contract.places import within
-from tests.servers import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 RESTARTS: Final = 3
 READERS: Final = 2  # Each of three kinds.

@@ -18,7 +18,7 @@ from deltaci.core.run import Run
 from deltaci.engine import engine, shard
 from deltaci.storage.port import Conflict, Store, Transaction, Unavailable, Write
 from tests.contract.places import Place, T, Wrapped, birth, in_memory, legal, on_loop, refused, saying
-from tests.lab import TENANT, task
+from tests.support.lab import TENANT, task
 
 
 class Poison(Command, frozen=True, kw_only=True):

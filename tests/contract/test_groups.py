@@ -18,7 +18,7 @@ from deltaci.storage.port import CountLiveLeases, FindReady, LockGroup, Store, S
 from tests.contract.places import Place, Server, ask, on_loop, put, write
 from tests.contract.test_quota import end
 from tests.contract.test_waiters import Hall, ids
-from tests.lab import START, TENANT, task
+from tests.support.lab import START, TENANT, task
 
 RUNS: Final = 40
 

@@ -14,7 +14,7 @@ from deltaci.storage import document_backends, list_index, sqlite
 from deltaci.storage.port import Document, ListChange, Store, Write
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import ask, on_loop, put
-from tests.lab import START, TENANT
+from tests.support.lab import START, TENANT
 
 MANY = 1000
 WALK = [TENANT, "some", START, "r1", 0, 50, "other", "third"]

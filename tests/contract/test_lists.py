@@ -34,8 +34,8 @@ from deltaci.storage.port import (
 )
 from tests.contract.places import Place as Somewhere
 from tests.contract.places import Server, ask, on_loop, put
-from tests.histories import History
-from tests.lab import START, TENANT, Lab
+from tests.support.histories import History
+from tests.support.lab import START, TENANT, Lab
 
 SEEDS: Final = range(3)
 STEPS: Final = 250
@@ -390,7 +390,7 @@ async def test_many_records_are_found_in_the_order_asked_for(place: Somewhere) -
 async def test_the_jobs_of_a_run_are_found_finished_or_not(place: Somewhere) -> None:
     """A run's page shows all of them."""
     from tests.contract.test_runs import finish, planned
-    from tests.lab import task
+    from tests.support.lab import task
 
     async with place.server() as server:
         await planned(server, *(task(name) for name in "cab"))

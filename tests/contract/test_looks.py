@@ -13,7 +13,7 @@ from deltaci.core.run import Run
 from deltaci.storage.port import Load, LoadJobs, ReadTransaction, StoredRecord, Unavailable
 from tests.contract.places import Place, on_loop
 from tests.contract.test_runs import finish, planned
-from tests.lab import task
+from tests.support.lab import task
 
 MORE_THAN_READ_AT_ONCE = 20
 

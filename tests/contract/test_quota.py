@@ -19,7 +19,7 @@ from tests.contract.conftest import make_place
 from tests.contract.places import Place, Server, T, Wrapped, ask, birth, on_loop, put, write
 from tests.contract.test_postgres_notify import LISTENERS, until
 from tests.contract.test_waiters import Hall, all_ids, ids
-from tests.lab import START, TENANT, Lease
+from tests.support.lab import START, TENANT, Lease
 
 JOBS: Final = 60
 LIMIT: Final = 4

@@ -10,7 +10,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.run import Run
 from tests.contract.places import Place, on_loop, refused, saying
-from tests.lab import TENANT, gate, task
+from tests.support.lab import TENANT, gate, task
 
 
 @pytest.mark.proves("PRO-F4")

@@ -17,7 +17,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from tests.contract.places import Place, Server, on_loop
-from tests.lab import TENANT, Lease, gate, task
+from tests.support.lab import TENANT, Lease, gate, task
 
 
 async def planned(server: Server, *specs: JobSpec, id: str = "r1", **fields: Any) -> None:

@@ -16,7 +16,7 @@ from deltaci.core.job import Approve, Job
 from deltaci.core.run import Run
 from deltaci.storage.port import Begin, Conflict, Load, LoadJobs, Request, Transaction, Write
 from tests.contract.places import Place, Wrapped, on_loop
-from tests.lab import TENANT, gate, task
+from tests.support.lab import TENANT, gate, task
 
 JOBS = 1000
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.run import Run
 from deltaci.storage.port import Store
 from tests.contract.places import EVERYTHING, Place, fact, on_loop, put, write
-from tests.lab import START
+from tests.support.lab import START
 
 
 async def append(store: Store, *events: Event) -> None:

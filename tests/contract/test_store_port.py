@@ -27,7 +27,7 @@ from deltaci.storage.port import (
     Write,
 )
 from tests.contract.places import EVERYTHING, Place, ask, fact, on_loop, put, write
-from tests.lab import START, TENANT
+from tests.support.lab import START, TENANT
 
 
 def waiting(id: str, ready_at: int = 0, *, priority: int = 0, labels: str = "", tenant: str = TENANT) -> Put:

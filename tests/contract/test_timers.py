@@ -16,7 +16,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
 from deltaci.storage.port import Load, StoredRecord
 from tests.contract.places import Place, Server, ask, birth, on_loop, refused, saying
-from tests.lab import TENANT, gate, task
+from tests.support.lab import TENANT, gate, task
 
 MANY: Final = 1000
 

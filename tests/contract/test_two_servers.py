@@ -16,7 +16,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.engine.engine import ClaimedAttempt
 from tests.contract.places import Place, Server, birth, on_loop, saying
-from tests.lab import TENANT, Lease, gate, task
+from tests.support.lab import TENANT, Lease, gate, task
 
 JOBS: Final = 200
 

@@ -18,7 +18,7 @@ from deltaci.engine.worker import Worker
 from deltaci.storage.port import Load, Postpone, Store, UnreadableRecord
 from tests.contract.places import Place, Server, ask, birth, on_loop, put, refused, write
 from tests.contract.test_store_port import due, ready, waiting
-from tests.lab import START, TENANT
+from tests.support.lab import START, TENANT
 
 NONSENSE: Any = "no number"
 SOON = 61  # Seconds after which a record that was put aside is looked at again.

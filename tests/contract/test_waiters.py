@@ -15,7 +15,7 @@ from deltaci.storage import commit_hints
 from deltaci.storage.commit_hints import ReadyCounts
 from tests.contract.places import Place, Server, in_memory, on_loop
 from tests.contract.test_runs import planned
-from tests.lab import TENANT, task
+from tests.support.lab import TENANT, task
 
 MANY = 100
 

@@ -8,7 +8,7 @@ from deltaci.core import job
 from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job, select_gates
-from tests.lab import Lab, gate, task
+from tests.support.lab import Lab, gate, task
 
 
 def jobs(lab: Lab, *names: str) -> list[Job]:

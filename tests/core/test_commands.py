@@ -10,7 +10,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.run import Run
 from deltaci.core.status.steps import step_attempts
-from tests.lab import TENANT, Lab, task
+from tests.support.lab import TENANT, Lab, task
 
 
 @pytest.mark.proves("STP-S1")

@@ -14,8 +14,8 @@ from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents, plan_hash
-from tests.lab import Lab, gate, task
 from tests.spec.scenes import grant
+from tests.support.lab import Lab, gate, task
 
 
 def states(lab: Lab, *names: str) -> list[str]:

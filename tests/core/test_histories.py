@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaci.audit.verify.canonical import LEGAL
-from tests.histories import History
 from tests.support.budget import budget
+from tests.support.histories import History
 
 FIXED_SEEDS = range(450)
 FIRST_SEEDS = (

@@ -15,8 +15,8 @@ from deltaci.core.machine import ABSENT, Command
 from deltaci.core.run import Origin, Run
 from deltaci.core.status.steps import run_status
 from deltaci.core.worker import Worker
-from tests.histories import History
-from tests.lab import TENANT, Lab
+from tests.support.histories import History
+from tests.support.lab import TENANT, Lab
 
 SEEDS = range(20)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deltaci.core.approvals import Gate
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import plan_hash, resolve_needs
-from tests.lab import gate, task
+from tests.support.lab import gate, task
 
 
 def shuffled(value: Any, draw: Random) -> Any:

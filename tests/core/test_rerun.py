@@ -16,9 +16,9 @@ from deltaci.core.errors import Refused
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.plan import can_rerun, rerun_jobs
 from deltaci.core.run import Run
-from tests.histories import History
-from tests.lab import TENANT, Lab, gate, task
 from tests.support.budget import budget
+from tests.support.histories import History
+from tests.support.lab import TENANT, Lab, gate, task
 
 
 def jobs_of(lab: Lab, id: str = "r1") -> list[Job]:

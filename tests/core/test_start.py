@@ -14,7 +14,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.machine import REQUESTS_REMEMBERED, remember_request
 from deltaci.core.run import MAX_JOBS, Origin, Run
 from deltaci.core.unit_of_work import UnitOfWork
-from tests.lab import START, TENANT, Lab, gate, task
+from tests.support.lab import START, TENANT, Lab, gate, task
 
 ADA = "user:ada"
 INVALID_PLANS: dict[str, tuple[tuple[JobSpec, ...], str]] = {

@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from tests.listener import Listener
+from tests.support.listener import Listener
 
 ROOT: Final = "/runner/v1/"
 DRIP_SECONDS: Final = 0.2

@@ -12,9 +12,9 @@ import pytest
 
 from deltaci.app import registration_token
 from deltaci.core.worker import Worker
-from tests.certificates import HERE, Authority, uri
 from tests.e2e.deployment import TTL_SECONDS, Deployment, deployed, on_loop
-from tests.oidc import AUDIENCE, tiny_issuer
+from tests.support.certificates import HERE, Authority, uri
+from tests.support.oidc_issuer import AUDIENCE, tiny_issuer
 from tests.support.processes import command_line
 
 LONG: Final = f"sleep {TTL_SECONDS + 1}"  # Longer than a lease without a heartbeat.

@@ -26,7 +26,7 @@ from deltaci.protocol.messages import CancelRequested, Dispatch
 from tests.e2e.deployment import PATIENCE_SECONDS, Deployment, deployed, on_loop
 from tests.e2e.pipes import Pipe, told
 from tests.e2e.proxy import Exchange
-from tests.nats_server import NatsServer
+from tests.support.nats_server import NatsServer
 
 TENANT = "default"
 

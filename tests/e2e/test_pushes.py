@@ -23,7 +23,7 @@ from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.forges.fake_forge import FakeForge
 from tests.forges.payloads import SECRET, WebhookRequest, gitea, gitea_push, github, github_push, gitlab, gitlab_push
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 PIPELINE: Final = """\
 on: push

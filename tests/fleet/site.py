@@ -18,8 +18,8 @@ from deltaci.core.worker import Worker
 from deltaci.fleet.health import HEALTH_SECONDS
 from deltaci.fleet.liveness import Fleet
 from tests.contract.places import EVERYTHING, Place, Server
-from tests.lab import TENANT, task
 from tests.server.site import LEASE_IDS, RegisteredRunner, Site
+from tests.support.lab import TENANT, task
 
 STEP_SECONDS = HEALTH_SECONDS / 2
 

@@ -13,7 +13,7 @@ from deltaci.fleet.health import HEALTH_SECONDS, MAX_MISSED_CHECKS, MAX_SILENT_S
 from deltaci.storage.port import ListQuery
 from tests.contract.places import Place, on_loop
 from tests.fleet.site import FleetSite, OpenFleet
-from tests.lab import TENANT
+from tests.support.lab import TENANT
 
 SILENT_SECONDS = MAX_MISSED_CHECKS * HEALTH_SECONDS
 

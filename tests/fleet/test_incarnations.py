@@ -16,8 +16,8 @@ from deltaci.fleet.incarnations import Incarnations
 from deltaci.server.auth.credentials import REGISTRATION_SECONDS
 from tests.contract.places import on_loop
 from tests.fleet.site import FleetSite, OpenFleet
-from tests.lab import TENANT
 from tests.server.site import RegisteredRunner, Reply
+from tests.support.lab import TENANT
 
 REQUEST_ID = "a random text that this runner made"
 

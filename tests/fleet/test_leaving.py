@@ -11,8 +11,8 @@ from deltaci.core import attempt, worker
 from deltaci.core.worker import BUSY, IDLE, QUARANTINED, SHUTDOWN
 from tests.contract.places import on_loop
 from tests.fleet.site import OpenFleet
-from tests.lab import TENANT
 from tests.server.site import RegisteredRunner, Reply
+from tests.support.lab import TENANT
 
 LOST = "RUNNER_STARTUP"  # A failure of the runner, not of its job.
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from tests.listener import Listener
+from tests.support.listener import Listener
 
 
 class ReceivedRequest(NamedTuple):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
-from tests.listener import Listener
-from tests.repositories.upstream import git
+from tests.support.listener import Listener
+from tests.support.upstream import git
 
 TOKEN = "t0k3n"
 NAME = "acme/shop"

@@ -31,7 +31,7 @@ from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store
 from tests.contract.places import Place, Server, saying
 from tests.forges.project_documents import ProjectDocuments
-from tests.lab import TENANT, Lease, task
+from tests.support.lab import TENANT, Lease, task
 
 COMMIT: Final = "c0ffee1234" * 4
 QUICK: Final = StatusRetryPolicy(initial_seconds=0.01, max_seconds=0.05, claim_seconds=5.0)

@@ -17,7 +17,7 @@ from tests.contract.places import Place, on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse
 from tests.forges.reporting_server import COMMIT, JumpingClock, reporting
 from tests.forges.test_reporter import add_project
-from tests.lab import task
+from tests.support.lab import task
 
 LOG = b"""::log 1 nonce=5f0c5f0c5f0c5f0c5f0c5f0c5f0c5f0c
 \x1b[31msrc/gate.c:3:5: error: it does not close\x1b[0m

@@ -22,7 +22,7 @@ from deltaci.git.mirrors import Repository
 from tests.contract.places import on_loop
 from tests.forges.merging_forge import NAME, TOKEN, ApiRequest, MergingForge
 from tests.repositories.test_mirrors import mirrors
-from tests.repositories.upstream import ZEROS, Upstream
+from tests.support.upstream import ZEROS, Upstream
 
 FORGES = ("github", "gitea", "gitlab")
 STEPS = {"github": 2, "gitea": 5, "gitlab": 8}  # So many requests a landing makes.

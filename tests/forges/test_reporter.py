@@ -18,7 +18,7 @@ from tests.contract.places import Place, Wrapped, on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse
 from tests.forges.project_documents import ProjectDocuments
 from tests.forges.reporting_server import COMMIT, JumpingClock, ReportingServer, reporting
-from tests.lab import TENANT, task
+from tests.support.lab import TENANT, task
 
 TOKEN = "a token of the project's own"
 

@@ -34,7 +34,7 @@ from tests.forges.payloads import (
     plain_git,
 )
 from tests.repositories.site import LOCAL, PROJECT, RepositorySite
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 NAME = "upstream/shop"
 

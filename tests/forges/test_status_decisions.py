@@ -31,7 +31,7 @@ from deltaci.forges.status_decisions import (
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import Place
 from tests.forges.reporting_server import ReportingServer, let_others_run, reporting
-from tests.lab import TENANT, Lease
+from tests.support.lab import TENANT, Lease
 
 ORDER = ("waiting to start", "under way")
 

@@ -22,8 +22,8 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.unit_of_work import UnitOfWork
 from tests.fuzz.profile import fuzzed
-from tests.histories import History
-from tests.lab import START, TENANT, Lab, Lease, gate, task
+from tests.support.histories import History
+from tests.support.lab import START, TENANT, Lab, Lease, gate, task
 
 MADE_UP: Final = ("", "r1", "r1/a", "r1/a.1", "r1/b", "q1", "q2", "w1", "w2", "nothing", "\0", "r1/a.1.1")
 ACTORS: Final = ("orchestrator", "user:ada", "worker:w1", "worker:w2", "worker:", "user:", "", "x", "planner", "timer")

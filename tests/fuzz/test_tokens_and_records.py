@@ -36,7 +36,7 @@ from deltaci.storage.blobs.memory import MemoryBlobStore
 from deltaci.storage.port import UnreadableRecord
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed, only_in_fuzz
-from tests.lab import TENANT, Lab, gate, task
+from tests.support.lab import TENANT, Lab, gate, task
 
 SIGNER: Final = Signer(b"k" * 32, lambda: 1000.0)
 TOKEN: Final = SIGNER.sign("run", "w1", "default", 60)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from deltaci.cli.app import app
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed
-from tests.lab import Lab, gate, task
+from tests.support.lab import Lab, gate, task
 
 
 def logs() -> dict[str, list[bytes]]:

@@ -9,11 +9,11 @@ import msgspec
 from hypothesis import strategies as st
 
 from deltaci.audit.verify import verify
-from tests.derivation import Derivation
-from tests.fleets import Fleet
-from tests.forgeries import Forgery, detectable
 from tests.fuzz.profile import fuzzed, only_in_fuzz
-from tests.invariants import Invariants
+from tests.support.forged_transitions import Forgery, detectable
+from tests.support.workstream_derivation import Derivation
+from tests.support.workstream_histories import Fleet
+from tests.support.workstream_invariants import Invariants
 
 FORGERIES: Final = 20  # Of one log.
 

@@ -13,7 +13,7 @@ from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Place
 from tests.merging.site import Site, Streams, opened
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 Opened = Callable[..., AbstractAsyncContextManager[Site]]
 

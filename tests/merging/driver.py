@@ -37,7 +37,7 @@ from deltaci.storage.port import Document, Store
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Wrapped
 from tests.merging.site import LOCAL, PROJECT, TENANT, Site, Streams
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 START: Final = 1_800_000_000 * SECOND
 LIFE_SECONDS: Final = 1000  # Between two lives: leases of the one before are over by then.

@@ -24,7 +24,7 @@ from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.storage.port import Store
 from tests.contract.places import Place
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 LOCAL: Final = UrlPolicy(frozenset({"file"}))
 TENANT: Final = "acme"

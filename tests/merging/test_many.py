@@ -10,7 +10,7 @@ from deltaci.core.failures import Facts
 from tests.contract.places import Place, within
 from tests.merging.conftest import Opened
 from tests.merging.site import GOOD, Streams
-from tests.repositories.upstream import git
+from tests.support.upstream import git
 
 COUNT = 14
 METHODS = ("merge", "merge", "merge", "squash", "fast-forward")

@@ -7,7 +7,7 @@ import pytest
 from tests.contract.places import on_loop
 from tests.merging.conftest import Opened
 from tests.merging.site import GOOD, Streams
-from tests.repositories.upstream import git
+from tests.support.upstream import git
 
 
 @on_loop

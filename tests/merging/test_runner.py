@@ -18,7 +18,7 @@ from deltaci.engine import feed
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import within
 from tests.merging.site import LOCAL, PROJECT, Streams
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 TENANT: Final = "default"
 END_SECONDS: Final = 20.0

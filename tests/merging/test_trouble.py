@@ -21,7 +21,7 @@ from deltaci.server.follower import Follower
 from tests.contract.places import Place, on_loop
 from tests.merging.conftest import Opened
 from tests.merging.site import TENANT, Site, Streams
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 INFRA = Facts(error_code="RUNNER_STARTUP", message="no room")
 

@@ -16,7 +16,7 @@ from deltaci.git.commit_builder import BranchMoved, CommitBuilder, MergeConflict
 from deltaci.git.mirrors import Mirrors
 from tests.contract.places import on_loop
 from tests.merging.site import LOCAL
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 BY = Signature("Delta CI", "ci@example.org", 1_800_000_000 * SECOND)
 

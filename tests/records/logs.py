@@ -11,7 +11,7 @@ from deltaci.audit.projections.transitions import TransitionsExporter
 from deltaci.audit.verify import Report, verify
 from deltaci.core.events import Event
 from deltaci.storage.port import Begin, Store, Transaction, Write
-from tests.lab import Lab, task
+from tests.support.lab import Lab, task
 
 
 def whole(events: Iterable[Event]) -> bytes:

@@ -18,7 +18,7 @@ from deltaci.pipeline.workstream.compile import compile_jobs
 from deltaci.protocol.job_spec import Source
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Begin, Put, Transaction, Write
-from tests.lab import TENANT, Lab
+from tests.support.lab import TENANT, Lab
 
 ID = "ws-3f9a2c"
 BASE, HEAD, MERGED = "a" * 40, "b" * 40, "c" * 40

@@ -16,7 +16,6 @@ from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.archive import NotEndedError, archive, place
 from deltaci.storage.blobs.logs import LogStore
 from tests.contract.places import on_loop
-from tests.lab import Lab
 from tests.records.logs import checked
 from tests.records.streams import (
     BASE,
@@ -33,6 +32,7 @@ from tests.records.streams import (
     stored,
     stream,
 )
+from tests.support.lab import Lab
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = {

@@ -10,8 +10,8 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.controllers.journal import FILE, SNAPSHOT, FileLockedError, MissingEventsError, TransitionJournal
 from deltaci.core.events import Event
-from tests.histories import History
 from tests.records.logs import checked, one_run, whole
+from tests.support.histories import History
 
 
 def go_on(folder: Path, events: list[Event]) -> bytes:

@@ -19,7 +19,7 @@ from deltaci.storage.port import Unavailable
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite, opened
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

@@ -16,7 +16,7 @@ from deltaci.git.command import Git, GitFailed, GitRemote, environment
 from deltaci.git.mirrors import Mirror, Mirrors, is_commit, is_ref
 from deltaci.git.url_policy import UrlPolicy, parse_url
 from tests.contract.places import on_loop
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 LOCAL = UrlPolicy(frozenset({"file"}))
 

@@ -18,7 +18,7 @@ from deltaci.controllers.projects import Project
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

@@ -14,7 +14,7 @@ from tests.cli.desk import Desk
 from tests.client.hosted import Hosted
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import RepositorySite, opened
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

@@ -15,7 +15,7 @@ from deltaci.controllers.poller import push
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite
-from tests.repositories.upstream import PIPELINE, Upstream, git
+from tests.support.upstream import PIPELINE, Upstream, git
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

@@ -10,7 +10,7 @@ from deltaci.pipeline.change import Change
 from tests.api.site import TIME
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import RepositorySite
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

@@ -17,7 +17,7 @@ from deltaci.core.instants import SECOND
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite, opened
-from tests.repositories.upstream import Upstream
+from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 from tests.contract.places import on_loop
 from tests.repositories.site import RepositorySite
-from tests.repositories.upstream import PIPELINE, Upstream
+from tests.support.upstream import PIPELINE, Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

@@ -23,10 +23,10 @@ from deltaci.runner.tls import TlsConfig
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.auth.oidc import OidcIssuer
 from deltaci.server.tls import server_context
-from tests.certificates import HERE, Authority, uri
 from tests.contract.places import on_loop
-from tests.oidc import AUDIENCE, tiny_issuer
 from tests.server.live import LiveServer, run_server
+from tests.support.certificates import HERE, Authority, uri
+from tests.support.oidc_issuer import AUDIENCE, tiny_issuer
 
 
 async def enter(live: LiveServer, folder: Path, **options: Any) -> Registered:

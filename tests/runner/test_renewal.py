@@ -19,8 +19,8 @@ from deltaci.runner.registration import CREDENTIAL_FILE, CredentialProvider
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.auth.oidc import OidcIssuer
 from tests.contract.places import on_loop
-from tests.oidc import AUDIENCE, tiny_issuer
 from tests.server.live import LiveServer, run_server
+from tests.support.oidc_issuer import AUDIENCE, tiny_issuer
 
 
 def credential(live: LiveServer, seconds: float, lasts: int) -> Registered:

@@ -34,7 +34,7 @@ from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import Place, Server
-from tests.lab import TENANT
+from tests.support.lab import TENANT
 
 KEY = b"k" * 32
 LEASE_IDS = LeaseIds(KEY)

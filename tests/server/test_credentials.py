@@ -11,8 +11,8 @@ import pytest
 from deltaci.core.worker import IDLE, Worker
 from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS, Signer, load_server_key
 from tests.contract.places import on_loop
-from tests.lab import TENANT
 from tests.server.site import OpenSite, RegisteredRunner, Site
+from tests.support.lab import TENANT
 
 
 async def knocks(site: Site, token: str) -> tuple[int, str]:

@@ -23,8 +23,8 @@ from deltaci.server.runner_api import nats_dispatch
 from deltaci.server.runner_api.nats_dispatch import Dispatcher
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import Server, birth, on_loop
-from tests.lab import TENANT
-from tests.nats_server import NatsServer
+from tests.support.lab import TENANT
+from tests.support.nats_server import NatsServer
 
 
 class Bench:

@@ -17,8 +17,8 @@ from deltaci.protocol.messages import MAX_SECONDS, MAX_SPEC_BYTES, JobSpec, Leas
 from deltaci.storage import commit_hints
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
-from tests.lab import TENANT, task
 from tests.server.site import OpenSite, RegisteredRunner, RunnerLease, stale_reason
+from tests.support.lab import TENANT, task
 
 SPEC: dict[str, Any] = {"name": "unit", "steps": ["true", {"run": "make", "timeout_seconds": 5}], "env": {"CI": "true"}}
 LARGE: dict[str, Any] = {"steps": ["echo " + "x" * 60_000] * 2}

@@ -14,8 +14,8 @@ from deltaci.core.errors import STALE_REASONS
 from deltaci.protocol.messages import LeaseGranted
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
-from tests.lab import task
 from tests.server.site import REQUIRED_FIELDS, OpenSite, RegisteredRunner, RunnerLease, Site, stale_reason
+from tests.support.lab import task
 
 SPEC: dict[str, Any] = {"steps": ["true"]}
 

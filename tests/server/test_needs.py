@@ -13,8 +13,8 @@ from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
 from tests.contract.places import on_loop
-from tests.lab import TENANT
 from tests.server.site import OpenSite, RegisteredRunner, Reply, RunnerLease, Site
+from tests.support.lab import TENANT
 
 
 async def started(site: Site, run_id: str, *specs: JobSpec, rerun_of: str = "") -> None:

@@ -21,8 +21,8 @@ from deltaci.server.auth.oidc import CACHE_SECONDS, MAX_FETCH_BYTES, REFRESH_SEC
 from deltaci.server.runner_api.message_handlers import Runner
 from deltaci.storage.port import Unavailable
 from tests.contract.places import on_loop
-from tests.oidc import AUDIENCE, CONFIGURATION, TinyIssuer, made, tiny_issuer
 from tests.server.live import run_server
+from tests.support.oidc_issuer import AUDIENCE, CONFIGURATION, TinyIssuer, made, tiny_issuer
 
 
 @pytest.fixture

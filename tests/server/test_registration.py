@@ -12,8 +12,8 @@ from deltaci.core.run import Run
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, Worker
 from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS
 from tests.contract.places import on_loop
-from tests.lab import TENANT, task
 from tests.server.site import OpenSite, RegisteredRunner, Reply, Site
+from tests.support.lab import TENANT, task
 
 OWN = "a random text that this runner made"
 

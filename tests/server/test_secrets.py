@@ -16,8 +16,8 @@ from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, JobScope, Secrets,
 from deltaci.storage.blobs.keys import secret_key
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import on_loop
-from tests.lab import TENANT
 from tests.server.site import KEY, OpenSite, Reply, RunnerLease, Site
+from tests.support.lab import TENANT
 
 VALUE = "hunter2 and\nmore ü"
 

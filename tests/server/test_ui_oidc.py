@@ -18,9 +18,9 @@ from deltaci.core.errors import Refused
 from deltaci.server.web.auth.oidc_grants import SECRET_VARIABLE, GrantRule, GroupGrants, OidcSettings, settings_in
 from deltaci.server.web.auth.oidc_sign_in import BACK, OidcSignIn
 from tests.contract.places import on_loop
-from tests.oidc import CONFIGURATION
-from tests.people_issuer import CLIENT, SECRET, PeopleIssuer, people_issuer, settings_file
 from tests.server.pages import PagesSite, Reader, pages, said
+from tests.support.login_issuer import CLIENT, SECRET, PeopleIssuer, people_issuer, settings_file
+from tests.support.oidc_issuer import CONFIGURATION
 
 ADA: dict[str, Any] = {"sub": "1", "email": "ada@example.org", "email_verified": True, "groups": ["dev", "others"]}
 GRANTS = ("dev=default:run:", "lead=default:approve,run:release", "lead=team:admin:", "*=lobby:read:")

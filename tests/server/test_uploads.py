@@ -16,8 +16,8 @@ from deltaci.core.cascade import NewRecord
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStat, BlobStoreUnavailable
 from tests.contract.places import on_loop
-from tests.lab import TENANT
 from tests.server.site import BOUNDS, OpenSite, Reply, RunnerLease, Site, stale_reason
+from tests.support.lab import TENANT
 
 
 async def held_lease(site: Site, id: str = "q1", runner: str = "w1", **spec: Any) -> RunnerLease:

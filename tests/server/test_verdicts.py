@@ -15,8 +15,8 @@ from deltaci.protocol.rule_results import MAX_DETAILS_CHARS
 from deltaci.server.runner_api.verdicts import validation_verdict
 from tests.contract.places import on_loop
 from tests.contract.test_runs import planned
-from tests.lab import task
 from tests.server.site import OpenSite
+from tests.support.lab import task
 
 RULES = [{"run": "make check"}, {"files": ["dist/*"]}]
 GOOD = {"rule": "make check", "is_passed": True}

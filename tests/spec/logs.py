@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from deltaci.audit.verify import verify
-from tests.lab import Lab
+from tests.support.lab import Lab
 
 Line = dict[str, Any]
 

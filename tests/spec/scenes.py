@@ -9,7 +9,7 @@ from deltaci.core.attempt import Attempt, LeasedCommand
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.status.steps import run_status, step_status
-from tests.lab import Lab, Lease, task
+from tests.support.lab import Lab, Lease, task
 
 ID: Final = "r1/build.1"
 MICROSECOND: Final = 1 / SECOND

@@ -15,7 +15,7 @@ from deltaci.core.events import Event
 from deltaci.core.status.queue import JOB_VIEW, job_status
 from deltaci.core.status.steps import RUN_VIEW, STEP_VIEW, run_status, step_status
 from deltaci.core.status.view import Change, View
-from tests.lab import Lab, Lease, gate, task
+from tests.support.lab import Lab, Lease, gate, task
 
 
 def seen(view: View, log: list[Event], entity_id: str) -> list[str]:

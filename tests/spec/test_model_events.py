@@ -14,8 +14,8 @@ from deltaci.core.errors import StaleLease
 from deltaci.core.events import ATTEMPT, JOB, LEASE, RUN, WORKER
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Machine
-from tests.lab import START, Lab, Lease, gate, task
 from tests.spec.logs import altered, decoded
+from tests.support.lab import START, Lab, Lease, gate, task
 
 FIELDS: Final = (
     *("seq", "at", "tenant", "entity", "entity_id", "run_id", "from", "to"),

@@ -9,7 +9,7 @@ from deltaci.audit.verify import verify
 from deltaci.core import attempt, backoff, failures, job
 from deltaci.core.failures import Facts, FailureRule, classify
 from deltaci.core.instants import SECOND
-from tests.lab import START, Lab, task
+from tests.support.lab import START, Lab, task
 
 
 @pytest.mark.proves("MOD-F1")

@@ -17,10 +17,10 @@ from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Approve, Job, Reject
 from deltaci.core.machine import Command
-from tests.lab import START, Lab, gate, task
-from tests.mutations import mutants
 from tests.spec.logs import Line, altered, line_of
 from tests.spec.scenes import attempts_in, status
+from tests.support.lab import START, Lab, gate, task
+from tests.support.log_mutations import mutants
 
 ID = "r1/g"
 

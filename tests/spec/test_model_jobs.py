@@ -8,8 +8,8 @@ from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.machine import Command
-from tests.lab import Lab, gate, task
 from tests.spec.logs import altered, line_of
+from tests.support.lab import Lab, gate, task
 
 
 def ends(lab: Lab, *names: str) -> list[tuple[str, str]]:

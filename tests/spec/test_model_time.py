@@ -10,9 +10,9 @@ from deltaci.core import attempt, job, lease, run, worker
 from deltaci.core.errors import StaleLease
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
-from tests.lab import START, Lab, task
 from tests.spec.logs import altered, line_of
 from tests.spec.scenes import ID, held
+from tests.support.lab import START, Lab, task
 
 # -- 4: the clock
 

@@ -33,7 +33,7 @@ from deltaci.core.failures import Facts, classify
 from deltaci.core.ids import LeaseRef
 from deltaci.core.machine import ABSENT, Command, Implies, Machine, Record, Rule, Target, Transition, no_change
 from deltaci.core.status.view import Change, Extension, Step, View
-from tests.lab import Lab
+from tests.support.lab import Lab
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "model.md"
 MACHINES: Final[dict[str, Machine[Any]]] = {

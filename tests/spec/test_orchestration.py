@@ -13,7 +13,7 @@ from deltaci.core.events import ORCHESTRATOR, REPORTER, RUNNER
 from deltaci.core.machine import ABSENT, Command, Machine
 from deltaci.core.status import steps, workstreams
 from deltaci.core.status.view import Change
-from tests.lab import Lab, Lease, gate, task
+from tests.support.lab import Lab, Lease, gate, task
 
 OVER = (run.SUCCESS, run.FAILED, run.CANCELED, run.TIMEOUT)
 

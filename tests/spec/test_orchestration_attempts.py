@@ -11,8 +11,8 @@ from deltaci.core.decide import CancelJob
 from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from tests.lab import Lab, Lease, task
 from tests.spec.scenes import ID, MESSAGES, MICROSECOND, held
+from tests.support.lab import Lab, Lease, task
 
 # What a runner says, one message after another, until its attempt is in this state.
 ENDS = (attempt.SUCCEEDED, attempt.FAILED, attempt.CANCELED, attempt.TIMED_OUT)

@@ -13,9 +13,9 @@ from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
-from tests.lab import START, Lab, gate, task
 from tests.spec.logs import altered, line_of
 from tests.spec.scenes import MICROSECOND
+from tests.support.lab import START, Lab, gate, task
 
 PLANNED: Final = run.PlanReady(id="r1", jobs=0)
 

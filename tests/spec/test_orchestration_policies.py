@@ -14,8 +14,8 @@ from deltaci.core.events import ORCHESTRATOR, actor_kind
 from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from tests.lab import Lab, Lease, gate, task
 from tests.spec.scenes import ID, MICROSECOND
+from tests.support.lab import Lab, Lease, gate, task
 
 
 def running(*others: Any, **spec: Any) -> tuple[Lab, Lease]:

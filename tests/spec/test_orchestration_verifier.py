@@ -10,8 +10,8 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.decide import CancelJob
-from tests.lab import Lab, task
 from tests.spec.scenes import ID
+from tests.support.lab import Lab, task
 
 JOB = "r1/build"
 LATER = "2026-01-04T23:00:00.000000Z"

@@ -13,9 +13,9 @@ from deltaci.core.errors import InvariantBroken
 from deltaci.core.instants import rfc3339
 from deltaci.core.machine import Command
 from deltaci.core.status.queue import check_invariants, job_status
-from tests.lab import START, Lab, Lease
 from tests.spec.logs import altered, decoded
 from tests.spec.scenes import OPERATIONS, OWNED, operation
+from tests.support.lab import START, Lab, Lease
 
 STATUSES: Final = ("queued", "claimed", "running", "succeeded", "failed", "stalled")
 

@@ -16,9 +16,9 @@ from deltaci.core.events import Event
 from deltaci.core.failures import Facts
 from deltaci.core.machine import Command
 from deltaci.core.status.queue import check_invariants, job_status
-from tests.lab import START, Lab, Lease
 from tests.spec.logs import altered
 from tests.spec.scenes import OPERATIONS, OWNED, operation
+from tests.support.lab import START, Lab, Lease
 
 TYPES: Final = {"enqueued", "claimed", "started", "heartbeat", "succeeded", "failed", "stalled", "requeued"}
 FROM: Final = {"claimNext": "queued", "start": "claimed", "requeueStalled": "stalled"}  # The others: running.

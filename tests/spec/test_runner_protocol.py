@@ -13,8 +13,8 @@ from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
-from tests.lab import Lab, Lease, task
 from tests.spec.scenes import ID, MESSAGES, grant, held, live
+from tests.support.lab import Lab, Lease, task
 
 SAYS: list[type[LeasedCommand]] = [
     attempt.Ack,

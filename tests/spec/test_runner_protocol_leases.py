@@ -11,9 +11,9 @@ from deltaci.core import attempt, job, lease, run, worker
 from deltaci.core.attempt import LeasedCommand
 from deltaci.core.decide import CancelJob
 from deltaci.core.instants import SECOND
-from tests.lab import Lab, Lease
 from tests.spec.logs import altered, decoded, line_of
 from tests.spec.scenes import ID, MICROSECOND, held, live
+from tests.support.lab import Lab, Lease
 
 
 def complete(lab: Lab, given: Lease, *, ok: bool = True) -> LeasedCommand:

@@ -11,9 +11,9 @@ from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.status.steps import run_status, step_attempts, step_status
-from tests.lab import START, Lab, gate, task
 from tests.spec.logs import altered, line_of
 from tests.spec.scenes import attempts_in, status
+from tests.support.lab import START, Lab, gate, task
 
 # -- the run
 

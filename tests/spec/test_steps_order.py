@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaci.core import graph, job
-from tests.lab import Lab, task
 from tests.spec.scenes import attempts_in, status
+from tests.support.lab import Lab, task
 
 
 def sequence(*names: str) -> Lab:

@@ -16,8 +16,8 @@ from deltaci.core.decide import Plan
 from deltaci.core.instants import SECOND
 from deltaci.core.job import JobSpec
 from deltaci.core.status.workstreams import derive_workstream_state, task_state, workstream_state
-from tests.lab import Lab, gate, task
 from tests.spec.logs import altered, decoded, exported
+from tests.support.lab import Lab, gate, task
 
 TASK_STATES = ("pending", "queued", "running", "validating", "completed", "failed", "retrying", "cancelled")
 

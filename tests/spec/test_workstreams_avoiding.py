@@ -8,8 +8,8 @@ import pytest
 
 from deltaci.core.attempt import MAX_AVOIDED, Attempt, should_yield, with_avoided
 from deltaci.core.job import RetryDue
-from tests.lab import Lab, task
 from tests.spec.test_workstreams_holds import expire, fleet, handed_back, stalled, timed_out
+from tests.support.lab import Lab, task
 
 
 def lost_by(*avoid: str, key: str = "") -> Attempt:

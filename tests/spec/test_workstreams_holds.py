@@ -21,8 +21,8 @@ from deltaci.core.worker import (
     Resume,
     UpdateCapabilities,
 )
-from tests.lab import TENANT, Lab, Lease, task
 from tests.spec.scenes import busy, grant
+from tests.support.lab import TENANT, Lab, Lease, task
 
 Line = dict[str, Any]
 NAMES = "abcdefgh"

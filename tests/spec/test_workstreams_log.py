@@ -12,8 +12,8 @@ from deltaci.audit.verify import NotAnEventLogError, verify
 from deltaci.core import attempt, job, run, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.failures import Facts
-from tests.lab import Lab, gate, task
 from tests.spec.logs import Line, decoded, violations
+from tests.support.lab import Lab, gate, task
 
 FIELDS = ["timestamp", "event_type", "severity", "entity_id", "from_state", "to_state", "trigger", "metadata"]
 TASK, STREAM, WORKER = "task_state_transition", "workstream_state_transition", "worker_state_transition"

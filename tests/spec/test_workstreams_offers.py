@@ -8,9 +8,9 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.core import worker
 from deltaci.core.worker import UpdateCapabilities
-from tests.lab import TENANT, Lab, task
 from tests.spec.logs import exported
 from tests.spec.scenes import busy, grant
+from tests.support.lab import TENANT, Lab, task
 
 
 def offer(lab: Lab, *labels: str, slots: int | None = None, token_at: int = 0) -> UpdateCapabilities:

@@ -24,11 +24,11 @@ from deltaci.audit.verify import verify
 from deltaci.cli.app import app
 from deltaci.core import attempt
 from deltaci.core.status.workstreams import derive_workstream_state
-from tests.derivation import DIFFERENCES, TASK_STATES, Derivation, Task, document_003
-from tests.fleets import Fleet
-from tests.forgeries import KINDS, Line, detectable, undetectable
-from tests.invariants import INVARIANTS, Invariants
-from tests.lab import Lab, task
+from tests.support.forged_transitions import KINDS, Line, detectable, undetectable
+from tests.support.lab import Lab, task
+from tests.support.workstream_derivation import DIFFERENCES, TASK_STATES, Derivation, Task, document_003
+from tests.support.workstream_histories import Fleet
+from tests.support.workstream_invariants import INVARIANTS, Invariants
 
 SCRIPT: Final = Path(__file__).parents[2] / "scripts" / "validate" / "validate_state_transitions.py"
 SEEDS: Final = range(150)  # Enough for every row of the table and every invariant to occur often.

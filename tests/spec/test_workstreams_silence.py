@@ -8,9 +8,9 @@ from deltaci.core import attempt, lease, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.machine import Command
 from deltaci.core.status.workstreams import worker_state
-from tests.lab import Lab, Lease, task
 from tests.spec.logs import altered, decoded, exported, last_step, violations
 from tests.spec.scenes import busy, grant
+from tests.support.lab import Lab, Lease, task
 
 
 def silent() -> tuple[Lab, Lease]:

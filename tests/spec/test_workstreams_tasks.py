@@ -16,9 +16,9 @@ from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.status.workstreams import task_state
-from tests.lab import Lab, Lease, task
 from tests.spec.logs import exported, last_step
 from tests.spec.scenes import grant
+from tests.support.lab import Lab, Lease, task
 
 
 def fleet(*specs: Any, **fields: Any) -> Lab:

@@ -14,7 +14,7 @@ from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.status.workstreams import derive_workstream_state, task_state, worker_state, workstream_state
-from tests.lab import Lab, Lease
+from tests.support.lab import Lab, Lease
 
 Move = Callable[[], object]
 OPEN = ("pending", "queued", "running", "validating", "retrying")

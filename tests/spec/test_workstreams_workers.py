@@ -13,9 +13,9 @@ from deltaci.core import attempt, job, worker
 from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
 from deltaci.core.status.workstreams import worker_state
-from tests.lab import Lab, Lease, task
 from tests.spec.logs import exported, last_step
 from tests.spec.scenes import busy, grant
+from tests.support.lab import Lab, Lease, task
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -25,7 +25,7 @@ from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import on_loop
 from tests.repositories.site import LOCAL
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 
 @pytest.fixture

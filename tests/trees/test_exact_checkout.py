@@ -18,7 +18,7 @@ from deltaci.runner.workspace.worktrees.exact_checkout import check_out_exactly,
 from deltaci.runner.workspace.worktrees.repository import StreamRepository
 from deltaci.runner.workspace.worktrees.worktree_pool import StreamRecord, WorktreeSlot, folder_name
 from tests.contract.places import on_loop
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 from tests.trees.test_commit_bundles import bundle
 
 

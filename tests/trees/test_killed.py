@@ -19,8 +19,8 @@ from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.repositories.site import LOCAL, PROJECT
-from tests.repositories.upstream import Upstream
 from tests.runner.cells import needs
+from tests.support.upstream import Upstream
 from tests.trees.workstream_fixture import BRANCH, worktree_spec
 
 TENANT = "default"

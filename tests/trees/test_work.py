@@ -28,7 +28,7 @@ from deltaci.storage.blobs import keys
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.repositories.site import PROJECT, RepositorySite
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 from tests.trees.runners import find_attempt, log_of, report_of, worker
 from tests.trees.test_commit_bundles import bundle
 from tests.trees.workstream_fixture import BRANCH, WorkstreamFixture, worktree_spec

@@ -14,7 +14,7 @@ import pytest
 from deltaci.core import run
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, on_loop
 from tests.e2e.test_pushes import Person
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 
 MAX_LOOKS: Final = 2000
 FIRST: Final = """\

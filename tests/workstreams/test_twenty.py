@@ -19,7 +19,7 @@ from deltaci.engine import feed
 from tests.contract.places import within
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed
 from tests.e2e.test_pushes import Person
-from tests.repositories.upstream import Upstream, git
+from tests.support.upstream import Upstream, git
 from tests.workstreams.twenty import FILES, Planted, planted
 
 PATIENCE_SECONDS: Final = 400.0

@@ -2,7 +2,7 @@
 
 Workers register, become unresponsive, recover with and without leases, shut down while idle and while busy, are
 drained, quarantined and resumed, and change their capabilities; leases expire and tasks move to other workers.
-Everything else is as in `tests.histories`.
+Everything else is as in `tests.support.histories`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
-from tests.histories import History
-from tests.lab import TENANT, Lab
+from tests.support.histories import History
+from tests.support.lab import TENANT, Lab
 
 Observer = Callable[[Command, Decision], None]
 

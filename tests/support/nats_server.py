@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from tests.servers import Postmaster, ServerFailed
 from tests.support.ports import ReservedPort
+from tests.support.postgres_server import Postmaster, ServerFailed
 
 READY = "Server is ready"
 

@@ -17,8 +17,8 @@ from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
-from tests.derivation import TASK_STATES, jobs_of, workstream_state_of
-from tests.lab import Lab
+from tests.support.lab import Lab
+from tests.support.workstream_derivation import TASK_STATES, jobs_of, workstream_state_of
 
 OVER: Final = {
     "job": {"SUCCEEDED", "FAILED", "CANCELED"},

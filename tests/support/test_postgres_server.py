@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.servers import PostgresServer, ServerFailed
+from tests.support.postgres_server import PostgresServer, ServerFailed
 
 
 def query(dsn: str, *statements: str) -> object:

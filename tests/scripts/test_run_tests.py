@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FLAKY = """
 from pathlib import Path
 def test_flaky():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
-from tests.oidc import CONFIGURATION, TinyIssuer, issuing
+from tests.support.oidc_issuer import CONFIGURATION, TinyIssuer, issuing
 
 CLIENT: Final = "delta ci"  # With what must be quoted in a header.
 SECRET: Final = "s3cret+/ %"

@@ -25,7 +25,7 @@ from deltaci.core.machine import Command
 from deltaci.core.run import Run
 from deltaci.core.status.queue import check_invariants
 from deltaci.core.worker import Worker
-from tests.lab import TENANT, Lab, Lease
+from tests.support.lab import TENANT, Lab, Lease
 
 T = TypeVar("T")
 

@@ -1,5 +1,5 @@
 """Real servers for tests: a PostgreSQL of our own, in a directory of its own, that is as durable as one in use.
-`tests/nats_server.py` has a NATS of the same kind.
+`tests/support/nats_server.py` has a NATS of the same kind.
 
     with PostgresServer() as server:
         dsn = server.create_database()

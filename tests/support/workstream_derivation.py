@@ -16,7 +16,7 @@ from deltaci.core.events import JOB, RUN
 from deltaci.core.job import Job
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
-from tests.lab import Lab
+from tests.support.lab import Lab
 
 TASK_STATES: Final = {
     "PENDING": "pending",

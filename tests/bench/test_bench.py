@@ -21,8 +21,8 @@ from bench import (
     bench_workstreams,
     peers,
 )
-from tests.servers import ServerFailed
 from tests.support.budget import IS_THOROUGH
+from tests.support.postgres_server import ServerFailed
 
 only_thorough = pytest.mark.skipif(not IS_THOROUGH, reason="make test THOROUGH=1 runs it")
 
