@@ -21,7 +21,7 @@ from deltaci.git.commit_builder import BranchMoved, CommitBuilder, Signature
 from deltaci.git.mirrors import Repository
 from tests.contract.places import on_loop
 from tests.forges.merging_forge import NAME, TOKEN, ApiRequest, MergingForge
-from tests.repositories.test_mirrors import mirrors
+from tests.git.test_mirrors import mirrors
 from tests.support.upstream import ZEROS, Upstream
 
 FORGES = ("github", "gitea", "gitlab")

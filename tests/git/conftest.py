@@ -1,0 +1,7 @@
+"""Fixtures of the git tests: a repository."""
+
+from __future__ import annotations
+
+from tests.repositories.conftest import upstream
+
+__all__ = ["upstream"]
