@@ -15,7 +15,7 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BranchMoved, CommitBuilder, MergeConflict, Signature
 from deltaci.git.mirrors import Mirrors
 from tests.contract.places import on_loop
-from tests.merging.site import LOCAL
+from tests.controllers.merge_queue.site import LOCAL
 from tests.support.upstream import Upstream, git
 
 BY = Signature("Delta CI", "ci@example.org", 1_800_000_000 * SECOND)

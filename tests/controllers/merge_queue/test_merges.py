@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.places import on_loop
-from tests.merging.conftest import Opened
-from tests.merging.site import GOOD, Streams
+from tests.controllers.merge_queue.conftest import Opened
+from tests.controllers.merge_queue.site import GOOD, Streams
 from tests.support.upstream import git
 
 

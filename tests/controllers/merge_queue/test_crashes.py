@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.budget import IS_THOROUGH, budget
 
-ROOT: Final = Path(__file__).parent.parent.parent
+ROOT: Final = Path(__file__).parents[3]
 MEMORY: Final = Path("/dev/shm")
 MAX_SECONDS: Final = 500
 EVERY: Final = budget(6, 2)  # Steps from one kill to the next.
@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 
 def played(folder: Path, story: str, first: int) -> list[dict[str, Any]]:
     """What the driver says of every kill."""
-    words = [sys.executable, "-m", "tests.merging.driver", str(folder), story, str(first), str(EVERY)]
+    words = [sys.executable, "-m", "tests.controllers.merge_queue.driver", str(folder), story, str(first), str(EVERY)]
     done = subprocess.run(
         words,
         cwd=ROOT,

@@ -19,8 +19,8 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.server.follower import Follower
 from tests.contract.places import Place, on_loop
-from tests.merging.conftest import Opened
-from tests.merging.site import TENANT, Site, Streams
+from tests.controllers.merge_queue.conftest import Opened
+from tests.controllers.merge_queue.site import TENANT, Site, Streams
 from tests.support.upstream import Upstream, git
 
 INFRA = Facts(error_code="RUNNER_STARTUP", message="no room")

@@ -8,8 +8,8 @@ import pytest
 
 from deltaci.core.failures import Facts
 from tests.contract.places import Place, within
-from tests.merging.conftest import Opened
-from tests.merging.site import GOOD, Streams
+from tests.controllers.merge_queue.conftest import Opened
+from tests.controllers.merge_queue.site import GOOD, Streams
 from tests.support.upstream import git
 
 COUNT = 14

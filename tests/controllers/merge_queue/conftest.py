@@ -12,7 +12,7 @@ import pytest
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Place
-from tests.merging.site import Site, Streams, opened
+from tests.controllers.merge_queue.site import Site, Streams, opened
 from tests.support.upstream import Upstream
 
 Opened = Callable[..., AbstractAsyncContextManager[Site]]

@@ -1,10 +1,9 @@
 """A whole merge in a process that kills itself with SIGKILL at its k-th step, and is started again until it ends.
 
-`python -m tests.merging.driver FOLDER STORY FIRST EVERY` plays it for k = FIRST, FIRST + EVERY, … until no step is
-left, and prints one line for each. A step is what leaves a trace outside of the process: a git command, a write of a
-document, a command to the engine, a word to who waits; the kill comes right behind it, and so before the next one. Git
-commands that only read are no steps, unless `--reads` is said: who dies behind one leaves behind what it would have
-before it.
+`python -m tests.controllers.merge_queue.driver FOLDER STORY FIRST EVERY` plays it for k = FIRST, FIRST + EVERY, … until
+no step is left, and prints one line for each. A step leaves a trace outside of the process: a git command, the write of
+a document, a command to the engine, a wake-up of a waiter. The kill follows it immediately, before the next step. Git
+commands that only read are steps only with `--reads`: a kill after one leaves the same state as a kill before it.
 
 Every life is a process of its own, forked before there is any thread.
 """
@@ -36,7 +35,7 @@ from deltaci.git.mirrors import Mirrors
 from deltaci.storage.port import Document, Store
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Wrapped
-from tests.merging.site import LOCAL, PROJECT, TENANT, Site, Streams
+from tests.controllers.merge_queue.site import LOCAL, PROJECT, TENANT, Site, Streams
 from tests.support.upstream import Upstream, git
 
 START: Final = 1_800_000_000 * SECOND

@@ -9,10 +9,10 @@ from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.landing import ForgeLanding, PushLanding
 from deltaci.forges.projects import ForgeProject
 from tests.contract.places import on_loop
+from tests.controllers.merge_queue.conftest import Opened
+from tests.controllers.merge_queue.site import Streams
 from tests.forges.merging_forge import NAME, TOKEN, MergingForge
 from tests.forges.test_landing import FORGES, OneProject, no_sleep
-from tests.merging.conftest import Opened
-from tests.merging.site import Streams
 
 
 @pytest.mark.parametrize("kind", FORGES)

@@ -17,7 +17,7 @@ from deltaci.controllers.projects import Project
 from deltaci.engine import feed
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import within
-from tests.merging.site import LOCAL, PROJECT, Streams
+from tests.controllers.merge_queue.site import LOCAL, PROJECT, Streams
 from tests.support.upstream import Upstream, git
 
 TENANT: Final = "default"

@@ -15,7 +15,7 @@ from deltaci.controllers.merge_queue.records import NONE, MergeEntry
 from deltaci.controllers.merge_queue.serializers import shown
 from deltaci.core.instants import SECOND
 from deltaci.engine.requests import Overloaded
-from tests.merging.played import WHERE, World, content
+from tests.controllers.merge_queue.played import WHERE, World, content
 
 NOW = 10**9 * SECOND
 ONE = BatchLimits(speculative=1)
