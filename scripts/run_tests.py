@@ -50,7 +50,7 @@ FINAL_WORDS: Final = re.compile(
 
 # Files whose tests wait for real processes, and files that keep browsers busy: run first and mixed, so that the
 # processors have something to do all the time and no long file is left for the end.
-FIRST: Final = re.compile(r"tests/(bench|browser|e2e|workstreams|conformance|controllers/merge_queue|crash)/")
+FIRST: Final = re.compile(r"tests/(bench|browser|conformance|controllers/(merge_queue|workstreams)|crash|e2e)/")
 
 
 # --- The plugin ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("deltaci.controllers.workstreams.controller")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "workstreams.md").read_text("utf-8")
 FIRST = PAGE.partition("## The first one")[2].partition("\n## ")[0]
 WAIT_SECONDS = 120

@@ -16,8 +16,8 @@ from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.archive import NotEndedError, archive, place
 from deltaci.storage.blobs.logs import LogStore
 from tests.contract.places import on_loop
-from tests.records.logs import checked
-from tests.records.streams import (
+from tests.controllers.logs import checked
+from tests.controllers.workstreams.streams import (
     BASE,
     HEAD,
     ID,
@@ -34,7 +34,7 @@ from tests.records.streams import (
 )
 from tests.support.lab import Lab
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EVERYTHING = {
     "workstream.json",
     "dag.json",
@@ -154,7 +154,7 @@ def test_a_server_that_ends_at_any_moment_leaves_it_whole_or_not_at_all(
 ) -> None:
     """Everything that it does to the disk is the last thing that a process does, once; the next one finishes it."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.records.archiving", str(tmp_path)],
+        [sys.executable, "-m", "tests.controllers.workstreams.archiving", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         timeout=120,

@@ -27,8 +27,8 @@ from deltaci.storage import open_store
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Store
 from tests.contract.places import within
-from tests.records import busy
-from tests.records.logs import checked, commit, many, one_run, whole
+from tests.controllers import busy
+from tests.controllers.logs import checked, commit, many, one_run, whole
 
 VALIDATOR = Path(__file__).parents[2] / "scripts" / "validate" / "validate_state_transitions.py"
 KILLS = 30
@@ -251,7 +251,7 @@ def test_killed_at_any_moment_it_has_every_transition_once(
     """SIGKILL, again and again, while it commits, writes and takes snapshots."""
     url, draw = f"sqlite:{tmp_path / 'jobs.db'}", Random(20261118)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.records.busy", "deltaci.storage.sqlite"])
+    context.set_forkserver_preload(["tests.controllers.busy", "deltaci.storage.sqlite"])
 
     for _ in range(KILLS):
         ours, theirs = context.Pipe(duplex=False)

@@ -17,15 +17,15 @@ from deltaci.core import job, run
 from deltaci.core.job import Job
 from deltaci.engine import feed
 from tests.contract.places import within
+from tests.controllers.workstreams.twenty import FILES, Planted, planted
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed
 from tests.e2e.test_pushes import Person
 from tests.support.upstream import Upstream, git
-from tests.workstreams.twenty import FILES, Planted, planted
 
 PATIENCE_SECONDS: Final = 400.0
 MOVES: Final = 3
 PAIRS: Final = (("rival-a", "rival-b"), ("only-a", "only-b"))  # Of each exactly one can be merged.
-SCRIPT: Final = Path(__file__).parents[2] / "scripts" / "validate" / "validate_state_transitions.py"
+SCRIPT: Final = Path(__file__).parents[3] / "scripts" / "validate" / "validate_state_transitions.py"
 
 
 class Scene:

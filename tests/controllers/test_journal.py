@@ -10,7 +10,7 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.controllers.journal import FILE, SNAPSHOT, FileLockedError, MissingEventsError, TransitionJournal
 from deltaci.core.events import Event
-from tests.records.logs import checked, one_run, whole
+from tests.controllers.logs import checked, one_run, whole
 from tests.support.histories import History
 
 

@@ -13,7 +13,19 @@ from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.metrics import WorkstreamTimes, WorkstreamTimesCache, metrics
 from deltaci.core import job, run
 from tests.contract.places import on_loop
-from tests.records.streams import BASE, HEAD, ID, begun, completed, entry, merged, specs, stored, stream, work
+from tests.controllers.workstreams.streams import (
+    BASE,
+    HEAD,
+    ID,
+    begun,
+    completed,
+    entry,
+    merged,
+    specs,
+    stored,
+    stream,
+    work,
+)
 
 
 def read(folder: Path, name: str) -> Any:

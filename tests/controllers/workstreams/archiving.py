@@ -1,6 +1,6 @@
 """A process that archives a workstream and ends in the middle of it: at each thing that it does to the disk, once.
 
-    python -m tests.records.archiving FOLDER
+    python -m tests.controllers.workstreams.archiving FOLDER
 
 Prints how many of these moments there are.
 """
@@ -17,7 +17,7 @@ from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.archive import archive, place
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.memory import MemoryStore
-from tests.records.streams import ID, completed, entry, merged, stored
+from tests.controllers.workstreams.streams import ID, completed, entry, merged, stored
 
 WATCHED = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"})
 MAX_MOMENTS = 500

@@ -1,1 +1,0 @@
-"""What is written down: transitions as they happen, the files of workstreams, their archive."""
