@@ -34,7 +34,7 @@ from deltaci.forges.landing import PushLanding
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirror, Repository
 from deltaci.storage.sqlite import SqliteStore
-from tests.repositories.site import LOCAL
+from tests.controllers.site import LOCAL
 from tests.support.upstream import Upstream, git
 
 FILES = 10_000

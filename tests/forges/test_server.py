@@ -19,6 +19,7 @@ from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.api.site import TENANT, WAIT_SECONDS
 from tests.contract.places import Place, legal, on_loop
+from tests.controllers.site import LOCAL, PROJECT, RepositorySite
 from tests.forges.fake_forge import FakeForge
 from tests.forges.payloads import (
     SECRET,
@@ -33,7 +34,6 @@ from tests.forges.payloads import (
     gitlab_push,
     plain_git,
 )
-from tests.repositories.site import LOCAL, PROJECT, RepositorySite
 from tests.support.upstream import Upstream, git
 
 NAME = "upstream/shop"

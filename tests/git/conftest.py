@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.repositories.conftest import upstream
+from tests.controllers.conftest import upstream
 
 __all__ = ["upstream"]

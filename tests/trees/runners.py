@@ -18,7 +18,7 @@ from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import CellPool
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
 from tests.api.site import TENANT
-from tests.repositories.site import RepositorySite
+from tests.controllers.site import RepositorySite
 from tests.runner.cells import needs
 
 

@@ -24,7 +24,7 @@ from deltaci.git.commit_builder import CommitBuilder, MergeConflict
 from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from tests.contract.places import on_loop
-from tests.repositories.site import LOCAL
+from tests.controllers.site import LOCAL
 from tests.support.upstream import Upstream, git
 
 

@@ -17,8 +17,8 @@ from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.store import FolderBlobStore
+from tests.controllers.site import LOCAL, PROJECT
 from tests.e2e.deployment import Deployment, deployed, on_loop
-from tests.repositories.site import LOCAL, PROJECT
 from tests.runner.cells import needs
 from tests.support.upstream import Upstream
 from tests.trees.workstream_fixture import BRANCH, worktree_spec

@@ -21,7 +21,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.server.runner_api import worktrees
 from tests.api.site import TENANT, Reply, ScriptedRunner
 from tests.contract.places import on_loop
-from tests.repositories.site import PROJECT, RepositorySite
+from tests.controllers.site import PROJECT, RepositorySite
 from tests.support.upstream import Upstream, git
 from tests.trees.test_commit_bundles import bundle
 from tests.trees.workstream_fixture import WorkstreamFixture, worktree_spec

@@ -27,7 +27,7 @@ from deltaci.runner.workspace.worktrees import bundle_commits, worktree_pool
 from deltaci.storage.blobs import keys
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
-from tests.repositories.site import PROJECT, RepositorySite
+from tests.controllers.site import PROJECT, RepositorySite
 from tests.support.upstream import Upstream, git
 from tests.trees.runners import find_attempt, log_of, report_of, worker
 from tests.trees.test_commit_bundles import bundle

@@ -16,7 +16,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.storage.blobs.store import BlobStore
 from tests.api.site import TENANT
-from tests.repositories.site import PROJECT, RepositorySite
+from tests.controllers.site import PROJECT, RepositorySite
 from tests.support.upstream import Upstream
 
 BRANCH = "ws/login-3f9a2c"

@@ -16,7 +16,7 @@ from deltaci.controllers.schedules import ScheduleEntry, last_before, next_after
 from deltaci.core.instants import SECOND
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
-from tests.repositories.site import PROJECT, RepositorySite, opened
+from tests.controllers.site import PROJECT, RepositorySite, opened
 from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

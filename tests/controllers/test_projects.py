@@ -13,7 +13,7 @@ from deltaci.git.url_policy import UrlPolicy
 from tests.cli.desk import Desk
 from tests.client.hosted import Hosted
 from tests.contract.places import Place, on_loop
-from tests.repositories.site import RepositorySite, opened
+from tests.controllers.site import RepositorySite, opened
 from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

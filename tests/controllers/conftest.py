@@ -12,7 +12,7 @@ from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.conftest import contract_dsn, make_place
 from tests.contract.places import Place
-from tests.repositories.site import RepositorySite, opened
+from tests.controllers.site import RepositorySite, opened
 from tests.support.upstream import Upstream
 
 __all__ = ["contract_dsn", "place", "postgres_place", "site", "upstream"]

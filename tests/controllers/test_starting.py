@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from tests.contract.places import on_loop
-from tests.repositories.site import RepositorySite
+from tests.controllers.site import RepositorySite
 from tests.support.upstream import PIPELINE, Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

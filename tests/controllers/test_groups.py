@@ -11,7 +11,7 @@ from typing import Any
 from deltaci.controllers.poller import push
 from tests.api.site import TENANT, TIME, Caller, ScriptedRunner
 from tests.contract.places import Place, on_loop
-from tests.repositories.site import PROJECT, RepositorySite, opened
+from tests.controllers.site import PROJECT, RepositorySite, opened
 from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

@@ -17,7 +17,7 @@ from deltaci.cli import git_hooks
 from deltaci.controllers.projects import Project
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
-from tests.repositories.site import PROJECT, RepositorySite
+from tests.controllers.site import PROJECT, RepositorySite
 from tests.support.upstream import Upstream, git
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

@@ -14,7 +14,7 @@ from deltaci.controllers.changes import MAX_TRIES
 from deltaci.controllers.poller import push
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
-from tests.repositories.site import PROJECT, RepositorySite
+from tests.controllers.site import PROJECT, RepositorySite
 from tests.support.upstream import PIPELINE, Upstream, git
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

@@ -18,7 +18,7 @@ from deltaci.git.url_policy import UrlPolicy
 from deltaci.storage.port import Unavailable
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
-from tests.repositories.site import PROJECT, RepositorySite, opened
+from tests.controllers.site import PROJECT, RepositorySite, opened
 from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
