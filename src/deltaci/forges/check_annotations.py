@@ -1,4 +1,4 @@
-"""Find messages about lines of files in a job's log and test report, which the forge shows as annotations.
+"""Extract messages about lines of files from a job's log and test report, which the forge shows as annotations.
 
 A job controls its log and its test report, so everything is bounded: the length of a line, of a message and of a path,
 and the number of annotations. A path that leads out of the repository is dropped.
@@ -52,7 +52,10 @@ def from_test_failures(failures: Iterable[Any]) -> Iterator[Annotation]:
 
 
 def most_severe(annotations: Iterable[Annotation], limit: int = MAX_ANNOTATIONS) -> tuple[Annotation, ...]:
-    """Return up to `limit` annotations, failures first, without duplicates. Read only the first 20 × `limit`."""
+    """Return up to `limit` annotations, failures first, without duplicates.
+
+    Stops reading after 20 × `limit` different annotations.
+    """
     unique: dict[tuple[str, int, str], Annotation] = {}
     for annotation in annotations:
         unique.setdefault((annotation.path, annotation.line, annotation.message), annotation)
@@ -110,6 +113,7 @@ def _repository_path(text: str) -> str:
 
 
 def _number(text: str) -> int:
+    """Return the number, at most `MAX_LINE_NUMBER`, or 0 if the text is not one."""
     text = text.strip()
     if not (text.isascii() and text.isdecimal()) or len(text) > 8:
         return 0

@@ -64,7 +64,7 @@ class StoredProject(Protocol):
 
     @property
     def reports(self) -> str:
-        """How results are reported to the forge: as statuses, as checks or not at all."""
+        """How results are reported to the forge: `statuses`, `checks` or `nothing`."""
         ...
 
 
@@ -100,7 +100,9 @@ class CachedForgeProjects:
     def _load(self, tenant: str, stored: StoredProject) -> ForgeProject:
         webhook_secret, _ = self._secret_or_problem(tenant, stored, stored.webhook_secret)
         api_token, problem = self._secret_or_problem(tenant, stored, stored.api_token)
-        app_id, installation_id, api_token = app.groups() if (app := _APP.fullmatch(api_token)) else ("", "", api_token)
+        app_id, installation_id, api_token = (
+            app_match.groups() if (app_match := _APP.fullmatch(api_token)) else ("", "", api_token)
+        )
         fields = {
             "tenant": tenant,
             "name": stored.name,
@@ -117,7 +119,7 @@ class CachedForgeProjects:
         return msgspec.convert(fields, ForgeProject)
 
     def _secret_or_problem(self, tenant: str, stored: StoredProject, name: str) -> tuple[str, str]:
-        """Return the value of a secret without surrounding white space, or else why it cannot be used."""
+        """Return a secret's value without surrounding white space and "", or "" and why it cannot be used."""
         if not name:
             return "", ""
         try:
@@ -132,7 +134,10 @@ class CachedForgeProjects:
 
 
 def _scheme_host_path(url: str) -> tuple[str, str, str]:
-    """Split a clone URL, also one in scp form. Return empty strings for an invalid one."""
+    """Return scheme, host (with the port of a web URL) and path of a clone URL, also of one in scp form.
+
+    Return empty strings for an invalid URL.
+    """
     if (scp_url := _SCP_URL.fullmatch(url)) is not None and "://" not in url:
         return "ssh", scp_url[1], scp_url[2]
     try:

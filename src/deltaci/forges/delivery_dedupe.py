@@ -21,12 +21,12 @@ PAGE_SIZE: Final = 200
 
 
 def new_document(kind: str, tenant: str, name: str, body: bytes, version: int = 0) -> Document:
-    """Return a document to be written over `version`; 0 creates a new document."""
+    """Return a document of the tenant that is not stored yet. Storing it replaces `version`; 0 creates it."""
     return Document(kind=kind, tenant=ALL_TENANTS, name=_full_name(tenant, name), version=version, at=0, body=body)
 
 
 async def find(store: Store, kind: str, tenant: str, name: str) -> Document | None:
-    """Return the document, or None if it does not exist."""
+    """Return the tenant's document of this kind and name, or None if it does not exist."""
     return await store.find_document(kind, _full_name(tenant, name), ALL_TENANTS)
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class FastForwardError(Exception):
-    """The forge did not move the branch. `is_transient`: it may do so later."""
+    """The forge did not move the branch. `is_transient`: a later try may succeed."""
 
     def __init__(self, message: str, *, is_transient: bool) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class RepositoryApi:
         return await self._client.send_and_read(ForgeRequest(method, f"{self._root}{path}", self._headers, body or {}))
 
     async def pause(self) -> None:
-        """Wait between two polls."""
+        """Wait `POLL_SECONDS` before the next poll."""
         await self._sleep(POLL_SECONDS)
 
 
@@ -81,7 +81,7 @@ class FastForwarder(Protocol):
         ...
 
     async def move(self, api: RepositoryApi, move: BranchMove) -> None:
-        """Move the branch. Raises `FastForwardError`."""
+        """Move the branch to the commit. Raises `FastForwardError` if the forge does not."""
         ...
 
     async def clean_up(self, api: RepositoryApi, move: BranchMove) -> None:
@@ -174,8 +174,8 @@ class GiteaFastForwarder:
         raise FastForwardError("it is still checking the pull request", is_transient=True)
 
     async def _open_pull_request(self, api: RepositoryApi, move: BranchMove) -> int:
-        request = {"base": move.branch, "head": move.source_branch, "title": TITLE, "body": DESCRIPTION}
-        response, body = await api.request("POST", "/pulls", request)
+        fields = {"base": move.branch, "head": move.source_branch, "title": TITLE, "body": DESCRIPTION}
+        response, body = await api.request("POST", "/pulls", fields)
         if is_success(response):
             return decode_response(body, _PullRequestResponse).number
         number = await self._find_pull_request(api, move) if response.status == 409 else None
@@ -219,7 +219,10 @@ class GitLabFastForwarder:
         return root, {"PRIVATE-TOKEN": project.api_token}
 
     async def is_supported(self, api: RepositoryApi) -> bool:
-        """Return whether the project's merge method is `ff`: any other would create an untested commit."""
+        """Return whether the project merges by fast-forward and does not always squash.
+
+        Any other configuration would create an untested commit.
+        """
         response, body = await api.request("GET", "")
         if not is_success(response):
             raise unexpected_response(response)
@@ -227,7 +230,7 @@ class GitLabFastForwarder:
         return project.merge_method == "ff" and project.squash_option != "always"
 
     async def move(self, api: RepositoryApi, move: BranchMove) -> None:
-        """Open the merge request unless it exists, wait until the forge has checked it, and accept it."""
+        """Open the merge fields unless it exists, wait until the forge has checked it, and accept it."""
         iid = await self._open_merge_request(api, move)
         for _ in range(MAX_POLLS):
             response, body = await api.request("GET", f"/merge_requests/{iid}")
@@ -239,8 +242,8 @@ class GitLabFastForwarder:
             await api.pause()
         else:
             raise FastForwardError(f"it is still checking the merge request: {status}", is_transient=True)
-        request = {"sha": move.commit, "squash": False, "should_remove_source_branch": True}
-        response, _ = await api.request("PUT", f"/merge_requests/{iid}/merge", request)
+        fields = {"sha": move.commit, "squash": False, "should_remove_source_branch": True}
+        response, _ = await api.request("PUT", f"/merge_requests/{iid}/merge", fields)
         if not is_success(response):
             reason = f" ({status})" if status not in ("", "mergeable") else ""
             error = unexpected_response(response)
@@ -250,7 +253,7 @@ class GitLabFastForwarder:
         iid = await self._find_merge_request(api, move)
         if iid is not None:
             return iid
-        request = {
+        fields = {
             "source_branch": move.source_branch,
             "target_branch": move.branch,
             "title": TITLE,
@@ -258,7 +261,7 @@ class GitLabFastForwarder:
             "remove_source_branch": True,
             "squash": False,
         }
-        response, body = await api.request("POST", "/merge_requests", request)
+        response, body = await api.request("POST", "/merge_requests", fields)
         if is_success(response):
             return decode_response(body, _MergeRequestResponse).iid
         iid = await self._find_merge_request(api, move) if response.status == 409 else None

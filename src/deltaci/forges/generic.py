@@ -49,26 +49,29 @@ class PushPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """Return the value of the signature header."""
+    """Return the value of the signature header for a timestamp and a body."""
     return f"sha256={hmac_hex(secret, timestamp.encode('utf-8', 'replace'), b'.', body)}"
 
 
 class PlainGit:
-    """Webhook requests of the post-receive hook."""
+    """Verifies and parses the webhook requests of the post-receive hook."""
 
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
-        """Verify the signature of timestamp and body, and that the timestamp is recent."""
+        """Return whether timestamp and body are signed with the secret and the timestamp is recent."""
         timestamp = delivery.header(b"x-deltaci-timestamp")
         expected = signature(secret, timestamp, delivery.body)
         is_valid = signatures_equal(delivery.header(b"x-deltaci-signature-256"), expected)
         return is_valid and is_recent(timestamp, delivery.now)
 
     def delivery_id(self, delivery: Delivery) -> str:
-        """Return the id from the body, which is signed."""
+        """Return the id of the delivery from the body, because only the body is signed."""
         return decode_payload(delivery.body, PushPayload).delivery
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-        """Parse a push. For an annotated tag, the commit is resolved when the repository is fetched."""
+        """Return the event of a push; a deletion is ignored.
+
+        `commit` may be an annotated tag, which is resolved when the repository is fetched.
+        """
         payload = decode_payload(delivery.body, PushPayload)
         push = Push(
             ref=payload.ref, before=payload.before, after=payload.after, commit=payload.after, actor=payload.pusher

@@ -27,7 +27,7 @@ class Gitea:
     """Webhooks and commit statuses of Gitea and Forgejo."""
 
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
-        """Verify the first signature header that is present; another valid one does not outweigh an invalid one."""
+        """Verify the first signature header that is present, and only that one."""
         expected = hmac_hex(secret, delivery.body)
         for name in _SIGNATURE_HEADERS:
             if received := delivery.header(name):
@@ -35,19 +35,22 @@ class Gitea:
         return signatures_equal(delivery.header(b"x-hub-signature-256"), f"sha256={expected}")
 
     def delivery_id(self, delivery: Delivery) -> str:
-        """Return the value of the delivery header."""
+        """Return the forge's id of the delivery, or an empty string."""
         return delivery.header(b"x-forgejo-delivery") or delivery.header(b"x-gitea-delivery")
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-        """Parse pushes and pull requests. A test delivery is a push with the same commit before and after."""
+        """Return the event of a push or a pull request. Any event_name event is ignored.
+
+        A test delivery is a push with the same commit before and after, which is ignored, too.
+        """
         event = delivery.header(b"x-forgejo-event") or delivery.header(b"x-gitea-event")
         match event:
             case "push":
                 return parse_push(delivery.body)
             case "pull_request" | "pull_request_sync" | "pull_request_label":
                 return parse_pull_request(delivery.body, _ACTIONS)
-            case other:
-                return IgnoredEvent(f"the event {other[:80]!r} is not supported")
+            case event_name:
+                return IgnoredEvent(f"the event {event_name[:80]!r} is not supported")
 
     def build_request(self, project: ForgeProject, report: StatusReport, _check_id: str) -> ForgeRequest:
         """Build the request that sets a commit status."""

@@ -163,7 +163,7 @@ class GitHub:
     """Webhooks, commit statuses and check runs of github.com and GitHub Enterprise Server."""
 
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
-        """Verify `X-Hub-Signature-256`, which covers neither the event's name nor the delivery's id."""
+        """Return whether `X-Hub-Signature-256` is valid. It covers neither the event's name nor the delivery's id."""
         expected = f"sha256={hmac_hex(secret, delivery.body)}"
         return signatures_equal(delivery.header(b"x-hub-signature-256"), expected)
 
@@ -172,7 +172,7 @@ class GitHub:
         return delivery.header(b"x-github-delivery")
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-        """Parse pushes and pull requests."""
+        """Return the event of a push or a pull request. A ping and any event_name event are ignored."""
         match delivery.header(b"x-github-event"):
             case "push":
                 return parse_push(delivery.body)
@@ -180,11 +180,14 @@ class GitHub:
                 return parse_pull_request(delivery.body, {})
             case "ping":
                 return IgnoredEvent("the webhook works", is_ping=True)
-            case other:
-                return IgnoredEvent(f"the event {other[:80]!r} is not supported")
+            case event_name:
+                return IgnoredEvent(f"the event {event_name[:80]!r} is not supported")
 
     def build_request(self, project: ForgeProject, report: StatusReport, check_id: str) -> ForgeRequest:
-        """Build the request that sets a commit status, or a check run, which only a GitHub App may create."""
+        """Build the request that sets a commit status, or creates or updates the project's check run.
+
+        Only a GitHub App may create a check run.
+        """
         owner, _, name = project.repository.partition("/")
         root = f"{project.api_root(API)}/repos/{quote(owner, safe='')}/{quote(name, safe='')}"
         headers = {
@@ -204,7 +207,7 @@ class GitHub:
 
 
 def status_body(report: StatusReport, states: dict[str, str]) -> dict[str, Any]:
-    """Return the body of a commit status for GitHub or Gitea. `states` maps our states to the forge's."""
+    """Return the body of a commit status for GitHub or Gitea. `states` maps the states of a report to the forge's."""
     body = {"state": states[report.state], "context": report.context, "description": report.description}
     return {**body, "target_url": report.url} if report.url else body
 

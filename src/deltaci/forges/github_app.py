@@ -34,7 +34,7 @@ class _TokenResponse(msgspec.Struct, frozen=True):
 
 
 class AppTokens:
-    """Tokens of App installations, cached by project and installation."""
+    """Requests tokens of App installations and caches them in memory."""
 
     def __init__(self, client: ForgeHttpClient, clock: Callable[[], float] = time.time) -> None:
         self._client = client
@@ -42,9 +42,9 @@ class AppTokens:
         self._cache: dict[tuple[str, str, str, str], tuple[str, float]] = {}
 
     async def with_token(self, project: ForgeProject) -> ForgeProject:
-        """Return the project with a token for its App's installation; without an App, return it unchanged.
+        """Return the project with a token of its App's installation as `api_token`.
 
-        Raises `NotAllowed` or `Unreachable`.
+        Return a project without an App unchanged. Raises `NotAllowed` or `Unreachable`.
         """
         if not project.app_id:
             return project
@@ -82,7 +82,7 @@ class AppTokens:
 def app_jwt(app_id: str, pem: str, now: float) -> str:
     """Return a JSON Web Token that authenticates as the App. Raise `NotAllowed` for an invalid private key."""
     claims = {"iat": int(now - CLOCK_SKEW_SECONDS), "exp": int(now + JWT_SECONDS), "iss": app_id}
-    text = f"{_base64_json({'alg': 'RS256', 'typ': 'JWT'})}.{_base64_json(claims)}"
+    signing_input = f"{_base64_json({'alg': 'RS256', 'typ': 'JWT'})}.{_base64_json(claims)}"
     try:
         serialization = import_module("cryptography.hazmat.primitives.serialization")
         padding = import_module("cryptography.hazmat.primitives.asymmetric.padding")
@@ -91,12 +91,12 @@ def app_jwt(app_id: str, pem: str, now: float) -> str:
         raise NotAllowed(MISSING_PACKAGE) from None
     try:
         key: Any = serialization.load_pem_private_key(pem.encode(), password=None)
-        signature: bytes = key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())
+        signature: bytes = key.sign(signing_input.encode(), padding.PKCS1v15(), hashes.SHA256())
     except (ValueError, TypeError, AttributeError):
         raise NotAllowed(
             "the token of a project with an App must be the App's private key in PEM; the stored one is not"
         ) from None
-    return f"{text}.{_base64(signature)}"
+    return f"{signing_input}.{_base64(signature)}"
 
 
 def _base64_json(value: dict[str, Any]) -> str:

@@ -108,7 +108,7 @@ class _DraftChange(msgspec.Struct, frozen=True):
 
 
 class _Changes(msgspec.Struct, frozen=True):
-    """What an update of a merge request changed."""
+    """The values before and after an update of a merge request."""
 
     labels: _LabelsChange | None = None
     draft: _DraftChange | None = None
@@ -136,26 +136,33 @@ class GitLab:
         if not received and not secret.startswith(SIGNING_PREFIX):
             return signatures_equal(delivery.header(b"x-gitlab-token"), secret)
         id, timestamp = delivery.header(b"webhook-id"), delivery.header(b"webhook-timestamp")
-        signed = b".".join((id.encode("utf-8", "replace"), timestamp.encode("utf-8", "replace"), delivery.body))
-        expected = [f"v1,{b64encode(hmac.new(key, signed, sha256).digest()).decode()}" for key in _keys(secret)]
+        signed_content = b".".join((id.encode("utf-8", "replace"), timestamp.encode("utf-8", "replace"), delivery.body))
+        expected = [
+            f"v1,{b64encode(hmac.new(key, signed_content, sha256).digest()).decode()}" for key in _signing_keys(secret)
+        ]
         signatures = received.split(" ")[:MAX_SIGNATURES]
-        matches = [signatures_equal(signature, one) for signature in signatures for one in expected]
+        # All are compared, so that the duration does not depend on the one that matches.
+        matches = [
+            signatures_equal(signature, expected_signature)
+            for signature in signatures
+            for expected_signature in expected
+        ]
         return any(matches) and is_recent(timestamp, delivery.now)
 
     def delivery_id(self, delivery: Delivery) -> str:
-        """Return the id of the delivery that a redelivery keeps."""
+        """Return GitLab's id of the delivery, which stays the same when it is sent again, or an empty string."""
         names = (b"webhook-id", b"idempotency-key", b"x-gitlab-event-uuid")
         return next((id for name in names if (id := delivery.header(name))), "")
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-        """Parse pushes of branches and tags, and merge requests."""
+        """Return the event of a push to a branch or tag or of a merge request. Any event_name event is ignored."""
         match delivery.header(b"x-gitlab-event"):
             case "Push Hook" | "Tag Push Hook":
                 return _parse_push(delivery)
             case "Merge Request Hook":
                 return _parse_merge_request(delivery.body)
-            case other:
-                return IgnoredEvent(f"the event {other[:80]!r} is not supported")
+            case event_name:
+                return IgnoredEvent(f"the event {event_name[:80]!r} is not supported")
 
     def build_request(self, project: ForgeProject, report: StatusReport, _check_id: str) -> ForgeRequest:
         """Build the request that sets a commit status. GitLab creates an external pipeline for it if necessary."""
@@ -172,14 +179,17 @@ class GitLab:
         return ForgeRequest("POST", f"{root}/statuses/{report.commit}", {"PRIVATE-TOKEN": project.api_token}, body)
 
     def accepted_id(self, response: ForgeResponse) -> str | None:
-        """Return the id of the status, or None if GitLab did not accept it. An equal state counts as accepted."""
+        """Return the id of the status, or None if GitLab did not accept it.
+
+        The id is empty if the state was set already.
+        """
         if response.status == 400 and _SAME_STATE_ERROR in response.text:
             return ""
         return response.id if 200 <= response.status < 300 else None
 
 
-def _keys(secret: str) -> list[bytes]:
-    """Return the possible keys of a secret: the text itself, and its decoded bytes if it is valid base64."""
+def _signing_keys(secret: str) -> list[bytes]:
+    """Return the keys that a secret may stand for: its text, and its decoded bytes if it is valid base64."""
     keys = [secret.encode()]
     with suppress(NotBase64):
         keys.append(b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True))

@@ -35,7 +35,7 @@ class Unreachable(Exception):
 
 
 class _CreatedResource(msgspec.Struct, frozen=True):
-    """The decoded part of a response: the id of the created resource."""
+    """The part of a response that is decoded: the id of the created resource."""
 
     id: int | str = ""
 
@@ -107,32 +107,35 @@ class ForgeHttpClient:
         return ForgeResponse(response.status_code, _excerpt(body), retry_after, _resource_id(body)), body
 
     async def _resolve(self, url: httpx.URL) -> str:
-        """Resolve the host of a URL to an IP address that the request may be sent to."""
+        """Return an IP address of the URL's host. Raises `NotAllowed` if no request may be sent there."""
         host = url.raw_host.decode("ascii").lower()
         if url.scheme not in ("https", "http") or not host or url.userinfo:
             raise NotAllowed(f"{plain_line(str(url.copy_with(userinfo=b'')), MAX_EXCERPT)!r} is not a valid forge URL")
         port = url.port or (443 if url.scheme == "https" else 80)
-        is_allowed = host in self._allowed_hosts or f"{host}:{port}" in self._allowed_hosts
-        if url.scheme != "https" and not is_allowed:
+        is_allowed_host = host in self._allowed_hosts or f"{host}:{port}" in self._allowed_hosts
+        if url.scheme != "https" and not is_allowed_host:
             raise NotAllowed(
                 f"requests to {host} would be sent without TLS; use https, or let the server allow {host}:{port}"
             )
         try:
-            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise Unreachable(
                 f"{plain_line(host, MAX_EXCERPT)} has no address: {getattr(error, 'strerror', '') or error}"
             ) from None
-        ips = [str(row[4][0]) for row in rows]
+        ips = [str(address[4][0]) for address in addresses]
         if not ips:
             raise Unreachable(f"{host} has no address")
-        if not is_allowed and not all(map(is_public, ips)):
+        if not is_allowed_host and not all(map(is_public, ips)):
             raise NotAllowed(f"{host} is in a private network; let the server allow {host}:{port} if that is intended")
         return ips[0]
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
-    """Return how long the forge asks to send no request: `Retry-After`, or until GitHub's rate limit is reset."""
+    """Return for how many seconds the forge wants no further request, or 0 if it does not say.
+
+    The value is that of `Retry-After`, or else the time until GitHub's exhausted rate limit is reset.
+    """
     retry_after = headers.get("retry-after", "").strip()
     if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 10:
         return float(retry_after)

@@ -29,9 +29,10 @@ class Landing(Protocol):
     """Moves a branch of a repository to a tested commit."""
 
     async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
-        """Move the branch from exactly `expected` to the commit, which descends from it. A repeat is no error.
+        """Move the branch from exactly `expected` to the commit, which descends from it.
 
-        Raises `BranchMoved` if the branch is elsewhere, and `GitFailed` if it cannot be moved now; both change nothing.
+        Repeating the call after success has no effect. Raises `BranchMoved` if the branch is at another commit, and
+        `GitFailed` if it cannot be moved now; in both cases the branch was not moved.
         """
 
 
@@ -39,7 +40,7 @@ class PushLanding:
     """Moves the branch by a push, which the repository refuses if its branch is not at `expected`."""
 
     async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
-        """Push the commit."""
+        """Push the commit to the branch."""
         await builder.push(branch, commit, expected)
 
 
@@ -62,20 +63,20 @@ class ForgeLanding:
     async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         """Move the branch from exactly `expected` to the commit, which descends from it.
 
-        Raises `BranchMoved` if the branch is elsewhere, and `GitFailed` otherwise. May be repeated after any failure.
+        Raises `BranchMoved` if the branch is at another commit, and `GitFailed` if it cannot be moved now.
         """
-        forge = await self._forge_project(project)
-        has_access = forge is not None and forge.api_token and forge.repository
-        forwarder = FAST_FORWARDERS.get(forge.forge) if forge is not None and has_access else None
-        if forge is None or forwarder is None:
+        forge_project = await self._forge_project(project)
+        has_access = forge_project is not None and forge_project.api_token and forge_project.repository
+        forwarder = FAST_FORWARDERS.get(forge_project.forge) if forge_project is not None and has_access else None
+        if forge_project is None or forwarder is None:
             await self._fallback.land(project, builder, branch, commit, expected)
             return
         move = BranchMove(branch, commit, temporary_branch(branch, commit))
         try:
-            api = await self._repository_api(forge, forwarder)
+            api = await self._repository_api(forge_project, forwarder)
             is_supported = await forwarder.is_supported(api)
         except (FastForwardError, NotAllowed, Unreachable) as error:
-            raise self._git_error(forge, branch, error) from None
+            raise self._git_error(forge_project, branch, error) from None
         if is_supported:
             await self._land(forwarder, api, builder, move, expected)
         else:
@@ -103,18 +104,18 @@ class ForgeLanding:
     async def _move(
         self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected: str
     ) -> None:
-        problem: GitFailed | None = None
+        forge_error: GitFailed | None = None
         try:
             await forwarder.move(api, move)
         except (FastForwardError, NotAllowed, Unreachable) as error:
-            problem = self._git_error(api.project, move.branch, error)
+            forge_error = self._git_error(api.project, move.branch, error)
         # The forge may have moved the branch although its response was an error or was lost.
         tip = await _branch_tip(builder, move.branch)
         if tip == move.commit:
             return
         if tip != expected:
             raise BranchMoved(tip)
-        raise problem or GitFailed(
+        raise forge_error or GitFailed(
             f"{api.project.forge} reported that {move.branch!r} was moved, but it was not", is_transient=True
         )
 
@@ -126,32 +127,32 @@ class ForgeLanding:
 
     async def _forge_project(self, project: Repository) -> ForgeProject | None:
         try:
-            forge = await self._projects.find(project.tenant, project.name)
+            forge_project = await self._projects.find(project.tenant, project.name)
         except BlobStoreUnavailable as error:
             raise GitFailed(f"the token for the forge cannot be read now: {error}", is_transient=True) from None
-        if forge is not None and forge.problem:
-            raise GitFailed(f"the token for the forge cannot be used: {forge.problem}")
-        return forge
+        if forge_project is not None and forge_project.problem:
+            raise GitFailed(f"the token for the forge cannot be used: {forge_project.problem}")
+        return forge_project
 
-    async def _repository_api(self, forge: ForgeProject, forwarder: FastForwarder) -> RepositoryApi:
-        project = await self._app_tokens.with_token(forge)
+    async def _repository_api(self, forge_project: ForgeProject, forwarder: FastForwarder) -> RepositoryApi:
+        project = await self._app_tokens.with_token(forge_project)
         root, headers = forwarder.root_and_headers(project)
         return RepositoryApi(self._client, project, headers, root, self._sleep)
 
-    def _git_error(self, forge: ForgeProject, branch: str, error: Exception) -> GitFailed:
+    def _git_error(self, forge_project: ForgeProject, branch: str, error: Exception) -> GitFailed:
         if isinstance(error, Unreachable):
-            return GitFailed(f"{forge.forge} cannot be reached: {error}", is_transient=True)
+            return GitFailed(f"{forge_project.forge} cannot be reached: {error}", is_transient=True)
         if isinstance(error, FastForwardError) and error.is_transient:
-            return GitFailed(f"{forge.forge} cannot move {branch!r} now: {error}", is_transient=True)
-        self._app_tokens.forget(forge)  # The cause may be an App's token that is no longer valid.
+            return GitFailed(f"{forge_project.forge} cannot move {branch!r} now: {error}", is_transient=True)
+        self._app_tokens.forget(forge_project)  # The cause may be an App's token that is no longer valid.
         return GitFailed(
-            f"{forge.forge} does not move {branch!r}: {error}; "
+            f"{forge_project.forge} does not move {branch!r}: {error}; "
             "let the owner of the project's token merge to this branch by fast-forward, past its protection"
         )
 
 
 def temporary_branch(branch: str, commit: str) -> str:
-    """Return the temporary branch for a move; every server that tries the same move uses the same one."""
+    """Return the name of the temporary branch for moving `branch` to `commit`, the same on every server."""
     digest = blake2b(f"{branch}\n{commit}".encode(), digest_size=10).hexdigest()
     return f"{TEMPORARY_BRANCH_PREFIX}{digest}"
 

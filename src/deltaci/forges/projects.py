@@ -15,7 +15,7 @@ ReportKind = Literal["statuses", "checks", "nothing"]
 
 
 class AcceptedChange(msgspec.Struct, frozen=True):
-    """The id of the change, and whether it was not known before."""
+    """The id of a stored change. `is_new` is False if it was stored before."""
 
     id: str
     is_new: bool
@@ -64,7 +64,7 @@ class ChangeIntake(Protocol):
 
 
 class StatusTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """The commit whose status a run determines."""
+    """The commit for which a run's status is sent, and the pipeline that distinguishes it from other runs' statuses."""
 
     project: str
     commit: str
@@ -81,10 +81,13 @@ class StatusTargets(Protocol):
 
 
 class OriginTargets:
-    """Takes project and commit from the run's origin."""
+    """Determines the target from the run's origin."""
 
     async def target_of(self, run: Run) -> StatusTarget | None:
-        """Return the origin's commit; the pipeline is the template or the file that the run was created from."""
+        """Return the commit of the run's origin, and its template or file as the pipeline.
+
+        Return None for a run without a project or commit and for a run of the merge queue.
+        """
         origin = run.origin
         # The forge does not have the commits that the merge queue tests until they are merged.
         if not origin.project or not origin.commit or run.id.startswith(MERGE_RUN_PREFIX):

@@ -48,12 +48,12 @@ _PLANNING_FAILURES: Final = frozenset({"PLAN_FAILED", "PLAN_TIMEOUT"})
 
 
 def status_context(target: StatusTarget) -> str:
-    """Return the name under which the forge shows the status."""
+    """Return the status context: the name under which the forge shows the status of the commit."""
     return plain_line(f"{CONTEXT}/{target.pipeline}" if target.pipeline else CONTEXT, MAX_CONTEXT)
 
 
 class ReportBuilder:
-    """Builds status reports. Without `public_url`, the base URL of this server, they have no link."""
+    """Builds status reports, with a link to the run if the server's base URL `public_url` is given."""
 
     def __init__(self, store: Store, logs: LogStore | None = None, public_url: str = "") -> None:
         self._store = store

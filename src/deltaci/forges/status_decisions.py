@@ -38,9 +38,9 @@ class Annotation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunVersion(msgspec.Struct, frozen=True, order=True):
-    """A run at one of its revisions, ordered by which one the forge shall show.
+    """A run at one of its revisions. The forge must show the greatest version of a commit's context.
 
-    A run for a fork is older than every other: a pull request with a commit that the repository already has must not
+    A run for a fork orders before every other: a pull request with a commit that the repository already has must not
     change the status of that commit.
     """
 
@@ -96,7 +96,7 @@ class StatusApi(Protocol):
         ...
 
     def accepted_id(self, response: ForgeResponse) -> str | None:
-        """Return the forge's id of the status if it has it now; None if it did not accept it."""
+        """Return the forge's id of the status that it accepted, or None if it did not accept it."""
         ...
 
 
@@ -128,7 +128,7 @@ class StatusState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class StatusRetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how long sending a status is tried."""
+    """The delays between tries of sending a status, and when to abandon it."""
 
     initial_seconds: float = 1.0
     max_seconds: float = 300.0
@@ -157,14 +157,14 @@ class CheckLater(msgspec.Struct, frozen=True):
 
 
 def document_name(project: str, commit: str, context: str) -> str:
-    """Return the name of the document of a context. Hashes keep a `/` in a part from meaning another document."""
+    """Return the name of the document of a commit's context. Project and context are hashed: they may contain a `/`."""
     return f"{fingerprint(project)[:16]}/{commit}/{fingerprint(context)[:16]}"
 
 
 def next_action(
     state: StatusState, version: RunVersion, report: StatusReport, server: str, now: float, policy: StatusRetryPolicy
 ) -> SendStatus | StatusDone | CheckLater:
-    """Decide what `server` does about this version of a run."""
+    """Return what `server` does about the report of this version: send it now, decide again later, or never send it."""
     newest = max(state.sent, state.attempted)
     if newest > version:
         is_same_run = newest.run_id == version.run_id
@@ -229,10 +229,15 @@ def after_failure(
 
 
 def retry_delay_seconds(tries: int, response: ForgeResponse | None, random: float, policy: StatusRetryPolicy) -> float:
-    """Return exponential backoff with up to half of it off at random, and at least what the forge asks for."""
-    requested = min(response.retry_after_seconds, policy.max_retry_after_seconds) if response is not None else 0.0
+    """Return the seconds to wait before the next try, at least as many as the forge asks for.
+
+    They grow exponentially with `tries`; up to half of them is taken off at random.
+    """
+    requested_seconds = (
+        min(response.retry_after_seconds, policy.max_retry_after_seconds) if response is not None else 0.0
+    )
     backoff = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(tries, 30))
-    return max(requested, backoff * (0.5 + random / 2))
+    return max(requested_seconds, backoff * (0.5 + random / 2))
 
 
 def is_refusal(response: ForgeResponse) -> bool:

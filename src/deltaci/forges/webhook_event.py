@@ -90,7 +90,7 @@ def hmac_hex(secret: str, *parts: bytes) -> str:
 
 
 def signatures_equal(received: str, expected: str) -> bool:
-    """Compare in constant time, so that the duration reveals nothing about the expected signature."""
+    """Return whether the signatures are equal. Takes the same time for any received one, to reveal nothing."""
     return hmac.compare_digest(received.encode("utf-8", "replace"), expected.encode())
 
 
@@ -106,7 +106,7 @@ def is_zero(sha: str) -> bool:
 
 
 def title_of(message: str) -> str:
-    """Return the first line of a message, cleaned and shortened for display."""
+    """Return the first line of a commit message or title, cleaned and shortened for display."""
     return plain_line(message.strip().partition("\n")[0], MAX_TITLE)
 
 
@@ -129,7 +129,10 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def push_change(push: Push) -> Change | IgnoredEvent:
-    """Return the change of a push. A deletion and a branch of the merge queue are ignored."""
+    """Return the change that a push makes, or the reason why it is ignored.
+
+    Ignored are deletions, refs other than branches and tags, refs that did not move, and branches of the merge queue.
+    """
     branch = push.ref.removeprefix(BRANCH_REFS) if push.ref.startswith(BRANCH_REFS) else ""
     tag = push.ref.removeprefix(TAG_REFS) if push.ref.startswith(TAG_REFS) else ""
     if not branch and not tag:
@@ -197,7 +200,10 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pull_request_change(pull_request: PullRequest) -> Change | IgnoredEvent:
-    """Return the change of a pull request event. Ignored are actions that no pipeline can name in its triggers."""
+    """Return the change that a pull request event makes, or the reason why it is ignored.
+
+    Ignored are actions that no pipeline can name in its triggers, and branches of the merge queue.
+    """
     if pull_request.action not in ACTIONS:
         action = plain_line(pull_request.action, MAX_TITLE)
         return IgnoredEvent(f"no pipeline can be triggered by the action {action!r} of a pull request")
@@ -222,7 +228,7 @@ def pull_request_change(pull_request: PullRequest) -> Change | IgnoredEvent:
 
 
 def _pull_request_payload(pull_request: PullRequest) -> dict[str, Any]:
-    """Return the event in the form in which GitHub sends it."""
+    """Return the event's payload in GitHub's form."""
     owner, _, name = pull_request.repository.rpartition("/")
     payload: dict[str, Any] = {
         "action": pull_request.action,
@@ -259,5 +265,5 @@ def _pull_request_payload(pull_request: PullRequest) -> dict[str, Any]:
 
 
 def fingerprint(*parts: str) -> str:
-    """Return a hash of the parts. Other parts, or the same text split differently, have another hash."""
+    """Return a hash of a sequence of texts. The same characters split differently have another hash."""
     return blake2b(msgspec.json.encode(parts), digest_size=20).hexdigest()
