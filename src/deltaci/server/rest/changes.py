@@ -80,7 +80,7 @@ async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
         raise Refused("bad_request", "'version' belongs to a template; leave it out with a repository")
     change = await _manual_change(call, project, params)
     now = await call.app.store.now()
-    handled = ChangeRecord(
+    change_record = ChangeRecord(
         id=f"c{digest('manual', record.id)}",
         tenant=call.caller.tenant,
         project=project.name,
@@ -92,8 +92,10 @@ async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
         reason="somebody started it",
         files=(FileOutcome(params.file, record.id, "somebody started it"),),
     )
-    handled = await call.app.repositories.changes.keep_handled(handled)
-    run = run_of(record.id, handled, project, params.file, fingerprint=record.request_fingerprint, labels=params.labels)
+    change_record = await call.app.repositories.changes.keep_handled(change_record)
+    run = run_of(
+        record.id, change_record, project, params.file, fingerprint=record.request_fingerprint, labels=params.labels
+    )
     origin = msgspec.structs.replace(
         run.origin,
         title=params.title or run.origin.title,
@@ -104,9 +106,9 @@ async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
 
 
 async def _manual_change(call: Call, project: Project, params: RunInput) -> Change:
-    """Return the change to plan: of the given commit, else of the present commit of the branch or tag."""
+    """Return the change of a manual run: at the given commit, else at the present commit of the branch or tag."""
     branch = params.branch.removeprefix(HEADS)
-    commit, tag, default = params.commit, "", project.default_branch
+    commit, tag, default_branch = params.commit, "", project.default_branch
     if commit and not is_commit(commit):
         raise Refused("bad_request", f"{commit[:80]!r} is not a full commit id; give one, or a branch")
     if not commit:
@@ -114,8 +116,8 @@ async def _manual_change(call: Call, project: Project, params: RunInput) -> Chan
             remote = await call.app.repositories.mirrors.for_project(project).ls_remote()
         except GitFailed as error:
             raise Unavailable(f"the repository of {project.name!r} cannot be read: {error}") from None
-        default = default or remote.head.removeprefix(HEADS)
-        branch = branch or default
+        default_branch = default_branch or remote.head.removeprefix(HEADS)
+        branch = branch or default_branch
         commit = remote.refs.get(f"{HEADS}{branch}", "")
         if not commit and f"{TAGS}{branch}" in remote.refs:
             commit, tag, branch = remote.refs[f"{TAGS}{branch}"], branch, ""
@@ -129,7 +131,7 @@ async def _manual_change(call: Call, project: Project, params: RunInput) -> Chan
         ref=ref,
         branch=branch,
         tag=tag,
-        default_branch=default,
+        default_branch=default_branch,
         title=params.title,
         actor=call.caller.person,
         inputs=dict(params.inputs),

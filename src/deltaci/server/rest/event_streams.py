@@ -80,7 +80,7 @@ class Channel:
         self.since = until
 
     def after(self, seq: int) -> list[Frame]:
-        """Return the buffered events after `seq`, at most CHUNK_BYTES and one event.
+        """Return the buffered events after `seq`, up to the first one with which they exceed CHUNK_BYTES.
 
         The buffer is searched from its end, so that a subscription that is up to date visits only new events.
         """
@@ -98,7 +98,7 @@ class Channel:
         return frames
 
     def chunk_after(self, seq: int) -> Chunk:
-        """Return `after(seq)` joined. Chunks are cached: subscriptions that are up to date all ask for the same one."""
+        """Return the frames of `after(seq)` as one chunk. It is cached for the other subscriptions at this position."""
         chunk = self._chunks.get(seq)
         if chunk is None:
             if len(self._chunks) >= MAX_CHUNKS:
@@ -112,7 +112,7 @@ class Channel:
 
     @property
     def newest(self) -> int:
-        """Return the seq of the last known event."""
+        """Return the seq of the last event that the channel knows of."""
         return self._frames[-1].seq if self._frames else self.since or 0
 
 
@@ -194,11 +194,14 @@ class Subscription:
             return frames
 
     async def skip_unbuffered(self) -> None:
-        """Skip the events that are only in the store."""
+        """Move the position past the events that are only in the store."""
         self.seq = max(self.seq, await self._streams.buffered_since(self._channel))
 
     async def skip_all(self) -> bool:
-        """Skip all known events. Return True if there were any. The cost does not depend on their number."""
+        """Move the position past all known events.
+
+        Return True if there were any. The cost does not depend on their number.
+        """
         await self._streams.buffered_since(self._channel)
         newest = self._channel.newest
         has_new, self.seq = newest > self.seq, max(newest, self.seq)
@@ -314,7 +317,7 @@ class EventStreams:
         return channel.since
 
     async def read(self, after: int, run_id: str) -> list[Event]:
-        """Return a page of the log from the store."""
+        """Return the page of the log after the seq `after` from the store, of one run or, for "", of all runs."""
         async with self._read_permits:
             return await self._store.events(after, PAGE_SIZE, run_id=run_id)
 

@@ -47,7 +47,7 @@ async def explain_attempt(call: Call) -> api.Explanation:
 async def _load(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event], explain.TenantState]:
     run = await get_run(call)
     jobs = await get_jobs(call, run)
-    attempts = [attempt for of_job in (await get_attempts(call, jobs)).values() for attempt in of_job]
+    attempts = [attempt for job_attempts in (await get_attempts(call, jobs)).values() for attempt in job_attempts]
     events = await feed.read(call.app.store, 0, MAX_EVENTS, run_id=run.id)
     return run, jobs, attempts, events, await _tenant_state(call, run, attempts)
 

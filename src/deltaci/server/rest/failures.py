@@ -17,8 +17,8 @@ from deltaci.server.rest.serializers import to_datetime, to_optional_datetime
 
 async def read_rules(call: Call) -> api_failures.FailureRules:
     """Return the rules in the order in which they are applied: the tenant's, the server's, the built-in ones."""
-    stored = call.app.failure_rules
-    tenant_rules = await stored.read(call.caller.tenant)
+    failure_rules = call.app.failure_rules
+    tenant_rules = await failure_rules.read(call.caller.tenant)
     return api_failures.FailureRules(
         text=tenant_rules.text,
         version=tenant_rules.version,
@@ -26,7 +26,7 @@ async def read_rules(call: Call) -> api_failures.FailureRules:
         set_by=tenant_rules.by,
         rules=[
             *_serialize(tenant_rules.rules, "tenant"),
-            *_serialize(stored.server, "server"),
+            *_serialize(failure_rules.server, "server"),
             *_serialize(RULES, "built-in"),
         ],
     )

@@ -6,7 +6,8 @@ shows it as a page of this server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from deltaci.api.schemas import records as api
@@ -26,25 +27,30 @@ JOBS_PER_BATCH: Final = 200
 
 
 async def list_artifacts(call: Call) -> api.Artifacts:
-    """List the artifacts of the last lease of an attempt."""
+    """Return the artifacts of the last lease of an attempt."""
     attempt = await get_attempt(call)
     blobs, job = call.app.blobs, call.params["job"]
     return api.Artifacts(artifacts=await call.app.disk.run(lambda: _artifacts(blobs, attempt, job)))
 
 
 async def list_run_artifacts(call: Call) -> api.Artifacts:
-    """List the artifacts of all attempts of all jobs of a run."""
+    """Return the artifacts of the last lease of each attempt of a run."""
     jobs = await get_jobs(call, await get_run(call))
     blobs = call.app.blobs
-    listed: list[api.RunArtifact] = []
+    artifacts: list[api.RunArtifact] = []
     for start in range(0, len(jobs), JOBS_PER_BATCH):
         batch = jobs[start : start + JOBS_PER_BATCH]
         attempts = await get_attempts(call, batch)
-        named = [(attempt, job.spec.name) for job in batch for attempt in attempts.get(job.id, ())]
-        listed += await call.app.disk.run(lambda named=named: [a for pair in named for a in _artifacts(blobs, *pair)])  # type: ignore[misc]
-        if len(listed) > MAX_LISTED:
+        owners = [(attempt, job.spec.name) for job in batch for attempt in attempts.get(job.id, ())]
+        artifacts += await call.app.disk.run(partial(_list_artifacts, blobs, owners))
+        if len(artifacts) > MAX_LISTED:
             raise Refused("too_large", f"the run has more than {MAX_LISTED} artifacts; list them by attempt")
-    return api.Artifacts(artifacts=listed)
+    return api.Artifacts(artifacts=artifacts)
+
+
+def _list_artifacts(blobs: BlobStore, owners: Iterable[tuple[Attempt, str]]) -> list[api.RunArtifact]:
+    """Return the artifacts of these attempts, each of which is given with the name of its job."""
+    return [artifact for attempt, job in owners for artifact in _artifacts(blobs, attempt, job)]
 
 
 def _artifacts(blobs: BlobStore, attempt: Attempt, job: str) -> list[api.RunArtifact]:

@@ -34,19 +34,19 @@ async def read_transitions(call: Call) -> TransitionPage:
 
 
 async def _start(call: Call, run_id: str, query: TransitionQuery) -> int:
-    """Return the seq after which the events of the run must be read."""
+    """Return the seq after which the events of the run must be read to compute the requested page."""
     if query.view != CANONICAL.name:
         return 0
     if query.order == "oldest" or query.kind is not None or query.job is not None:
         return query.after
-    store, needed = call.app.store, query.limit + 1  # One more shows whether there are earlier events.
+    store, needed_count = call.app.store, query.limit + 1  # One more shows whether there are earlier events.
     low, high = query.after, query.before or await store.last_seq() + 1
     if len(await store.events(low, PAGE_SIZE, run_id=run_id)) < PAGE_SIZE:
         return low
     while high - low > 1:
         middle = (low + high) // 2
-        page = await store.events(middle, needed, run_id=run_id)
-        is_enough = len(page) == needed and (not query.before or page[-1].seq < query.before)
+        page = await store.events(middle, needed_count, run_id=run_id)
+        is_enough = len(page) == needed_count and (not query.before or page[-1].seq < query.before)
         low, high = (middle, high) if is_enough else (low, middle)
     return low
 
@@ -78,6 +78,10 @@ async def _pages(call: Call, run_id: str, after: int) -> AsyncIterator[list[Even
 
 
 async def _oldest(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
+    """Return the first `limit` steps, and the seq after which the next page begins, or None for the last page.
+
+    All steps of one event are returned together, so there may be a few more than `limit`.
+    """
     steps: list[ProjectedStep] = []
     async for step in matching:
         if len(steps) >= limit and step.event.seq != steps[-1].event.seq:
@@ -87,7 +91,10 @@ async def _oldest(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[l
 
 
 async def _newest(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
-    """Return the last `limit` steps, and a few more if the first one belongs to an event with several steps."""
+    """Return the last `limit` steps, the newest first, and the seq before which the next page ends, or None.
+
+    All steps of one event are returned together, so there may be a few more than `limit`.
+    """
     steps: deque[ProjectedStep] = deque()
     sizes: deque[int] = deque()  # The number of steps of each event in `steps`.
     has_more = False

@@ -34,8 +34,13 @@ def needs_of(plan: PlanInput) -> tuple[tuple[str, ...], ...]:
 
 
 def _spec(params: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> JobSpec:
-    common: dict[str, Any] = {"name": params.name, "kind": params.kind, "needs": needs, "after": tuple(params.after)}
-    common["is_required"] = not params.allow_failure
+    common_fields: dict[str, Any] = {
+        "name": params.name,
+        "kind": params.kind,
+        "needs": needs,
+        "after": tuple(params.after),
+    }
+    common_fields["is_required"] = not params.allow_failure
     if params.kind == job.APPROVAL:
         if params.work is not None or params.runs_on or params.group:
             raise Refused(
@@ -43,7 +48,7 @@ def _spec(params: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> J
             )
         gate = params.approval or GateInput()
         return JobSpec(
-            **common,
+            **common_fields,
             approval_seconds=gate.expires_seconds,
             gate=Gate(role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter),
         )
@@ -58,7 +63,7 @@ def _spec(params: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> J
     if env:
         work["env"] = {**env, **work.get("env", {})}
     return JobSpec(
-        **common,
+        **common_fields,
         max_attempts=params.retry.max_attempts,
         base_delay_seconds=params.retry.base_delay_seconds,
         max_delay_seconds=params.retry.max_delay_seconds,

@@ -60,23 +60,23 @@ async def read_events(call: Call) -> JsonResponse | EventStream:
     if prefers_stream(call.request.header(b"accept")):
         return await _stream(call, last_event_id, "", has_last=False)
     events: list[Event] = []
-    last = query.after
+    last_seq = query.after
     for _ in range(MAX_PAGES):
-        page = await call.app.store.events(last, PAGE_SIZE)
+        page = await call.app.store.events(last_seq, PAGE_SIZE)
         for event in page:
-            last = event.seq
+            last_seq = event.seq
             if event.tenant == call.caller.tenant:
                 events.append(event)
                 if len(events) == query.limit:
-                    return _page(events, last)
+                    return _page(events, last_seq)
         if len(page) < PAGE_SIZE:
             break
-    return _page(events, last)
+    return _page(events, last_seq)
 
 
-def _page(events: list[Event], last: int) -> JsonResponse:
+def _page(events: list[Event], last_seq: int) -> JsonResponse:
     """Return a page of events, each encoded as in a stream."""
-    return JsonResponse(value={"events": [msgspec.Raw(to_json_line(event)) for event in events], "last": last})
+    return JsonResponse(value={"events": [msgspec.Raw(to_json_line(event)) for event in events], "last": last_seq})
 
 
 def prefers_stream(accept: str) -> bool:
@@ -110,7 +110,7 @@ async def _stream(call: Call, last_event_id: int | None, run_id: str, *, has_las
 
 
 class EventStream:
-    """A stream of events as a response. `has_last`: the run is over, so it ends at the last event."""
+    """A response that streams events. `has_last`: the run is over already, so the stream ends after its last event."""
 
     def __init__(
         self, call: Call, subscription: AbstractContextManager[Subscription], run_id: str, *, has_last: bool
@@ -135,7 +135,7 @@ class EventStream:
 
     async def _follow(self, out: ResponseStream, subscription: Subscription) -> None:
         revalidation, clock = Revalidation(self._call), asyncio.get_running_loop().time
-        beat_at = clock() + HEARTBEAT_SECONDS
+        heartbeat_at = clock() + HEARTBEAT_SECONDS
         has_new = True
         while not subscription.is_closed:
             now = clock()
@@ -151,15 +151,15 @@ class EventStream:
                 if not (frames := await subscription.read_from_store()):
                     return
                 await _write(out, frames)
-            elif now >= beat_at:
+            elif now >= heartbeat_at:
                 await out.write(b":\n\n")
             elif out.is_disconnected:
                 raise ClientDisconnected
             else:
-                has_new, subscription.due_at = False, min(beat_at, revalidation.next_check_at)
+                has_new, subscription.due_at = False, min(heartbeat_at, revalidation.next_check_at)
                 await subscription.wait()
                 continue
-            has_new, beat_at = True, now + HEARTBEAT_SECONDS
+            has_new, heartbeat_at = True, now + HEARTBEAT_SECONDS
 
     async def _is_settled(self) -> bool:
         """Return True if all jobs of the run are over. The jobs of a failed run may still be stopping."""

@@ -58,24 +58,24 @@ async def read_log(call: Call) -> LogFile | LogStream:
 
 
 async def read_job_log(call: Call) -> LogFile | LogStream:
-    """Return the log of the last attempt of a job; before the first attempt, wait for that."""
+    """Return the log of the last attempt of a job, or of its first attempt if there is none yet."""
     job = await get_job(call)
     id = ids.attempt_id(job.id, max(1, job.attempts))
     record = await call.app.store.find(id)
     return await _log(call, job.id, id, record if isinstance(record, Attempt) else None)
 
 
-async def _log(call: Call, job_id: str, id: str, attempt: Attempt | None) -> LogFile | LogStream:
+async def _log(call: Call, job_id: str, attempt_id: str, attempt: Attempt | None) -> LogFile | LogStream:
     query: LogQuery = call.query
-    number = _lease_number(attempt, query.lease)
+    lease_number = _lease_number(attempt, query.lease)
     logs, range_header = call.app.logs, call.request.header(b"range")
     if call.request.header(b"if-range"):
         range_header = ""  # A log has no ETag that If-Range could match.
-    size = await call.app.disk.run(lambda: logs.size(id, number)) if number else 0
+    size = await call.app.disk.run(lambda: logs.size(attempt_id, lease_number)) if lease_number else 0
     if not query.follow:
-        return LogFile(call, id, number, requested_range(range_header, size))
+        return LogFile(call, attempt_id, lease_number, requested_range(range_header, size))
     call.app.streams.check_capacity(call.caller.tenant)
-    return LogStream(call, job_id, id, number, requested_start(range_header, size))
+    return LogStream(call, job_id, attempt_id, lease_number, requested_start(range_header, size))
 
 
 def _lease_number(attempt: Attempt | None, requested: int) -> int:
@@ -90,11 +90,11 @@ def _lease_number(attempt: Attempt | None, requested: int) -> int:
 async def read_log_index(call: Call) -> LogIndex:
     """Return the positions of lines and steps in the log of an attempt."""
     attempt, query = await get_attempt(call), call.query
-    number, lease = _lease_number(attempt, query.lease), attempt.lease
+    lease_number, lease = _lease_number(attempt, query.lease), attempt.lease
     logs, indexes = call.app.logs, call.app.log_indexes
-    index = await call.app.disk.run(lambda: indexes.snapshot(logs, attempt.id, number, query.block))
+    index = await call.app.disk.run(lambda: indexes.snapshot(logs, attempt.id, lease_number, query.block))
     return LogIndex(
-        lease=number,
+        lease=lease_number,
         size=index.size,
         lines=index.lines,
         newlines=index.newlines,
@@ -103,22 +103,22 @@ async def read_log_index(call: Call) -> LogIndex:
         blocks=index.blocks,
         has_header=index.has_header,
         sections=index.sections,
-        is_open=lease.number == number if lease is not None else not (number or is_over(attempt)),
+        is_open=lease.number == lease_number if lease is not None else not (lease_number or is_over(attempt)),
     )
 
 
 class LogFile:
     """A stored log, or a range of it, as a response."""
 
-    def __init__(self, call: Call, id: str, number: int, byte_range: ByteRange) -> None:
+    def __init__(self, call: Call, attempt_id: str, lease_number: int, byte_range: ByteRange) -> None:
         self._call = call
-        self._id = id
-        self._number = number
+        self._attempt_id = attempt_id
+        self._lease_number = lease_number
         self._range = byte_range
 
     async def send(self, send: Send) -> None:
         """Send the requested range."""
-        headers = {**HEADERS, LEASE_NUMBER_HEADER: str(self._number), **self._range.headers}
+        headers = {**HEADERS, LEASE_NUMBER_HEADER: str(self._lease_number), **self._range.headers}
         if self._call.query.download:
             headers["Content-Disposition"] = content_disposition(self._file_name)
         async with open_response(send, self._call.request) as out:
@@ -126,40 +126,42 @@ class LogFile:
             await write_range(out, self._range, self._call.app.disk, self._read)
 
     async def last(self, limit: int) -> bytes:
-        """Return the last `limit` bytes, for the web interface."""
+        """Return the last `limit` bytes of the range, for the web interface."""
         start = max(self._range.start, self._range.stop - limit)
         logs = self._call.app.logs
-        return await self._call.app.disk.run(lambda: logs.read(self._id, self._number, start, self._range.stop - start))
+        return await self._call.app.disk.run(
+            lambda: logs.read(self._attempt_id, self._lease_number, start, self._range.stop - start)
+        )
 
     @property
     def _file_name(self) -> str:
         params = self._call.params
-        lease = f".{self._number}" if self._number > 1 else ""
+        lease = f".{self._lease_number}" if self._lease_number > 1 else ""
         return f"{params['job']}-{params.get('index', 'last')}{lease}.log"
 
     def _read(self, offset: int) -> bytes:
         limit = min(PART_BYTES, self._range.stop - offset)
-        chunk = self._call.app.logs.read(self._id, self._number, offset, limit)
+        chunk = self._call.app.logs.read(self._attempt_id, self._lease_number, offset, limit)
         if not chunk:
             raise BlobStoreUnavailable(
-                f"the log of {self._id} ended at byte {offset}: it was removed during the response"
+                f"the log of {self._attempt_id} ended at byte {offset}: it was removed during the response"
             )
         return chunk
 
 
 class LogStream:
-    """A response that continues while a log is written. `number` 0: the attempt has no lease yet."""
+    """A response that continues while a log is written. `lease_number` 0: the attempt has no lease yet."""
 
-    def __init__(self, call: Call, job_id: str, id: str, number: int, start: int) -> None:
+    def __init__(self, call: Call, job_id: str, attempt_id: str, lease_number: int, start: int) -> None:
         self._call = call
-        self._ids = (job_id, id)
-        self._id = id
-        self._number = number
+        self._ids = (job_id, attempt_id)
+        self._attempt_id = attempt_id
+        self._lease_number = lease_number
         self._offset = start
         self._is_over = False
         self._is_appended = False
         self._clock = asyncio.get_running_loop().time
-        self._until = self._clock() + call.query.follow
+        self._deadline = self._clock() + call.query.follow
         self._revalidation = Revalidation(call)
 
     async def send(self, send: Send) -> None:
@@ -175,7 +177,7 @@ class LogStream:
                 await out.start(
                     {
                         **HEADERS,
-                        LEASE_NUMBER_HEADER: str(self._number),
+                        LEASE_NUMBER_HEADER: str(self._lease_number),
                         OFFSET_HEADER: str(self._offset),
                         "Accept-Ranges": "bytes",
                         "X-Accel-Buffering": "no",
@@ -187,11 +189,11 @@ class LogStream:
     async def _wait_for_lease(self, out: ResponseStream, subscription: Subscription) -> None:
         await subscription.skip_unbuffered()
         await self._refresh()
-        while not self._number and not self._is_over and not await self._is_time_up(subscription):
+        while not self._lease_number and not self._is_over and not await self._is_time_up(subscription):
             await self._wait(out, subscription)
 
     async def _follow(self, out: ResponseStream, subscription: Subscription) -> None:
-        if not self._number:
+        if not self._lease_number:
             return
         loop = asyncio.get_running_loop()
 
@@ -199,11 +201,13 @@ class LogStream:
             loop.call_soon_threadsafe(self._on_append, subscription)
 
         logs, disk = self._call.app.logs, self._call.app.disk
-        with logs.subscribe(self._id, self._number, on_append):
+        with logs.subscribe(self._attempt_id, self._lease_number, on_append):
             while True:
                 # Read before the log: if the lease was over by then, an empty chunk is the end of its log.
                 was_over, self._is_appended = self._is_over, False
-                chunk = await disk.run(lambda: logs.read(self._id, self._number, self._offset, PART_BYTES))
+                chunk = await disk.run(
+                    lambda: logs.read(self._attempt_id, self._lease_number, self._offset, PART_BYTES)
+                )
                 self._offset += len(chunk)
                 if chunk:
                     await out.write(chunk)
@@ -218,7 +222,7 @@ class LogStream:
 
     async def _wait(self, out: ResponseStream, subscription: Subscription) -> None:
         """Wait until the log was appended to, the attempt changed, or POLL_SECONDS passed."""
-        until = min(self._until, self._clock() + POLL_SECONDS)
+        until = min(self._deadline, self._clock() + POLL_SECONDS)
         while not self._is_appended and not subscription.is_closed:
             if out.is_disconnected:
                 raise ClientDisconnected
@@ -232,19 +236,22 @@ class LogStream:
             await subscription.wait()
 
     async def _is_time_up(self, subscription: Subscription) -> bool:
-        is_late = self._clock() >= self._until
+        is_late = self._clock() >= self._deadline
         return is_late or subscription.is_closed or await self._revalidation.is_revoked()
 
     async def _refresh(self) -> None:
-        """Read whether the lease is over. Without a lease, read whether there is one now or can still be one."""
+        """Update whether the lease is over.
+
+        Without a lease, look for one, and update whether there can still be one.
+        """
         records = await self._call.app.store.find_all(self._ids)
         attempt = next((record for record in records if isinstance(record, Attempt)), None)
         job = next((record for record in records if isinstance(record, Job)), None)
-        if not self._number and attempt is not None and (first := last_lease(attempt)) is not None:
-            self._number = first.number
-        if self._number:
+        if not self._lease_number and attempt is not None and (first := last_lease(attempt)) is not None:
+            self._lease_number = first.number
+        if self._lease_number:
             lease = attempt.lease if attempt is not None else None
-            self._is_over = lease is None or lease.number != self._number
+            self._is_over = lease is None or lease.number != self._lease_number
         else:
             record = attempt or job
             self._is_over = record is None or is_over(record)

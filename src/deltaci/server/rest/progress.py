@@ -33,21 +33,27 @@ async def load_progress(store: Store, runs: Iterable[Run]) -> dict[str, TaskProg
 
 
 def _load_progress(ids: Sequence[str]) -> ReadTransaction[dict[str, TaskProgress]]:
-    by_id = {}
+    progress_by_id = {}
     for id in ids:
-        by_id[id] = progress((yield from load_jobs(id)))
-    failed = {id: tasks.failed.attempt_id for id, tasks in by_id.items() if tasks.failed and tasks.failed.attempt_id}
-    stored = (yield Load(tuple(failed.values()))) if failed else []
+        progress_by_id[id] = progress((yield from load_jobs(id)))
+    failed_attempt_ids = {
+        id: tasks.failed.attempt_id for id, tasks in progress_by_id.items() if tasks.failed and tasks.failed.attempt_id
+    }
+    stored = (yield Load(tuple(failed_attempt_ids.values()))) if failed_attempt_ids else []
     attempts = {row.record.id: row.record for row in stored if isinstance(row.record, Attempt)}
-    return {id: TaskProgress(tasks, attempts.get(failed.get(id, ""))) for id, tasks in by_id.items()}
+    return {
+        id: TaskProgress(tasks, attempts.get(failed_attempt_ids.get(id, ""))) for id, tasks in progress_by_id.items()
+    }
 
 
 def serialize_progress(
     progress: TaskProgress, record: records.Workstream, merge: wire.WorkstreamMerge
 ) -> wire.WorkstreamProgress:
-    tasks, failed = progress.progress, progress.progress.failed
+    tasks, failed_job = progress.progress, progress.progress.failed
     results = rule_results([progress.failed_attempt] if progress.failed_attempt is not None else [])
-    broken = failed_rules([*results, *record.verdicts.get(failed.spec.name, ())]) if failed is not None else []
+    broken_rules = (
+        failed_rules([*results, *record.verdicts.get(failed_job.spec.name, ())]) if failed_job is not None else []
+    )
     return wire.WorkstreamProgress(
         tasks=len(record.spec.get("tasks", ())),
         counts=tasks.counts,
@@ -56,33 +62,33 @@ def serialize_progress(
         position=merge.position,
         doing=merge.doing,
         waits_for=merge.waits_for,
-        failed_task=failed.spec.name if failed is not None else "",
-        failed_rule=next(iter([*broken, *merge.failed_rules]), None),
-        problem=_error_text(failed) or merge.problem,
+        failed_task=failed_job.spec.name if failed_job is not None else "",
+        failed_rule=next(iter([*broken_rules, *merge.failed_rules]), None),
+        problem=_error_text(failed_job) or merge.problem,
     )
 
 
-def _error_text(failed: Job | None) -> str:
-    error = failed.last_error if failed is not None else None
+def _error_text(failed_job: Job | None) -> str:
+    error = failed_job.last_error if failed_job is not None else None
     return (error.message or error.line or error.code) if error is not None else ""
 
 
 # -- rules
 
 
-def report(last: Sequence[Attempt]) -> Mapping[str, Any]:
-    """Return the report of the runner in a list of at most one attempt, else an empty one."""
-    last_report = last[0].report if last else None
+def report(last_attempts: Sequence[Attempt]) -> Mapping[str, Any]:
+    """Return the runner's report of the only attempt in the list, or an empty one if there is none."""
+    last_report = last_attempts[0].report if last_attempts else None
     return last_report if isinstance(last_report, dict) else {}
 
 
-def rule_results(last: Sequence[Attempt]) -> list[RuleResult]:
-    """Return the results of the validation rules in the report of the last attempt."""
-    return msgspec.convert(report(last).get("verdicts") or [], list[RuleResult])
+def rule_results(last_attempts: Sequence[Attempt]) -> list[RuleResult]:
+    """Return the results of the validation rules in the runner's report of the only attempt in the list."""
+    return msgspec.convert(report(last_attempts).get("verdicts") or [], list[RuleResult])
 
 
 def failed_rules(results: Iterable[RuleResult]) -> list[wire.FailedRule]:
-    """Return the validation rules that failed."""
+    """Return those of the results that did not pass, as the API shows them."""
     return [
         wire.FailedRule(rule=result.rule, actual=result.actual, expected=result.expected)
         for result in results

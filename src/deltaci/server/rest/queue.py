@@ -58,7 +58,8 @@ async def list_queue(call: Call) -> api_queue.Queue:
     all_waits = [wait for wait in _waits(context, snapshot) if _matches(query, snapshot, wait.record)]
     all_waits.sort(key=lambda wait: wait.sort_key)
     waits = [wait for wait in all_waits if query.reason in ("", wait.group_key, wait.code)]
-    running = [a for a in snapshot.attempts if explain_queue.is_leased(a) and _matches(query, snapshot, a)]
+    leased = [attempt for attempt in snapshot.attempts if explain_queue.is_leased(attempt)]
+    running = [attempt for attempt in leased if _matches(query, snapshot, attempt)]
     running.sort(key=lambda attempt: (explain_queue.leased_since(attempt), attempt.id))
     after = _decode_sort_key(query.cursor)
     remaining = [wait for wait in waits if after is None or wait.sort_key > after]
@@ -96,10 +97,13 @@ async def _read_snapshot(call: Call) -> Snapshot:
     leased_ids = [attempt_id for worker in workers for attempt_id in worker.tasks]
     ids |= dict.fromkeys(leased_ids[:MAX_TASKS])
     ids |= dict.fromkeys(explain_queue.current_attempts(jobs))
-    attempts = [r for r in _of_tenant(call, await store.find_all(list(ids))) if isinstance(r, Attempt)]
+    records = _of_tenant(call, await store.find_all(list(ids)))
+    attempts = [record for record in records if isinstance(record, Attempt)]
     runs = {run.id: run for run in open_runs}
-    other_ids = dict.fromkeys(a.run_id for a in attempts if a.run_id and a.run_id not in runs)
-    runs |= {r.id: r for r in _of_tenant(call, await store.find_all(list(other_ids))) if isinstance(r, Run)}
+    run_ids = dict.fromkeys(attempt.run_id for attempt in attempts if attempt.run_id)
+    missing_ids = [id for id in run_ids if id not in runs]
+    records = _of_tenant(call, await store.find_all(missing_ids))
+    runs |= {record.id: record for record in records if isinstance(record, Run)}
     quota = await call.app.tenants.running_limit(tenant)
     groups = {attempt.group for attempt in attempts if attempt.group and ready_at(attempt)}
     tenant_state = TenantState(
@@ -159,11 +163,11 @@ def _matches(query: api_queue.QueueQuery, snapshot: Snapshot, record: Record) ->
 
 
 def _waiting_entry(snapshot: Snapshot, wait: explain_queue.Wait) -> api_queue.WaitingEntry:
-    at = _ready_at(wait.record)
+    due_at = _ready_at(wait.record)
     return api_queue.WaitingEntry(
         **_common_fields(snapshot, wait.record),
         since=serializers.to_datetime(wait.since),
-        ready_at=serializers.to_datetime(at) if at > snapshot.tenant_state.now else None,
+        ready_at=serializers.to_datetime(due_at) if due_at > snapshot.tenant_state.now else None,
         reason=wait.group_key,
         reasons=_reasons(wait.reasons),
     )

@@ -77,12 +77,17 @@ async def rerun_run(call: Call) -> JsonResponse:
     request = IdempotentRequest(call, f"rerun {call.params['run']}", params)
     if (existing := await request.find_existing()) is not None:
         return _response(existing, 200, is_repeat=True)
-    old = await get_run(call)
-    if old.origin.workstream:
-        raise Refused("wrong_state", f"{old.id} is a workstream and has its own branch; create it again from its file")
-    specs = rerun_jobs(old, await get_jobs(call, old), failed_only=params.failed_only)
+    original = await get_run(call)
+    if original.origin.workstream:
+        raise Refused(
+            "wrong_state", f"{original.id} is a workstream and has its own branch; create it again from its file"
+        )
+    specs = rerun_jobs(original, await get_jobs(call, original), failed_only=params.failed_only)
     record = request.new_run(
-        is_fail_fast=old.is_fail_fast, timeout_seconds=old.timeout_seconds, origin=old.origin, rerun_of=old.id
+        is_fail_fast=original.is_fail_fast,
+        timeout_seconds=original.timeout_seconds,
+        origin=original.origin,
+        rerun_of=original.id,
     )
     return await _start(call, request, record, specs)
 

@@ -30,7 +30,7 @@ def to_datetime(at: int) -> datetime:
 
 
 def to_optional_datetime(at: int | None) -> datetime | None:
-    """Convert an instant that may be unset, which the core stores as 0."""
+    """Convert an instant to a datetime. Return None for an unset one, which is 0 or None."""
     return to_datetime(at) if at else None
 
 
@@ -209,7 +209,7 @@ def planned_job(spec: JobSpec) -> api.PlannedJob:
 
 
 def worker(record: Worker, last_seen_at: int, *, is_missed: bool) -> api.Worker:
-    """Return a worker with the time of its last message, and whether it has missed its health checks."""
+    """Return a worker with the time of its last message. `is_missed`: it has missed its health checks."""
     return api.Worker(
         id=record.id,
         name=worker_name(record.id),

@@ -24,7 +24,10 @@ VERSION: Final = "template-version"
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest version of a template. A removed template keeps it, so that no version number is used twice."""
+    """The newest version of a template.
+
+    It is kept when the template is removed, so that no version number is used twice.
+    """
 
     version: int
     description: str
@@ -79,7 +82,7 @@ async def _find_head(call: Call, name: str) -> tuple[int, _Head | None]:
 
 
 async def save_template(call: Call) -> api.Template:
-    """Store a new version. Raise Refused if its plan or its inputs are invalid."""
+    """Store a new version of a template. Raise Refused if its plan or its inputs are invalid."""
     params: TemplateInput = call.body
     name, tenant = str(call.params["template"]), call.caller.tenant
     job_specs.specs(params.plan)

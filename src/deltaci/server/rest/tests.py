@@ -72,18 +72,18 @@ async def read_tests(call: Call) -> RunTests:
     query: RunTestQuery = call.query
     start = _offset(query.cursor)
     run, jobs, attempts = await get_run_records(call)
-    reporting = [
+    reporting_attempts = [
         (job, attempt)
         for job in jobs
         if query.job in (None, job.spec.name)
         if (attempt := _last_with_tests(attempts.get(job.id, ()))) is not None
     ]
-    totals, tests = await _read_reports(call, run, reporting)
+    totals, tests = await _read_reports(call, run, reporting_attempts)
     matches = [test for test in tests if _matches(test, query)]
     matches.sort(key=_SORT_KEYS[query.order])
     page = matches[start : start + query.limit]
     earlier = await _earlier_runs(call, run) if page else []
-    past = await _past_attempts(call, earlier, list(dict.fromkeys(test.job for test in page))[:MAX_PAST_JOBS])
+    past_attempts = await _past_attempts(call, earlier, list(dict.fromkeys(test.job for test in page))[:MAX_PAST_JOBS])
     counts = dict.fromkeys(_FILTERS, 0)
     for test in tests:
         for group in test.groups:
@@ -92,7 +92,7 @@ async def read_tests(call: Call) -> RunTests:
         jobs=totals,
         match_count=len(matches),
         counts=counts,
-        tests=[_run_test(test, earlier, past) for test in page],
+        tests=[_run_test(test, earlier, past_attempts) for test in page],
         earlier=[
             EarlierRun(
                 id=earlier_run.id,
@@ -126,13 +126,13 @@ def _test_summary(attempt: Attempt) -> dict[str, Any]:
 
 
 async def _read_reports(
-    call: Call, run: Run, reporting: Sequence[tuple[Job, Attempt]]
+    call: Call, run: Run, reporting_attempts: Sequence[tuple[Job, Attempt]]
 ) -> tuple[list[ReportedTests], list[ListedTest]]:
     now = await call.app.store.now()
     project = flaky.history_key(run)[0]
     totals: list[ReportedTests] = []
     tests: list[ListedTest] = []
-    for position, (job, attempt) in enumerate(reporting):
+    for position, (job, attempt) in enumerate(reporting_attempts):
         name, lease = job.spec.name, last_lease(attempt)
         reported, flakes = ParsedReports(), dict[str, Flake]()
         if position >= MAX_JOBS:
@@ -233,7 +233,7 @@ def _earlier_outcome(attempt: Attempt | None, name: str) -> EarlierOutcome:
     return "failed" if name in failed else "not_failed" if is_complete else "unknown"
 
 
-def _run_test(test: ListedTest, earlier: Sequence[Run], past: Mapping[tuple[str, str], Attempt]) -> RunTest:
+def _run_test(test: ListedTest, earlier: Sequence[Run], past_attempts: Mapping[tuple[str, str], Attempt]) -> RunTest:
     case, flake = test.case, test.flake
     return RunTest(
         job=test.job,
@@ -247,7 +247,7 @@ def _run_test(test: ListedTest, earlier: Sequence[Run], past: Mapping[tuple[str,
         flake=FlakyTest(name=case.name, times=flake.times, last_at=to_datetime(flake.last_at), commit=flake.commit)
         if flake is not None
         else None,
-        history=[_earlier_outcome(past.get((run.id, test.job)), case.name) for run in earlier],
+        history=[_earlier_outcome(past_attempts.get((run.id, test.job)), case.name) for run in earlier],
     )
 
 

@@ -17,14 +17,16 @@ async def read_timeline(call: Call) -> wire.Timeline:
     """Return the phases of every job of a run, as far as the event log has them."""
     run, jobs, attempts_by_job = await get_run_records(call)
     events = await feed.read(call.app.store, 0, MAX_EVENTS, run_id=run.id)
-    times = timeline.timeline(run, jobs, (attempt for group in attempts_by_job.values() for attempt in group), events)
+    run_timeline = timeline.timeline(
+        run, jobs, (attempt for group in attempts_by_job.values() for attempt in group), events
+    )
     return wire.Timeline(
         run_id=run.id,
-        start=to_datetime(times.start),
-        until=to_datetime(times.until),
-        is_over=times.is_over,
-        jobs=[wire.JobTimes(job=job.name, phases=[_phase(phase) for phase in job.phases]) for job in times.jobs],
-        critical=list(times.critical),
+        start=to_datetime(run_timeline.start),
+        until=to_datetime(run_timeline.until),
+        is_over=run_timeline.is_over,
+        jobs=[wire.JobTimes(job=job.name, phases=[_phase(phase) for phase in job.phases]) for job in run_timeline.jobs],
+        critical=list(run_timeline.critical),
     )
 
 

@@ -212,19 +212,19 @@ def _serialize(
     jobs_by_name = {job.spec.name: job for job in run_records.jobs}
     stages = task_levels(stream)
     stage_of = {task_name: number for number, task_names in enumerate(stages, 1) for task_name in task_names}
-    joined = {commits.task: commits for commits in record.joined}
+    integrated = {commits.task: commits for commits in record.joined}
     tasks = [
-        _task(task, stage_of[task.name], jobs_by_name, run_records, joined.get(task.name), record, now)
+        _task(task, stage_of[task.name], jobs_by_name, run_records, integrated.get(task.name), record, now)
         for task in stream.tasks
     ]
     states = [(task_state(job), job.spec.is_required) for job in run_records.jobs]
     fields = _summary_fields(run_records.run, now)
     merge = _merge(stream, record, queues)
     job_progress = progress(run_records.jobs)
-    last = run_records.attempts.get(job_progress.failed.id, [])[-1:] if job_progress.failed is not None else []
+    last_attempts = run_records.attempts.get(job_progress.failed.id, [])[-1:] if job_progress.failed is not None else []
     return wire.Workstream(
         **{**fields, "project": record.project or fields["project"], "base": record.base or fields["base"]},
-        progress=serialize_progress(TaskProgress(job_progress, next(iter(last), None)), record, merge),
+        progress=serialize_progress(TaskProgress(job_progress, next(iter(last_attempts), None)), record, merge),
         derived_state=derive_workstream_state(states) if states else fields["state"],
         base_commit=record.base_commit,
         branch=record.branch,
@@ -244,8 +244,8 @@ def _task(
     stage: int,
     jobs_by_name: Mapping[str, Job],
     run_records: RunRecords,
-    joined: records.IntegratedTask | None,
-    stream: records.Workstream,
+    integrated: records.IntegratedTask | None,
+    record: records.Workstream,
     now: int,
 ) -> wire.WorkstreamTask:
     job = jobs_by_name.get(task.name)
@@ -256,13 +256,13 @@ def _task(
         "waits_for": [need for need in task.needs if need not in jobs_by_name or not jobs_by_name[need].completed_at],
         "is_critical": task.critical,
         "worktree": task.worktree,
-        "added": _task_commits(joined),
+        "added": _task_commits(integrated),
     }
     if job is None:  # Not planned yet.
         max_attempts = task.retry.max_attempts if task.retry is not None else 1
         return wire.WorkstreamTask(**fields, **_NOT_PLANNED, max_attempts=max_attempts)
-    last = run_records.attempts.get(job.id, [])[-1:]
-    lease = last[0].lease or last[0].ended_lease if last else None
+    last_attempts = run_records.attempts.get(job.id, [])[-1:]
+    lease = last_attempts[0].lease or last_attempts[0].ended_lease if last_attempts else None
     return wire.WorkstreamTask(
         **fields,
         state=task_state(job),
@@ -276,8 +276,8 @@ def _task(
         completed_at=to_optional_datetime(job.completed_at),
         seconds=_seconds(job.started_at, job.completed_at, now),
         last_error=failure(job.last_error),
-        failed_rules=failed_rules([*rule_results(last), *stream.verdicts.get(task.name, ())]),
-        worktree_path="" if may_discard_workspace(run_records.run) else str(report(last).get("place", "")),
+        failed_rules=failed_rules([*rule_results(last_attempts), *record.verdicts.get(task.name, ())]),
+        worktree_path="" if may_discard_workspace(run_records.run) else str(report(last_attempts).get("place", "")),
     )
 
 
@@ -288,15 +288,15 @@ _NOT_PLANNED: Final[dict[str, Any]] = {
 }
 
 
-def _task_commits(joined: records.IntegratedTask | None) -> wire.TaskCommits | None:
-    if joined is None:
+def _task_commits(integrated: records.IntegratedTask | None) -> wire.TaskCommits | None:
+    if integrated is None:
         return None
     return wire.TaskCommits(
-        attempt_id=joined.attempt_id,
-        is_changed=bool(joined.bundle),
-        start=joined.start,
-        head=joined.head,
-        tip=joined.tip,
+        attempt_id=integrated.attempt_id,
+        is_changed=bool(integrated.bundle),
+        start=integrated.start,
+        head=integrated.head,
+        tip=integrated.tip,
     )
 
 
@@ -315,7 +315,7 @@ def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequenc
         doing=batch.doing if batch is not None else "",
         run_id=batch.run_id if batch is not None else "",
         waits_for=next((part.problem for part in (entry, batch, queue) if part is not None and part.problem), ""),
-        tested_with=[other for other in batch.members if other != record.id] if batch is not None else [],
+        tested_with=[member for member in batch.members if member != record.id] if batch is not None else [],
         commit=record.merged_as,
         problem=record.problem,
         failed_rules=failed_rules(record.verdicts.get("", ())),

@@ -112,7 +112,7 @@ _DECODERS: Final = {route.id: wire.decoder(route.body) for route in ROUTES if ro
 
 
 def _matches(path: str) -> dict[str, tuple[Route, list[str]]]:
-    """Return the routes of a path by method, each with the values of its path parameters."""
+    """Return the routes that match a path, by method, each with the values of its path parameters."""
     matches: dict[str, tuple[Route, list[str]]] = {}
     _add_matches(_TREE, path.split("/")[1:], [], matches)
     return matches
@@ -121,7 +121,10 @@ def _matches(path: str) -> dict[str, tuple[Route, list[str]]]:
 def _add_matches(
     node: _Node, segments: list[str], values: list[str], matches: dict[str, tuple[Route, list[str]]]
 ) -> None:
-    """Add the routes below a node. A literal segment takes precedence over a parameter, for all methods alike."""
+    """Add to `matches` the routes below `node` that match the segments. `values` are the parameters so far.
+
+    A literal segment takes precedence over a parameter, for all methods alike.
+    """
     if not segments:
         matches.update({method: (route, values) for method, route in node.routes.items()})
         return
@@ -244,10 +247,10 @@ def _params(route: Route, values: list[str]) -> dict[str, Any]:
     """Return the path parameters by name. Raise `not_found` for a malformed one, as for an unknown id."""
     params: dict[str, Any] = {}
     for name, text in zip(_PARAMETER_NAMES[route.id], values, strict=True):
-        kind = PARAMETERS[name]
+        parameter_type = PARAMETERS[name]
         try:
             params[name] = msgspec.convert(
-                query_parameters.parse_number(text) if kind.__origin__ is int else text, kind
+                query_parameters.parse_number(text) if parameter_type.__origin__ is int else text, parameter_type
             )
         except msgspec.ValidationError:
             raise Refused("not_found", f"there is no {name} {text[:MAX_QUOTED_CHARS]!r}") from None
@@ -286,7 +289,7 @@ async def _body(route: Route, request: Request) -> Any:
 
 
 def allowed_methods(path: str) -> list[str]:
-    """Return the methods of this path of the API."""
+    """Return the methods for which this path of the API has a route."""
     return list(_matches(path.removeprefix(ROOT)))
 
 

@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class TtlCache(Generic[K, V]):
-    """Keep each value for `ttl_seconds`. Adding a key to a cache of `max_entries` clears it first."""
+    """A cache whose values expire after `ttl_seconds`. Once it has `max_entries`, the next `put` empties it first."""
 
     def __init__(self, ttl_seconds: float, max_entries: int, clock: Callable[[], float]) -> None:
         self._ttl_seconds = ttl_seconds
@@ -36,5 +36,5 @@ class TtlCache(Generic[K, V]):
             self._entries[key] = (entry[0], change(entry[1]))
 
     def discard(self, key: K) -> None:
-        """Remove a value, so that the next reader reads it from the store."""
+        """Remove the value of a key, so that the next reader reads it from the store."""
         self._entries.pop(key, None)

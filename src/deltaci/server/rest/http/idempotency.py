@@ -42,7 +42,7 @@ class IdempotentRequest:
         self.fingerprint = _digest(content)
 
     def new_run(self, **fields: Any) -> Run:
-        """Return the run that this request creates if no earlier request did."""
+        """Return a new run record with the id, caller and fingerprint of this request, and with these fields."""
         caller = self._call.caller
         return Run(
             id=self.id,

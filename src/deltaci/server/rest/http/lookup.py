@@ -89,7 +89,7 @@ async def get_jobs(call: Call, run: Run) -> list[Job]:
 
 
 def load_all_jobs(run_id: str) -> ReadTransaction[list[Record]]:
-    """Load all jobs of a run, also finished ones, in no particular order."""
+    """Return all jobs of a run, also finished ones, in no particular order."""
     return [stored.record for stored in (yield LoadJobs(run_id))]
 
 

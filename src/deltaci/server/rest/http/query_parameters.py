@@ -25,7 +25,7 @@ Query = TypeVar("Query", bound=RequestSchema)
 
 
 def parse_query(query: bytes, query_type: type[Query]) -> Query:
-    """Return a query string as this type. Raise Refused if a parameter that is not a list is repeated."""
+    """Parse a query string into this type. Raise Refused if a parameter that is not a list is repeated."""
     defaults = _defaults(query_type)
     parameters: dict[str, Any] = {}
     for name, text in _pairs(query):
@@ -48,7 +48,7 @@ def parse_number(text: str) -> int | str:
 
 @cache
 def _defaults(query_type: type[RequestSchema]) -> dict[str, Any]:
-    """Return the default of each field, whose type is the type of the field."""
+    """Return the default of each field by its name. Its type decides how the text of a parameter is converted."""
     return {field.name: field.default for field in msgspec.structs.fields(query_type)}
 
 

@@ -14,7 +14,7 @@ _RANGE: Final = re.compile(r"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE
 
 
 class BadRange(Refused):
-    """The range begins after the end of the file. The response contains the size of the file."""
+    """The file of `size` bytes has no byte in the requested range."""
 
     def __init__(self, size: int) -> None:
         super().__init__("bad_range", f"the range is outside the {size} bytes of the file; request bytes within it")
@@ -22,7 +22,10 @@ class BadRange(Refused):
 
 
 class ByteRange(msgspec.Struct, frozen=True):
-    """The bytes from `start` up to but not including `stop`, of a file of `size` bytes."""
+    """The bytes from `start` up to but not including `stop`, of a file of `size` bytes.
+
+    `is_part`: a range was requested.
+    """
 
     start: int
     stop: int
@@ -66,7 +69,7 @@ def requested_range(header: str, size: int) -> ByteRange:
 
 
 def requested_start(header: str, size: int) -> int:
-    """Return the first requested byte, for a file that still grows: the byte after its present end is allowed."""
+    """Return the first byte of the range in a Range header, for a file that still grows: its present end is allowed."""
     match = _RANGE.fullmatch(header)
     if match is not None and match[1] and not match[2] and _number(match[1]) == size:
         return size
@@ -74,6 +77,6 @@ def requested_start(header: str, size: int) -> int:
 
 
 def _number(digits: str) -> int:
-    """Return the number, limited to 10^18, which no size reaches: a header may have any number of digits."""
+    """Return the digits as a number, or 10^18, which no size reaches, for a longer one."""
     digits = digits.lstrip("0")
     return int(digits or "0") if len(digits) <= MAX_DIGITS else 10**MAX_DIGITS

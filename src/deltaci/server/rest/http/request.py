@@ -118,12 +118,15 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 
 def not_found(kind: str, id: str) -> Refused:
-    """Return the error for an object that does not exist. Another tenant's object gets the same one."""
+    """Return the error for an object that does not exist or belongs to another tenant."""
     return Refused("not_found", f"there is no {kind} {id[:200]!r}")
 
 
 def check_owner(call: Call, record: Record | None, kind: str, id: str) -> Record:
-    """Return the record. Raise the same error if it is None and if it belongs to another tenant."""
+    """Return the record. Raise `not_found` if it is None or belongs to another tenant.
+
+    A record that this version of the server cannot decode raises its own error.
+    """
     if record is None or record.tenant != call.caller.tenant:
         unreadable = unreadable_refusal(record)
         raise unreadable if unreadable is not None else not_found(kind, id)

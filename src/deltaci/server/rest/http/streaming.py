@@ -25,7 +25,7 @@ class ClientDisconnected(Exception):
 
 
 class ResponseStream:
-    """Sends the head and the body of a response. Holds no data that the client has received."""
+    """Sends the head and then the chunks of the body of a response. Buffers nothing."""
 
     def __init__(self, send: Send, disconnected: asyncio.Task[None], request_id: str) -> None:
         self._send = send
@@ -72,7 +72,7 @@ class ResponseStream:
 
 @coroutine
 def _resume(coroutine: Generator[Any, Any, Any], awaited: Any) -> Generator[Any, Any, None]:
-    """Run a coroutine to its end that was started by hand and now waits for `awaited`."""
+    """Run a coroutine to its end. It was started with `next` before and has yielded `awaited`."""
     while True:
         try:
             result = yield awaited

@@ -19,17 +19,19 @@ _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 
 
 def explain(error: msgspec.ValidationError, expected_type: Any) -> str:
-    """Return the message of an error, with the allowed values or field names at its path where there are any."""
+    """Return the error's message, completed by the allowed values or by the field name that was probably meant."""
     text = str(error)
     match = _PATH.match(text)
     message, path = (match["message"], match["path"]) if match else (text, "$")
     types = list(_types_at(expected_type, path))
     unknown = _UNKNOWN.search(message)
     if unknown is not None:
-        names = [name for kind in types for name in _fields(kind)]
+        names = [name for annotation in types for name in _fields(annotation)]
         return f"{text}{_suggestion(unknown[1], names)}" if names else text
     if message.startswith("Invalid enum value"):
-        values = [str(value) for kind in types if get_origin(kind) is Literal for value in get_args(kind)]
+        values = [
+            str(value) for annotation in types if get_origin(annotation) is Literal for value in get_args(annotation)
+        ]
         return f"{text}; expected {_join(sorted(values))}" if values else text
     return text
 
@@ -38,40 +40,42 @@ def _types_at(root: Any, path: str) -> Iterator[Any]:
     """Yield every type that is allowed at a path below the type `root`."""
     types = [root]
     for part in _PART.finditer(path):
-        types = [inner for kind in types for member in _members(kind) for inner in _child_types(member, part[1])]
-    for kind in types:
-        yield from _members(kind)
+        types = [
+            inner for annotation in types for member in _members(annotation) for inner in _child_types(member, part[1])
+        ]
+    for annotation in types:
+        yield from _members(annotation)
 
 
-def _members(kind: Any) -> Iterator[Any]:
-    """Yield the members of a union, else the type itself; without annotations."""
-    origin = get_origin(kind)
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield the member types of a union, else the type itself, without `Annotated`."""
+    origin = get_origin(annotation)
     if origin is Annotated:
-        yield from _members(get_args(kind)[0])
+        yield from _members(get_args(annotation)[0])
     elif origin in (Union, UnionType):
-        for member in get_args(kind):
+        for member in get_args(annotation):
             yield from _members(member)
     else:
-        yield kind
+        yield annotation
 
 
-def _child_types(kind: Any, name: str | None) -> Iterator[Any]:
-    """Yield the types of a field of this name, or of the elements of a dict or list."""
-    if name is not None and name in (fields := _fields(kind)):
+def _child_types(annotation: Any, name: str | None) -> Iterator[Any]:
+    """Yield the type of the field with this name, or of the elements of a dict or list."""
+    if name is not None and name in (fields := _fields(annotation)):
         yield fields[name]
-    elif get_origin(kind) is dict:
-        yield get_args(kind)[1]
-    elif get_origin(kind) is list and name is None:
-        yield get_args(kind)[0]
+    elif get_origin(annotation) is dict:
+        yield get_args(annotation)[1]
+    elif get_origin(annotation) is list and name is None:
+        yield get_args(annotation)[0]
 
 
 @cache
-def _fields(kind: Any) -> dict[str, Any]:
+def _fields(annotation: Any) -> dict[str, Any]:
     """Return the types of the fields of a struct by their names in JSON; nothing for another type."""
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+    if not (isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)):
         return {}
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
+    hints = get_type_hints(annotation, include_extras=True)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(annotation)}
 
 
 def _suggestion(name: str, names: list[str]) -> str:
