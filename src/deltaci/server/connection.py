@@ -20,7 +20,7 @@ HEAD_SECONDS: Final = 20.0
 
 
 class ConnectionGuard:
-    """A mixin for one of uvicorn's HTTP protocol classes."""
+    """A mixin for uvicorn's HTTP protocol classes: client certificates, error responses, limits and timeouts."""
 
     head_seconds = HEAD_SECONDS
 
@@ -39,45 +39,48 @@ class ConnectionGuard:
         self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Pass the client certificate to the application and start the timer."""
+        """Put the client certificate into the ASGI scope's `state` and start the timeout of the first request."""
         super().connection_made(transport)  # type: ignore[misc]
         peer = peer_certificate(transport.get_extra_info("ssl_object"))
         if peer is not None:
             self.app_state = {**self.app_state, PEER: peer}
-        self._watch(True)
+        self._set_timeout(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._watch(False)
+        self._set_timeout(False)
         super().connection_lost(exc)  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of an unfinished head, which the parsers would buffer without limit."""
-        was_open = self._is_head_open()
+        """Parse the bytes, and refuse a request whose unfinished head exceeds `MAX_HEAD_BYTES`.
+
+        The head must be limited here because the parsers buffer it without limit.
+        """
+        was_head_open = self._is_head_open()
         super().data_received(data)  # type: ignore[misc]
-        is_open = self._is_head_open()
-        self._head_bytes = self._head_bytes + len(data) if was_open and is_open else 0
+        is_head_open = self._is_head_open()
+        self._head_bytes = self._head_bytes + len(data) if was_head_open and is_head_open else 0
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse("too_large", f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less")
-        self._watch(not self.transport.is_closing() and (is_open or self._is_draining()))
+        self._set_timeout(not self.transport.is_closing() and (is_head_open or self._is_draining()))
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP. uvicorn calls this."""
+        """Answer bytes that are not HTTP with an error and close the connection. uvicorn calls this."""
         self._refuse("bad_request", "this is not an HTTP/1.1 request; see docs/protocol.md")
 
     # Callbacks of httptools. With h11, its connection object has the same information.
 
     def on_message_begin(self) -> None:
-        """Note that a head has begun."""
+        """Record that the head of a request has begun."""
         self._has_head_started = True
         super().on_message_begin()  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
-        """Note that the head is complete."""
+        """Record that the head is complete and the body follows."""
         self._has_head_started, self._is_body_arriving = False, True
         super().on_headers_complete()  # type: ignore[misc]
 
     def on_message_complete(self) -> None:
-        """Note that the body is complete."""
+        """Record that the body is complete."""
         self._is_body_arriving = False
         super().on_message_complete()  # type: ignore[misc]
 
@@ -96,8 +99,8 @@ class ConnectionGuard:
 
         return self.conn.their_state is getattr(h11, state)
 
-    def _watch(self, is_unfinished: bool) -> None:
-        """Close the connection if it stays unfinished for `head_seconds`."""
+    def _set_timeout(self, is_unfinished: bool) -> None:
+        """Start the timeout of an unfinished request unless it is running, or cancel it if `is_unfinished` is false."""
         if not is_unfinished and self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None
@@ -107,7 +110,7 @@ class ConnectionGuard:
     def _on_timeout(self) -> None:
         self._timeout = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._watch(True)  # The previous request is still being answered, and nothing is read meanwhile.
+            self._set_timeout(True)  # The previous request is still being answered, and nothing is read meanwhile.
         elif self._is_draining():
             self.transport.close()
         else:
@@ -124,7 +127,7 @@ class ConnectionGuard:
 
 
 def connection_class(parser_class: type[asyncio.Protocol] | None = None) -> type[asyncio.Protocol]:
-    """Return the class for the server's connections: the mixin over the parser that uvicorn would choose."""
+    """Return a uvicorn protocol class with `ConnectionGuard` mixed in. The default parser is uvicorn's choice."""
     if parser_class is None:
         from uvicorn.protocols.http.auto import AutoHTTPProtocol
 

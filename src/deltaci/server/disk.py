@@ -1,4 +1,4 @@
-"""Threads for blocking reads and writes of disks and blob stores, which would otherwise block the event loop."""
+"""Threads for blocking reads and writes of disks and blob stores, which would block the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class DiskThreads:
-    """A thread pool for one kind of work, so that slow reads do not delay writes."""
+    """A thread pool for one kind of disk access. Separate pools keep slow reads from delaying writes."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
@@ -28,5 +28,5 @@ class DiskThreads:
             raise BlobStoreUnavailable(f"storage is unavailable: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Wait for running work."""
+        """Shut the pool down after all submitted functions have returned."""
         self._threads.shutdown()

@@ -32,7 +32,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class HttpError(NamedTuple):
-    """What a response says about an exception. The API to which it belongs maps the code to a status."""
+    """The error code, message and extra headers of an HTTP error response. Each API maps the code to a status."""
 
     code: str
     message: str
@@ -44,7 +44,11 @@ class HttpError(NamedTuple):
 
 
 def http_error(error: Exception, request_id: str, allowed_methods: Sequence[str] = ()) -> HttpError:
-    """Return the HTTP error for an exception. An unexpected one is logged under `request_id` as an internal error."""
+    """Return the code, message and headers of the error response for an exception.
+
+    An exception that is no known error is logged with `request_id` and gets the code `internal`. `allowed_methods` is
+    sent with the code `wrong_method`.
+    """
     code, message, headers = "", str(error), {}
     match error:
         case BadRange():

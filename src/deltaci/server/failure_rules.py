@@ -45,7 +45,7 @@ _decode = msgspec.json.Decoder(_StoredRules).decode
 
 
 class FailureRules:
-    """The failure rules of all tenants."""
+    """Stores and caches the failure rules of tenants. `server` are the rules of the server's file."""
 
     def __init__(self, store: Store, clock: Callable[[], float], server: Sequence[FailureRule] = ()) -> None:
         self._store = store
@@ -53,13 +53,16 @@ class FailureRules:
         self._cache: TtlCache[str, tuple[FailureRule, ...]] = TtlCache(CACHE_SECONDS, MAX_TENANTS, clock)
 
     async def for_tenant(self, tenant: str) -> tuple[FailureRule, ...]:
-        """Return the rules that apply before the built-in ones, in this order."""
+        """Return the tenant's own rules followed by the server's, which apply before the built-in ones."""
         if (cached := self._cache.get(tenant)) is not None:
             return cached
         return self._cache.put(tenant, (*(await self.read(tenant)).rules, *self.server))
 
     async def read(self, tenant: str) -> RulesRecord:
-        """Return the tenant's own rules."""
+        """Return the tenant's own rules file and its parsed rules.
+
+        `rules` is empty for a file that cannot be parsed.
+        """
         document = await self._store.find_document(KIND, KIND, tenant)
         if document is None:
             return RulesRecord()
@@ -69,7 +72,10 @@ class FailureRules:
         return RulesRecord(text=stored.text, by=stored.by, at=stored.at, version=document.version, rules=rules)
 
     async def save(self, tenant: str, text: str, *, by: str, at: int, expected_version: int | None) -> None:
-        """Replace the tenant's rules. Raises `Refused` before anything is stored if the text has errors."""
+        """Replace the tenant's own rules file; `by` and `at` are stored for display.
+
+        Raises `Refused` and stores nothing if the text has errors or the stored version is not `expected_version`.
+        """
         parsed = failure_rules.parse_failure_rules(text)
         if parsed.rules is None:
             errors = [str(problem) for problem in parsed.problems if not problem.is_warning]

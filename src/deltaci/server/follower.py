@@ -35,11 +35,11 @@ class Follower:
         self._task: asyncio.Task[None] | None = None
 
     def subscribe(self, listener: Listener) -> None:
-        """Pass future events to this listener, too."""
+        """Call `listener` with each page of future events."""
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Follow the log from the last committed event on."""
+        """Start a task that passes the events after the last committed one to the listeners."""
         self._last_seq = await self._store.last_seq()
         self._task = asyncio.create_task(self._run(), name="follower")
 
@@ -48,29 +48,29 @@ class Follower:
             await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
-        is_logged = False
+        is_error_logged = False
         while True:
             try:
                 async with aclosing(feed.pages(self._store, self._last_seq)) as pages:
                     async for page in pages:
-                        is_logged = False
+                        is_error_logged = False
                         self._last_seq = page[-1].seq
                         for listener in self._listeners:
                             listener(page)
                         await asyncio.sleep(PAUSE_SECONDS)
             except Unavailable as error:
-                if not is_logged:
+                if not is_error_logged:
                     LOGGER.warning("cannot follow the event log: %s; retrying", error)
-                is_logged = True
+                is_error_logged = True
             except Exception:
                 # A failing listener must not stop the others.
-                if not is_logged:
+                if not is_error_logged:
                     LOGGER.exception("cannot follow the event log: internal error; retrying")
-                is_logged = True
+                is_error_logged = True
             await asyncio.sleep(RETRY_SECONDS)
 
 
 def read_records(record_ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:
-    """Read the store's clock and those of the records that exist. Writes nothing."""
+    """Return the store's time, and the records with these ids that exist. Writes nothing."""
     now, stored = yield Begin(tuple(record_ids))
     return now, [entry.record for entry in stored]

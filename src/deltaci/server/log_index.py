@@ -1,4 +1,4 @@
-"""Indexes of logs: where the lines and steps of a log are, so that a page reads only the part that it shows.
+"""Indexes of logs: the positions of lines and steps, so that a page reads only the part of a log that it shows.
 
 A log only grows, so an index is cached and extended; following a log costs only what was appended.
 """
@@ -22,7 +22,10 @@ MAX_CACHED: Final = 128  # Logs; the index of the largest one has 128 kB.
 
 
 class LogIndex:
-    """The index of a log so far. `blocks[n]` is the number of newlines before its n-th block of bytes."""
+    """The size, lines and sections (steps) of the part of a log that was indexed so far.
+
+    `blocks[n]` is the number of newlines before its n-th block of `BLOCK_BYTES` bytes.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -45,7 +48,7 @@ class LogIndex:
         return bool(self._nonce)
 
     def feed(self, data: bytes) -> None:
-        """Index the next bytes of the log."""
+        """Add the next bytes of the log to the index."""
         self._find_markers(data)
         start = 0
         while start < len(data):
@@ -57,21 +60,22 @@ class LogIndex:
                 self.blocks.append(self.newlines)
 
     def _find_markers(self, data: bytes) -> None:
+        """Apply the step markers in the next complete lines, and keep the unfinished last line for the next call."""
         text = self._line + data if self._line else data
         if not self._nonce and not self.newlines and not self._is_line_too_long:
             self._nonce = log_nonce(text) or ""
         nonce = self._nonce.encode()
         position = text.find(nonce) if nonce else -1
-        counted, line = 0, self.newlines + 1
+        counted_to, line = 0, self.newlines + 1
         while position >= 0:
             start, end = text.rfind(b"\n", 0, position) + 1, text.find(b"\n", position)
             if end < 0:
                 break
             if start or not self._is_line_too_long:
                 marker = parse_marker(text[start : end + 1], self._nonce)
-                line, counted = line + text.count(b"\n", counted, start), start
+                line, counted_to = line + text.count(b"\n", counted_to, start), start
                 if marker is not None:
-                    self._add(marker, line)
+                    self._apply_marker(marker, line)
             position = text.find(nonce, end)
         line_start = text.rfind(b"\n") + 1
         self._line = text[line_start:] if line_start else text
@@ -80,14 +84,14 @@ class LogIndex:
         if self._is_line_too_long:
             self._line = b""
 
-    def _add(self, marker: StepMarker, line: int) -> None:
-        """Apply a step marker by the rules of `sections_from`. Ignores markers that no runner writes."""
+    def _apply_marker(self, marker: StepMarker, line: int) -> None:
+        """Begin or end a section for a step marker. Ignores an end marker that does not belong to the open section."""
         last = self.sections[-1] if self.sections else None
         if marker.name is not None:
             if len(self.sections) >= MAX_SECTIONS:
                 return
             if last is not None and not last.is_over:  # The runner died before it wrote the end marker.
-                self._end(last, line - 1, StepMarker(index=last.index))
+                self._end_section(last, line - 1, StepMarker(index=last.index))
             self.sections.append(
                 LogSection(
                     index=marker.index,
@@ -100,9 +104,9 @@ class LogIndex:
                 )
             )
         elif last is not None and not last.is_over and last.index == marker.index:
-            self._end(last, line, marker)
+            self._end_section(last, line, marker)
 
-    def _end(self, section: LogSection, line: int, marker: StepMarker) -> None:
+    def _end_section(self, section: LogSection, line: int, marker: StepMarker) -> None:
         self.sections[-1] = LogSection(
             index=section.index,
             name=section.name,
@@ -115,7 +119,7 @@ class LogIndex:
 
 
 class LogIndexSnapshot:
-    """A copy of an index at one moment, with the counts from a block on."""
+    """A copy of an index at one moment. Its `blocks` begin with the block of the given number."""
 
     def __init__(self, index: LogIndex, block: int) -> None:
         self.size = index.size
@@ -142,20 +146,23 @@ class LogIndexes:
         self._cache: OrderedDict[tuple[str, int], _LockedIndex] = OrderedDict()
         self._lock = Lock()
 
-    def snapshot(self, logs: LogStore, attempt_id: str, number: int, block: int = 0) -> LogIndexSnapshot:
-        """Extend the index to the current end of the log. Return a copy with the counts from this block on."""
-        key = (attempt_id, number)
+    def snapshot(self, logs: LogStore, attempt_id: str, lease_number: int, block: int = 0) -> LogIndexSnapshot:
+        """Index the log of an attempt's lease up to its present end.
+
+        Return a copy whose `blocks` begin with this block.
+        """
+        key = (attempt_id, lease_number)
         with self._lock:
             locked = self._cache.pop(key, None) or _LockedIndex()
             self._cache[key] = locked
             while len(self._cache) > self._max_cached:
                 self._cache.popitem(last=False)
         with locked.lock:
-            size = logs.size(attempt_id, number)
+            size = logs.size(attempt_id, lease_number)
             if size < locked.index.size:  # The log was deleted and restarted.
                 locked.index = LogIndex()
             while locked.index.size < size:
-                chunk = logs.read(attempt_id, number, locked.index.size, PART_BYTES)
+                chunk = logs.read(attempt_id, lease_number, locked.index.size, PART_BYTES)
                 if not chunk:
                     break
                 locked.index.feed(chunk)

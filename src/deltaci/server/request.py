@@ -13,9 +13,9 @@ from deltaci.server.connection import PEER
 from deltaci.server.tls import Peer
 
 MAX_DIGITS: Final = 15
-MAX_QUOTED_CHARS: Final = 200  # Of what a client sent, in an error message.
+MAX_QUOTED_CHARS: Final = 200  # Of a text from a client in an error message.
 JSON: Final = "application/json"
-BODY_SECONDS: Final = 20.0  # Without a single byte.
+BODY_SECONDS: Final = 20.0  # The longest wait for the next bytes of a body.
 
 _DIGEST: Final = re.compile("[0-9a-fA-F]{64}")
 _LEASE: Final = LEASE_HEADER.lower().encode()
@@ -28,7 +28,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class Request:
-    """A request whose body is read up to a limit."""
+    """A request: path, method, headers, client certificate (`peer`), and the body, which is read up to a limit."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.path: str = scope["path"]
@@ -52,14 +52,22 @@ class Request:
         return any(sent_name == name for sent_name, _ in self._headers)
 
     async def body(self, limit: int) -> bytes:
-        """Return the whole body. Raises `Refused` as soon as it is larger than `limit` bytes."""
+        """Return the whole body. Raises `Refused` like `chunks`."""
         return b"".join([chunk async for chunk in self.chunks(limit)])
 
     async def chunks(self, limit: int) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives. Raises `Refused` as soon as it is larger than `limit` bytes."""
+        """Yield the body as it arrives.
+
+        Raises `Refused` if it has or announces more than `limit` bytes, stops arriving for `BODY_SECONDS`, or is cut
+        off.
+        """
         size = 0
-        announced = self.header(b"content-length")
-        if announced.isascii() and announced.isdecimal() and (len(announced) > MAX_DIGITS or int(announced) > limit):
+        content_length = self.header(b"content-length")
+        if (
+            content_length.isascii()
+            and content_length.isdecimal()
+            and (len(content_length) > MAX_DIGITS or int(content_length) > limit)
+        ):
             raise _too_large(limit)
         while True:
             try:
@@ -85,7 +93,10 @@ class Request:
             raise Refused("wrong_media_type", f"the Content-Type is {header[:MAX_QUOTED_CHARS]!r}; send {JSON}")
 
     def token(self) -> str:
-        """Return the bearer token. It may be missing only if there is a client certificate; then it is empty."""
+        """Return the bearer token, or an empty string if there is only a client certificate.
+
+        Raises `Refused` if both are missing.
+        """
         header = self.header(b"authorization")
         if self.peer is not None and not header:
             return ""
@@ -95,21 +106,27 @@ class Request:
         return token
 
     def lease_id(self) -> str:
-        """Return the lease id of the request."""
+        """Return the lease id in the header. Raises `Refused` if it is missing or too long."""
         lease_id = self.header(_LEASE)
         if not 0 < len(lease_id) <= MAX_LEASE_CHARS:
             raise Refused("bad_request", f"{LEASE_HEADER} has {len(lease_id)} characters; send the lease id in it")
         return lease_id
 
     def offset(self) -> int:
-        """Return the byte at which this chunk of a log begins."""
+        """Return the offset in the header: the byte of the log at which this body begins.
+
+        Raises `Refused` for no number.
+        """
         offset = self.header(_OFFSET)
         if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_OFFSET_DIGITS:
             raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
         return int(offset)
 
     def digest(self) -> str | None:
-        """Return the SHA-256 of the body that the client sent as a header, or None."""
+        """Return the SHA-256 of the body that the client sent in a header, or None.
+
+        Raises `Refused` if it is malformed.
+        """
         if not self.has_header(_SHA256):
             return None
         digest = self.header(_SHA256)

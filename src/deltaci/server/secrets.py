@@ -73,7 +73,10 @@ class SecretScope(msgspec.Struct, frozen=True, order=True):
         return not self.branch or (bool(branch) and branch_filter([self.branch]).matches(branch))
 
     def rank(self) -> tuple[int, int, str]:
-        """Return a sort key that is greater for narrower scopes: exact names first, then more literal characters."""
+        """Return a sort key that is greater for narrower scopes.
+
+        An exact branch is narrower than a pattern, and a pattern with more literal characters is narrower than another.
+        """
         literal_chars = sum(char not in WILDCARDS for char in self.branch)
         return (not WILDCARDS & set(self.branch) if self.branch else -1, literal_chars, self.branch)
 
@@ -104,22 +107,22 @@ _decode = msgspec.json.Decoder(SecretMetadata).decode
 
 
 def job_scope_of(origin: Origin) -> JobScope:
-    """Return the project and branch whose secrets a run may have.
+    """Return the project and branch whose secrets the jobs of a run may use.
 
-    A pull request's branch is its target, where the code is not yet; and whoever starts a run may name any branch. So
-    the branch counts only if the server knows that the commit is on it.
+    The branch is empty unless the server knows that the commit is on it. It is not for a pull request, which names the
+    target branch, nor for a run that a person started with any branch's name.
     """
     is_branch_known = origin.is_on_branch and origin.event != PULL_REQUEST
     return JobScope(origin.project, origin.branch if is_branch_known else "")
 
 
 def is_from_fork(origin: Origin) -> bool:
-    """Return whether the code was written by somebody who may not write to the repository."""
+    """Return whether the run's code comes from a fork, whose authors may not write to the repository."""
     return origin.is_fork
 
 
 class Secrets:
-    """The secrets of all tenants of one server."""
+    """Encrypts, stores and decrypts the secrets of all tenants."""
 
     def __init__(self, blobs: BlobStore, server_key: bytes) -> None:
         self._blobs = blobs
@@ -128,7 +131,10 @@ class Secrets:
     def set(
         self, tenant: str, name: str, value: str, scope: SecretScope = TENANT_WIDE, *, by: str = "", at: int = 0
     ) -> SecretMetadata:
-        """Store a secret and replace an existing one of the same scope. `by` and `at` are for display."""
+        """Encrypt and store a secret, in place of one with the same name and scope. Return its metadata.
+
+        `by` and `at` are for display. Raises `Refused` for an invalid value or scope.
+        """
         key = secret_key(tenant, name, scope.project, scope.branch)
         scope.check()
         if len(value.strip()) < MIN_CHARACTERS:
@@ -139,7 +145,7 @@ class Secrets:
         if len(plaintext) > MAX_BYTES or "\0" in value or not _is_unicode(value):
             raise Refused("bad_request", f"a secret is a text of at most {MAX_BYTES} bytes without NUL; encode it")
         existing = self._read_metadata(tenant, key)
-        if existing is None and sum(1 for _ in self._keys(tenant)) >= MAX_SECRETS:
+        if existing is None and sum(1 for _ in self._blob_keys(tenant)) >= MAX_SECRETS:
             raise Refused("bad_request", f"the tenant has {MAX_SECRETS} secrets already; remove some")
         metadata = SecretMetadata(
             name=name, scope=scope, version=existing.version + 1 if existing is not None else 1, at=at, by=by
@@ -158,7 +164,7 @@ class Secrets:
     def list_all(self, tenant: str) -> list[SecretMetadata]:
         """Return the metadata of all secrets, by name, the widest scope first."""
         metadata_list = [
-            metadata for key in self._keys(tenant) if (metadata := self._read_metadata(tenant, key)) is not None
+            metadata for key in self._blob_keys(tenant) if (metadata := self._read_metadata(tenant, key)) is not None
         ]
         return sorted(metadata_list, key=lambda secret: (secret.name, secret.scope))
 
@@ -168,19 +174,22 @@ class Secrets:
         return self._blobs.delete(secret_key(tenant, name, scope.project, scope.branch))
 
     def find(self, tenant: str, name: str, scope: SecretScope = TENANT_WIDE) -> SecretMetadata | None:
-        """Return the metadata of the secret with exactly this scope."""
+        """Return the metadata of the secret with exactly this scope, or None if it does not exist."""
         return self._read_metadata(tenant, secret_key(tenant, name, scope.project, scope.branch))
 
     def decrypt(self, tenant: str, names: Iterable[str], scope: JobScope = NO_PROJECT) -> dict[str, str]:
-        """Return the values of these secrets for a job. Raises `Refused` if one is missing or unreadable."""
+        """Return the values of these secrets for a job, each from the narrowest scope that matches the job.
+
+        Raises `Refused` if one is missing or cannot be decrypted.
+        """
         required = list(names)
-        scopes = self._narrowest(tenant, scope) if scope.project and required else {}
+        scopes = self._narrowest_scopes(tenant, scope) if scope.project and required else {}
         return {name: self._decrypt(tenant, name, scopes.get(name, TENANT_WIDE)) for name in required}
 
     def decrypt_existing(self, tenant: str, names: Iterable[str], scope: JobScope = NO_PROJECT) -> dict[str, str]:
-        """Return the values of those of these secrets that exist for a job and can be decrypted."""
+        """Return the values of these secrets for a job. Leave out those that are missing or cannot be decrypted."""
         requested, values = list(names), dict[str, str]()
-        scopes = self._narrowest(tenant, scope) if scope.project and requested else {}
+        scopes = self._narrowest_scopes(tenant, scope) if scope.project and requested else {}
         for name in requested:
             try:
                 values[name] = self._decrypt(tenant, name, scopes.get(name, TENANT_WIDE))
@@ -189,8 +198,8 @@ class Secrets:
                     raise
         return values
 
-    def _narrowest(self, tenant: str, job_scope: JobScope) -> dict[str, SecretScope]:
-        """Return, for each name with a secret of the project, the narrowest scope that matches."""
+    def _narrowest_scopes(self, tenant: str, job_scope: JobScope) -> dict[str, SecretScope]:
+        """Return the narrowest scope that matches the job, by the names of the secrets of the job's project."""
         scopes: dict[str, SecretScope] = {}
         for key in all_keys(self._blobs, project_secrets(tenant, job_scope.project)):
             if key.endswith(f"/{ANY_BRANCH}"):
@@ -207,14 +216,15 @@ class Secrets:
                 scopes[name] = scope
         return scopes
 
-    def _keys(self, tenant: str) -> Iterator[str]:
+    def _blob_keys(self, tenant: str) -> Iterator[str]:
         for prefix in (secrets_of(tenant), scoped_secrets(tenant)):
             yield from all_keys(self._blobs, prefix)
 
     def _read_metadata(self, tenant: str, key: str) -> SecretMetadata | None:
-        """Return the metadata stored under this key, or None if it belongs to another key: a moved secret is ignored.
+        """Return the metadata stored under this key, or None if there is none or it belongs to another key.
 
-        The metadata is unverified until the value was decrypted with it.
+        Thus a blob that was moved to another key is ignored. The metadata is unverified until the value was decrypted
+        with it.
         """
         try:
             stored = self._blobs.get(key)
@@ -256,7 +266,7 @@ class Secrets:
         ) from None
 
     def _cipher(self) -> Any:
-        """Return the cipher with the derived key."""
+        """Return an AES-GCM cipher with a key derived from the server's key."""
         hkdf = _optional_module("cryptography.hazmat.primitives.kdf.hkdf").HKDF
         sha256 = _optional_module("cryptography.hazmat.primitives.hashes").SHA256
         key = hkdf(algorithm=sha256(), length=32, salt=None, info=PURPOSE).derive(self._server_key)
@@ -285,7 +295,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _optional_module(name: str) -> ModuleType:
-    """Import a module of the optional cryptography library."""
+    """Return a module of the optional cryptography library. Raises `Refused` if it is not installed."""
     try:
         return import_module(name)
     except ModuleNotFoundError:

@@ -47,7 +47,7 @@ class RateLimited(Exception):
 
 
 class TokenBucket:
-    """A token bucket with a burst of ten seconds' worth of requests."""
+    """A token bucket of one token per request. It holds at most as many as refill in `BURST_SECONDS`."""
 
     __slots__ = ("_refilled_at", "_tokens")
 
@@ -56,7 +56,7 @@ class TokenBucket:
         self._refilled_at = now
 
     def take(self, rate: int, now: float) -> None:
-        """Count one request. Raises `RateLimited` if the bucket is empty."""
+        """Refill the bucket and take one token. Raises `RateLimited` if it is empty."""
         self._tokens = min(float(rate * BURST_SECONDS), self._tokens + (now - self._refilled_at) * rate)
         self._refilled_at = now
         if self._tokens < 1:
@@ -78,7 +78,7 @@ class RequestSlots:
 
     @asynccontextmanager
     async def slot(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a free slot and hold it."""
+        """Wait for a free slot and hold it while the context is open. Raises `Overloaded` if too many requests wait."""
         if self._free > 0:
             self._free -= 1
         else:
@@ -115,7 +115,7 @@ class RequestSlots:
 
 
 class Tenants:
-    """The quotas of all tenants and their usage."""
+    """The quotas of all tenants: reads and sets them, measures their use, and refuses requests that exceed them."""
 
     def __init__(self, store: Store, blobs: BlobStore, clock: Callable[[], float]) -> None:
         self._store = store
@@ -163,7 +163,7 @@ class Tenants:
         return (await self.quotas(tenant)).running_jobs
 
     async def check_queue(self, tenant: str) -> None:
-        """Raise `Refused` if the tenant has as many runs waiting as its quota allows."""
+        """Raise `Refused` if the tenant has as many pending runs as its quota allows."""
         limit = (await self.quotas(tenant)).queued_runs
         if limit and await self._store.count(tenant, runs_with_status(PENDING), limit) >= limit:
             raise Refused("over_quota", f"{limit} runs of this tenant are waiting; its quota is {limit}")
@@ -180,7 +180,7 @@ class Tenants:
         return self._stored_bytes_cache.put(tenant, await asyncio.to_thread(keys.bytes_of, self._blobs, tenant))
 
     def add_stored_bytes(self, tenant: str, size: int) -> None:
-        """Add bytes that were stored since the last measurement."""
+        """Add the bytes of an upload to the cached measurement, if there is one."""
         self._stored_bytes_cache.update(tenant, lambda measured: measured + size)
 
     async def running_jobs(self, tenant: str) -> int:
@@ -188,7 +188,7 @@ class Tenants:
         return await self._store.transact(lambda: _count_leases(tenant))
 
     async def usage(self, tenant: str) -> Usage:
-        """Return the tenant's current usage."""
+        """Return how many jobs the tenant runs, how many of its runs are pending, and how many bytes it stores."""
         running_jobs = await self.running_jobs(tenant)
         queued = await self._store.count(tenant, runs_with_status(PENDING), MAX_COUNTED)
         return Usage(running_jobs=running_jobs, queued_runs=queued, storage_bytes=await self.stored_bytes(tenant))

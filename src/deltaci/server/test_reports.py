@@ -34,14 +34,14 @@ MAX_CACHED: Final = 100_000  # Tests, of the recently requested attempts.
 
 
 class ParsedReports(msgspec.Struct, frozen=True):
-    """The tests of an attempt, as far as its reports could be read, and the problems with the others."""
+    """The tests of an attempt's reports, and messages about reports that could not be read."""
 
     cases: tuple[TestCase, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 class TestReports:
-    """Parses the reports of one attempt at a time, because parsing uses much CPU time."""
+    """Parses and caches the test reports of attempts, one attempt at a time because parsing uses much CPU time."""
 
     __test__ = False  # Not a test class, despite its name.
 
@@ -50,24 +50,24 @@ class TestReports:
         self._lock = asyncio.Lock()
 
     async def read(self, attempt: Attempt, lease_number: int, blobs: BlobStore, disk: DiskThreads) -> ParsedReports:
-        """Return the tests of a finished attempt."""
+        """Return the parsed reports that a finished attempt uploaded under a lease, from the cache if possible."""
         key = (attempt.id, lease_number)
         async with self._lock:
-            tests = self._cache.pop(key, None)
-            if tests is None:
-                tests = await disk.run(lambda: read_reports(blobs, attempt, lease_number))
-            self._cache[key] = tests
+            reports = self._cache.pop(key, None)
+            if reports is None:
+                reports = await disk.run(lambda: read_reports(blobs, attempt, lease_number))
+            self._cache[key] = reports
             cached_count = sum(len(cached.cases) for cached in self._cache.values())
             while cached_count > MAX_CACHED and len(self._cache) > 1:
                 _, evicted = self._cache.popitem(last=False)
                 cached_count -= len(evicted.cases)
-        return tests
+        return reports
 
 
 def read_reports(blobs: BlobStore, attempt: Attempt, lease_number: int) -> ParsedReports:
-    """Parse all test reports that the attempt has uploaded."""
+    """Parse the reports that an attempt uploaded under a lease. An unreadable report becomes a problem."""
     problems: list[str] = []
-    files = _files(blobs, attempt, lease_number, problems)
+    files = _read_files(blobs, attempt, lease_number, problems)
     try:
         cases = read_cases(files, lambda error: problems.append(error.message))
     except Refused as refused:
@@ -78,7 +78,7 @@ def read_reports(blobs: BlobStore, attempt: Attempt, lease_number: int) -> Parse
 
 
 def _sanitize(case: TestCase) -> TestCase:
-    """Remove control characters and bidirectional marks, and shorten names as runners do."""
+    """Return the test without control characters and bidirectional marks, its texts shortened as runners do."""
     output = "\n".join(plain_line(line, MAX_OUTPUT_CHARACTERS) for line in case.output.splitlines())
     message = plain_line(case.message, MAX_MESSAGE_CHARACTERS)
     return msgspec.structs.replace(
@@ -86,7 +86,10 @@ def _sanitize(case: TestCase) -> TestCase:
     )
 
 
-def _files(blobs: BlobStore, attempt: Attempt, lease_number: int, problems: list[str]) -> Iterator[tuple[str, bytes]]:
+def _read_files(
+    blobs: BlobStore, attempt: Attempt, lease_number: int, problems: list[str]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield path and contents of each uploaded report. Appends a message to `problems` for each one that is skipped."""
     remaining_bytes = MAX_BYTES
     for path in report_paths(attempt.report):
         try:
@@ -105,7 +108,7 @@ def _files(blobs: BlobStore, attempt: Attempt, lease_number: int, problems: list
 
 
 def report_paths(report: Any) -> list[str]:
-    """Return the paths of those reported artifacts that are test reports."""
+    """Return the paths of the artifacts of type `junit` in an attempt's report."""
     artifacts = report.get("artifacts") if isinstance(report, dict) else None
     return [
         str(artifact.get("name", ""))

@@ -26,13 +26,16 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """The contents of a verified client certificate."""
+    """A verified client certificate: the URIs among its alternative names, and its end of validity in Unix seconds."""
 
     uris: tuple[str, ...]
     expires_at: float
 
     def runner(self, now: float) -> tuple[str, str] | None:
-        """Return the tenant and the runner that the certificate names, or None if it names none."""
+        """Return the tenant and the runner that the certificate names, or None if it has no `deltaci:` URI.
+
+        Raises `Refused` if it has expired or does not name exactly one valid runner.
+        """
         runner_uris = [uri for uri in self.uris if uri.startswith(SCHEME)]
         if not runner_uris:
             return None
@@ -50,7 +53,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 def peer_certificate(ssl_object: Any) -> Peer | None:
-    """Return the client certificate of a connection, if it has one."""
+    """Return the client certificate of a connection, or None for a connection without one."""
     certificate = ssl_object.getpeercert() if ssl_object is not None else None
     if not certificate:
         return None
@@ -64,19 +67,23 @@ class _LoggingSslObject(ssl.SSLObject):
     _logged_at = float("-inf")
 
     def do_handshake(self) -> None:
-        """Log a rejected certificate, at most once per `LOG_SECONDS`."""
+        """Do the handshake.
+
+        Logs a missing or rejected certificate, at most once per `LOG_SECONDS`, and raises the error.
+        """
         try:
             super().do_handshake()
         except ssl.SSLCertVerificationError as error:
-            _warn(f"a client certificate was refused: {error.verify_message}")
+            _log_rarely(f"a client certificate was refused: {error.verify_message}")
             raise
         except ssl.SSLError as error:
             if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-                _warn("a client sent no certificate; it needs one that --client-ca signed")
+                _log_rarely("a client sent no certificate; it needs one that --client-ca signed")
             raise
 
 
-def _warn(message: str) -> None:
+def _log_rarely(message: str) -> None:
+    """Log a warning, unless another one was logged in the last `LOG_SECONDS`."""
     now = time.monotonic()
     if now - _LoggingSslObject._logged_at >= LOG_SECONDS:
         _LoggingSslObject._logged_at = now
@@ -86,7 +93,10 @@ def _warn(message: str) -> None:
 def server_context(
     cert: Path, key: Path, client_ca: Path | None = None, *, require_client_cert: bool = False
 ) -> ssl.SSLContext:
-    """Return a context for TLS 1.2 or newer. Raises `ValueError` that says which file is wrong and why."""
+    """Return the server's context for TLS 1.2 or newer, which verifies client certificates if `client_ca` is given.
+
+    Raises `ValueError` that says which file is wrong and why.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.sslobject_class = _LoggingSslObject

@@ -45,7 +45,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of a response."""
+    """The body of the response to a delivery: the result, its reason (`why`), and the change's id or an error code."""
 
     result: str  # accepted, duplicate, ignored, pong, refused
     why: str = ""
@@ -57,14 +57,14 @@ class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class DeliveryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The stored record of a delivery."""
+    """The stored record of a processed delivery: the id of its change, and the forge's id of the delivery."""
 
     change: str
     delivery: str = ""
 
 
 class WebhookApp:
-    """The routes under /hooks/."""
+    """The ASGI application for webhook deliveries under /hooks/."""
 
     def __init__(
         self, store: Store, projects: ForgeProjects, intake: ChangeIntake, clock: Callable[[], float] = time.time
@@ -77,7 +77,7 @@ class WebhookApp:
         self._buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Process one delivery and send the response. An exception becomes an error response."""
         request = Request(scope, receive)
         headers: list[tuple[bytes, bytes]] = []
         try:
@@ -95,10 +95,10 @@ class WebhookApp:
     async def _answer(self, request: Request) -> tuple[int, WebhookResponse]:
         tenant, name = _parse_path(request)
         delivery = await self._read(request)
-        began = time.monotonic()
+        began_at = time.monotonic()
         project = await self._project(tenant, name)
         if not self._has_valid_signature(project, delivery):
-            await asyncio.sleep(began + REFUSED_AFTER_SECONDS - time.monotonic())
+            await asyncio.sleep(began_at + REFUSED_AFTER_SECONDS - time.monotonic())
             raise Refused(
                 "bad_credential",
                 "there is no such project, or the signature is not made with its webhook secret, or it is too old",
@@ -107,7 +107,11 @@ class WebhookApp:
         return await self._process(project, delivery, request)
 
     async def _read(self, request: Request) -> Delivery:
-        """Read the whole body, if the limit for all bodies in memory allows it."""
+        """Read the request's body and return the delivery.
+
+        Raises `Overloaded` if all bodies that are being read exceed `MAX_BUFFERED_BYTES`, and `Refused` if one takes
+        too long.
+        """
         chunks: list[bytes] = []
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -132,7 +136,10 @@ class WebhookApp:
             return None
 
     def _has_valid_signature(self, project: ForgeProject | None, delivery: Delivery) -> bool:
-        """Return whether the delivery is signed. Without a secret, check against a random one, to take as long."""
+        """Return whether the delivery is signed with the project's webhook secret.
+
+        Without a project or a secret, return False, but verify against a random secret first, to take as long.
+        """
         secret = project.webhook_secret if project is not None else ""
         parser = WEBHOOK_PARSERS[project.forge if project is not None else "github"]
         return parser.has_valid_signature(delivery, secret or self._decoy) and bool(secret)
@@ -160,23 +167,27 @@ class WebhookApp:
         if not change.repository:
             change = msgspec.structs.replace(change, repository=project.repository)
         delivery_id = plain_line(parser.delivery_id(delivery), MAX_DELIVERY)
-        content = _content_fingerprint(project, event)
-        record_names = [f"{project.name}/{content}"]
+        content_hash = _content_fingerprint(project, event)
+        record_names = [f"{project.name}/{content_hash}"]
         if delivery_id:
             record_names.append(f"{project.name}/id-{fingerprint(project.forge, delivery_id)}")
         duplicate = await self._find_duplicate(project.tenant, record_names)
-        details = {"event": change.event, "ref": plain_line(change.ref, MAX_QUOTED_CHARS), "commit": change.commit}
+        change_fields = {
+            "event": change.event,
+            "ref": plain_line(change.ref, MAX_QUOTED_CHARS),
+            "commit": change.commit,
+        }
         if duplicate is not None:
             return 200, WebhookResponse(
-                result="duplicate", change=duplicate.change, why="it was delivered before", **details
+                result="duplicate", change=duplicate.change, why="it was delivered before", **change_fields
             )
-        accepted = await self._intake.accept(project.tenant, project.name, change, content)
+        accepted = await self._intake.accept(project.tenant, project.name, change, content_hash)
         await self._record_delivery(project.tenant, record_names, DeliveryRecord(accepted.id, delivery_id))
         if not accepted.is_new:
             return 200, WebhookResponse(
-                result="duplicate", change=accepted.id, why="it was delivered before", **details
+                result="duplicate", change=accepted.id, why="it was delivered before", **change_fields
             )
-        return 202, WebhookResponse(result="accepted", change=accepted.id, **details)
+        return 202, WebhookResponse(result="accepted", change=accepted.id, **change_fields)
 
     async def _find_duplicate(self, tenant: str, names: Sequence[str]) -> DeliveryRecord | None:
         for name in names:
@@ -228,14 +239,14 @@ def _ignored(why: str) -> WebhookResponse:
     return WebhookResponse(result="ignored", why=why)
 
 
-async def _send(send: Send, status: int, response: WebhookResponse, more: list[tuple[bytes, bytes]]) -> None:
+async def _send(send: Send, status: int, response: WebhookResponse, extra_headers: list[tuple[bytes, bytes]]) -> None:
     body = msgspec.json.encode(response) + b"\n"
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
-        *more,
+        *extra_headers,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

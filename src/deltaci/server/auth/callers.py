@@ -85,7 +85,7 @@ _decode = msgspec.json.Decoder(KeyRecord).decode
 
 
 class ApiKeys:
-    """The API keys of all tenants."""
+    """Creates, finds, verifies and revokes the API keys of all tenants."""
 
     def __init__(self, store: Store, signer: Signer, clock: Callable[[], float]) -> None:
         self._store = store
@@ -93,7 +93,7 @@ class ApiKeys:
         self._cache: TtlCache[str, KeyRecord] = TtlCache(REMEMBERED_SECONDS, MAX_REMEMBERED, clock)
 
     async def caller(self, token: str) -> Caller:
-        """Return the caller that this token authenticates. Raises `Refused` if it is not valid."""
+        """Return the caller that an API key or an operator's token authenticates. Raises `Refused` if it is invalid."""
         if token.startswith(PREFIX):
             claims = self._signer.read(token, "operate")
             return Caller(
@@ -111,7 +111,10 @@ class ApiKeys:
         return self._valid_caller(record if is_good else None)
 
     async def caller_by_id(self, id: str) -> Caller:
-        """Return the caller of a key that was presented before. Raises `Refused` if it is no longer valid."""
+        """Return the caller of a key by its id, without its secret, which was verified before.
+
+        Raises `Refused` if the key is no longer valid.
+        """
         return self._valid_caller(await self._find(id))
 
     def _valid_caller(self, record: KeyRecord | None) -> Caller:
@@ -131,7 +134,7 @@ class ApiKeys:
         )
 
     def now(self) -> int:
-        """Return the time by which keys expire, in microseconds."""
+        """Return the present time in microseconds, by the clock that decides when keys expire."""
         return int(self._signer.now() * SECOND)
 
     async def create(self, tenant: str, key_input: KeyInput, by: str) -> tuple[KeyRecord, str]:
@@ -154,19 +157,19 @@ class ApiKeys:
         return record, f"{KEY_PREFIX}{id}_{secret}"
 
     async def read(self, tenant: str, id: str) -> KeyRecord | None:
-        """Return a key of this tenant, even if it has expired or was revoked."""
+        """Return a key of this tenant, even if it has expired or was revoked, or None if it does not exist."""
         document = await self._store.find_document(KEY, id, tenant)
         return _decode(document.body) if document is not None else None
 
     async def list_page(self, tenant: str, after: str, limit: int) -> list[KeyRecord]:
-        """Return keys of the tenant in the order of their ids."""
+        """Return up to `limit` keys of the tenant, ordered by id, that come after the id `after`."""
         return [
             _decode(document.body)
             for document in await self._store.list_documents(KEY, tenant, after=after, limit=limit)
         ]
 
     async def revoke(self, tenant: str, id: str, by: str) -> KeyRecord | None:
-        """Revoke a key. Safe to repeat. Return None if there is no such key."""
+        """Mark a key as revoked, unless it is already. Return its record, or None if there is no such key."""
         while True:
             document = await self._store.find_document(KEY, id, tenant)
             if document is None:

@@ -32,7 +32,11 @@ Use = Literal["register", "run", "operate", "enter"]
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """The contents of a token."""
+    """The contents of a token. `use` is the only purpose that it may serve.
+
+    `runner_id` is the person in a token of the operator. With `again`, a registration token may register a runner that
+    is registered already.
+    """
 
     use: Use
     runner_id: str
@@ -55,14 +59,14 @@ class Signer:
         self._cache: dict[str, Claims] = {}
 
     def now(self) -> float:
-        """Return the time by which tokens expire."""
+        """Return the present time in Unix seconds, by the clock that decides when tokens expire."""
         return self._clock()
 
     def sign(self, use: Use, runner_id: str, tenant: str, seconds: float, *, again: bool = False) -> str:
-        """Return a token that is valid for this many seconds."""
+        """Return a signed token for one use that is valid for this many seconds."""
         now = self._clock()
         body = _encode(Claims(use, runner_id, tenant, now + seconds, now, again))
-        return PREFIX + ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in (body, self._seal(body)))
+        return PREFIX + ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in (body, self._mac(body)))
 
     def read(self, token: str, use: Use) -> Claims:
         """Return the contents of a valid token that this server signed for this use. Raises `Refused` otherwise."""
@@ -80,26 +84,29 @@ class Signer:
 
     def _verify(self, token: str) -> Claims:
         try:
-            body, seal = (urlsafe_b64decode(part + "==") for part in token.removeprefix(PREFIX).split("."))
+            body, mac = (urlsafe_b64decode(part + "==") for part in token.removeprefix(PREFIX).split("."))
         except ValueError:
-            body, seal = b"", b""
-        if not hmac.compare_digest(seal, self._seal(body)):
+            body, mac = b"", b""
+        if not hmac.compare_digest(mac, self._mac(body)):
             raise Refused(
                 "bad_credential", "this token was not signed by this server; register the runner with a new one"
             )
         return _decode(body)
 
-    def _seal(self, body: bytes) -> bytes:
+    def _mac(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")
 
 
 def is_runner_name(name: object) -> bool:
-    """Return whether a runner may have this name. A slash separates the runner's name from its slot."""
+    """Return whether this is a valid name of a runner: 1 to 100 printable ASCII characters without a slash.
+
+    A slash separates the runner's name from its slot in the id of a worker.
+    """
     return _is_name(name, MAX_RUNNER_NAME) and "/" not in str(name)
 
 
 def is_tenant_name(name: object) -> bool:
-    """Return whether a tenant may have this name."""
+    """Return whether this is a valid name of a tenant: 1 to 200 printable ASCII characters."""
     return _is_name(name, MAX_TENANT_NAME)
 
 
@@ -108,7 +115,10 @@ def _is_name(name: object, max_chars: int) -> bool:
 
 
 def load_server_key(path: Path) -> bytes:
-    """Return the server's key and create it if it is missing. Raises `ValueError` if it is too short to be safe."""
+    """Return the server's signing key from this file, which is created with a random key if it is missing.
+
+    Raises `ValueError` if the key is too short to be safe.
+    """
     try:
         key = path.read_bytes()
     except FileNotFoundError:
@@ -122,16 +132,19 @@ def load_server_key(path: Path) -> bytes:
 
 
 def _create_key(path: Path) -> bytes:
-    """Create the key file atomically: no other process may read half of it, even after a crash."""
+    """Create the file with a random key and return its contents; keep the file if another process was faster.
+
+    The file appears at once with its full contents, even after a crash.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    temporary_path = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        with os.fdopen(os.open(temporary_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):  # Another process was faster: use its key.
-            os.link(draft, path)
+            os.link(temporary_path, path)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
     return path.read_bytes()

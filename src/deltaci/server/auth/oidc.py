@@ -45,11 +45,11 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class FetchError(Exception):
-    """The issuer did not return what was expected."""
+    """The issuer could not be reached or sent an invalid response."""
 
 
 class OidcIssuer:
-    """An issuer of runner tokens, and the claims that name tenant and runner.
+    """Verifies the tokens of an issuer that vouches for runners, and reads tenant and runner from two of their claims.
 
     A claim is given by name or by a path like `/kubernetes.io/pod/name`.
     """
@@ -101,7 +101,7 @@ def check_installed(option: str) -> None:
 
 
 def claim(claims: dict[str, Any], name: str) -> Any:
-    """Return the claim with this name or at this path."""
+    """Return the claim with this name or at this path, or None if it is missing."""
     if not name.startswith("/"):
         return claims.get(name)
     value: Any = claims
@@ -140,7 +140,7 @@ class IssuerClient:
         return self._verify(token, key)
 
     async def metadata(self) -> dict[str, Any]:
-        """Return the issuer's metadata with its endpoints."""
+        """Return the issuer's metadata with its endpoints, cached for `CACHE_SECONDS`."""
         if self._is_expired():
             async with self._fetch_lock:
                 if self._is_expired():
@@ -153,11 +153,14 @@ class IssuerClient:
         return await asyncio.to_thread(self._send, url, all_headers, urlencode(form).encode())
 
     def _signing_key_id(self, token: str) -> str:
-        """Return the id of the signing key. Refuses what cannot be valid before anything is fetched."""
+        """Return the key id in the token's header, or an empty string.
+
+        Raises `Refused` for a malformed token, algorithm or issuer, so that nothing is fetched for it.
+        """
         try:
-            head, claims, _ = token.split(".")
+            encoded_header, encoded_claims, _ = token.split(".")
             header, token_claims = (
-                _decode(urlsafe_b64decode(part + "=" * (-len(part) % 4))) for part in (head, claims)
+                _decode(urlsafe_b64decode(part + "=" * (-len(part) % 4))) for part in (encoded_header, encoded_claims)
             )
         except (ValueError, RecursionError):  # msgspec's errors are ValueErrors.
             raise bad_token("the token is neither one of this server nor a signed JWT") from None
@@ -180,7 +183,7 @@ class IssuerClient:
         now = self._clock()
         if _time_claim(claims, "exp") <= now - LEEWAY_SECONDS:
             raise Refused("expired_credential", "the OIDC token is too old; get a fresh one from the issuer")
-        if max(_time_claim(claims, "iat"), _time_claim(claims, "nbf", missing=0.0)) > now + LEEWAY_SECONDS:
+        if max(_time_claim(claims, "iat"), _time_claim(claims, "nbf", default=0.0)) > now + LEEWAY_SECONDS:
             raise bad_token("it is from the future; set the clocks of the issuer and of this server right")
         return claims
 
@@ -209,6 +212,7 @@ class IssuerClient:
         return next(iter(self._keys.values())) if len(self._keys) == 1 else None
 
     async def _refresh(self) -> None:
+        """Fetch metadata and keys. Raises `Unavailable` if that fails or the last try is too recent."""
         now = self._monotonic()
         if now - self._attempted_at < REFRESH_SECONDS:
             raise Unavailable("the OIDC issuer's keys were fetched just now and have no such key")
@@ -220,7 +224,7 @@ class IssuerClient:
         self._fetched_at = now
 
     def _fetch(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Fetch metadata and keys. Runs in a separate thread."""
+        """Return the issuer's metadata and its public keys by id. Blocks, so it runs in a thread."""
         from joserfc import errors
         from joserfc.jwk import ECKey, OKPKey, RSAKey
 
@@ -278,14 +282,14 @@ class IssuerClient:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: an issuer could otherwise send this server's requests anywhere."""
+    """Does not follow redirects: an issuer could otherwise send this server's requests anywhere."""
 
     def redirect_request(self, *_: Any) -> None:
         """Return None, so that the redirect itself is the response."""
 
 
 class _NoErrors(urllib.request.HTTPErrorProcessor):
-    """Returns every response, whatever its status, instead of raising."""
+    """Returns a response with an error status like any other instead of raising."""
 
     def http_response(self, request: Any, response: Any) -> Any:
         return response
@@ -294,18 +298,19 @@ class _NoErrors(urllib.request.HTTPErrorProcessor):
 
 
 def check_url(url: str, issuer: str) -> None:
-    """Raise unless the URL is safe: https, or http to a loopback address for an issuer that itself uses http.
+    """Raise unless the URL is https, or http to a loopback address for an issuer that itself uses http.
 
-    Keys that came over an unencrypted network connection prove nothing.
+    Keys that came over an unencrypted network connection prove nothing. Raises `ValueError` for the issuer's own URL,
+    `FetchError` for any other.
     """
     try:
         parts = urlsplit(url)
-        is_good = bool(parts.hostname) and parts.username is None and not parts.query and not parts.fragment
+        is_well_formed = bool(parts.hostname) and parts.username is None and not parts.query and not parts.fragment
         is_secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
         is_local = urlsplit(issuer).scheme == "http"
     except ValueError:
-        is_good = is_secure = is_local = False
-    if not is_good or not is_secure or (parts.scheme == "http" and not is_local):
+        is_well_formed = is_secure = is_local = False
+    if not is_well_formed or not is_secure or (parts.scheme == "http" and not is_local):
         message = (
             f"the OIDC address {quote_value(url)} cannot be used; expected https://HOST/… (http only on this machine)"
         )
@@ -313,26 +318,27 @@ def check_url(url: str, issuer: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is this machine."""
+    """Return whether the host is `localhost` or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _time_claim(claims: dict[str, Any], name: str, missing: float | None = None) -> float:
-    value = claims.get(name, missing)
+def _time_claim(claims: dict[str, Any], name: str, default: float | None = None) -> float:
+    """Return a claim with a time in Unix seconds, or the default if it is missing. Raises `Refused` for no number."""
+    value = claims.get(name, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
         raise bad_token(f"{name} is {quote_value(value)}; expected a time in seconds")
     return value
 
 
 def bad_token(problem: str) -> Refused:
-    """Return the refusal of a token."""
+    """Return the error for an OIDC token that is not accepted."""
     return Refused("bad_credential", f"the OIDC token is refused: {problem}")
 
 
 def quote_value(value: object) -> str:
-    """Return the value as text of limited length for an error message."""
+    """Return `repr(value)`, shortened for an error message."""
     text = repr(value)
     return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"

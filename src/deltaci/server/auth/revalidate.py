@@ -13,7 +13,7 @@ CHECK_SECONDS: Final = 15.0
 
 
 class Revalidation:
-    """Checks the key of one caller again from time to time, and as soon as it expires."""
+    """Authenticates the caller of a long response again, every `CHECK_SECONDS` and when its credential expires."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -21,7 +21,10 @@ class Revalidation:
         self.next_check_at = self._clock() + self._seconds_to_next_check()  # By the loop's clock.
 
     async def is_revoked(self) -> bool:
-        """Return whether the caller is no longer allowed. Reads the key only when a check is due."""
+        """Return whether the caller may no longer use the route, or now belongs to another tenant.
+
+        Return False without authenticating unless a check is due.
+        """
         if self._clock() < self.next_check_at:
             return False
         call = self._call
