@@ -1,4 +1,4 @@
-"""Shell completion of ids and names. It queries the server for at most one second and offers nothing on any failure."""
+"""Shell completion of ids and names. Asks the server for at most one second; offers nothing if that fails."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ exit 0
 
 
 class HookInstaller:
-    """Installs the hook in one repository."""
+    """Installs the post-receive hook in one repository."""
 
     def __init__(self, repository: Path) -> None:
         self.folder = repository.expanduser().absolute()

@@ -1,4 +1,4 @@
-"""Options and error handling that `deltaci plan` and `deltaci run` share."""
+"""Options and error handling shared by `deltaci plan` and `deltaci run`."""
 
 from __future__ import annotations
 

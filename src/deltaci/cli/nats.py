@@ -1,4 +1,4 @@
-"""The options for NATS that the server and the runner share."""
+"""The command-line options for NATS, which the server and the runner share."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ COMMANDS: Final = {
 
 
 class LazyCommands(TyperGroup):
-    """A Typer group that imports each command when it is called."""
+    """A Typer group that imports the module of a command only when the command is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Their names, in the order in which people meet them."""

@@ -1,4 +1,4 @@
-"""What every command that talks to a server shares: options, authentication and exit codes."""
+"""The options, the authentication and the exit codes of all commands that talk to a server."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def shared_options() -> frozenset[str]:
 
 
 class MissingKeyError(Exception):
-    """There is no API key and no server data to sign a token with."""
+    """There is neither an API key nor a server's data folder with the key to sign a token."""
 
 
 class CommandSession:

@@ -1,4 +1,8 @@
-"""List the files of a folder: those known to git in a repository, else all except installed dependencies. Bounded."""
+"""List a limited number of the files of a folder.
+
+In a git repository this includes tracked files and files that git would add, elsewhere every file outside of folders
+with installed dependencies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print a workstream: its facts, and a row for each task by stage."""
+"""Print a workstream: its properties, and a row for each task by stage."""
 
 from __future__ import annotations
 

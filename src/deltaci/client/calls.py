@@ -36,7 +36,7 @@ EVENT_STREAM: Final = "text/event-stream"
 
 
 class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A request. `reads` is the type of its response; None if the response is streamed."""
+    """A request that is not sent yet. `reads` is the type of its response; None if the response is streamed."""
 
     method: str
     path: str

@@ -1,4 +1,4 @@
-"""HTTP settings and errors that both clients share."""
+"""The HTTP settings and the conversion of errors that both clients share."""
 
 from __future__ import annotations
 

@@ -52,13 +52,13 @@ class ReadChunk(msgspec.Struct, frozen=True):
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """Wait for some seconds."""
+    """Wait for this many seconds."""
 
     seconds: float
 
 
 class GetRetryPolicy(msgspec.Struct, frozen=True):
-    """Return the `Patience` of the client."""
+    """Return the client's retry policy, a `Patience`."""
 
 
 class EmitItem(msgspec.Struct, Generic[T], frozen=True):

@@ -21,7 +21,7 @@ _problem = msgspec.json.Decoder(api.ApiProblem)
 
 
 class ClientError(Exception):
-    """A call failed."""
+    """The base class of the client's errors: a call failed."""
 
 
 class Unreachable(ClientError):

@@ -1,4 +1,4 @@
-"""What a run's past tells: its events in the words of each document, and its tests. Their calls."""
+"""Calls that read the history of a run: its transitions in the vocabulary of each document, and its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following the log of a job through everything that can happen to it: lost leases, retries, broken connections."""
+"""Follow the log of a job across lost leases, retries and broken connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING_MORE: Final = frozenset({"not_found", "bad_range"})  # Nothing was said 
 
 
 class LogPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a job's log: what the holder of this lease of this attempt said."""
+    """A part of a job's log, written under one lease of one attempt."""
 
     attempt: int
     lease: int
@@ -27,7 +27,7 @@ class LogPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _LogPosition(msgspec.Struct, kw_only=True):
-    """How far it was read."""
+    """The attempt, the lease and the byte up to which the log was read."""
 
     attempt: int
     lease: int

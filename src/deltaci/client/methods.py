@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class BlockingRunner(Protocol):
-    """A client that blocks."""
+    """A client whose methods block: it performs calls and operations."""
 
     def finish(self, operation: Operation[T]) -> T:
         """Perform an operation and return its result."""
@@ -25,7 +25,7 @@ class BlockingRunner(Protocol):
 
 
 class AsyncRunner(Protocol):
-    """A client for asyncio."""
+    """A client whose methods are coroutines: it performs calls and operations."""
 
     async def finish(self, operation: Operation[T]) -> T:
         """Perform an operation and return its result."""

@@ -229,7 +229,10 @@ def _told(event: api.Event) -> Generator[Effect | EmitItem[Any], Any, bool]:
 
 
 class _FollowedRun:
-    """The last known state of a run. It is read again only when an event may have changed its outcome."""
+    """The last known state of a run that is being followed.
+
+    It is read again only when an event may have changed its outcome.
+    """
 
     def __init__(self, run: api.RunWithJobs) -> None:
         self.run = run

@@ -11,8 +11,10 @@ from deltaci.core.backoff import Backoff
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """A retry policy. Delays grow from `first_seconds` to `most_seconds`. Repeatable requests are given up after
-    `give_up_seconds` of delays, streams after `lost_seconds` without a response.
+    """A retry policy. Delays grow from `first_seconds` to `most_seconds`.
+
+    A repeatable request is abandoned after `give_up_seconds` of delays, a stream after `lost_seconds` without a
+    response.
     """
 
     first_seconds: float = 0.2

@@ -1,4 +1,4 @@
-"""Server-sent events, read as their bytes come in. Knows nothing of what they tell."""
+"""Parse a stream of server-sent events from the bytes as they arrive, whatever the events contain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
 
 
 class ServerSentEvent(NamedTuple):
-    """One of them."""
+    """One complete event of a stream."""
 
     event: str
     data: str
@@ -16,7 +16,10 @@ class ServerSentEvent(NamedTuple):
 
 
 class EventStreamReader:
-    """Bytes in, messages out. A message that was cut off is not given: it comes again after `Last-Event-ID`."""
+    """An incremental parser: bytes in, complete events out.
+
+    An event that was cut off is not returned; the server sends it again after a request with `Last-Event-ID`.
+    """
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,4 +1,4 @@
-"""Workstreams and merge queues: their calls, and what takes more than one of them."""
+"""Workstreams and merge queues: their calls, and the operations that need more than one call."""
 
 from __future__ import annotations
 

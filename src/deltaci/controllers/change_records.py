@@ -43,7 +43,7 @@ Status = Literal["waiting", "handled", "put_aside"]
 
 
 class FileOutcome(msgspec.Struct, frozen=True):
-    """The result of a change for one pipeline file: a run, or the reason why there is none."""
+    """The result of a change for one pipeline file: the id of its run, or the reason why there is none."""
 
     file: str
     run_id: str
@@ -51,7 +51,7 @@ class FileOutcome(msgspec.Struct, frozen=True):
 
 
 class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored change. Times are in microseconds."""
+    """A stored change and the progress of its handling. Times are in microseconds."""
 
     id: str
     tenant: str
@@ -72,7 +72,7 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefEvent(msgspec.Struct, frozen=True):
-    """One event of a branch or a pull request."""
+    """A change of one branch, tag or pull request: its id, a digest of its content, its commit and its time."""
 
     id: str
     content: str
@@ -83,7 +83,7 @@ class RefEvent(msgspec.Struct, frozen=True):
 
 
 class RefHistory(msgspec.Struct, frozen=True):
-    """The last events of a branch or a pull request."""
+    """The last events of a branch, a tag or a pull request, the oldest first."""
 
     events: tuple[RefEvent, ...] = ()
 
@@ -131,7 +131,7 @@ def _encode_text(change: Change) -> str:
 
 
 class ChangeRecords:
-    """Stores changes as documents."""
+    """Stores changes, the lists of them, and the history of each branch and pull request, as documents."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -65,12 +65,13 @@ Listener = Callable[[Project, ChangeRecord], Awaitable[None]]
 
 
 class NothingToRunError(Exception):
-    """The change starts no run; the message says why."""
+    """The change starts no run. The message is the reason."""
 
 
 class ChangeHandler:
-    """Handles waiting changes. Accepted changes are announced to it; the stored list of waiting changes is
-    authoritative.
+    """Handles waiting changes: starts their runs and stores the outcome.
+
+    Accepted changes are announced to it, but the stored list of waiting changes is authoritative.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Claims: one server at a time works on a key. They only save work; it is harmless if two servers do it."""
+"""Claims: one server at a time works on a key. They only save work; two servers may work on the same key."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _decode = msgspec.json.Decoder(_Claim).decode
 
 
 class Claims:
-    """Claims of one kind. `owner` is `machine/process`; claims of an earlier process of the same machine are taken
-    over.
+    """Claims of one kind, stored as documents.
+
+    `owner` is `machine/process`. A process takes over the claims of an earlier process of the same machine.
     """
 
     def __init__(self, store: Store, kind: str, owner: str, seconds: int = CLAIM_SECONDS) -> None:

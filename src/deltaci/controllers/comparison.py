@@ -14,7 +14,10 @@ HEADS: Final = "refs/heads/"
 
 
 class ChangedPaths(msgspec.Struct, frozen=True):
-    """The changed paths and the base commit; None, with the reason, if they are unknown."""
+    """The paths that a change modified, and the commit that it was compared with.
+
+    `changed` is None if the paths are unknown; `why` is the reason.
+    """
 
     changed: frozenset[str] | None
     base: str = ""

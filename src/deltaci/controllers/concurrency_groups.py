@@ -30,7 +30,7 @@ PAGE: Final = 200
 
 
 class ConcurrencyGroup(msgspec.Struct, frozen=True):
-    """The holder of a group and the waiting runs, oldest first, each with creation time and id."""
+    """The id of the active run of a group, and creation time and id of the waiting runs, the oldest first."""
 
     holder: str = ""
     waiting: tuple[tuple[int, str], ...] = ()
@@ -41,7 +41,7 @@ _decode = msgspec.json.Decoder(ConcurrencyGroup).decode
 
 
 class ConcurrencyGroups:
-    """The concurrency groups of all tenants."""
+    """Decides which run of each concurrency group may be active, for all tenants."""
 
     def __init__(self, store: Store, engine: Engine) -> None:
         self._store = store

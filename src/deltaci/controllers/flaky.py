@@ -46,7 +46,7 @@ _Told = dict[_Place, list[tuple[str, Observation]]]
 
 
 class FlakyTestTracker:
-    """Learns which tests and jobs are flaky, and answers queries about them."""
+    """Learns from ended attempts which jobs and tests are flaky, and returns what was learned."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

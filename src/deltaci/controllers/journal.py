@@ -30,15 +30,15 @@ BLOCK_BYTES: Final = 64 * 1024
 
 
 class FileLockedError(Exception):
-    """Another process writes this file."""
+    """Another process has locked this file for writing."""
 
 
 class MissingEventsError(Exception):
-    """Events between the end of the file and the given ones are missing."""
+    """The events that follow the last written one are not among the given ones."""
 
 
 class EventMark(msgspec.Struct, frozen=True):
-    """Identifies an event well enough to detect another history with the same sequence number."""
+    """The seq, entity and time of an event. They show whether an event with the same seq is of another log."""
 
     seq: int = 0
     entity_id: str = ""
@@ -68,7 +68,7 @@ class JournalSnapshot(msgspec.Struct, frozen=True):
 
 
 class JournalPosition(msgspec.Struct, frozen=True):
-    """The event of the snapshot to continue after, and the last event that has a line."""
+    """Where to continue: the event after which the snapshot was made, and the last event that has a line."""
 
     snapshot: EventMark
     last: EventMark
@@ -89,7 +89,7 @@ _decode: Final = msgspec.json.Decoder(_TransitionLine).decode
 
 
 class TransitionJournal:
-    """The file and the state of its writer. `seen` is the last processed event."""
+    """The file `transitions.jsonl` and the state of its exporter."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE

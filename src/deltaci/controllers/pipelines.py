@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class PlanFailedError(Exception):
-    """A pipeline file cannot be planned; has its problems with their positions."""
+    """A pipeline file cannot be planned. `problems` are texts with file and position."""
 
     def __init__(self, problems: Collection[str]) -> None:
         super().__init__("\n".join(problems))

@@ -65,7 +65,7 @@ class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored about a plan besides its jobs; or the problems, if the run could not be planned."""
+    """The stored explanation of a run's plan: why jobs are part of it or not, or the problems that prevented it."""
 
     file: str = ""
     name: str = ""
@@ -103,7 +103,7 @@ async def say_plan(engine: Engine, record: Run, order: decide.Plan | run.PlanFai
 
 
 class RunPlanner:
-    """Plans runs. Several servers may plan the same run; only the first result counts."""
+    """Plans runs that were created without a plan. Several servers may plan the same run; the first result counts."""
 
     def __init__(
         self, store: Store, engine: Engine, projects: Projects, changes: ChangeRecords, mirrors: Mirrors, owner: str

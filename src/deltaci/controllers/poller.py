@@ -26,7 +26,7 @@ NEVER: Final = 3600.0
 
 
 class PollState(msgspec.Struct, frozen=True):
-    """The time and the refs of the last poll; refs are None before the first one."""
+    """The time of a project's last poll and the refs that were seen then; None before the first poll."""
 
     at: int = 0
     refs: dict[str, str] | None = None
@@ -51,7 +51,7 @@ def push(ref: str, before: str, commit: str, *, actor: str = "", default_branch:
 
 
 class Poller:
-    """Polls the projects that have a poll interval."""
+    """Polls the repositories of projects that have a poll interval, and creates changes for moved refs."""
 
     def __init__(self, store: Store, changes: ChangeRecords, mirrors: Mirrors) -> None:
         self._store = store

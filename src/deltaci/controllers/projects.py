@@ -21,7 +21,7 @@ PAGE: Final = 200
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """One repository of one tenant. It contains names of secrets, never their values."""
+    """A repository that a tenant has added, with its settings. It contains names of secrets, never their values."""
 
     name: str
     tenant: str

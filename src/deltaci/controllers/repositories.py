@@ -1,4 +1,4 @@
-"""Starts, stops and connects the controllers for repositories: changes, planner, poller and schedules."""
+"""Start, stop and connect the controllers for repositories: changes, planner, poller and schedules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class RepositoryController:
-    """All controllers for repositories. Start it after the engine and stop it before."""
+    """Starts and stops all controllers for repositories. Start it after the engine and stop it before."""
 
     def __init__(
         self, store: Store, engine: Engine, folder: Path, read_secret: ReadSecret, url_policy: UrlPolicy | None = None

@@ -38,7 +38,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class ScheduleEntry(msgspec.Struct, frozen=True):
-    """One schedule of a file. Times up to `last` have been handled."""
+    """One schedule of a pipeline file on one branch. Times up to `last` have been handled."""
 
     file: str
     cron: str

@@ -60,7 +60,7 @@ _TROUBLES: Final = (Unavailable, Conflict, Overloaded, BlobStoreUnavailable)
 
 
 class ForgeAccess(msgspec.Struct, frozen=True):
-    """What is needed to report to forges."""
+    """The dependencies of a `StatusReporter`: projects, HTTP client, report builder, retry policy and clock."""
 
     projects: ForgeProjects
     client: ForgeHttpClient
@@ -73,7 +73,7 @@ class ForgeAccess(msgspec.Struct, frozen=True):
 
 
 class _ProjectQueue:
-    """Runs of one project that wait to be reported, and when."""
+    """The runs of one project that wait to be reported, each with the time at which to report it."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, float] = {}
@@ -84,7 +84,7 @@ class _ProjectQueue:
 
 
 class StatusReporter:
-    """Reports runs to the forges of their projects."""
+    """Sends the statuses of runs to the forges of their projects, and retries until they are accepted."""
 
     def __init__(self, store: Store, forges: ForgeAccess, finish: Finish) -> None:
         self._store = store

@@ -28,7 +28,7 @@ STATUSES: Final = {"none": NEVER, "queued": (PENDING,), "all": (PENDING, RUNNING
 
 
 class SupersedeController:
-    """Finds and cancels superseded runs."""
+    """Finds the runs that a newer change supersedes, and cancels them."""
 
     def __init__(self, store: Store, engine: Engine, changes: ChangeRecords) -> None:
         self._store = store

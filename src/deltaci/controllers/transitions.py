@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class TransitionWriter:
-    """Writes the file of one server."""
+    """Writes the events of the log to the file `transitions.jsonl` of this server."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store

@@ -132,7 +132,7 @@ def server_command(
 
 
 class _LocalQueue:
-    """The queue of the server under test, used directly through its store."""
+    """The job queue of the server under test. Jobs are added directly to its store, not through its API."""
 
     def __init__(self, queue: BlockingQueue) -> None:
         self._queue = queue

@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False)
 
 
 class ConvertedWorkflow(msgspec.Struct, kw_only=True):
-    """A workflow and the pipeline file made from it."""
+    """A GitHub workflow and the pipeline file into which it was converted."""
 
     source: str
     content: str

@@ -1,4 +1,4 @@
-"""`deltaci sim`: simulate whole deployments in virtual time, with faults, one seed after the other."""
+"""`deltaci sim`: simulate whole deployments with faults in virtual time, once for each seed."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ PLAN: Final = (
 
 
 class FirstRun:
-    """A small run that shows that the installation works, from its start to its report."""
+    """A small example run, which shows that the installation works: creates it and follows it to its end."""
 
     def __init__(self, service: Server, console: Console) -> None:
         self._service = service
