@@ -82,7 +82,7 @@ URL_FILE: Final = "server.url"
 BLOBS_FOLDER: Final = "blobs"
 KEEP_ALIVE_SECONDS: Final = 75
 UNFINISHED_SECONDS: Final = 24 * 3600  # A partly written blob of this age was left by a server that was killed.
-COLLECT_AFTER: Final = (50_000, 20, 100)
+GC_THRESHOLDS: Final = (50_000, 20, 100)  # of the three generations, for `gc.set_threshold`
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -90,27 +90,28 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def reduce_garbage_collection() -> None:
-    """Collect garbage rarely, for a process that does nothing but serve.
+    """Configure the garbage collector to run rarely in this process, which does nothing but serve requests.
 
-    Each full collection stops the process, for a quarter of a second when ten thousand runners are connected.
+    Each full collection stops the process, for a quarter of a second if ten thousand runners are connected.
     """
-    gc.freeze()  # Objects that exist now stay until the end.
-    gc.set_threshold(*COLLECT_AFTER)
+    gc.freeze()  # Existing objects live as long as the process: never examine them again.
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def registration_token(
     folder: Path, runner_id: str, tenant: str, seconds: float = REGISTRATION_SECONDS, *, again: bool = False
 ) -> str:
-    """Return a token with which this runner can register once.
+    """Return a signed token with which a runner of this id can register once.
 
-    With `again`, the runner may be registered already: it has lost its credential.
+    `seconds` is the lifetime of the token. With `again`, the token is also accepted for a runner that is registered
+    already, to replace a credential that its machine has lost.
     """
     signer = Signer(load_server_key(folder / KEY_FILE), time.time)
     return signer.sign("register", runner_id, tenant, seconds, again=again)
 
 
 def write_url_file(folder: Path, url: str) -> Path:
-    """Write the server's URL where the command line on this machine reads it, and return the path."""
+    """Write the URL to `server.url` in the server's folder, where the command line finds it. Return that path."""
     path = folder / URL_FILE
     path.write_text(f"{url}\n", encoding="utf-8")
     return path
@@ -169,8 +170,9 @@ class Server:
             self._control_plane = ControlPlane(
                 self, nats, url_policy, allowed_forges, public_url, sign_in, has_transitions=has_transitions
             )
-        plane = self._control_plane
-        self.reporter = RunReporter(store, self.engine, plane.forges if plane is not None else None)
+        control_plane = self._control_plane
+        forges = control_plane.forges if control_plane is not None else None
+        self.reporter = RunReporter(store, self.engine, forges)
         self._uploads = UploadHandlers(
             self.message_handlers, self.blobs, self.secrets, folder / "incoming", quota=self.tenants
         )
@@ -178,8 +180,8 @@ class Server:
         self._follower = Follower(store)
         for on_events in (self.control.on_events, self.fleet.on_events, self.reporter.on_events, self.flaky.on_events):
             self._follower.subscribe(on_events)
-        if plane is not None:
-            plane.subscribe(self._follower)
+        if control_plane is not None:
+            control_plane.subscribe(self._follower)
         self._timers: asyncio.Task[None] | None = None
 
     def _create_runner_app(self, issuer: RunnerTokenIssuer | None) -> RunnerApp:
@@ -232,18 +234,21 @@ class Server:
         await self.store.close()
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request. The routes of runners come first: claims and heartbeats are most of the load."""
+        """Answer one HTTP request (an ASGI application).
+
+        The paths of the runner protocol are checked first, because claims and heartbeats are most of the load.
+        """
         if scope["type"] != "http":
             return
         path: str = scope["path"]
-        plane = self._control_plane
-        if plane is None or path.startswith(RUNNER_ROOT) or path == OPENAPI_PATH:
+        control_plane = self._control_plane
+        if control_plane is None or path.startswith(RUNNER_ROOT) or path == OPENAPI_PATH:
             await self._runner_app(scope, receive, send)
-        elif not await plane.serve(scope, receive, send):
+        elif not await control_plane.serve(scope, receive, send):
             await self._runner_app(scope, receive, send)  # It answers that there is no such route.
 
     def stop_waiting(self) -> None:
-        """Answer every request that waits for something, because the server is about to stop."""
+        """Let all long polls and event streams end at once, because the server is about to stop."""
         self.message_handlers.stop_waiting()
         self.control.stop_waiting()
         if self._control_plane is not None:
@@ -286,9 +291,9 @@ class ControlPlane:
             self._disk,
             self.workstreams.merging.bring,
         )
-        parts = self._create_parts(server)
-        self.api = ApiApp(parts)
-        self.web = self._create_web(server, parts, public_url, sign_in)
+        app_state = self._create_app_state(server)
+        self.api = ApiApp(app_state)
+        self.web = self._create_web(server, app_state, public_url, sign_in)
         self._hooks = WebhookApp(store, projects, self.repositories.changes)
 
     def _create_workstreams(self, server: Server, landing: Landing) -> WorkstreamController:
@@ -304,7 +309,7 @@ class ControlPlane:
         )
         return WorkstreamController(context, self.repositories.owner, landing)
 
-    def _create_parts(self, server: Server) -> AppState:
+    def _create_app_state(self, server: Server) -> AppState:
         return AppState(
             store=server.store,
             engine=server.engine,
@@ -325,20 +330,20 @@ class ControlPlane:
             workstreams=self.workstreams,
         )
 
-    def _create_web(self, server: Server, parts: AppState, public_url: str, sign_in: OidcSignIn | None) -> WebApp:
-        revoked = RevokedSessions(server.store, server.signer.now, time.monotonic)
-        grants = sign_in.grants if sign_in is not None else None
-        sessions = SessionManager(server.key, parts.keys, server.signer.now, revoked, grants)
-        return WebApp(parts, self.api, sessions, public_url, sign_in)
+    def _create_web(self, server: Server, app_state: AppState, public_url: str, sign_in: OidcSignIn | None) -> WebApp:
+        revoked_sessions = RevokedSessions(server.store, server.signer.now, time.monotonic)
+        role_grants = sign_in.grants if sign_in is not None else None
+        sessions = SessionManager(server.key, app_state.keys, server.signer.now, revoked_sessions, role_grants)
+        return WebApp(app_state, self.api, sessions, public_url, sign_in)
 
     def subscribe(self, follower: Follower) -> None:
-        """Subscribe all parts to the events of the log."""
+        """Register the `on_events` method of each part with the follower, which calls it with the events of the log."""
         for listener in (self._dispatcher, self.streams, self.repositories, self.transitions, self.workstreams):
             if listener is not None:
                 follower.subscribe(listener.on_events)
 
     def start(self) -> None:
-        """Start after the engine and the follower."""
+        """Start the background tasks of all parts. The engine and the follower must be running."""
         if self.transitions is not None:
             self.transitions.start()
         self.repositories.start()
@@ -347,7 +352,7 @@ class ControlPlane:
             self._dispatcher.start()
 
     async def stop(self) -> None:
-        """Stop everything but the file of transitions, before the engine."""
+        """Stop all parts except the transition writer. To be called before the engine stops."""
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await self.workstreams.stop()
@@ -355,12 +360,15 @@ class ControlPlane:
         await asyncio.to_thread(self._disk.close)
 
     async def stop_transitions(self) -> None:
-        """Write the last transitions, after the engine has stopped."""
+        """Write the last transitions to their file and stop the writer. To be called after the engine has stopped."""
         if self.transitions is not None:
             await self.transitions.stop()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Answer a request to the API, a page or a webhook. Return False if the path belongs to none of them."""
+        """Answer a request to the API, a page or a webhook.
+
+        Return False without answering if the path is none of these.
+        """
         path: str = scope["path"]
         if f"{path}/".startswith(f"{API_ROOT}/"):
             await self.api(scope, receive, send)
@@ -374,7 +382,7 @@ class ControlPlane:
 
 
 def _secret_reader(secrets: Secrets) -> ReadSecret:
-    """Return a function that opens a project's secret for the server itself."""
+    """Return a function that decrypts a secret of a project, for use by the server itself."""
     return lambda tenant, project, name: secrets.decrypt(tenant, [name], JobScope(project))[name]
 
 
@@ -383,7 +391,7 @@ class _UvicornServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do not install uvicorn's signal handlers."""
+        """Do nothing, instead of installing uvicorn's signal handlers."""
         yield
 
 
