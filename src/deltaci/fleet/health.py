@@ -15,14 +15,14 @@ from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
 
-HEALTH_SECONDS: Final = 20  # Between two health checks.
-MAX_MISSED_CHECKS: Final = 3  # A busy worker that misses so many in a row becomes unresponsive.
+HEALTH_SECONDS: Final = 20  # A worker that sends nothing for so long has missed one health check.
+MAX_MISSED_CHECKS: Final = 3  # A worker that misses so many in a row is silent; a busy one becomes unresponsive.
 MAX_SILENT_SECONDS: Final = 600  # A worker that is silent for so long is shut down.
 PROBATION_SECONDS: Final = 900  # A quarantined worker is tried again after so long: it may be the only one.
 
 
 class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much silence is allowed before a worker is unresponsive, and before it is shut down."""
+    """How long a worker may be silent before it is unresponsive or shut down, and how long a quarantine lasts."""
 
     health_seconds: float = HEALTH_SECONDS
     max_missed_checks: int = MAX_MISSED_CHECKS
@@ -41,9 +41,10 @@ class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def silence(record: Worker, last_seen_at: int, observed_since: int, now: int) -> int:
-    """Return for how many microseconds a worker has certainly been silent.
+    """Return for how many microseconds a worker has certainly sent no message.
 
-    `observed_since` is the time from which on the servers would have received its messages.
+    Silence is counted from the latest of: its last message, its registration, and `observed_since`, the time since
+    which this server has been able to notice messages.
     """
     created_at = record.created_at if record.created_at <= now else 0  # In the future only if the clock went back.
     return now - max(last_seen_at, observed_since, created_at)
@@ -52,22 +53,23 @@ def silence(record: Worker, last_seen_at: int, observed_since: int, now: int) ->
 def next_command(
     record: Worker, last_seen_at: int, observed_since: int, now: int, limits: HealthLimits
 ) -> Command | None:
-    """Return the command that the worker's silence, or the end of its silence or quarantine, demands.
+    """Return the command that is due for a worker, or None.
 
-    A busy worker may miss health checks, an unresponsive one recover or be given up, and an idle one be presumed gone.
+    `Recover` is due for an unresponsive worker that has sent a message since, `MissHealthChecks` for a silent one,
+    `Resume` for a quarantined one after its probation, and `GiveUp` or `Shutdown` after a very long silence.
     """
-    silent = silence(record, last_seen_at, observed_since, now)
+    silent_for = silence(record, last_seen_at, observed_since, now)
     is_probation_over = now - record.held_at >= round(limits.probation_seconds * SECOND)
-    target: dict[str, Any] = {"id": record.id, "expected_rev": record.rev}
-    is_responsive = silent < limits.unresponsive_after
+    command_fields: dict[str, Any] = {"id": record.id, "expected_rev": record.rev}
+    is_responsive = silent_for < limits.unresponsive_after
     if worker.is_unresponsive(record) and last_seen_at > record.updated_at and is_responsive:
-        return worker.Recover(**target)
+        return worker.Recover(**command_fields)
     if not is_responsive and worker.MACHINE.changes(record.state, worker.MissHealthChecks):
-        return worker.MissHealthChecks(**target)
+        return worker.MissHealthChecks(**command_fields)
     if is_responsive and worker.is_quarantined(record) and is_probation_over:
-        return worker.Resume(**target)
-    if silent >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.GiveUp):
-        return worker.GiveUp(**target)
-    if silent >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.Shutdown):
-        return worker.Shutdown(**target, reason=worker.PRESUMED_GONE)
+        return worker.Resume(**command_fields)
+    if silent_for >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.GiveUp):
+        return worker.GiveUp(**command_fields)
+    if silent_for >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.Shutdown):
+        return worker.Shutdown(**command_fields, reason=worker.PRESUMED_GONE)
     return None

@@ -1,4 +1,4 @@
-"""When each worker was last seen, by this server and by the servers beside it, in the store's time.
+"""The times when each worker was last seen by any server, by the clock of the store.
 
 Each server publishes one document with the workers that it has seen lately, and reads those of the others. It writes
 its document only when it has seen a worker since the last time, and drops old entries, so silent workers cost nothing.
@@ -25,7 +25,7 @@ WorkerKey = tuple[str, str]  # A tenant, and the name of its worker.
 
 
 class SeenWorkers(msgspec.Struct, frozen=True, array_like=True):
-    """The workers of a tenant that were last seen at this time; a server's document is a list of these."""
+    """The names of a tenant's workers that were last seen at time `at`. A server's document is a list of these."""
 
     at: int
     tenant: str
@@ -37,10 +37,10 @@ _decode = msgspec.json.Decoder(list[SeenWorkers]).decode
 
 
 class Heartbeats:
-    """The workers seen by this server and by the others.
+    """Records when workers were last seen by this server, and exchanges these times with the other servers.
 
-    Messages are recorded without a time. They count as received when `publish` is called next, with the store's time
-    of that moment, which is never too early.
+    Messages are recorded without a time. The next call of `publish` gives them its time, so that a recorded time may be
+    too late, but never too early.
     """
 
     def __init__(self, store: Store, limits: HealthLimits) -> None:
@@ -55,12 +55,12 @@ class Heartbeats:
         self._versions_read: dict[str, int] = {}
 
     def record(self, tenant: str, name: str) -> None:
-        """Record a message of this worker."""
+        """Record that this server received a message of a worker."""
         self._unpublished.add((tenant, name))
 
     @contextmanager
     def connected(self, tenant: str, name: str) -> Iterator[None]:
-        """Count the worker as seen all the time while it waits for a response."""
+        """Count a worker as seen while this context is open. Used while a request of it waits."""
         key = (tenant, name)
         self._open_requests[key] += 1
         try:
@@ -72,11 +72,14 @@ class Heartbeats:
                 del self._open_requests[key]
 
     def last_seen_at(self, key: WorkerKey) -> int:
-        """Return when the worker was last seen by any server, or 0 if that is unknown or long ago."""
+        """Return the time when a worker was last seen by any server, or 0 if that is unknown or long ago."""
         return self._last_seen.get(key, 0)
 
     async def publish(self, now: int) -> None:
-        """Set the time of all messages since the last call to `now`, and write this server's document if any came."""
+        """Record `now` as the time of all messages since the last call.
+
+        Store this server's document if there were any.
+        """
         seen = self._unpublished | self._open_requests.keys()
         self._unpublished = set()
         for key in seen:
@@ -87,11 +90,14 @@ class Heartbeats:
 
     def _forget_old(self, now: int) -> None:
         limits = self._limits
-        for times, limit in ((self._published, limits.unresponsive_after), (self._last_seen, limits.shut_down_after)):
-            for key in [key for key, at in times.items() if at <= now - limit]:
-                del times[key]
-            for key in [key for key, at in times.items() if at > now]:
-                times[key] = now  # The store's clock went back.
+        for times_by_worker, max_age in (
+            (self._published, limits.unresponsive_after),
+            (self._last_seen, limits.shut_down_after),
+        ):
+            for key in [key for key, at in times_by_worker.items() if at <= now - max_age]:
+                del times_by_worker[key]
+            for key in [key for key, at in times_by_worker.items() if at > now]:
+                times_by_worker[key] = now  # The store's clock went back.
 
     async def _write(self) -> None:
         groups: dict[tuple[int, str], list[str]] = {}
@@ -112,23 +118,23 @@ class Heartbeats:
 
     async def read_others(self, now: int) -> None:
         """Read the changed documents of the other servers, and delete those of servers that ended long ago."""
-        versions: dict[str, int] = {}
+        current_versions: dict[str, int] = {}
         for document in await self._store.list_documents(KIND, ALL_TENANTS, limit=MAX_SERVERS):
             if document.name == self._server:
                 continue
             if document.at <= now - 2 * self._limits.shut_down_after:
                 await self._store.delete_document(KIND, ALL_TENANTS, document.name, document.version)
                 continue
-            versions[document.name] = document.version
+            current_versions[document.name] = document.version
             if self._versions_read.get(document.name) != document.version:
                 self._merge(document.body, now)
-        self._versions_read = versions
+        self._versions_read = current_versions
 
     def _merge(self, body: bytes, now: int) -> None:
         try:
             groups = _decode(body)
         except msgspec.DecodeError:
-            return  # Of a server of another version, which judges by what it has seen itself.
+            return  # A server of another version wrote it; that server checks the workers that it has seen itself.
         for group in groups:
             for name in group.names:
                 key = (group.tenant, name)

@@ -22,7 +22,7 @@ MAX_UNCOUNTED: Final = 100  # Incarnations that were created but not counted bec
 
 
 class IncarnationCounter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The stored document about a name: the number of its latest incarnation, and its removal by a person."""
+    """The stored document about a worker name: the number and the removal of its latest incarnation."""
 
     number: int = 1
     removed_at: int = 0
@@ -30,7 +30,7 @@ class IncarnationCounter(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest incarnation of a name. `worker` is None if the name was never registered."""
+    """The latest incarnation of a worker name. `worker` is None if no worker of this name was ever registered."""
 
     name: str
     number: int
@@ -39,29 +39,29 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The id of its record."""
+        """The id of this incarnation's worker record."""
         return incarnation_id(self.name, self.number)
 
     @property
     def next_id(self) -> str:
-        """The id of the next incarnation's record."""
+        """The id that the worker record of the next incarnation will have."""
         return incarnation_id(self.name, self.number + 1)
 
     @property
     def is_over(self) -> bool:
-        """Whether the worker was shut down."""
+        """Whether this incarnation was shut down."""
         return self.worker is not None and is_over(self.worker)
 
     @property
     def may_return(self) -> bool:
-        """Whether the worker's machine may come back without a new token."""
+        """Whether the worker's machine may register a new incarnation without a new registration token."""
         return self.worker is not None and may_return(self.worker) and not self.removed_at
 
     def accepts_token(self, made_at: int, *, is_recovery: bool) -> bool:
-        """Return whether a registration token that was made at this time lets the worker come back.
+        """Return whether a registration token that was created at `made_at` allows to register the next incarnation.
 
-        It must be newer than the end of this incarnation. A recovery token, for machines that lost their credential,
-        need only be newer than the token of this incarnation if the worker may return.
+        The token must be newer than the end of this incarnation. A recovery token, for a machine that lost its
+        credential, need only be newer than the token that registered this incarnation, if the worker may return.
         """
         if self.worker is None:
             return True
@@ -70,14 +70,14 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incarnations:
-    """Finds and counts the incarnations of worker names."""
+    """Finds the latest incarnation of a worker name, and stores its number and removal."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._counters = TypedDocuments(store, KIND, IncarnationCounter)
 
     async def latest(self, tenant: str, name: str) -> Incarnation:
-        """Return the latest incarnation of a tenant's worker. Raises `Refused` if its record cannot be decoded."""
+        """Return the latest incarnation of a tenant's worker name. Raise `Refused` if its record cannot be decoded."""
         counter = await self._counters.find(tenant, name) or IncarnationCounter()
         number, worker = counter.number, await self._find_worker(tenant, incarnation_id(name, counter.number))
         for _ in range(MAX_UNCOUNTED):
@@ -97,23 +97,23 @@ class Incarnations:
         return record if isinstance(record, Worker) and record.tenant == tenant else None
 
     async def count_next(self, tenant: str, incarnation: Incarnation) -> None:
-        """Record that the next incarnation was created. Repeating it has no effect."""
+        """Store the number of the incarnation after this one, which was created. Repeating it has no effect."""
         number = incarnation.number + 1
 
-        def advance(counter: IncarnationCounter | None) -> IncarnationCounter | None:
+        def advance_counter(counter: IncarnationCounter | None) -> IncarnationCounter | None:
             is_behind = counter is None or counter.number < number
             return IncarnationCounter(number=number) if is_behind else None
 
-        await self._counters.update(tenant, incarnation.name, advance)
+        await self._counters.update(tenant, incarnation.name, advance_counter)
 
     async def mark_removed(self, tenant: str, incarnation: Incarnation, by: str, at: int) -> None:
-        """Record that a person removed the worker, unless it has been removed or has come back already."""
+        """Store that a person removed the worker, unless it was removed already or a later incarnation exists."""
 
-        def mark(counter: IncarnationCounter | None) -> IncarnationCounter | None:
+        def mark_counter(counter: IncarnationCounter | None) -> IncarnationCounter | None:
             if counter is not None and counter.number > incarnation.number:
                 return None
             if counter is not None and counter.number == incarnation.number and counter.removed_at:
                 return None
             return IncarnationCounter(number=incarnation.number, removed_at=at, removed_by=by)
 
-        await self._counters.update(tenant, incarnation.name, mark)
+        await self._counters.update(tenant, incarnation.name, mark_counter)

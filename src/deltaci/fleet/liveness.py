@@ -33,8 +33,10 @@ from deltaci.fleet.heartbeats import Heartbeats, WorkerKey
 from deltaci.storage.port import Conflict, ListPosition, ListQuery, Store, Unavailable
 
 PAGE_SIZE: Final = 500
-MAX_CACHED: Final = 20_000  # Of ids without a record, and of ended workers.
-MAX_SKIPPED_CHECKS: Final = 2  # After a longer pause, this server cannot tell which workers were silent in it.
+MAX_CACHED: Final = 20_000  # Size of the cache of ids without a record, and of that of ended workers.
+MAX_SKIPPED_CHECKS: Final = (
+    2  # After a longer pause between checks, silence is measured anew: messages may have been missed.
+)
 RETRY_SECONDS: Final = 1.0
 # After these events, a worker's record differs only in what the event itself says.
 SELF_CONTAINED_TRIGGERS: Final = frozenset({"task_assigned", "task_completed"})
@@ -43,7 +45,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Fleet:
-    """One server's copy of all worker records, and its part in the health checks."""
+    """One server's copy of all worker records. Runs the health checks, and lets claims wait for eligible workers."""
 
     def __init__(self, store: Store, engine: Engine, limits: HealthLimits | None = None) -> None:
         self._store = store
@@ -75,18 +77,18 @@ class Fleet:
         ]
 
     async def stop(self) -> None:
-        """Stop the health checks."""
+        """Stop the health checks and the updates of the copied records."""
         for task in self._tasks:
             await cancel_and_wait(task)
 
     def stop_waiting(self) -> None:
-        """Make all current and future waits return at once, because the server is shutting down."""
+        """Make current and future calls of `wait_until_eligible` return at once. Called when the server shuts down."""
         self._is_closing = True
         for waiters in self._change_waiters.values():
             _wake(waiters)
 
     async def load(self) -> None:
-        """Load all workers that are not shut down. Silence is measured from this moment on."""
+        """Load all workers that are not shut down from the store. Silence is measured from this moment on."""
         self._observed_since = self._checked_at = await self._store.now()
         before: ListPosition | None = None
         while True:
@@ -101,7 +103,10 @@ class Fleet:
                 return
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """Apply events of the log. A record that an event does not describe completely is read again soon."""
+        """Apply events of the log to the cached workers.
+
+        A record that an event does not describe completely becomes stale: a background task reads it again.
+        """
         for event in events:
             if event.entity != WORKER:
                 continue
@@ -114,7 +119,7 @@ class Fleet:
                 self._workers[event.tenant, worker_name(event.entity_id)] = updated
 
     async def refresh(self) -> None:
-        """Read the stale records again."""
+        """Read all stale records from the store again, and update the cache."""
         while self._stale_ids:
             ids = list(self._stale_ids)[:PAGE_SIZE]
             for record in await self._store.find_all(ids):
@@ -134,7 +139,7 @@ class Fleet:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _update(self, record: Worker) -> None:
-        """Replace the cached record unless that is newer."""
+        """Cache a record unless the cached one is newer, and wake requests that wait for a change of it."""
         key = (record.tenant, worker_name(record.id))
         cached = self._workers.get(key)
         if cached is not None and cached.id == record.id and cached.rev > record.rev:
@@ -152,14 +157,14 @@ class Fleet:
         _wake(self._change_waiters.get(record.id, ()))
 
     def _cached(self, tenant: str, id: str) -> Worker | None:
-        """Return the cached record, or None without reading the store."""
+        """Return the record if it is cached, else None. Never read the store."""
         record = self._workers.get((tenant, worker_name(id)))
         if record is None or record.id != id:
             record = self._ended.get(id)
         return record if record is not None and record.tenant == tenant else None
 
     async def find(self, tenant: str, id: str) -> Worker | None:
-        """Return a worker, or None for a runner without a record."""
+        """Return a worker from the cache or else from the store, or None if there is no such record."""
         record = self._cached(tenant, id)
         if record is None and id not in self._ids_without_record:
             stored = await self._store.find(id)
@@ -172,7 +177,7 @@ class Fleet:
         return record
 
     def last_seen_at(self, record: Worker) -> int:
-        """Return when a worker was last seen by any server; at least when it was registered."""
+        """Return the time when a worker was last seen by any server, or that of its registration if that is later."""
         return max(self.heartbeats.last_seen_at((record.tenant, worker_name(record.id))), record.created_at)
 
     def has_missed_checks(self, record: Worker) -> bool:
@@ -182,10 +187,10 @@ class Fleet:
     # -- eligibility for work
 
     def eligible_workers(self, tenant: str) -> OtherWorkers:
-        """Return labels and ids of the tenant's workers that are not silent and accept work, also of busy ones.
+        """Return the labels and the ids of the tenant's workers that are not silent and accept work, busy or not.
 
-        A job is given back to the worker that lost it only if no other eligible worker fits. The result may include
-        the worker that asks; the caller leaves it out.
+        The engine gives a job back to the worker that lost it only if no other eligible worker fits. The result may
+        include the worker that claims work; the caller leaves that one out.
         """
         workers = self._eligible_cache.get(tenant)
         if workers is None:
@@ -194,7 +199,7 @@ class Fleet:
         return workers
 
     def _update_eligible(self, key: WorkerKey, record: Worker) -> None:
-        """Add a worker to the eligible ones of its tenant, or remove it."""
+        """Add a worker to the eligible workers of its tenant, or remove it, according to its record and silence."""
         eligible = self._eligible.setdefault(record.tenant, {})
         is_eligible = key not in self._silent and worker.accepts_work(record)
         if is_eligible and eligible.get(record.id) != record.labels:
@@ -208,8 +213,8 @@ class Fleet:
     ) -> bool:
         """Wait until a worker may be given work. Return False on timeout, disconnection or server shutdown.
 
-        An unresponsive worker recovers first, because it has just sent a request. Raises `Refused` for a worker that
-        was shut down.
+        An unresponsive worker recovers first, because it has just sent a request. A worker without a record may be
+        given work. Raise `Refused` for a worker that was shut down.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
@@ -241,7 +246,7 @@ class Fleet:
 
     @contextmanager
     def _change_of(self, id: str) -> Iterator[asyncio.Future[None]]:
-        """Provide a future that is done at the next change of a worker."""
+        """Yield a future that is done as soon as the cached record of a worker is updated."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._change_waiters.setdefault(id, set()).add(change)
         try:
@@ -253,7 +258,7 @@ class Fleet:
 
     @staticmethod
     async def _wait(change: asyncio.Future[None], seconds: float | None, disconnected: Disconnected | None) -> bool:
-        """Wait for a change. Return False if time runs out or the worker disconnects first."""
+        """Wait until `change` is done. Return False if time runs out or the worker disconnects first."""
         disconnection = asyncio.create_task(disconnected()) if disconnected is not None else None
         awaited: set[asyncio.Future[Any]] = {change} if disconnection is None else {change, disconnection}
         try:
@@ -266,14 +271,17 @@ class Fleet:
     # -- health checks
 
     async def mark_alive(self, tenant: str, ids: Collection[str]) -> None:
-        """Let unresponsive workers recover that have just sent a message, before the message is processed."""
+        """Submit `Recover` for each of these workers that is unresponsive.
+
+        Called before a message of them is processed.
+        """
         for id in ids:
             record = self._cached(tenant, id)
             if record is not None and worker.is_unresponsive(record):
                 await self._submit([worker.Recover(id=id, actor=worker_actor(id))])
 
     async def check_health(self) -> None:
-        """Exchange sightings with the other servers, then submit the commands that follow from silence."""
+        """Exchange heartbeat times with the other servers, then submit the command that is due for each worker."""
         now = await self._store.now()
         max_pause = MAX_SKIPPED_CHECKS * self._limits.health_seconds * SECOND
         if not self._checked_at <= now <= self._checked_at + max_pause:
@@ -302,7 +310,10 @@ class Fleet:
         return health.next_command(record, last_seen_at, self._observed_since, now, self._limits)
 
     async def _submit(self, commands: Sequence[Command]) -> None:
-        """Submit commands. A refused one was submitted by another server, or is no longer or not yet due."""
+        """Submit commands and cache the resulting records.
+
+        A refused command is only logged, and the record is read again: another server submitted it, or it is not due.
+        """
         for command, result in zip(commands, await self._engine.do_all(commands), strict=True):
             if isinstance(result, Refused):
                 LOGGER.debug("worker %s: %s is refused: %s", command.id, type(command).__name__, result.message)
