@@ -1,8 +1,9 @@
 """The expression language of GitHub Actions: `${{ … }}` in texts, and conditions (`if:`).
 
 Pure: no file access, and no Python code is ever executed. An expression is parsed to a tree, checked against the
-contexts and functions that are available where it stands, and evaluated over given contexts within limits. Whatever an
-expression contains, only `ExpressionError` is raised. Imports only `core`. Start with `templates`, then `evaluator`.
+contexts and functions that are available where it stands, and evaluated over given contexts within limits. The content
+of an expression raises no other error than `ExpressionError`. Imports only `core`. Start with `templates`, then
+`evaluator`.
 """
 
 from deltaci.pipeline.expressions.availability import AVAILABILITY, Availability

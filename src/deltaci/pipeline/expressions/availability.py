@@ -23,7 +23,7 @@ _STEP_CONTEXTS: Final = (*_RUNNER_CONTEXTS, "steps")
 
 
 class Availability(Struct, frozen=True):
-    """The contexts and functions that an expression under one key may use."""
+    """The names of the contexts and functions that an expression under one key of a pipeline file may use."""
 
     contexts: frozenset[str]
     functions: frozenset[str]

@@ -14,7 +14,7 @@ from deltaci.pipeline.expressions.tree import Call, Context, Expression, walk
 def check_expression(
     expression: Expression, contexts: Iterable[str], functions: Iterable[str]
 ) -> list[ExpressionProblem]:
-    """Return unknown contexts, unknown functions and invalid arguments, in source order.
+    """Return the unknown contexts, unknown functions and invalid arguments of an expression, in source order.
 
     `contexts` and `functions` are the names that are available where the expression stands.
     """
@@ -44,14 +44,14 @@ def _unknown_context(context: Context, available: Iterable[str], functions: dict
 
 
 def _unknown_function(call: Call, available: Iterable[str]) -> ExpressionProblem:
-    found = f"the function {quote(call.name)}"
+    call_text = f"the function {quote(call.name)}"
     signature = SIGNATURES.get(call.name.lower())
     if signature is not None:
-        return ExpressionProblem(call.column, found, f"one that is available here: {', '.join(sorted(available))}")
+        return ExpressionProblem(call.column, call_text, f"one that is available here: {', '.join(sorted(available))}")
     hint = nearest(call.name, available)
     return ExpressionProblem(
         call.column,
-        found,
+        call_text,
         ", ".join(sorted(available)) or "no function, because none is available here",
         hint and quote(hint),
     )

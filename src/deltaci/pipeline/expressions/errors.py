@@ -1,4 +1,4 @@
-"""Errors of expressions: each names the column, what was found, what was expected and the nearest known word."""
+"""Errors of expressions. Each has a column, the unexpected text, the expected alternatives and a suggested word."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_QUOTED_LENGTH: Final = 60  # characters of quoted input in a message
 
 
 class ExpressionProblem(Struct, frozen=True):
-    """A problem with an expression. Columns count characters from 1."""
+    """A problem of an expression: its column (from 1), the unexpected text, and the expected and suggested ones."""
 
     column: int
     found: str
@@ -24,12 +24,12 @@ class ExpressionProblem(Struct, frozen=True):
         return f"column {self.column}: found {self.found}, expected {self.expected}{hint}"
 
     def shifted(self, characters: int) -> ExpressionProblem:
-        """Return the problem with its column increased, for an expression within a longer text."""
+        """Return a copy with the column increased, for an expression that begins after so many characters of a text."""
         return ExpressionProblem(self.column + characters, self.found, self.expected, self.nearest)
 
 
 class ExpressionError(Refused):
-    """An expression was refused. No other exception is raised because of the content of an expression."""
+    """An expression is invalid or cannot be evaluated. The content of an expression raises no other exception."""
 
     def __init__(self, problem: ExpressionProblem) -> None:
         super().__init__("bad_spec", str(problem))
@@ -40,7 +40,7 @@ class ExpressionSyntaxError(ExpressionError):
     """The text is not a valid expression. Detected when the file is read."""
 
     def shifted(self, characters: int) -> ExpressionSyntaxError:
-        """Return the error with its column increased, for an expression within a longer text."""
+        """Return a copy with the column increased, for an expression that begins after so many characters of a text."""
         return ExpressionSyntaxError(self.problem.shifted(characters))
 
 
@@ -49,7 +49,7 @@ class EvaluationError(ExpressionError):
 
 
 def quote(text: str) -> str:
-    """Quote input for a message: shortened, unprintable characters replaced."""
+    """Return text in single quotes for a message, shortened, with unprintable characters replaced."""
     shortened = text if len(text) <= MAX_QUOTED_LENGTH else text[: MAX_QUOTED_LENGTH - 1] + "…"
     return "'" + "".join(c if c.isprintable() else "�" for c in shortened) + "'"
 

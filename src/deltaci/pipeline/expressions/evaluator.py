@@ -42,10 +42,10 @@ Functions = Mapping[str, Function]
 def evaluate(
     expression: Expression, contexts: Contexts, functions: Functions | None = None, shared_budget: Budget | None = None
 ) -> Value:
-    """Evaluate an expression.
+    """Return the value of an expression. Raise EvaluationError if the evaluation fails or exceeds the limits.
 
-    `functions` are those that depend on files or on the status of the job. The work also counts against
-    `shared_budget`.
+    `functions` are the functions that depend on files or on the status of the job. The work counts against the limits
+    of one evaluation and against `shared_budget`.
     """
     value = Evaluator(contexts, functions or {}, shared_budget).value(expression)
     if isinstance(value, str):
@@ -62,7 +62,7 @@ class Evaluator:
         self.budget = Budget(shared=shared_budget)
 
     def value(self, expression: Expression) -> Value:
-        """Evaluate one node and its subexpressions."""
+        """Return the value of a node, after evaluating its subexpressions."""
         self.budget.use_steps(expression.column)
         match expression:
             case Literal(value):
@@ -87,35 +87,40 @@ class Evaluator:
                 assert_never(expression)
 
     def compare(self, column: int, operator: str, left: Value, right: Value) -> Value:
-        """Apply a comparison operator to values."""
+        """Return whether a comparison of two values holds. `column` is the position for errors."""
         if isinstance(left, str) and isinstance(right, str):
             self.budget.use_characters(column, len(left) + len(right))
         return compare(operator, left, right)
 
     def call(self, call: Call, arguments: Sequence[Value]) -> Value:
-        """Apply a function to values."""
+        """Return the result of a function for evaluated arguments. Raise EvaluationError for an unknown function."""
         if problem := argument_problem(call):
             raise EvaluationError(problem)
         if function := find_function(self._functions, call.name):
             return function(arguments)
         if not is_builtin(call.name):
-            known = self._functions
+            available = self._functions
             raise EvaluationError(
                 ExpressionProblem(
-                    call.column, quote(call.name), "a function that is available here", nearest(call.name, known)
+                    call.column, quote(call.name), "a function that is available here", nearest(call.name, available)
                 )
             )
         return call_builtin(call, arguments, self.budget)
 
     def condition(self, argument: Expression, value: Value) -> bool:
-        """Return the value of a condition of case(); raise EvaluationError unless it is a boolean."""
+        """Return `value`, a condition of case(). Raise EvaluationError unless it is a boolean."""
         if not isinstance(value, bool):
-            found = f"{type_name(value)} as a condition of case()"
-            raise EvaluationError(ExpressionProblem(argument.column, found, "true or false; compare it with something"))
+            condition_text = f"{type_name(value)} as a condition of case()"
+            raise EvaluationError(
+                ExpressionProblem(argument.column, condition_text, "true or false; compare it with something")
+            )
         return value
 
     def filter(self, column: int, target: Value) -> FilteredList:
-        """Return the items of an array or object; of a FilteredList, the items of each of its items."""
+        """Return the items of an array or of an object (`target.*`).
+
+        For a FilteredList, join the items of its items.
+        """
         items: list[Value] = []
         for container in target if isinstance(target, FilteredList) else (target,):
             children = _items(container)
@@ -124,7 +129,10 @@ class Evaluator:
         return FilteredList(items)
 
     def index(self, column: int, target: Value, key: Value) -> Value:
-        """Return a property or item, or null if there is none. Of a FilteredList: of every item that has it."""
+        """Return the property or item of `target` that `key` selects, or null if there is none (`target[key]`).
+
+        For a FilteredList, return a FilteredList of the selected values of those items that have one.
+        """
         if isinstance(target, FilteredList):
             self.budget.use_steps(column, len(target))
             results = (self._lookup(column, item, key) for item in target)
@@ -132,6 +140,7 @@ class Evaluator:
         return self._lookup(column, target, key)[1]
 
     def _lookup(self, column: int, target: Value, key: Value) -> tuple[bool, Value]:
+        """Return whether `target` has an item for `key`, and the item, or null."""
         if is_object(target) and is_primitive(key):
             return self._property(column, target, to_text(key))
         if is_list(target):
@@ -144,19 +153,19 @@ class Evaluator:
         if name in target:
             return True, target[name]
         self.budget.use_steps(column, len(target))
-        folded = fold_case(name)
+        folded_name = fold_case(name)
         for key, value in target.items():
-            if len(key) == len(name) and fold_case(key) == folded:
+            if len(key) == len(name) and fold_case(key) == folded_name:
                 return True, value
         return False, None
 
     def _context(self, context: Context) -> Value:
         name = context.name.lower()
         if name not in self._contexts:
-            known = self._contexts
+            available = self._contexts
             raise EvaluationError(
                 ExpressionProblem(
-                    context.column, quote(context.name), "a context that is available here", nearest(name, known)
+                    context.column, quote(context.name), "a context that is available here", nearest(name, available)
                 )
             )
         return self._contexts[name]
@@ -173,6 +182,7 @@ class Evaluator:
         return self.value(arguments[-1])
 
     def _evaluate_until(self, operands: Sequence[Expression], *, stop_at: bool) -> Value:
+        """Return the value of the first operand whose truth is `stop_at`, else that of the last operand."""
         value: Value = None
         for operand in operands:
             value = self.value(operand)

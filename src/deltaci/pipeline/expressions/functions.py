@@ -1,4 +1,4 @@
-"""The functions of the language: their signatures, and the implementation of those that need only their arguments.
+"""The functions of the language: all signatures, and implementations of the functions that need only arguments.
 
 Functions that depend on files or on the status of the job (`hashFiles`, `success`, …) are passed in by the caller; only
 their signatures are here.
@@ -31,7 +31,7 @@ class Signature(Struct, frozen=True):
 
     @property
     def expected_count(self) -> str:
-        """The accepted number of arguments, for messages."""
+        """The accepted number of arguments as text for messages, e.g. `1 to 2 arguments`."""
         if self.min_arguments == self.max_arguments:
             return f"{self.min_arguments} argument{'' if self.min_arguments == 1 else 's'}"
         return f"{self.min_arguments} to {self.max_arguments} arguments"
@@ -61,7 +61,10 @@ _PLACEHOLDER: Final = re.compile(r"\{\{|\}\}|\{([0-9]{1,3})\}|[{}]")
 
 
 def argument_problem(call: Call) -> ExpressionProblem | None:
-    """Return a problem with the arguments of a call that shows without evaluating them; None for unknown functions."""
+    """Return the problem of a call with a wrong number of arguments or an invalid format string, else None.
+
+    The arguments are not evaluated. Calls of unknown functions are not checked.
+    """
     signature = SIGNATURES.get(call.name.lower())
     if signature is None:
         return None
@@ -77,13 +80,14 @@ def argument_problem(call: Call) -> ExpressionProblem | None:
     return None
 
 
-def _format_problem(pattern: str, count: int, column: int) -> ExpressionProblem | None:
+def _format_problem(pattern: str, argument_count: int, column: int) -> ExpressionProblem | None:
+    """Return the first invalid placeholder of a pattern of format(), or None."""
     for placeholder in _PLACEHOLDER.finditer(pattern):
-        if placeholder[1] is not None and int(placeholder[1]) >= count:
-            found = f"{count} argument{'' if count == 1 else 's'} after it"
+        if placeholder[1] is not None and int(placeholder[1]) >= argument_count:
+            available = f"{argument_count} argument{'' if argument_count == 1 else 's'} after it"
             return ExpressionProblem(
                 column,
-                f"{quote(placeholder[0])} in a format with {found}",
+                f"{quote(placeholder[0])} in a format with {available}",
                 "an argument for every number, counting from {0}",
             )
         if placeholder[0] in ("{", "}"):
@@ -94,19 +98,21 @@ def _format_problem(pattern: str, count: int, column: int) -> ExpressionProblem 
 
 
 def call_builtin(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
-    """Evaluate a builtin function."""
+    """Return the result of a builtin function for evaluated arguments."""
     return _BUILTINS[call.name.lower()](call, arguments, budget)
 
 
 def is_builtin(name: str) -> bool:
-    """Return whether the function needs only its arguments."""
+    """Return whether this is a function that depends only on its arguments, and so is implemented here."""
     return name.lower() in _BUILTINS
 
 
 def find_function(functions: Mapping[str, Function], name: str) -> Function | None:
-    """Return the caller's function of that name, ignoring case."""
-    lowered = name.lower()
-    return next((function for known, function in functions.items() if known.lower() == lowered), None)
+    """Return the function of this name from `functions`, ignoring case, or None."""
+    lowered_name = name.lower()
+    return next(
+        (function for function_name, function in functions.items() if function_name.lower() == lowered_name), None
+    )
 
 
 def _folded_texts(call: Call, arguments: Sequence[Value], budget: Budget) -> tuple[str, str] | None:
@@ -143,7 +149,7 @@ def _ends_with(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
 
 
 def _concatenate(call: Call, pieces: Iterator[str], budget: Budget) -> str:
-    """Concatenate pieces; raise EvaluationError at the first piece that makes the result too long."""
+    """Return the pieces as one string. Raise EvaluationError at the first piece that makes it too long."""
     result: list[str] = []
     length = 0
     for piece in pieces:
@@ -160,15 +166,15 @@ def _format(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
     budget.use_characters(call.column, len(pattern))
     if problem := _format_problem(pattern, len(arguments) - 1, call.column):
         raise EvaluationError(problem)
-    inserted = [to_text(argument) for argument in arguments[1:]]
+    argument_texts = [to_text(argument) for argument in arguments[1:]]
 
     def pieces() -> Iterator[str]:
-        end = 0
+        text_start = 0
         for placeholder in _PLACEHOLDER.finditer(pattern):
-            yield pattern[end : placeholder.start()]
-            yield inserted[int(placeholder[1])] if placeholder[1] is not None else placeholder[0][0]
-            end = placeholder.end()
-        yield pattern[end:]
+            yield pattern[text_start : placeholder.start()]
+            yield argument_texts[int(placeholder[1])] if placeholder[1] is not None else placeholder[0][0]
+            text_start = placeholder.end()
+        yield pattern[text_start:]
 
     return _concatenate(call, pieces(), budget)
 

@@ -17,7 +17,7 @@ _ESCAPED: Final = re.compile('["\\\\\x00-\x1f\x85\u2028\u2029\ud800-\udfff]')
 
 
 class JsonError(Exception):
-    """The value or text cannot be converted. The message says what was found; callers add the position."""
+    """A value cannot be written as JSON, or a text is not valid JSON. The message describes the value or text."""
 
 
 def format_json(value: Value) -> str:
@@ -28,30 +28,30 @@ def format_json(value: Value) -> str:
 
 
 class _Formatter:
-    """Formats one value. Counts the length as it goes, because a value that shares parts may expand without bound."""
+    """Formats one value as JSON. Limits the length, because a value may contain the same list many times."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self._length = 0
 
-    def value(self, value: Value, level: int) -> None:
-        if level > MAX_VALUE_DEPTH:
+    def value(self, value: Value, depth: int) -> None:
+        if depth > MAX_VALUE_DEPTH:
             raise JsonError(f"a value deeper than {MAX_VALUE_DEPTH} levels")
         if is_object(value) and value:
             self._append_container(
-                "{", [(f"{quote_json_string(str(key))}: ", item) for key, item in value.items()], "}", level
+                "{", [(f"{quote_json_string(str(key))}: ", item) for key, item in value.items()], "}", depth
             )
         elif is_list(value) and value:
-            self._append_container("[", [("", item) for item in value], "]", level)
+            self._append_container("[", [("", item) for item in value], "]", depth)
         else:
             self._append(_scalar(value))
 
-    def _append_container(self, opening: str, items: list[tuple[str, Value]], closing: str, level: int) -> None:
-        inner = "\n" + "  " * (level + 1)
+    def _append_container(self, opening: str, items: list[tuple[str, Value]], closing: str, depth: int) -> None:
+        indentation = "\n" + "  " * (depth + 1)
         for index, (key, item) in enumerate(items):
-            self._append((opening if index == 0 else ",") + inner + key)
-            self.value(item, level + 1)
-        self._append("\n" + "  " * level + closing)
+            self._append((opening if index == 0 else ",") + indentation + key)
+            self.value(item, depth + 1)
+        self._append("\n" + "  " * depth + closing)
 
     def _append(self, part: str) -> None:
         self._length += len(part)
@@ -79,7 +79,10 @@ def parse_json(text: str) -> Value:
 
 
 def compact_json(value: Value, max_length: int) -> str | None:
-    """Return JSON of at most `max_length` characters that `parse_json` reads back as an equal value, or None."""
+    """Return a value as JSON without spaces.
+
+    Return None if that would be longer than `max_length`, or if `parse_json` would not return an equal value.
+    """
     if not _may_fit(value, max_length):
         return None
     try:
@@ -132,21 +135,21 @@ def _to_double(integer: int) -> float:
 
 
 def _may_fit(root: Value, max_length: int) -> bool:
-    """Return False if the JSON would surely be longer than `max_length`, or has no form for a value (NaN, infinity).
+    """Return False if a value is certainly longer than `max_length` as JSON, or contains NaN or infinity.
 
-    Avoids encoding a huge value. A part that occurs twice counts twice.
+    This check avoids encoding a huge value. A part that occurs twice counts twice.
     """
     pending: list[tuple[Value, int]] = [(root, 0)]
-    length = 0
+    min_length = 0
     while pending:
         value, depth = pending.pop()
-        length += len(value) if isinstance(value, str | list | tuple) else 1
-        if length > max_length or depth > MAX_VALUE_DEPTH:
+        min_length += len(value) if isinstance(value, str | list | tuple) else 1
+        if min_length > max_length or depth > MAX_VALUE_DEPTH:
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
         if is_object(value):
-            length += sum(map(len, value))
+            min_length += sum(map(len, value))
             pending.extend((item, depth + 1) for item in value.values())
         elif is_list(value):
             pending.extend((item, depth + 1) for item in value)

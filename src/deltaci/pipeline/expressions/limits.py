@@ -20,7 +20,7 @@ MAX_CHARACTERS: Final = 4_194_304  # characters compared or produced in one eval
 class Budget:
     """The steps and characters that one evaluation may still use.
 
-    Counts work rather than time, so that every machine refuses the same expressions. Usage also counts against
+    Work is counted instead of time, so that every machine refuses the same expressions. It is also subtracted from
     `shared`, a budget for many evaluations together.
     """
 
@@ -31,7 +31,10 @@ class Budget:
         self._shared = shared
 
     def use_steps(self, column: int, count: int = 1) -> None:
-        """Count evaluated nodes or visited items. Raise EvaluationError when none are left."""
+        """Subtract evaluated nodes or visited items from the remaining steps.
+
+        Raise EvaluationError if there are too few.
+        """
         if self._shared is not None:
             self._shared.use_steps(column, count)
         self._steps -= count
@@ -42,7 +45,7 @@ class Budget:
             )
 
     def use_characters(self, column: int, count: int) -> None:
-        """Count characters before they are compared or produced. Raise EvaluationError when none are left."""
+        """Subtract characters, before they are compared or produced. Raise EvaluationError if too few remain."""
         if self._shared is not None:
             self._shared.use_characters(column, count)
         self._characters -= count

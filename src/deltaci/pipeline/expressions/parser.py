@@ -30,7 +30,10 @@ WORD_OPERATORS: Final = {"and": "'&&'", "or": "'||'", "not": "'!'", "is": "'=='"
 
 
 def parse(text: str, offset: int = 0) -> Expression:
-    """Parse an expression, without `${{` and `}}`. Columns are increased by `offset`, the characters before it."""
+    """Return the syntax tree of an expression without `${{` and `}}`. Raise ExpressionSyntaxError if it is invalid.
+
+    `offset` is the number of characters before the expression in its text; all columns are increased by it.
+    """
     expression = _Parser(tokenize(text, offset)).parse()
     check_depth(expression)
     return expression
@@ -44,7 +47,7 @@ def check_depth(expression: Expression) -> None:
 
 
 class _Parser:
-    """Parses one expression. Only brackets and arguments recurse without bound; their depth is limited."""
+    """Parses the tokens of one expression. Limits the depth of brackets and arguments, which are parsed recursively."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
@@ -52,7 +55,7 @@ class _Parser:
         self._depth = 0
 
     def parse(self) -> Expression:
-        """Return the expression that consists of all tokens."""
+        """Parse all tokens as one expression."""
         expression = self._parse_binary(1)
         if self._current.kind != END:
             word = self._current.text.lower() if self._current.kind == NAME else ""
@@ -64,6 +67,7 @@ class _Parser:
         return self._tokens[self._index]
 
     def _take(self) -> Token:
+        """Return the current token and advance to the next one."""
         token = self._current
         self._index += 1
         return token
@@ -79,7 +83,7 @@ class _Parser:
         )
 
     def _parse_binary(self, precedence: int) -> Expression:
-        """Parse operators of at least this precedence. The loop avoids recursion for `a == b == c`."""
+        """Parse an operand and all following binary operators of at least this precedence, with their operands."""
         left = self._parse_unary()
         while PRECEDENCE.get(self._current.kind, 0) >= precedence:
             operator = self._take()
@@ -123,7 +127,7 @@ class _Parser:
                 raise self._syntax_error(OPERAND_DESCRIPTION)
 
     def _parse_nested(self, opening: Token) -> Expression:
-        """Parse an expression within brackets or arguments."""
+        """Parse an expression within brackets, or one argument. `opening` is the opening bracket."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _too_deep(opening.column)
@@ -143,6 +147,7 @@ class _Parser:
         return tuple(arguments)
 
     def _parse_accessors(self, expression: Expression) -> Expression:
+        """Parse all `.name`, `.*`, `[key]` and `[*]` that follow an expression."""
         while self._current.kind in (".", "["):
             opening = self._take()
             if self._current.kind == "*":

@@ -55,7 +55,7 @@ def format_expression(expression: Expression) -> str:
 
 
 def _operand(expression: Expression, min_precedence: int) -> str:
-    """Format a subexpression, in brackets if its precedence is below `min_precedence`."""
+    """Return the source text of a subexpression, in brackets if its precedence is below `min_precedence`."""
     text = format_expression(expression)
     return text if _precedence(expression) >= min_precedence else f"({text})"
 

@@ -1,11 +1,11 @@
 """Partial evaluation: evaluates an expression over the contexts that are known so far.
 
-The result is a value (`Resolved`) or a smaller expression (`Residual`) that later evaluates to what the original would
-have. Parts are left as written if
+The result is a value (`Resolved`) or a smaller expression (`Residual`), which later evaluates to the same value as the
+original. A subexpression over known contexts is not replaced by its value if
 
-- they fail: they may never be reached;
-- they are arrays or objects that are compared: those are equal only to themselves, so a copy would not do;
-- their value would be too long.
+- its evaluation fails: it may never be reached;
+- its value is an array or object that is compared: those are equal only to themselves, not to copies;
+- its value would be too long.
 
 The residual expression may therefore still read known contexts (see `context_names`). It contains known values as
 literals, so secrets must not be among the known contexts.
@@ -50,7 +50,7 @@ class Resolved(Struct, frozen=True):
 
 
 class Residual(Struct, frozen=True):
-    """An expression that depends on contexts that are not known yet."""
+    """The reduced form of an expression that depends on contexts that are not known yet."""
 
     expression: Expression
 
@@ -64,41 +64,45 @@ _Reduced: TypeAlias = Resolved | Expression
 
 
 def reduce_expression(
-    expression: Expression, known: Contexts, functions: Functions | None = None, shared_budget: Budget | None = None
+    expression: Expression,
+    known_contexts: Contexts,
+    functions: Functions | None = None,
+    shared_budget: Budget | None = None,
 ) -> Resolved | Residual:
-    """Evaluate an expression as far as the known contexts and functions allow."""
-    return reduce_with(Reducer(known, functions or {}, shared_budget), expression)
+    """Return the value of an expression, or what remains of it if it depends on unknown contexts or functions."""
+    return reduce_with(Reducer(known_contexts, functions or {}, shared_budget), expression)
 
 
 def reduce_with(reducer: Reducer, expression: Expression) -> Resolved | Residual:
-    """Reduce one of several expressions that share a reducer and its budget.
+    """Like `reduce_expression`, for one of several expressions that share a reducer and its budget.
 
-    Raise EvaluationError if neither the reduced nor the original expression fits the limits.
+    Raise EvaluationError if neither the reduced nor the original expression is within the limits of an expression.
     """
     reduced = reducer.reduce(expression, keep_identity=False)
     if isinstance(reduced, Resolved):
         return Resolved(list(reduced.value)) if isinstance(reduced.value, FilteredList) else reduced
-    for remaining in (reduced, expression):
-        if max(depth for _, depth in walk(remaining)) <= MAX_DEPTH and len(format_expression(remaining)) <= MAX_LENGTH:
-            return Residual(remaining)
+    for candidate in (reduced, expression):
+        if max(depth for _, depth in walk(candidate)) <= MAX_DEPTH and len(format_expression(candidate)) <= MAX_LENGTH:
+            return Residual(candidate)
     raise EvaluationError(
         ExpressionProblem(expression.column, "an expression that is too long to write", "a shorter one")
     )
 
 
 class Reducer:
-    """Reduces expressions within one budget.
+    """Reduces expressions over the same known contexts, within one budget.
 
-    `keep_identity` says that the result may be compared, so that an array or object must not be replaced by a copy.
+    In its methods, `keep_identity` says that the result may be compared with `==`, so that an expression must not be
+    replaced by a copy of its array or object.
     """
 
-    def __init__(self, known: Contexts, functions: Functions, shared_budget: Budget | None = None) -> None:
-        self._known_contexts = frozenset(name.lower() for name in known)
+    def __init__(self, known_contexts: Contexts, functions: Functions, shared_budget: Budget | None = None) -> None:
+        self._known_contexts = frozenset(name.lower() for name in known_contexts)
         self._functions = functions
-        self._evaluator = Evaluator(known, functions, shared_budget)
+        self._evaluator = Evaluator(known_contexts, functions, shared_budget)
 
     def reduce(self, expression: Expression, *, keep_identity: bool) -> _Reduced:
-        """Return the value or the remaining expression. Parts that fail stay as written, and fail later if reached."""
+        """Return the value of an expression, or what remains of it. Return it unchanged if its evaluation fails."""
         try:
             self._evaluator.budget.use_steps(expression.column)
             return self._reduce(expression, keep_identity)
@@ -159,7 +163,10 @@ class Reducer:
     def _reduce_operands(
         self, operands: Sequence[Expression], *, stop_at: bool, keep_identity: bool
     ) -> _Reduced | tuple[Expression, ...]:
-        """Return the remaining operands. Known operands that do not decide the result are dropped, except the last."""
+        """Reduce the operands of `&&` (`stop_at` is False) or `||` (True) to the ones that can still decide the result.
+
+        Return the result itself if one known or unknown operand remains, else the tuple of the remaining operands.
+        """
         remaining: list[Expression] = []
         for number, operand in enumerate(operands, 1):
             reduced = self.reduce(operand, keep_identity=keep_identity)
@@ -182,43 +189,46 @@ class Reducer:
         name = node.name.lower()
         if name == "case":
             return self._reduce_case(node, keep_identity)
-        keeps = [name == "contains"] * len(node.arguments)
-        reduced = [
-            self.reduce(argument, keep_identity=keep) for argument, keep in zip(node.arguments, keeps, strict=True)
+        identity_flags = [name == "contains"] * len(node.arguments)
+        reduced_arguments = [
+            self.reduce(argument, keep_identity=keeps_identity)
+            for argument, keeps_identity in zip(node.arguments, identity_flags, strict=True)
         ]
-        if all(isinstance(argument, Resolved) for argument in reduced) and (
+        if all(isinstance(argument, Resolved) for argument in reduced_arguments) and (
             is_builtin(name) or find_function(self._functions, name)
         ):
             return Resolved(
-                self._evaluator.call(node, [argument.value for argument in reduced if isinstance(argument, Resolved)])
+                self._evaluator.call(
+                    node, [argument.value for argument in reduced_arguments if isinstance(argument, Resolved)]
+                )
             )
-        if name == "contains" and isinstance(reduced[0], Resolved) and _is_flat(reduced[0].value):
-            keeps[0] = False
-        arguments = zip(reduced, node.arguments, keeps, strict=True)
-        return Call(node.name, tuple(_as_expression(*argument) for argument in arguments), node.column)
+        if name == "contains" and isinstance(reduced_arguments[0], Resolved) and _is_flat(reduced_arguments[0].value):
+            identity_flags[0] = False
+        argument_triples = zip(reduced_arguments, node.arguments, identity_flags, strict=True)
+        return Call(node.name, tuple(_as_expression(*argument) for argument in argument_triples), node.column)
 
     def _reduce_case(self, node: Call, keep_identity: bool) -> _Reduced:
         remaining: list[Expression] = []
-        last = node.arguments[-1]
+        default = node.arguments[-1]
         for index in range(0, len(node.arguments) - 1, 2):
             condition, result = node.arguments[index : index + 2]
-            reduced = self.reduce(condition, keep_identity=False)
-            if not isinstance(reduced, Resolved):
-                value = self.reduce(result, keep_identity=keep_identity)
-                remaining += [reduced, _as_expression(value, result, keep_identity)]
-            elif not isinstance(reduced.value, bool):  # evaluating it fails, but only if it is reached
+            reduced_condition = self.reduce(condition, keep_identity=False)
+            if not isinstance(reduced_condition, Resolved):
+                reduced_result = self.reduce(result, keep_identity=keep_identity)
+                remaining += [reduced_condition, _as_expression(reduced_result, result, keep_identity)]
+            elif not isinstance(reduced_condition.value, bool):  # evaluating it fails, but only if it is reached
                 return Call(node.name, (*remaining, *node.arguments[index:]), node.column)
-            elif reduced.value:
-                last = result
+            elif reduced_condition.value:
+                default = result
                 break
-        value = self.reduce(last, keep_identity=keep_identity)
+        reduced_result = self.reduce(default, keep_identity=keep_identity)
         if not remaining:
-            return value
-        return Call(node.name, (*remaining, _as_expression(value, last, keep_identity)), node.column)
+            return reduced_result
+        return Call(node.name, (*remaining, _as_expression(reduced_result, default, keep_identity)), node.column)
 
 
 def _as_expression(reduced: _Reduced, original: Expression, keep_identity: bool) -> Expression:
-    """Return a value as an expression, or the original expression if the value cannot be embedded."""
+    """Convert the result of a reduction to an expression. Return `original` if its value has no source form."""
     if isinstance(reduced, Node):
         return reduced
     value = reduced.value
@@ -228,13 +238,13 @@ def _as_expression(reduced: _Reduced, original: Expression, keep_identity: bool)
         return Literal(value, original.column)
     if isinstance(value, int | float):
         return Literal(to_number(value), original.column)
-    embedded = None if keep_identity else compact_json(value, MAX_EMBEDDED)
-    if embedded is None:
+    json_text = None if keep_identity else compact_json(value, MAX_EMBEDDED)
+    if json_text is None:
         return original
-    call = Call("fromJSON", (Literal(embedded, original.column),), original.column)
+    call = Call("fromJSON", (Literal(json_text, original.column),), original.column)
     return Filter(call, original.column) if isinstance(value, FilteredList) else call
 
 
 def _is_flat(value: Value) -> bool:
-    """Return whether this is an array without items that are compared by identity."""
+    """Return whether a value is an array that contains no arrays or objects."""
     return is_list(value) and all(is_primitive(item) for item in value)

@@ -25,9 +25,9 @@ ANY_KEY: Final = "*"
 
 
 class ContextReference(Struct, frozen=True):
-    """A context in lower case, and the literal keys that follow it, as written; `*` stands for all items.
+    """A reference to a context: its name in lower case, and the literal keys that follow it, as written.
 
-    `keys` ends before the first key that is computed.
+    The key `*` stands for all items. `keys` ends before the first key that is computed.
     """
 
     context: str
@@ -39,51 +39,54 @@ def context_references(expression: Expression) -> Iterator[ContextReference]:
     """Yield the context references of an expression in source order."""
     keys: list[str] = []
     node = expression
-    chain: list[Index | Filter] = []
+    accesses: list[Index | Filter] = []
     while isinstance(node, Index | Filter):
-        chain.append(node)
+        accesses.append(node)
         node = node.target
     if not isinstance(node, Context):
         for child in children(node):
             yield from context_references(child)
     is_constant = True
-    for link in reversed(chain):
-        key = link.key if isinstance(link, Index) else Literal(ANY_KEY)
+    for access in reversed(accesses):
+        key = access.key if isinstance(access, Index) else Literal(ANY_KEY)
         is_constant = is_constant and isinstance(key, Literal)
         if is_constant and isinstance(key, Literal):
             keys.append(_key_text(key))
     if isinstance(node, Context):
         yield ContextReference(node.name.lower(), tuple(keys), node.column)
-    for link in reversed(chain):
-        if isinstance(link, Index):
-            yield from context_references(link.key)
+    for access in reversed(accesses):
+        if isinstance(access, Index):
+            yield from context_references(access.key)
 
 
 def _key_text(key: Literal) -> str:
     return key.value if isinstance(key.value, str) else str(key.value)
 
 
-def replace_nodes(expression: Expression, replacement: Callable[[Expression], Expression | None]) -> Expression:
-    """Return a copy in which every node for which `replacement` returns an expression is replaced by it.
+def replace_nodes(expression: Expression, find_replacement: Callable[[Expression], Expression | None]) -> Expression:
+    """Return a copy of an expression with some nodes replaced.
 
-    Nodes within a replacement are not visited.
+    `find_replacement` returns the expression that replaces a node, or None to keep the node. It is called for each node
+    before its children, and not for nodes within a replacement.
     """
-    if (replaced := replacement(expression)) is not None:
-        return replaced
+    if (replacement := find_replacement(expression)) is not None:
+        return replacement
     match expression:
         case Index(target, key, column):
-            return Index(replace_nodes(target, replacement), replace_nodes(key, replacement), column)
+            return Index(replace_nodes(target, find_replacement), replace_nodes(key, find_replacement), column)
         case Filter(target, column):
-            return Filter(replace_nodes(target, replacement), column)
+            return Filter(replace_nodes(target, find_replacement), column)
         case Not(operand, column):
-            return Not(replace_nodes(operand, replacement), column)
+            return Not(replace_nodes(operand, find_replacement), column)
         case Call(name, arguments, column):
-            return Call(name, tuple(replace_nodes(argument, replacement) for argument in arguments), column)
+            return Call(name, tuple(replace_nodes(argument, find_replacement) for argument in arguments), column)
         case Compare(operator, left, right, column):
-            return Compare(operator, replace_nodes(left, replacement), replace_nodes(right, replacement), column)
+            return Compare(
+                operator, replace_nodes(left, find_replacement), replace_nodes(right, find_replacement), column
+            )
         case And(operands, column):
-            return And(tuple(replace_nodes(operand, replacement) for operand in operands), column)
+            return And(tuple(replace_nodes(operand, find_replacement) for operand in operands), column)
         case Or(operands, column):
-            return Or(tuple(replace_nodes(operand, replacement) for operand in operands), column)
+            return Or(tuple(replace_nodes(operand, find_replacement) for operand in operands), column)
         case _:
             return expression

@@ -27,13 +27,19 @@ TemplatePart: TypeAlias = str | Expression
 
 
 class Template(Struct, frozen=True):
-    """A parsed text: plain parts and expressions in order. Columns count through the whole text."""
+    """A parsed text: its plain parts and expressions, in order.
+
+    Columns of expressions count from the start of the text.
+    """
 
     parts: tuple[TemplatePart, ...]
 
     @property
     def single_expression(self) -> Expression | None:
-        """The expression if the text is one expression and nothing else: its value keeps its type."""
+        """The expression, if the text is a single `${{ … }}` and nothing else, else None.
+
+        The value of such a text is that of the expression, not converted to a string.
+        """
         return self.parts[0] if len(self.parts) == 1 and not isinstance(self.parts[0], str) else None
 
     @property
@@ -42,36 +48,39 @@ class Template(Struct, frozen=True):
 
 
 class ResidualText(Struct, frozen=True):
-    """A text with known expressions replaced by their values; `${{ … }}` remains where a context is unknown."""
+    """The reduced form of a template: `${{ … }}` remains for expressions that depend on unknown contexts."""
 
     text: str
 
 
 def parse_template(template: str) -> Template:
-    """Parse a text. Raise ExpressionSyntaxError if an expression in it is invalid or unterminated."""
+    """Parse a text that may contain `${{ … }}`.
+
+    Raise ExpressionSyntaxError if an expression is invalid or unterminated.
+    """
     if len(template) > MAX_TEMPLATE:
         raise ExpressionSyntaxError(
             ExpressionProblem(1, f"a text of {len(template)} characters", f"at most {MAX_TEMPLATE}")
         )
     parts: list[TemplatePart] = []
-    end = 0
-    for start, closing in _expression_spans(template):
-        if start > end:
-            parts.append(template[end:start])
-        inner_start = start + len(OPEN)
-        if not template[inner_start:closing].strip():
+    plain_start = 0
+    for start, expression_end in _expression_spans(template):
+        if start > plain_start:
+            parts.append(template[plain_start:start])
+        expression_start = start + len(OPEN)
+        if not template[expression_start:expression_end].strip():
             raise ExpressionSyntaxError(
-                ExpressionProblem(inner_start + 1, "nothing", f"an expression between {OPEN} and {CLOSE}")
+                ExpressionProblem(expression_start + 1, "nothing", f"an expression between {OPEN} and {CLOSE}")
             )
-        parts.append(parse(template[inner_start:closing], inner_start))
-        end = closing + len(CLOSE)
-    if end < len(template):
-        parts.append(template[end:])
+        parts.append(parse(template[expression_start:expression_end], expression_start))
+        plain_start = expression_end + len(CLOSE)
+    if plain_start < len(template):
+        parts.append(template[plain_start:])
     return Template(tuple(parts))
 
 
 def _expression_spans(template: str) -> Iterator[tuple[int, int]]:
-    """Yield the positions of each `${{` and its `}}`. Brackets within string literals do not count."""
+    """Yield the indices of each `${{` and of the `}}` that ends it. A `}}` within a string literal does not end it."""
     start = template.find(OPEN)
     for _ in range(MAX_EXPRESSIONS):
         if start < 0:
@@ -123,6 +132,7 @@ def interpolate(
 
 
 def _join(parts: Iterable[tuple[str, int]]) -> str:
+    """Return the texts as one string. Raise EvaluationError at the column of the first text that makes it too long."""
     result: list[str] = []
     length = 0
     for part, column in parts:
@@ -133,22 +143,25 @@ def _join(parts: Iterable[tuple[str, int]]) -> str:
 
 
 def reduce_template(
-    template: str | Template, known: Contexts, functions: Functions | None = None, shared_budget: Budget | None = None
+    template: str | Template,
+    known_contexts: Contexts,
+    functions: Functions | None = None,
+    shared_budget: Budget | None = None,
 ) -> Resolved | ResidualText:
-    """Evaluate a template as far as the known contexts allow; the residual text is to be parsed again later."""
+    """Return the value of a template or, if it depends on unknown contexts, the remaining text to be parsed later."""
     parsed = parse_template(template) if isinstance(template, str) else template
-    reducer = Reducer(known, functions or {}, shared_budget)
+    reducer = Reducer(known_contexts, functions or {}, shared_budget)
     if parsed.single_expression is not None:
         reduced = reduce_with(reducer, parsed.single_expression)
         return reduced if isinstance(reduced, Resolved) else ResidualText(_wrap(reduced))
     parts = [part if isinstance(part, str) else reduce_with(reducer, part) for part in parsed.parts]
     evaluated = [to_text(part.value) if isinstance(part, Resolved) else part for part in parts]
     residuals = [part for part in evaluated if isinstance(part, Residual)]
-    plain = [(part, 1) for part in evaluated if isinstance(part, str) and part]
+    plain_parts = [(part, 1) for part in evaluated if isinstance(part, str) and part]
     if not residuals:
-        return Resolved(_join(plain))
-    _join(plain)
-    if not plain and len(residuals) == 1:
+        return Resolved(_join(plain_parts))
+    _join(plain_parts)
+    if not plain_parts and len(residuals) == 1:
         # Alone, the expression would keep the type of its value; an empty literal keeps the result a string.
         return ResidualText(_wrap(residuals[0]) + _wrap(Residual(Literal(""))))
     merged = "".join(_merge(evaluated))
@@ -158,7 +171,10 @@ def reduce_template(
 
 
 def _merge(parts: list[str | Residual]) -> Iterator[str]:
-    """Yield the parts as template text. Plain text that contains `${{` becomes a literal, so that it is not parsed."""
+    """Yield the parts as template text.
+
+    Plain text that contains `${{` becomes an expression that is a string literal.
+    """
     plain = ""
     for part in [*parts, None]:
         if isinstance(part, str):
@@ -171,6 +187,7 @@ def _merge(parts: list[str | Residual]) -> Iterator[str]:
 
 
 def _as_literals(plain: str) -> str:
+    """Return template text with expressions that are string literals, which evaluates to `plain`."""
     pieces = [plain[start : start + MAX_QUOTED] for start in range(0, len(plain), MAX_QUOTED)]
     return "".join(_wrap(Residual(Literal(piece))) for piece in pieces)
 
@@ -180,14 +197,14 @@ def _wrap(residual: Residual) -> str:
 
 
 def uses_status_function(expression: Expression) -> bool:
-    """Return whether a condition calls success() or a similar function, and thus also applies after a failure."""
+    """Return whether a condition calls success(), failure(), always() or cancelled(): then success() is not implied."""
     return bool(function_names(expression) & STATUS_FUNCTIONS)
 
 
 def parse_condition(source: str) -> Expression:
-    """Parse an `if:` as written in a file, with or without `${{ }}`. Adds success() if it uses no status function.
+    """Parse an `if:` as written in a file, with or without `${{ }}`. Add success() if it calls no status function.
 
-    Not for reduced conditions: parse those with `parse`, they already contain the implied success().
+    A reduced condition already contains the implied success(): use `parse` for it.
     """
     expression = parse_bare_condition(source)
     if expression is None:

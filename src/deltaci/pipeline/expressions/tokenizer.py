@@ -32,7 +32,7 @@ NAME_CHARACTERS: Final = NAME_START | frozenset("0123456789-")
 
 
 class Token(Struct, frozen=True):
-    """A token: its kind, source text and column, and the value of a literal."""
+    """A token: its kind, source text and column (from 1), and for a literal its value."""
 
     kind: str
     text: str
@@ -41,7 +41,7 @@ class Token(Struct, frozen=True):
 
     @property
     def description(self) -> str:
-        """How error messages name the token."""
+        """The name of the token in error messages."""
         return "the end" if self.kind == END else quote(self.text)
 
 
@@ -72,7 +72,7 @@ def _tokenize(text: str, offset: int) -> list[Token]:
 
 
 def is_identifier(text: str) -> bool:
-    """Return whether the text may follow a dot, or name a context or a function."""
+    """Return whether a text is valid as the name of a property, context or function."""
     return bool(text) and text[0] in NAME_START and all(character in NAME_CHARACTERS for character in text)
 
 
@@ -109,37 +109,36 @@ def _string(text: str, index: int) -> Token:
 
 
 def _number(text: str, index: int) -> Token:
-    end = _end_of_word(text, index, dots=True)
-    source = text[index:end]
-    value = parse_number(source)
+    end = _end_of_word(text, index, may_contain_dots=True)
+    word = text[index:end]
+    value = parse_number(word)
     if math.isnan(value):
         raise ExpressionSyntaxError(
-            ExpressionProblem(index + 1, quote(source), "a number such as 12, -0.5, 0xff or 2.99e-2")
+            ExpressionProblem(index + 1, quote(word), "a number such as 12, -0.5, 0xff or 2.99e-2")
         )
-    return Token(VALUE, source, index + 1, value)
+    return Token(VALUE, word, index + 1, value)
 
 
 def _word(text: str, index: int, previous_kind: str) -> Token:
-    end = _end_of_word(text, index, dots=False)
-    source = text[index:end]
-    if not is_identifier(source):
-        if source[0] == '"':
+    end = _end_of_word(text, index, may_contain_dots=False)
+    word = text[index:end]
+    if not is_identifier(word):
+        if word[0] == '"':
             raise ExpressionSyntaxError(
                 ExpressionProblem(index + 1, "a double quote", "a text in single quotes, such as 'main'")
             )
-        raise ExpressionSyntaxError(
-            ExpressionProblem(index + 1, quote(source), "a name of letters, digits, '-' and '_'")
-        )
-    if previous_kind != "." and source in KEYWORDS:
-        return Token(VALUE, source, index + 1, KEYWORDS[source])
-    return Token(NAME, source, index + 1)
+        raise ExpressionSyntaxError(ExpressionProblem(index + 1, quote(word), "a name of letters, digits, '-' and '_'"))
+    if previous_kind != "." and word in KEYWORDS:
+        return Token(VALUE, word, index + 1, KEYWORDS[word])
+    return Token(NAME, word, index + 1)
 
 
-def _end_of_word(text: str, index: int, *, dots: bool) -> int:
+def _end_of_word(text: str, index: int, *, may_contain_dots: bool) -> int:
+    """Return the index after the word that starts at `index`. `may_contain_dots` says that a word may contain dots."""
     end = index + 1
     while end < len(text):
         character = text[end]
-        if character.isspace() or (character in DELIMITERS and not (dots and character == ".")):
+        if character.isspace() or (character in DELIMITERS and not (may_contain_dots and character == ".")):
             break
         end += 1
     return end

@@ -1,7 +1,7 @@
 """The syntax tree of an expression.
 
-Nodes are compared as source text: two nodes are equal if they have the same structure, wherever they stand (`column` is
-ignored). `1` and `true` differ although Python considers them equal, and NaN equals NaN.
+Two nodes are equal if they have the same structure; `column` is ignored. Literals are equal if they have the same type
+and text: `1` and `true` differ although Python considers them equal, and NaN equals NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COMPARISONS: Final = frozenset({"==", "!=", "<", "<=", ">", ">="})
 
 
 class Node(Struct, frozen=True, eq=False):
-    """A node of the tree. `column` is where it begins or where its operator stands, from 1; 0 if it was generated."""
+    """A node of the tree. `column` (from 1) is the position of its beginning or operator; 0 for a generated node."""
 
     def _compared_fields(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "column")
@@ -93,14 +93,17 @@ class Compare(Node, frozen=True, eq=False):
 
 
 class And(Node, frozen=True, eq=False):
-    """`a && b && …`: the first operand that is falsy, else the last. At least two."""
+    """`a && b && …`, with at least two operands. Its value is that of the first falsy operand, else of the last one."""
 
     operands: tuple[Expression, ...]
     column: int = 0
 
 
 class Or(Node, frozen=True, eq=False):
-    """`a || b || …`: the first operand that is truthy, else the last. At least two."""
+    """`a || b || …`, with at least two operands.
+
+    Its value is that of the first truthy operand, else of the last one.
+    """
 
     operands: tuple[Expression, ...]
     column: int = 0
@@ -110,7 +113,7 @@ Expression: TypeAlias = Literal | Context | Index | Filter | Call | Not | Compar
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
-    """Return the direct subexpressions."""
+    """Return the direct subexpressions of an expression, in source order."""
     match expression:
         case Index(target, key):
             return (target, key)
@@ -129,7 +132,7 @@ def children(expression: Expression) -> tuple[Expression, ...]:
 
 
 def walk(expression: Expression) -> Iterator[tuple[Expression, int]]:
-    """Yield each node with its depth (from 1), parents before children, in source order."""
+    """Yield each node of an expression with its depth (from 1), parents before children, in source order."""
     pending = [(expression, 1)]
     while pending:
         node, depth = pending.pop()

@@ -34,7 +34,7 @@ _OCTAL: Final = re.compile(r"0o[0-7]+")
 
 
 class FilteredList(list["Value"]):
-    """The result of an object filter (`*`): a following index applies to each item, not to the list."""
+    """The result of an object filter (`target.*`). A following index applies to each of its items, not to the list."""
 
 
 def is_list(value: Value) -> TypeGuard[Sequence[Value]]:
@@ -66,7 +66,7 @@ def type_name(value: Value) -> str:
 
 
 def is_truthy(value: Value) -> bool:
-    """Return whether the value counts as true: all but false, 0, NaN, null and `''`. Empty arrays are truthy."""
+    """Return whether a value counts as true. False are only false, 0, NaN, null and `''`; an empty array is true."""
     match value:
         case None:
             return False
@@ -92,7 +92,10 @@ def to_number(value: Value) -> float:
 
 
 def parse_number(text: str) -> float:
-    """Parse a decimal, hexadecimal or octal number. The empty string is 0, any other string NaN."""
+    """Parse a decimal, hexadecimal or octal number, or Infinity.
+
+    Return 0 for an empty string, NaN for any other text.
+    """
     stripped = text.strip()
     if not stripped:
         return 0.0
@@ -123,7 +126,7 @@ def to_text(value: Value) -> str:
 
 
 def format_number(value: Number) -> str:
-    """Format with at most 15 digits, and an exponent if very large or very small: 1E+15, 1E-05."""
+    """Return a number as text of at most 15 digits. Very large and small ones have an exponent: 1E+15, 1E-05."""
     double = _double(value)
     if math.isnan(double):
         return "NaN"
@@ -140,7 +143,7 @@ def fold_case(text: str) -> str:
 
 
 def is_equal(left: Value, right: Value) -> bool:
-    """Return `left == right`. Different types are compared as numbers; arrays and objects by identity."""
+    """Return whether `left == right` holds. Different types are compared as numbers; arrays and objects by identity."""
     if type_name(left) == type_name(right):
         match left, right:
             case str(), str():
@@ -154,14 +157,14 @@ def is_equal(left: Value, right: Value) -> bool:
 
 
 def is_less(left: Value, right: Value) -> bool:
-    """Return `left < right`: as strings if both are strings, else as numbers (NaN is never less)."""
+    """Return whether `left < right` holds: as strings if both are strings, else as numbers (NaN is never less)."""
     if isinstance(left, str) and isinstance(right, str):
         return fold_case(left) < fold_case(right)
     return to_number(left) < to_number(right)
 
 
 def compare(operator: str, left: Value, right: Value) -> bool:
-    """Evaluate one of the six comparison operators."""
+    """Return whether `left operator right` holds, for one of the six comparison operators."""
     match operator:
         case "==":
             return is_equal(left, right)
@@ -178,7 +181,7 @@ def compare(operator: str, left: Value, right: Value) -> bool:
 
 
 def array_index(key: Value) -> int | None:
-    """Return the array index that a key stands for, or None. 1.9 is index 1, as on GitHub."""
+    """Return a key converted to an array index, or None if it is not a valid index. 1.9 is index 1, as on GitHub."""
     index = to_number(key)
     return int(index) if 0 <= index <= MAX_INDEX else None
 
