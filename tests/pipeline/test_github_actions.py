@@ -223,7 +223,7 @@ def test_the_action_path_is_available() -> None:
             composite("[{run: a, shell: sh}, {run: b, shell: sh, if: failure()}]"),
             "if: always()",
             ":4:11: steps with a status function, in an action that may fail or whose own 'if' has a status function; "
-            "use it in one of both",
+            "use such a function in only one of them",
         ),
         (
             "a: [",

@@ -19,7 +19,7 @@ SERVER_RETENTION: Final = "the retention of artifacts is set on the server"
 
 
 class BuiltinAction(NamedTuple):
-    """The builtin step that implements an action, and how each input of the action is treated."""
+    """The name of the builtin step that implements an action, and the rule for each input of the action."""
 
     uses: str
     inputs: dict[str, KeyRule]
@@ -166,14 +166,17 @@ IGNORED_ACTIONS: Final = {
 
 
 class BuiltinStep(NamedTuple):
-    """A converted step with `uses`."""
+    """The keys `uses` and `with` of a step that runs a builtin action."""
 
     uses: Node
     with_: Node
 
 
 def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter) -> BuiltinStep | None:
-    """Convert an action, of any version, to a builtin step. Return None, with a problem, if it is unsupported."""
+    """Convert `uses` and `with` of a step to those of the builtin step for the action, of any version.
+
+    Report a problem and return None if the action is unsupported.
+    """
     name = uses.value.partition("@")[0].strip()
     action = ACTIONS.get(name.lower())
     if action is None:
@@ -195,8 +198,8 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
             converter.unsupported(
                 uses.position, f"{name} without {quote(required)}", "GitHub's action needs it as well"
             )
-    at = inputs.position if inputs is not None else uses.position
-    return BuiltinStep(text_node(uses.position, action.uses), Node(OBJECT, at, [*converted.values()]))
+    position = inputs.position if inputs is not None else uses.position
+    return BuiltinStep(text_node(uses.position, action.uses), Node(OBJECT, position, [*converted.values()]))
 
 
 def _convert_input(
@@ -207,6 +210,7 @@ def _convert_input(
     converted: dict[str, tuple[Node, Node]],
     converter: Converter,
 ) -> None:
+    """Add an input of an action to `converted` if it is supported and has an effect, else report it."""
     scalar = converter.scalar(value, "steps.with", key.raw)
     if scalar is None:
         return
@@ -224,14 +228,14 @@ def _convert_input(
         converter.note(key.position, f"{quote(key.raw)} of {name} has no effect here", rule.reason)
     elif rule.kind == "unsupported":
         converter.unsupported(key.position, f"{quote(key.raw)} of {name}", rule.reason)
-    elif input_name not in ("ref", "repository") or _is_other_checkout(input_name, scalar, converter):
+    elif input_name not in ("ref", "repository") or _selects_other_commit(input_name, scalar, converter):
         converted[input_name] = (text_node(key.position, input_name), scalar)
         if action.uses == "cache":
             _check_cache(input_name, scalar, converter)
 
 
 def _check_cache(key: str, value: Node, converter: Converter) -> None:
-    """Report keys and paths that a cache does not support, as far as they are literal."""
+    """Report commas in the key of a cache and patterns in its paths. Expressions in these texts are not checked."""
     try:
         plain_text = "".join(part for part in parse_template(value.raw).parts if isinstance(part, str))
     except ExpressionError:
@@ -239,13 +243,16 @@ def _check_cache(key: str, value: Node, converter: Converter) -> None:
     if key in ("key", "restore-keys") and "," in plain_text:
         converter.unsupported(value.position, f"a comma in {quote(key)} of a cache", "use another character")
     for path in plain_text.splitlines() if key == "path" else ():
-        if any(sign in path for sign in "*?[") and not path.strip().startswith("!"):
+        if any(character in path for character in "*?[") and not path.strip().startswith("!"):
             message = f"{quote(path.strip())} of a cache, which is a pattern"
             converter.note(value.position, message, "matching files are not cached: name the folder")
 
 
-def _is_other_checkout(key: str, value: Node, converter: Converter) -> bool:
-    """Return whether a checkout needs this input because it differs from the change. Report other repositories."""
+def _selects_other_commit(key: str, value: Node, converter: Converter) -> bool:
+    """Return whether the input `ref` names another commit than that of the change, so that the checkout needs it.
+
+    Return False for the input `repository`. Report a repository other than this one, and inputs without effect.
+    """
     match = _SINGLE_EXPRESSION.match(value.raw)
     source = re.sub(r"\s+", "", match[1]) if match else ""
     if not value.raw.strip():

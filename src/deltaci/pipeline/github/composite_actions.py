@@ -43,11 +43,11 @@ END_OF_OUTPUT: Final = "_deltaci_end_of_output_"
 CONTINUE_ON_ERROR, TIMEOUT = "continue-on-error", "timeout-minutes"
 _OUTPUT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
-Replacement = Callable[[Expression], Expression | None]
+FindReplacement = Callable[[Expression], Expression | None]
 
 
 class RepositoryActions:
-    """The composite actions of a repository, each parsed once, with a limit on their use in one workflow."""
+    """The composite actions of a repository. Parses each action file once, and limits their use in one workflow."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = files
@@ -55,22 +55,25 @@ class RepositoryActions:
         self._parsed: dict[str, tuple[Node | None, tuple[Problem, ...]]] = {}
 
     def root(self, path: str, converter: Converter) -> Node | None:
-        """Return the root node of an action file, or None if it is not YAML. Report its problems to the converter."""
+        """Return the root node of an action file, or None if it is not valid YAML. Report all of its problems."""
         if path not in self._parsed:
             problems = ProblemList(path)
             try:
                 self._parsed[path] = parse_yaml(self.files[path], problems), problems.in_order()
             except YamlError:
                 self._parsed[path] = None, problems.in_order()
-        root, found_problems = self._parsed[path]
-        for problem in found_problems:
+        root, file_problems = self._parsed[path]
+        for problem in file_problems:
             converter.unsupported(
                 Position(problem.line, problem.column), problem.found, problem.expected, problem.nearest
             )
         return root
 
-    def can_use(self, steps: int, characters: int) -> bool:
-        """Count one use. Return False if there are too many: nested actions could expand without bound."""
+    def count_use(self, steps: int, characters: int) -> bool:
+        """Subtract the cost of one use of an action from the limit of the workflow.
+
+        Return False if that is exceeded.
+        """
         self._remaining_cost -= steps + characters // 500
         return self._remaining_cost >= 0
 
@@ -86,7 +89,7 @@ class ActionUse(NamedTuple):
     has_working_directory: bool = False  # whether the job sets a default, which does not apply to the action's steps
 
     def value(self, key: str) -> Node | None:
-        """Return the value of a key of the step, or None if it is absent or empty."""
+        """Return the value of a key of the using step, or None if it is absent or null."""
         value = child(self.node, key)
         return None if value is None or value.kind == NULL else value
 
@@ -95,12 +98,12 @@ StepConverter = Callable[[Node, Converter, ActionUse], list[Node]]
 
 
 def is_local_action(uses: Node) -> bool:
-    """Return whether the action is in the same repository."""
+    """Return whether the value of `uses` names an action in the same repository: a path that begins with `./`."""
     return uses.kind == TEXT and uses.value.strip().startswith("./")
 
 
 def inline_action(use: ActionUse, converter: Converter, convert_step: StepConverter) -> list[Node]:
-    """Return the steps of an action as steps of the job, or none, with problems, if it is unsupported."""
+    """Return the steps of an action, converted to steps of the job. Report problems and return none if unsupported."""
     folder = use.uses.value.strip().removeprefix("./").strip("/")
     files = use.actions.files
     path = next((path for name in ACTION_FILES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
@@ -125,7 +128,7 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
 
 
 def move_node(node: Node, at: Position) -> Node:
-    """Return a copy of the node and all nodes in it, at another position."""
+    """Return a copy of a node in which the node and all nodes within it have the position `at`."""
     if node.kind == LIST:
         return list_node(at, [move_node(item, at) for item in node.value])
     if node.kind == OBJECT:
@@ -144,68 +147,71 @@ class _ActionInliner:
         self.ids: dict[str, str] = {}  # ids in the job, by lower-case id in the action, in the order of the steps
 
     def steps(self, convert_step: StepConverter) -> list[Node]:
-        """Return all steps, including the final step that sets the outputs."""
+        """Return the converted steps of the action, with the final step that sets its outputs. None if unsupported."""
         root = self.use.actions.root(self.converter.problems.file, self.converter)
         if root is None:
             return []
-        keys = {key.raw: value for key, value in pairs(root)}
-        runs = {key.raw: value for key, value in pairs(keys.get("runs"))}
+        action_keys = {key.raw: value for key, value in pairs(root)}
+        runs = {key.raw: value for key, value in pairs(action_keys.get("runs"))}
         using = runs["using"].raw if "using" in runs else ""
         if using.lower() != "composite":
-            at = runs["using"].position if "using" in runs else root.position
-            found = f"an action that uses {quote(using)}" if using else "an action without 'runs.using'"
-            self.converter.unsupported(at, found, "only composite actions are supported: 'using: composite'")
+            position = runs["using"].position if "using" in runs else root.position
+            message = f"an action that uses {quote(using)}" if using else "an action without 'runs.using'"
+            self.converter.unsupported(position, message, "only composite actions are supported: 'using: composite'")
             return []
         steps = runs.get("steps")
         if steps is None or steps.kind != LIST or not steps.value or len(steps.value) > MAX_STEPS:
             self.converter.unsupported(runs["using"].position, "an action without steps", f"expected 1 to {MAX_STEPS}")
             return []
-        if not self.use.actions.can_use(len(steps.value), len(self.converter.source)):
+        if not self.use.actions.count_use(len(steps.value), len(self.converter.source)):
             self.converter.unsupported(
                 steps.position, "more uses of actions than a workflow may have", "use fewer of them"
             )
             return []
-        self._collect_inputs(keys.get("inputs"))
+        self._collect_inputs(action_keys.get("inputs"))
         self._assign_ids(steps.value)
-        outputs = self._outputs(keys.get("outputs"))
+        outputs = self._outputs(action_keys.get("outputs"))
         conditions = [self._step_condition(step) for step in steps.value]
         use_id = self.use.value("id")
         if not self._can_inline(steps.value, conditions):
             return []
-        converted: list[Node] = []
-        for position, step in enumerate(steps.value):
-            rewritten = self._rewrite_step(step, position, conditions)
+        converted_steps: list[Node] = []
+        for index, step in enumerate(steps.value):
+            rewritten = self._rewrite_step(step, index, conditions)
             inner_use = self.use._replace(node=rewritten, depth=self.use.depth + 1)
-            converted += convert_step(rewritten, self.converter, inner_use)
+            converted_steps += convert_step(rewritten, self.converter, inner_use)
         if use_id is not None:
-            converted += convert_step(self._final_step(use_id, outputs, conditions), self.converter, self.use)
-        if len(converted) > MAX_STEPS:
+            converted_steps += convert_step(self._final_step(use_id, outputs, conditions), self.converter, self.use)
+        if len(converted_steps) > MAX_STEPS:
             self.converter.unsupported(
-                steps.position, f"{len(converted)} steps in all", f"expected at most {MAX_STEPS}"
+                steps.position, f"{len(converted_steps)} steps in all", f"expected at most {MAX_STEPS}"
             )
             return []
-        return converted
+        return converted_steps
 
     # -- inputs, ids and outputs
 
     def _collect_inputs(self, inputs: Node | None) -> None:
-        given = {key.raw.lower(): value for key, value in pairs(self.use.value("with"))}
+        """Set the value of each declared input: that given by the using step, else the default."""
+        values_by_input = {key.raw.lower(): value for key, value in pairs(self.use.value("with"))}
         for name, declaration in pairs(inputs):
-            value = given.pop(name.raw.lower(), None)
+            value = values_by_input.pop(name.raw.lower(), None)
             self.inputs[name.raw.lower()] = _input_expression(value or child(declaration, "default"))
-        for unknown in given:
+        for unknown in values_by_input:
             self.converter.note(
                 Position(), f"{quote(unknown)}, which is not an input of this action", "it has no effect"
             )
 
     def _assign_ids(self, steps: list[Node]) -> None:
-        for position, step in enumerate(steps):
+        """Give each step of the action an id that is unique in the job."""
+        for index, step in enumerate(steps):
             step_id = child(step, "id")
-            name = step_id.raw if step_id is not None else f"_{position}"
+            name = step_id.raw if step_id is not None else f"_{index}"
             self.ids[name.lower()] = f"{self.prefix}{name}"
 
     def _outputs(self, outputs: Node | None) -> dict[str, str]:
-        found = {}
+        """Return the declared outputs of the action: templates over the steps of the job, by name."""
+        templates = {}
         for name, declaration in pairs(outputs):
             value = child(declaration, "value")
             if not _OUTPUT_NAME.fullmatch(name.raw):
@@ -213,11 +219,11 @@ class _ActionInliner:
                     name.position, f"the output {quote(name.raw)}", "expected letters, digits, '_' and '-'"
                 )
             elif value is not None and value.kind == TEXT:
-                found[name.raw] = replace_in_template(value.value, self._replacement)
-        return found
+                templates[name.raw] = replace_in_template(value.value, self._replacement)
+        return templates
 
     def _replacement(self, node: Expression) -> Expression | None:
-        """Return what replaces a node of an expression of the action, or None."""
+        """Return the expression that replaces a node of an expression of the action in the job, or None to keep it."""
         match node:
             case Index(Context(context), Literal(str(name))):
                 lowered = context.lower()
@@ -234,6 +240,7 @@ class _ActionInliner:
         return None
 
     def _action_path(self) -> Expression:
+        """Return an expression for the folder of the action in the workspace."""
         return Call("format", (Literal(f"{{0}}/{self.folder}"), Index(Context("github"), Literal("workspace"))))
 
     # -- conditions
@@ -244,83 +251,91 @@ class _ActionInliner:
             return None
         return self._parse_condition(condition, self._replacement)
 
-    def _parse_condition(self, condition: Node, replacement: Replacement) -> Expression | None:
+    def _parse_condition(self, condition: Node, find_replacement: FindReplacement) -> Expression | None:
+        """Return the parsed `if` with nodes replaced. Report a problem and return None if it is invalid."""
         source = condition.raw.strip()
         if source.startswith(OPEN) and source.endswith(CLOSE) and source.count(OPEN) == 1:
             source = source[len(OPEN) : -len(CLOSE)]
         try:
-            return replace_nodes(parse(source), replacement)
+            return replace_nodes(parse(source), find_replacement)
         except ExpressionSyntaxError as error:
             self.converter.unsupported(condition.position, error.problem.found, f"expected {error.problem.expected}")
             return None
 
     @cached_property
     def _use_condition(self) -> Expression | None:
-        """The `if` of the step that uses the action."""
+        """The parsed `if` of the step that uses the action; None if it has none or an invalid one."""
         condition = self.use.value("if")
         if condition is None or not condition.raw.strip():
             return None
         return self._parse_condition(condition, lambda _: None)
 
     def _continues_on_error(self) -> bool:
-        """Return whether the job continues if the action fails."""
+        """Return whether the using step has `continue-on-error`, so that the job continues if the action fails."""
         value = self.use.value(CONTINUE_ON_ERROR)
         return value is not None and value.raw != "false"
 
     def _runs_after_failure(self) -> bool:
-        """Return whether the action may run, or the job continue, although a step failed."""
+        """Return whether the action may run after a failed step, or the job may continue after the action failed."""
         return _uses_status(self._use_condition) or self._continues_on_error()
 
     def _can_inline(self, steps: list[Node], conditions: list[Expression | None]) -> bool:
-        """Return whether the single steps can behave as the action does as a whole. Report a problem if not."""
-        at, runs_after_failure = steps[0].position, self._runs_after_failure()
+        """Return whether the inlined steps behave like the action on GitHub. Report a problem if they do not."""
+        position, runs_after_failure = steps[0].position, self._runs_after_failure()
         if self.use.value(TIMEOUT) is not None and len(steps) > 1:
-            self.converter.unsupported(at, f"{quote(TIMEOUT)} of an action with several steps", "set it for a command")
+            self.converter.unsupported(
+                position, f"{quote(TIMEOUT)} of an action with several steps", "set it for a command"
+            )
             return False
         has_status = [_uses_status(condition) for condition in conditions]
         if runs_after_failure and any(has_status):
-            found = "steps with a status function, in an action that may fail or whose own 'if' has a status function"
-            self.converter.unsupported(at, found, "use it in one of both")
+            message = "steps with a status function, in an action that may fail or whose own 'if' has a status function"
+            self.converter.unsupported(position, message, "use such a function in only one of them")
             return False
         if any(has_status[1:]) and conditions[0] is not None:
-            found = "a step with a status function, in an action whose first step has an 'if'"
-            self.converter.unsupported(at, found, "use it in the workflow")
+            message = "a step with a status function, in an action whose first step has an 'if'"
+            self.converter.unsupported(position, message, "use it in the workflow")
             return False
         return True
 
-    def _combined_condition(self, condition: Expression | None, position: int) -> Node | None:
-        """Return when a step runs: if the action runs, and no earlier step of it failed.
+    def _combined_condition(self, condition: Expression | None, index: int) -> Node | None:
+        """Return the `if` of the step at `index` in the job, or None if it needs none.
 
-        A step whose own condition uses a status function runs after failures within the action, too.
+        A step runs if the action runs, no earlier step of the action failed, and its own `condition` holds. If that
+        uses a status function, the step also runs after failures within the action.
         """
         use_condition, uses_status = self._use_condition, _uses_status(condition)
         first_id = next(iter(self.ids.values()))
-        parts: list[Expression] = []
+        conditions: list[Expression] = []
         if uses_status:
-            parts.append(Call("success") if position == 0 else _compare_result(first_id, "!=", "skipped"))
+            conditions.append(Call("success") if index == 0 else _compare_result(first_id, "!=", "skipped"))
         elif self._runs_after_failure():
-            result = "outcome" if self._continues_on_error() else "conclusion"
-            parts += [_compare_result(id, "!=", "failure", result) for id in list(self.ids.values())[:position]]
-        if use_condition is not None and not (uses_status and position):
-            parts.insert(0, use_condition)
+            result_property = "outcome" if self._continues_on_error() else "conclusion"
+            conditions += [
+                _compare_result(id, "!=", "failure", result_property) for id in list(self.ids.values())[:index]
+            ]
+        if use_condition is not None and not (uses_status and index):
+            conditions.insert(0, use_condition)
         if condition is not None:
-            parts.append(condition)
-        if not parts:
+            conditions.append(condition)
+        if not conditions:
             return None
-        return text_node(Position(), format_expression(parts[0] if len(parts) == 1 else And(tuple(parts))))
+        return text_node(
+            Position(), format_expression(conditions[0] if len(conditions) == 1 else And(tuple(conditions)))
+        )
 
     # -- steps
 
-    def _rewrite_step(self, step: Node, position: int, conditions: list[Expression | None]) -> Node:
-        """Return a step of the action as it would be written in the job."""
+    def _rewrite_step(self, step: Node, index: int, conditions: list[Expression | None]) -> Node:
+        """Return the step of the action at `index`, rewritten as a step of the job."""
         if step.kind != OBJECT:
             return step
         rewritten: list[tuple[Node, Node]] = []
         for key, value in step.value:
             if key.raw not in ("if", "id", "env"):
                 rewritten.append((key, self._rewrite(value)))
-        rewritten.append((text_node(step.position, "id"), text_node(step.position, list(self.ids.values())[position])))
-        if (condition := self._combined_condition(conditions[position], position)) is not None:
+        rewritten.append((text_node(step.position, "id"), text_node(step.position, list(self.ids.values())[index])))
+        if (condition := self._combined_condition(conditions[index], index)) is not None:
             rewritten.append((text_node(step.position, "if"), text_node(step.position, condition.value)))
         for name in (CONTINUE_ON_ERROR, TIMEOUT):
             if (value := self.use.value(name)) is not None and all(key.raw != name for key, _ in rewritten):
@@ -333,15 +348,17 @@ class _ActionInliner:
         return Node(OBJECT, step.position, rewritten)
 
     def _env(self, step: Node) -> list[tuple[Node, Node]]:
+        """Return the environment of an inlined step: that of the using step, of the action's step, and its path."""
         merged = {key.raw: (key, value) for key, value in pairs(self.use.value("env"))}
         merged |= {key.raw: (key, self._rewrite(value)) for key, value in pairs(child(step, "env"))}
         command = child(step, "run")
         if command is not None and ACTION_PATH_VARIABLE in command.raw:
-            path = text_node(step.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
-            merged[ACTION_PATH_VARIABLE] = (text_node(step.position, ACTION_PATH_VARIABLE), path)
+            path_node = text_node(step.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
+            merged[ACTION_PATH_VARIABLE] = (text_node(step.position, ACTION_PATH_VARIABLE), path_node)
         return [*merged.values()]
 
     def _rewrite(self, node: Node) -> Node:
+        """Return a copy of a value of a step with the expressions in its texts replaced for the job."""
         if node.kind == LIST:
             return list_node(node.position, [self._rewrite(item) for item in node.value])
         if node.kind == OBJECT:
@@ -352,38 +369,39 @@ class _ActionInliner:
         return Node(TEXT, node.position, rewritten, rewritten, node.style or '"')
 
     def _final_step(self, use_id: Node, outputs: dict[str, str], conditions: list[Expression | None]) -> Node:
-        """Return a step with the id of the using step. It sets the outputs, and fails if a step of the action did."""
-        at = use_id.position
-        result = "outcome" if self._continues_on_error() else "conclusion"
-        failures = [_compare_result(id, "==", "failure", result) for id in self.ids.values()]
+        """Return a step with the id of the using step, which sets the outputs and fails if the action failed."""
+        position = use_id.position
+        result_property = "outcome" if self._continues_on_error() else "conclusion"
+        failures = [_compare_result(id, "==", "failure", result_property) for id in self.ids.values()]
         first_id = next(iter(self.ids.values()))
         has_run = And((_compare_result(first_id, "!=", "skipped"), Call("always")))
         condition = (
-            text_node(at, format_expression(has_run))
+            text_node(position, format_expression(has_run))
             if conditions[0] is None
             else self._combined_condition(None, len(conditions))
         )
         has_failed = format_expression(failures[0] if len(failures) == 1 else Or(tuple(failures)))
-        env = {"FAILED": text_node(at, f"{OPEN} {has_failed} {CLOSE}")}
+        env = {"FAILED": text_node(position, f"{OPEN} {has_failed} {CLOSE}")}
         lines = []
         for number, (name, value) in enumerate(outputs.items()):
-            env[f"OUTPUT_{number}"] = text_node(at, value)
+            env[f"OUTPUT_{number}"] = text_node(position, value)
             arguments = f"'{name}' {END_OF_OUTPUT} \"$OUTPUT_{number}\" {END_OF_OUTPUT}"
             lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {arguments} >> \"$GITHUB_OUTPUT\"")
         keys: dict[str, Node | None] = {
-            "id": text_node(at, use_id.raw),
-            "name": text_node(at, f"End of {use_id.raw}"),
+            "id": text_node(position, use_id.raw),
+            "name": text_node(position, f"End of {use_id.raw}"),
             "if": condition,
-            "shell": text_node(at, "sh"),
-            "env": object_node(at, dict(env)),
-            "run": text_node(at, "\n".join([*lines, 'test "$FAILED" != true']) + "\n"),
+            "shell": text_node(position, "sh"),
+            "env": object_node(position, dict(env)),
+            "run": text_node(position, "\n".join([*lines, 'test "$FAILED" != true']) + "\n"),
             CONTINUE_ON_ERROR: self.use.value(CONTINUE_ON_ERROR),
         }
-        return object_node(at, keys)
+        return object_node(position, keys)
 
 
-def _compare_result(id: str, operator: str, result: str, kind: str = "conclusion") -> Expression:
-    return Compare(operator, Index(Index(Context("steps"), Literal(id)), Literal(kind)), Literal(result))
+def _compare_result(id: str, operator: str, result: str, property: str = "conclusion") -> Expression:
+    """Return the expression `steps.ID.PROPERTY OPERATOR 'RESULT'`."""
+    return Compare(operator, Index(Index(Context("steps"), Literal(id)), Literal(property)), Literal(result))
 
 
 def _uses_status(condition: Expression | None) -> bool:
@@ -391,7 +409,7 @@ def _uses_status(condition: Expression | None) -> bool:
 
 
 def _input_expression(value: Node | None) -> Expression:
-    """Return the value of an input as an expression. On GitHub it is always a text."""
+    """Return an expression for the value of an input, as a string: on GitHub, inputs of actions are always strings."""
     if value is None or value.kind in (NULL, LIST, OBJECT):
         return Literal("")
     if value.kind != TEXT or OPEN not in value.value:
@@ -405,18 +423,21 @@ def _input_expression(value: Node | None) -> Expression:
         return Literal("")  # Reported for the step.
 
 
-def replace_in_template(template: str, replacement: Replacement) -> str:
-    """Replace nodes in all expressions of a template. A template that cannot be parsed is returned unchanged."""
+def replace_in_template(template: str, find_replacement: FindReplacement) -> str:
+    """Return a template with nodes of its expressions replaced, unchanged if it cannot be parsed."""
     if OPEN not in template:
         return template
     try:
         parts = parse_template(template).parts
     except ExpressionSyntaxError:
         return template
-    return "".join(part if isinstance(part, str) else _as_template(replace_nodes(part, replacement)) for part in parts)
+    return "".join(
+        part if isinstance(part, str) else _as_template(replace_nodes(part, find_replacement)) for part in parts
+    )
 
 
 def _as_template(expression: Expression) -> str:
+    """Return an expression as a part of a template: a string literal as plain text, anything else in `${{ }}`."""
     if isinstance(expression, Literal) and isinstance(expression.value, str) and OPEN not in expression.value:
         return expression.value
     return f"{OPEN} {format_expression(expression)} {CLOSE}"

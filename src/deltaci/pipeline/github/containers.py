@@ -22,14 +22,14 @@ _PORT: Final = re.compile(r"[0-9]{1,5}(:[0-9]{1,5})?")
 
 
 class JobContainer(NamedTuple):
-    """The image of a job and the environment of its container."""
+    """The converted image of a job, and the unconverted `env` of its container. None if absent."""
 
     image: Node | None
     env: Node | None
 
 
 def convert_container(node: Node, converter: Converter) -> JobContainer:
-    """Convert `container` of a job."""
+    """Convert the image of a job's `container`, which is a name or an object."""
     if node.kind != OBJECT:
         image = converter.text(node, "jobs.image", "container")
         return JobContainer(_image_node(image), None)
@@ -42,13 +42,14 @@ def convert_container(node: Node, converter: Converter) -> JobContainer:
 
 
 def _image_node(node: Node | None) -> Node | None:
+    """Return the image name without `docker://`, or None if it is empty."""
     if node is None or not node.value.strip():
         return None  # As on GitHub: with an empty image there is no container.
     return text_node(node.position, node.value.strip().removeprefix(DOCKER_SCHEME))
 
 
 def convert_services(node: Node, converter: Converter) -> Node | None:
-    """Convert `services` of a job."""
+    """Convert `services` of a job. Report services that are unsupported and leave them out."""
     if node.kind != OBJECT:
         converter.unsupported(node.position, f"{node.describe()} as 'services'", "expected names, each with an image")
         return None
@@ -79,12 +80,12 @@ def _service(name: Node, node: Node, converter: Converter) -> Node | None:
     if "command" in entries:
         converted["command"] = converter.text(entries["command"].value, "jobs.services", "command")
     if "options" in entries:
-        converted["health"] = _health(entries["options"].value, converter)
+        converted["health"] = _health_command(entries["options"].value, converter)
     return object_node(node.position, converted)
 
 
 def convert_env(node: Node, availability: str, converter: Converter) -> Node | None:
-    """Convert environment variables."""
+    """Convert an object of environment variables. Report a problem and return None if it is no object."""
     if node.kind != OBJECT:
         converter.unsupported(
             node.position, f"{node.describe()} as 'env'", "expected names, each with a text, a number, true or false"
@@ -100,55 +101,59 @@ def _port(node: Node, converter: Converter) -> Node | None:
     if node.kind == NUMBER and isinstance(node.value, int):
         return Node(NUMBER, node.position, node.value, str(node.value))
     if node.kind == TEXT:
-        plain = node.value.strip().removesuffix("/tcp")
-        if _PORT.fullmatch(plain):
-            return text_node(node.position, plain)
+        port = node.value.strip().removesuffix("/tcp")
+        if _PORT.fullmatch(port):
+            return text_node(node.position, port)
     converter.unsupported(
         node.position, f"{node.describe()} as a port", "expected a TCP port, e.g. 5432 or '5432:5432'"
     )
     return None
 
 
-def _health(node: Node, converter: Converter) -> Node | None:
+def _health_command(node: Node, converter: Converter) -> Node | None:
+    """Return the command of `--health-cmd` in the options of a service, or None. Report unsupported options."""
     if node.kind == LIST:
         converter.unsupported(node.position, "a list as 'options'", "expected a text")
         return None
     text = converter.text(node, "jobs.services", "options")
     if text is None:
         return None
-    health: Node | None = None
+    command: Node | None = None
     words = split_command_line(text.value)
     if words is None:
         converter.unsupported(
             node.position, "options with an unterminated quote, or too many options", "close the quote"
         )
         return None
-    position = 0
-    while position < len(words):
-        name, has_value, value = words[position].partition("=")
-        position += 1
+    index = 0
+    while index < len(words):
+        name, has_value, value = words[index].partition("=")
+        index += 1
         if name not in (HEALTH_COMMAND, *HEALTH_TIMING, *OTHER_HEALTH_OPTIONS, "--no-healthcheck"):
             reason = "only health options are supported: --health-cmd and its timing"
             converter.unsupported(node.position, f"the option {quote(name)} of a service", reason)
             return None
         if not has_value and name != "--no-healthcheck":
-            value = words[position] if position < len(words) else ""
-            position += 1
+            value = words[index] if index < len(words) else ""
+            index += 1
         if name == HEALTH_COMMAND and value:
-            health = text_node(node.position, value)
-    return health
+            command = text_node(node.position, value)
+    return command
 
 
 def split_command_line(text: str) -> list[str] | None:
-    """Split a command line into words and remove quotes. Return None if a quote is open or there are too many."""
+    """Split a command line into words without quotes, like a shell.
+
+    Return None if a quote is open or it is too long.
+    """
     words: list[str] = []
-    end = 0
-    while match := _SHELL_WORD.match(text, end):
+    word_end = 0
+    while match := _SHELL_WORD.match(text, word_end):
         parts = []
-        for escaped, double, single, plain in _WORD_PART.findall(match[1]):
-            parts.append(escaped or (re.sub(r'\\(["\\$`])', r"\1", double) if double else "") or single or plain)
+        for escaped, double, single, unquoted in _WORD_PART.findall(match[1]):
+            parts.append(escaped or (re.sub(r'\\(["\\$`])', r"\1", double) if double else "") or single or unquoted)
         words.append("".join(parts))
-        end = match.end()
+        word_end = match.end()
         if len(words) > MAX_OPTION_WORDS:
             return None
-    return words if not text[end:].strip() else None
+    return words if not text[word_end:].strip() else None

@@ -53,17 +53,20 @@ class Converter:
         self.secrets: dict[str, None] = {}
 
     def unsupported(self, at: Position, found: str, reason: str = "", nearest_word: str = "") -> None:
-        """Record that this cannot run here, and why."""
+        """Record an error: `found` is not supported here, and `reason` is the cause or the expected value."""
         self.problems.add(at, found, reason, nearest_word)
 
     def note(self, at: Position, found: str, reason: str = "") -> None:
-        """Record a warning: it runs, but something differs or has no effect."""
+        """Record a warning: the workflow runs, but `found` differs from GitHub or has no effect. `reason` says why."""
         self.problems.add(at, found, reason, is_warning=True)
 
     # -- texts and numbers
 
     def scalar(self, node: Node, availability: str, name: str = "") -> Node | None:
-        """Convert a text, number or boolean as GitHub reads it. A missing value becomes an empty text."""
+        """Convert a text, number or boolean as GitHub reads it; null becomes an empty text.
+
+        Refuse lists and objects.
+        """
         if node.kind in (LIST, OBJECT):
             message = f"{node.describe()} as {quote(name)}" if name else node.describe()
             self.unsupported(node.position, message, "expected a text, a number, true or false")
@@ -80,19 +83,19 @@ class Converter:
         return Node(TEXT, node.position, node.value, node.value, node.style or '"')
 
     def text(self, node: Node, availability: str, name: str = "") -> Node | None:
-        """Convert any scalar to a text."""
+        """Convert a text, number or boolean to a text."""
         scalar = self.scalar(node, availability, name)
         if scalar is None or scalar.kind == TEXT:
             return scalar
         return text_node(scalar.position, scalar.raw)
 
     def line(self, node: Node, availability: str, name: str = "") -> Node | None:
-        """Convert any scalar to a text on one line."""
+        """Convert a text, number or boolean to a text on one line, with single spaces."""
         scalar = self.text(node, availability, name)
         return None if scalar is None else text_node(scalar.position, " ".join(scalar.value.split()))
 
     def boolean(self, node: Node, availability: str, name: str) -> Node | None:
-        """Convert a boolean or an expression."""
+        """Convert a boolean, a text `true` or `false`, or an expression. Refuse any other value."""
         scalar = self.scalar(node, availability, name)
         if scalar is None or scalar.kind == BOOL or is_expression(scalar):
             return scalar
@@ -104,7 +107,7 @@ class Converter:
         return None
 
     def number(self, node: Node, availability: str, name: str) -> Node | None:
-        """Convert a number or an expression."""
+        """Convert a number, a text of digits, or an expression. Refuse any other value."""
         scalar = self.scalar(node, availability, name)
         if scalar is None or scalar.kind == NUMBER or is_expression(scalar):
             return scalar
@@ -127,7 +130,7 @@ class Converter:
     # -- expressions
 
     def parse_expressions(self, node: Node, availability: str) -> tuple[Expression, ...]:
-        """Parse the expressions of a text. Report unavailable contexts and functions."""
+        """Return the expressions of a text. Report syntax errors, and contexts and functions that are unavailable."""
         if OPEN not in node.value:
             return ()
         try:
@@ -140,24 +143,28 @@ class Converter:
         return expressions
 
     def condition(self, node: Node, availability: str) -> Node | None:
-        """Convert an `if`. An expression within other text is always true, as on GitHub; that is reported."""
+        """Convert an `if`. If it mixes `${{ }}` with other text, it is always true, as on GitHub; that is reported."""
         if node.kind in (LIST, OBJECT) or node.style == REJECTED:
             if node.style != REJECTED:
                 self.unsupported(node.position, f"{node.describe()} as 'if'", "expected an expression")
             return None
-        written = to_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
-        if not written.strip():
+        source = to_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
+        if not source.strip():
             return None
         try:
-            expression = parse_condition(written)
+            expression = parse_condition(source)
         except ExpressionSyntaxError as error:
-            return self._text_condition(node, written, availability, error)
+            return self._text_condition(node, source, availability, error)
         self._check(node, expression, availability)
-        return text_node(node.position, written)
+        return text_node(node.position, source)
 
-    def _text_condition(self, node: Node, written: str, availability: str, error: ExpressionSyntaxError) -> Node | None:
+    def _text_condition(self, node: Node, source: str, availability: str, error: ExpressionSyntaxError) -> Node | None:
+        """Convert an `if` that mixes `${{ }}` with other text to a true condition.
+
+        Report `error` for any other text.
+        """
         try:
-            template = parse_template(written.strip())
+            template = parse_template(source.strip())
         except ExpressionSyntaxError:
             template = None
         if template is None or template.single_expression is not None or not template.expressions:
@@ -171,28 +178,32 @@ class Converter:
         return text_node(node.position, ALWAYS if has_status else TRUE)
 
     def _check(self, node: Node, expression: Expression, availability: str) -> None:
+        """Report contexts and functions that an expression uses but that are unavailable or unknown there."""
         available = AVAILABILITY[availability]
         self._report(node, check_expression(expression, available.contexts, available.functions))
-        unknown = (
+        unknown_contexts = (
             sorted((context_names(expression) - PLANNING_CONTEXTS) & available.contexts)
             if availability in PLANNED_KEYS
             else []
         )
-        if unknown:
-            message = f"{quote(unknown[0])}, which is not known when a run is planned"
+        if unknown_contexts:
+            message = f"{quote(unknown_contexts[0])}, which is not known when a run is planned"
             self.unsupported(
-                self._position_of(node, unknown[0]), message, "write the value itself, or use it in a command"
+                self._position_of(node, unknown_contexts[0]), message, "write the value itself, or use it in a command"
             )
         self._note_context_use(node, expression)
 
     def _note_context_use(self, node: Node, expression: Expression) -> None:
-        """Collect the secrets that are used by name, and report uses that cannot work here."""
-        by_name: set[int] = set()
-        for part, _ in walk(expression):
-            match part:
+        """Collect the names of secrets that an expression uses.
+
+        Report uses of `secrets` and `github` without a value here.
+        """
+        named_columns: set[int] = set()
+        for subexpression, _ in walk(expression):
+            match subexpression:
                 case Index(Context(context, column), Literal(str(name))) if context.lower() == "secrets":
-                    by_name.add(column)
-                    self._secret(node, column, name)
+                    named_columns.add(column)
+                    self._collect_secret(node, column, name)
                 case Index(Context(context, column), Literal(str(name))) if context.lower() == "github":
                     if name.lower() == "token":
                         self.note(
@@ -203,7 +214,7 @@ class Converter:
                     elif name.lower() not in GITHUB_CONTEXT_KEYS:
                         message = f"'github.{name[:40]}' is empty here"
                         self.note(self._position(node, column), message, f"there are: {', '.join(GITHUB_CONTEXT_KEYS)}")
-                case Context(context, column) if context.lower() == "secrets" and column not in by_name:
+                case Context(context, column) if context.lower() == "secrets" and column not in named_columns:
                     message = "all secrets at once, or a secret with a computed name"
                     self.unsupported(
                         self._position(node, column), message, "a job gets secrets by name: write secrets.NAME"
@@ -211,7 +222,7 @@ class Converter:
                 case _:
                     pass
 
-    def _secret(self, node: Node, column: int, name: str) -> None:
+    def _collect_secret(self, node: Node, column: int, name: str) -> None:
         if name.upper() == GITHUB_TOKEN:
             self.note(
                 self._position(node, column),
@@ -237,7 +248,7 @@ class Converter:
 
 
 def text_node(at: Position, text: str) -> Node:
-    """Return a quoted text, which is never read as another type."""
+    """Return a node for a quoted text, which is never read as another type."""
     return Node(TEXT, at, text, text, '"')
 
 
@@ -246,7 +257,7 @@ def list_node(at: Position, items: list[Node]) -> Node:
 
 
 def object_node(at: Position, pairs: dict[str, Node | None]) -> Node:
-    """Return an object of the pairs whose value is not None."""
+    """Return a node for an object, without the keys whose value is None."""
     return Node(
         OBJECT, at, [(text_node(value.position, name), value) for name, value in pairs.items() if value is not None]
     )

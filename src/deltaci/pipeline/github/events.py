@@ -34,7 +34,7 @@ INPUT_TYPES: Final = ("string", "number", "boolean", "choice", "environment")
 
 
 def convert_events(key: Node, on: Node, converter: Converter) -> Node:
-    """Convert `on`. Without any supported event, the workflow can only be started by name; that is reported."""
+    """Convert `on` to that of a pipeline. Report unsupported events, and that no event starts the workflow, if so."""
     converted_entries: dict[str, Node | None] = {}
     for name, value in _event_entries(key, on, converter):
         event = name.raw
@@ -63,6 +63,7 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
 
 
 def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node, Node]]:
+    """Return the names and settings of all events of `on`, which is an object, a list or a single name."""
     if on.kind == OBJECT:
         return [(name, value) for name, value in on.value]
     if on.kind in (TEXT, LIST):
@@ -78,6 +79,7 @@ def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node
 
 
 def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -> Node | None:
+    """Convert the filters of `push` or `pull_request`. Return None if no supported type starts the workflow."""
     if value.kind == NULL:
         return Node(OBJECT, key.position, [])
     entries = read_entries(value, f"'{event}'", converter)
@@ -99,11 +101,12 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
 
 
 def _convert_types(node: Node, converter: Converter) -> Node | None:
-    types = []
+    """Return the supported types of pull request events, or None if there are none. Report all others."""
+    supported_types = []
     for type_node in items(node):
         name = type_node.raw
         if name in SUPPORTED_TYPES:
-            types.append(text_node(type_node.position, name))
+            supported_types.append(text_node(type_node.position, name))
         elif name in IGNORED_TYPES:
             converter.note(
                 type_node.position, f"{quote(name)} of a pull request starts nothing here", "not all forges report it"
@@ -116,9 +119,9 @@ def _convert_types(node: Node, converter: Converter) -> Node | None:
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_TYPES)}",
                 nearest_word,
             )
-    if not types:
+    if not supported_types:
         converter.note(node.position, "none of these types starts anything here", "pull requests do not start this")
-    return list_node(node.position, types) if types else None
+    return list_node(node.position, supported_types) if supported_types else None
 
 
 def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | None:
@@ -168,32 +171,32 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     converted_entries: dict[str, Node | None] = {}
     if "description" in entries:
         converted_entries["description"] = converter.line(entries["description"].value, "run-name", "description")
-    kind = entries["type"].value if "type" in entries else text_node(name.position, "string")
-    if kind.raw not in INPUT_TYPES:
-        nearest_word = nearest(kind.raw, INPUT_TYPES)
+    type_node = entries["type"].value if "type" in entries else text_node(name.position, "string")
+    if type_node.raw not in INPUT_TYPES:
+        nearest_word = nearest(type_node.raw, INPUT_TYPES)
         converter.unsupported(
-            kind.position, kind.describe(), f"expected one of: {', '.join(INPUT_TYPES)}", nearest_word
+            type_node.position, type_node.describe(), f"expected one of: {', '.join(INPUT_TYPES)}", nearest_word
         )
-    elif kind.raw == "environment":
-        converter.note(kind.position, "'environment' is a text here", "there are no environments here")
+    elif type_node.raw == "environment":
+        converter.note(type_node.position, "'environment' is a text here", "there are no environments here")
     else:
-        converted_entries["type"] = text_node(kind.position, kind.raw)
+        converted_entries["type"] = text_node(type_node.position, type_node.raw)
     if "required" in entries:
         converted_entries["required"] = converter.boolean(entries["required"].value, "run-name", "required")
     if "default" in entries:
         default = entries["default"].value
-        keeps_type = kind.raw in ("boolean", "number")
-        converted_entries["default"] = (converter.scalar if keeps_type else converter.text)(
+        has_typed_default = type_node.raw in ("boolean", "number")
+        converted_entries["default"] = (converter.scalar if has_typed_default else converter.text)(
             default, "run-name", "default"
         )
-        if kind.raw == "boolean":
+        if type_node.raw == "boolean":
             converted_entries["default"] = converter.boolean(default, "run-name", "default")
-    if "options" in entries and kind.raw == "choice":
+    if "options" in entries and type_node.raw == "choice":
         options = entries["options"].value
         converted_entries["options"] = list_node(
             options.position, [text for option in items(options) if (text := converter.text(option, "run-name"))]
         )
-    if kind.raw == "choice" and "options" not in entries:
+    if type_node.raw == "choice" and "options" not in entries:
         converter.unsupported(
             name.position, f"the input {quote(name.raw)}, a choice without 'options'", "expected a list"
         )

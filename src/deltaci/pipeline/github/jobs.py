@@ -22,7 +22,10 @@ JOB_TIMEOUT_MINUTES: Final = 360  # GitHub's default
 
 
 def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, actions: RepositoryActions) -> Node:
-    """Convert a job. `defaults` are the workflow's run defaults, `actions` the repository's composite actions."""
+    """Convert a job to that of a pipeline file. Report its unsupported keys and values.
+
+    `defaults` are the entries of the workflow's `defaults.run`, `actions` the composite actions of the repository.
+    """
     entries = read_entries(node, "a job", converter)
     converted: dict[str, Node | None] = {}
     calls_workflow = node.kind == OBJECT and any(name.raw == "uses" for name, _ in node.value)
@@ -48,7 +51,7 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     converted["image"] = job_container.image
     if "services" in entries:
         converted["services"] = convert_services(entries["services"].value, converter)
-    converted["env"] = _merge_env(entries, job_container, converter)
+    converted["env"] = _convert_job_env(entries, job_container, converter)
     converted["defaults"] = _run_defaults(key, entries, defaults, runs_on, job_container, converter)
     _convert_settings(key, entries, converted, converter)
     if "steps" in entries:
@@ -64,7 +67,7 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
 
 
 def _job_name(node: Node, converter: Converter) -> Node | None:
-    """Convert the name. Return None, with a warning, if it uses contexts that are not known when a run is planned."""
+    """Convert the job's name. Warn and return None if it uses contexts that are not known when a run is planned."""
     if node.kind == TEXT:
         unknown = {
             name for expression in converter.parse_expressions(node, "jobs.env") for name in context_names(expression)
@@ -87,7 +90,7 @@ def convert_needs(node: Node, converter: Converter) -> Node:
 
 
 def convert_concurrency(node: Node, availability: str, converter: Converter) -> Node | None:
-    """Convert `concurrency` of a workflow or job."""
+    """Convert `concurrency` of a workflow or job. Return None if it names no group."""
     if node.kind != OBJECT:
         group = converter.text(node, availability, "concurrency")
         return object_node(node.position, {"group": group}) if group is not None and group.value else None
@@ -104,17 +107,18 @@ def convert_concurrency(node: Node, availability: str, converter: Converter) -> 
 
 
 def read_run_defaults(node: Node, converter: Converter) -> Entries:
-    """Return the entries of `defaults.run`."""
+    """Return the supported entries of `run` in a `defaults` node; none if it has no `run`."""
     entries = read_entries(node, "'defaults'", converter)
     return read_entries(entries["run"].value, "'defaults.run'", converter) if "run" in entries else {}
 
 
-def _merge_env(entries: Entries, job_container: JobContainer, converter: Converter) -> Node | None:
+def _convert_job_env(entries: Entries, job_container: JobContainer, converter: Converter) -> Node | None:
+    """Convert the variables of the job and its container; those of the job win."""
     job_env = convert_env(entries["env"].value, "jobs.env", converter) if "env" in entries else None
     if job_container.env is None:
         return job_env
     container_env = convert_env(job_container.env, "jobs.services.env", converter)
-    merged = {name.raw: (name, value) for part in (container_env, job_env) if part for name, value in part.value}
+    merged = {name.raw: (name, value) for env in (container_env, job_env) if env for name, value in env.value}
     return Node(OBJECT, job_container.env.position, [*merged.values()])
 
 
@@ -126,34 +130,40 @@ def _run_defaults(
     job_container: JobContainer,
     converter: Converter,
 ) -> Node:
-    """Return the run defaults. They always name a shell, because GitHub's default differs from ours."""
+    """Return the converted `defaults` of a job.
+
+    They always name a shell, because GitHub's default differs from ours.
+    """
     run_entries = {
         **workflow_defaults,
         **(read_run_defaults(entries["defaults"].value, converter) if "defaults" in entries else {}),
     }
-    converted: dict[str, Node | None] = {}
+    converted_entries: dict[str, Node | None] = {}
     if "shell" in run_entries:
-        converted["shell"] = convert_shell(run_entries["shell"].value, converter, "jobs.defaults")
+        converted_entries["shell"] = convert_shell(run_entries["shell"].value, converter, "jobs.defaults")
     elif job_container.image is not None and (condition := as_condition(job_container.image)):
-        converted["shell"] = text_node(
+        converted_entries["shell"] = text_node(
             key.position, f"${{{{ {condition} && '{CONTAINER_SHELL}' || '{DEFAULT_SHELL}' }}}}"
         )
     elif job_container.image is not None:
-        converted["shell"] = text_node(key.position, CONTAINER_SHELL)
+        converted_entries["shell"] = text_node(key.position, CONTAINER_SHELL)
     elif runs_on.windows_if:
-        converted["shell"] = text_node(
+        converted_entries["shell"] = text_node(
             key.position, f"${{{{ {runs_on.windows_if} && '{WINDOWS_DEFAULT_SHELL}' || '{DEFAULT_SHELL}' }}}}"
         )
     else:
-        converted["shell"] = text_node(key.position, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL)
+        converted_entries["shell"] = text_node(
+            key.position, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL
+        )
     if "working-directory" in run_entries:
-        converted["working-directory"] = converter.text(
+        converted_entries["working-directory"] = converter.text(
             run_entries["working-directory"].value, "jobs.defaults", "working-directory"
         )
-    return object_node(key.position, {"run": object_node(key.position, converted)})
+    return object_node(key.position, {"run": object_node(key.position, converted_entries)})
 
 
 def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
+    """Add the timeout, `continue-on-error`, concurrency and outputs of a job to its converted keys."""
     converted["timeout-minutes"] = Node(NUMBER, key.position, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
     if "timeout-minutes" in entries:
         converted["timeout-minutes"] = converter.number(

@@ -38,12 +38,12 @@ def supported(remark: str = "") -> KeyRule:
 
 
 def ignored(reason: str) -> KeyRule:
-    """Return the rule for a key that has no effect here, and that the job works without."""
+    """Return the rule for a key that has no effect here, and without which the job does the same."""
     return KeyRule("ignored", reason)
 
 
 def unsupported(reason: str) -> KeyRule:
-    """Return the rule for a key that is not available, and without which the job would do something else."""
+    """Return the rule for a key that is refused, because the job would do something else without it."""
     return KeyRule("unsupported", reason)
 
 
@@ -165,22 +165,22 @@ KEY_RULES: Final[dict[str, dict[str, KeyRule]]] = {
 
 
 def read_entries(node: Node, part: str, converter: Converter) -> Entries:
-    """Return the supported keys of a part, with their values. All others are reported.
+    """Return the supported keys of an object with their values, except null. Report all other keys.
 
-    Keys without a value count as absent.
+    `part` is the kind of object, a key of KEY_RULES such as "a job".
     """
-    table = KEY_RULES[part]
+    rules = KEY_RULES[part]
     if node.kind != OBJECT:
         converter.unsupported(
-            node.position, f"{node.describe()} as {part}", f"expected an object with {', '.join([*table][:MAX_LISTED])}"
+            node.position, f"{node.describe()} as {part}", f"expected an object with {', '.join([*rules][:MAX_LISTED])}"
         )
         return {}
     entries: Entries = {}
     for key, value in node.value:
-        rule = table.get(key.raw)
+        rule = rules.get(key.raw)
         if rule is None:
-            nearest_word = nearest(key.raw, table)
-            expected = ", ".join(sorted(table)[:MAX_LISTED]) + (" …" if len(table) > MAX_LISTED else "")
+            nearest_word = nearest(key.raw, rules)
+            expected = ", ".join(sorted(rules)[:MAX_LISTED]) + (" …" if len(rules) > MAX_LISTED else "")
             message = f"the key {quote(key.raw)}, which {part} does not have"
             converter.unsupported(
                 key.position, message, "" if nearest_word else f"expected one of: {expected}", nearest_word
@@ -197,5 +197,5 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
 
 
 def has_key(node: Node | None, name: str) -> bool:
-    """Return whether the node is an object that has the key."""
+    """Return whether a node is an object that has a key of this name."""
     return node is not None and node.kind == OBJECT and any(key.raw == name for key, _ in node.value)

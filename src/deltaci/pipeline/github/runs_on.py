@@ -27,12 +27,12 @@ Combinations = Sequence[Mapping[str, Value]]
 
 
 class RunsOn:
-    """The labels of a job, and whether it runs on Windows."""
+    """The labels that a job's runner must have, and whether the job runs on Windows."""
 
     def __init__(self) -> None:
         self.labels: list[Node] = []
         self.is_windows = False
-        self.windows_if = ""  # an expression, if it depends on the matrix
+        self.windows_if = ""  # an expression for `is_windows`, if that is known only when a run is planned
 
     def add(self, node: Node) -> None:
         """Add a label, unless it has been added before."""
@@ -43,7 +43,7 @@ class RunsOn:
 def convert_runs_on(
     node: Node, combinations: Combinations | None, unknown_axes: frozenset[str], converter: Converter
 ) -> RunsOn:
-    """Convert `runs-on`. `combinations` are the known matrix combinations, without the unknown axes."""
+    """Convert `runs-on`. `combinations` are the known matrix combinations; they have no values for `unknown_axes`."""
     runs_on = RunsOn()
     labels_node = node
     if node.kind == OBJECT:
@@ -62,37 +62,41 @@ def convert_runs_on(
     return runs_on
 
 
-def label_list(at: Node, runs_on: RunsOn) -> Node | None:
-    """Return the labels as a list, or None if any runner will do."""
-    return list_node(at.position, runs_on.labels) if runs_on.labels else None
+def label_list(node: Node, runs_on: RunsOn) -> Node | None:
+    """Return a list node with the labels, or None if the job can run on any runner."""
+    return list_node(node.position, runs_on.labels) if runs_on.labels else None
 
 
 def _labels(name: str) -> list[str]:
-    lowered = name.lower()
-    if lowered == ANY_RUNNER:
+    """Return the labels that stand for one of GitHub's runner names; any other name is a label itself."""
+    lower_name = name.lower()
+    if lower_name == ANY_RUNNER:
         return []
     for prefix, label in SYSTEM_LABELS.items():
-        if lowered.startswith(prefix):
-            return [label, ARM_LABEL] if lowered.endswith(ARM_SUFFIX) else [label]
-    return [KNOWN_LABELS.get(lowered, name)]
+        if lower_name.startswith(prefix):
+            return [label, ARM_LABEL] if lower_name.endswith(ARM_SUFFIX) else [label]
+    return [KNOWN_LABELS.get(lower_name, name)]
 
 
-def _note_unusual_label(at: Node, name: str, runs_on: RunsOn, converter: Converter) -> None:
-    lowered = name.lower()
-    if lowered.startswith("windows"):
+def _note_unusual_label(node: Node, name: str, runs_on: RunsOn, converter: Converter) -> None:
+    """Warn about a Windows runner (and set `is_windows`), and about a name that GitHub does not provide."""
+    lower_name = name.lower()
+    if lower_name.startswith("windows"):
         runs_on.is_windows = True
-        converter.note(at.position, "a job for Windows", "it waits for a runner with the label 'windows'")
-    elif not lowered.startswith(tuple(SYSTEM_LABELS)) and lowered not in KNOWN_LABELS and lowered != ANY_RUNNER:
-        converter.note(at.position, f"{quote(name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
+        converter.note(node.position, "a job for Windows", "it waits for a runner with the label 'windows'")
+    elif (
+        not lower_name.startswith(tuple(SYSTEM_LABELS)) and lower_name not in KNOWN_LABELS and lower_name != ANY_RUNNER
+    ):
+        converter.note(node.position, f"{quote(name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
 
 
 def _convert_expression(
     node: Node, combinations: Combinations | None, unknown_axes: frozenset[str], runs_on: RunsOn, converter: Converter
 ) -> None:
-    """Convert an expression.
+    """Add the labels for a runner name that contains expressions.
 
-    If all combinations give the same labels, those are used. Otherwise the result is an expression that maps GitHub's
-    names to labels when a run is planned.
+    If all combinations give the same labels, add those. Otherwise add an expression that maps GitHub's runner names to
+    labels when a run is planned.
     """
     try:
         template = parse_template(node.value)
@@ -100,9 +104,9 @@ def _convert_expression(
         return  # Reported already.
     values = _values(template, combinations, unknown_axes)
     if values is not None and any(not isinstance(value, str) for value in values):
-        found = "labels that are not texts, or a computed list of labels"
+        message = "labels that are not texts, or a computed list of labels"
         converter.unsupported(
-            node.position, found, "expected one label: write a list of labels, each of which may be an expression"
+            node.position, message, "expected one label: write a list of labels, each of which may be an expression"
         )
         return
     names = None if values is None else [str(value) for value in values]
@@ -120,10 +124,10 @@ def _convert_expression(
     prefixes = [
         prefix for prefix in SYSTEM_LABELS if names is None or any(name.lower().startswith(prefix) for name in names)
     ]
-    may_be_other = names is None or any(not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in names)
-    choices = [f"startsWith({source}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
-    last = source if may_be_other else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
-    expression = " || ".join([*(choices if may_be_other else choices[:-1]), last])
+    may_be_own_label = names is None or any(not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in names)
+    mappings = [f"startsWith({source}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
+    default = source if may_be_own_label else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
+    expression = " || ".join([*(mappings if may_be_own_label else mappings[:-1]), default])
     runs_on.add(text_node(node.position, f"{OPEN} {expression} {CLOSE}"))
     if names is None or any(name.lower().endswith(ARM_SUFFIX) for name in names):
         runs_on.add(
@@ -141,15 +145,15 @@ def _convert_expression(
 
 
 def _values(template: Template, combinations: Combinations | None, unknown_axes: frozenset[str]) -> list[Value] | None:
-    """Return the value for each combination of the matrix, or None if it is not known yet."""
+    """Return the value of a template for each combination of the matrix, or None if one is not known yet."""
     results: list[Value] = []
     for reference in (reference for expression in template.expressions for reference in context_references(expression)):
         axis = (reference.keys or (ANY_KEY,))[0]
         if reference.context == "matrix" and unknown_axes and axis in {*unknown_axes, ANY_KEY}:
             return None
-    for values in combinations if combinations is not None else ():
+    for combination in combinations if combinations is not None else ():
         try:
-            reduced = reduce_template(template, {"matrix": dict(values)})
+            reduced = reduce_template(template, {"matrix": dict(combination)})
         except ExpressionError:
             return None
         if not isinstance(reduced, Resolved):
@@ -159,7 +163,7 @@ def _values(template: Template, combinations: Combinations | None, unknown_axes:
 
 
 def as_condition(node: Node) -> str:
-    """Return the source of a text that is one expression, and may thus be empty; `''` for any other text."""
+    """Return the source of the expression if a text is a single `${{ … }}`, else an empty string."""
     try:
         template = parse_template(node.value)
     except ExpressionError:
@@ -181,5 +185,5 @@ def as_expression(template: Template) -> str:
 
 
 def _placeholder_numbers(template: Template) -> list[int]:
-    """Return for each part the number of expressions before it."""
+    """Return for each part of a template the number of expressions before it."""
     return [sum(not isinstance(part, str) for part in template.parts[:index]) for index in range(len(template.parts))]

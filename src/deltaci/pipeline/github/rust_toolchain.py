@@ -39,7 +39,10 @@ def is_rust_toolchain(uses: Node) -> bool:
 
 
 def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter) -> ShellCommand | None:
-    """Convert the action. Its version names the toolchain, unless the input `toolchain` is given."""
+    """Convert a step that uses the action to a shell script. Report a problem and return None if it is unsupported.
+
+    The version of the action is the name of the toolchain, unless the input `toolchain` is given.
+    """
     env: dict[str, Node] = {"COMPONENTS": text_node(uses.position, ""), "TARGETS": text_node(uses.position, "")}
     if inputs is not None and inputs.kind not in (OBJECT, NULL):
         converter.unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
@@ -67,7 +70,7 @@ def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter
 
 
 def command_keys(command: ShellCommand, step_env: Node | None) -> dict[str, Node | None]:
-    """Return the keys of a step that runs the command, with the environment of the original step."""
+    """Return the keys of a step that runs the script, with the environment of the original step added."""
     env = {**({key.raw: value for key, value in step_env.value} if step_env is not None else {}), **command.env}
     return {
         "run": command.run,

@@ -18,7 +18,7 @@ WINDOWS_DEFAULT_SHELL: Final = "pwsh"
 
 
 def convert_shell(node: Node, converter: Converter, availability: str = "steps.run") -> Node | None:
-    """Convert a shell name or command."""
+    """Convert the name of a shell or a shell command with `{0}`. Report a problem and return None if unsupported."""
     text = converter.text(node, availability, "shell")
     if text is None or "${{" in text.value:
         return text

@@ -18,7 +18,10 @@ from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
 def convert_steps(
     key: Node, node: Node, converter: Converter, actions: RepositoryActions, *, has_working_directory: bool = False
 ) -> Node | None:
-    """Convert all steps of a job. `has_working_directory`: the job sets a default working directory."""
+    """Convert all steps of a job, and report duplicate ids.
+
+    `has_working_directory` says that the job sets a default working directory.
+    """
     if node.kind != LIST:
         converter.unsupported(key.position, f"{node.describe()} as 'steps'", "expected a list of steps")
         return None
@@ -37,6 +40,7 @@ def convert_steps(
 
 
 def _check_id(node: Node, ids: dict[str, Position], converter: Converter) -> None:
+    """Report the id of a step that an earlier step has, else add it to `ids`, which has the positions by id."""
     for key, value in node.value if node.kind == OBJECT else ():
         if key.raw == "id" and value.kind == TEXT:
             step_id = value.value.lower()
@@ -47,7 +51,7 @@ def _check_id(node: Node, ids: dict[str, Position], converter: Converter) -> Non
 
 
 def convert_step(node: Node, converter: Converter, use: ActionUse) -> list[Node]:
-    """Convert a step to one step, the steps of a composite action, or none if it is unsupported."""
+    """Convert a step to a list: one step, the steps of a composite action, or none if it is unsupported."""
     if node.kind == OBJECT:
         uses = child(node, "uses")
         if uses is not None and is_local_action(uses):
@@ -94,7 +98,7 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
 
 
 def convert_common_keys(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
-    """Convert the keys that commands and actions share."""
+    """Add the keys that commands and actions share: `if`, `env`, `timeout-minutes` and `continue-on-error`."""
     if "if" in entries:
         converted_entries["if"] = converter.condition(entries["if"].value, "steps.if")
     if "env" in entries:
@@ -122,6 +126,7 @@ def _convert_command_keys(entries: Entries, converted_entries: dict[str, Node | 
 
 
 def _convert_action(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
+    """Add the keys of the step that replaces an action. Add none if the action is unsupported or has no effect."""
     for name in ("shell", "working-directory"):
         if name in entries:
             converter.unsupported(

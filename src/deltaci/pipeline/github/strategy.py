@@ -22,7 +22,7 @@ COMBINATION_LISTS: Final = ("include", "exclude")
 
 
 class Strategy(NamedTuple):
-    """The converted strategy, and the matrix combinations if they are known without planning a run."""
+    """The converted `strategy` (or `matrix`), and the matrix combinations if they are known before a run is planned."""
 
     node: Node | None
     combinations: Sequence[Mapping[str, Value]] | None
@@ -30,7 +30,7 @@ class Strategy(NamedTuple):
 
 
 def convert_strategy(node: Node, converter: Converter) -> Strategy:
-    """Convert the strategy of a job. Without a matrix there is one combination without values."""
+    """Convert `strategy` of a job. Without a matrix, the result has one combination without values."""
     entries = read_entries(node, "'strategy'", converter)
     if "matrix" not in entries:
         for key, _ in entries.values():
@@ -52,37 +52,39 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
         converter.unsupported(node.position, f"{node.describe()} as 'matrix'", "expected axes, each a list of values")
         return Strategy(None, None)
     converted: list[tuple[Node, Node]] = []
-    values: dict[str, Any] = {}
-    all_known = True
-    for key, item in node.value:
-        if item.kind == NULL and key.raw in COMBINATION_LISTS:
+    values_by_key: dict[str, Any] = {}
+    are_values_known = True
+    for key, value_node in node.value:
+        if value_node.kind == NULL and key.raw in COMBINATION_LISTS:
             continue
         converted_value, known_values = (
-            _convert_combination_list(key, item, converter)
+            _convert_combination_list(key, value_node, converter)
             if key.raw in COMBINATION_LISTS
-            else _convert_axis(key, item, converter)
+            else _convert_axis(key, value_node, converter)
         )
         if converted_value is None:
-            all_known = False
+            are_values_known = False
             continue
         converted.append((key, converted_value))
-        all_known = all_known and known_values is not None
-        values[key.raw] = known_values
-    if all_known:
-        return Strategy(Node(OBJECT, node.position, converted), _combinations(node, values, converter))
-    unknown_axes = frozenset(key for key, value in values.items() if value is None)
+        are_values_known = are_values_known and known_values is not None
+        values_by_key[key.raw] = known_values
+    if are_values_known:
+        return Strategy(Node(OBJECT, node.position, converted), _combinations(node, values_by_key, converter))
+    unknown_axes = frozenset(key for key, value in values_by_key.items() if value is None)
     return Strategy(
         Node(OBJECT, node.position, converted),
-        None if unknown_axes & {*COMBINATION_LISTS} else _known_combinations(values),
+        None if unknown_axes & {*COMBINATION_LISTS} else _known_combinations(values_by_key),
         unknown_axes,
     )
 
 
 def _known_combinations(values: dict[str, Any]) -> list[Mapping[str, Value]] | None:
-    """Return the combinations of the known axes and `include`, ignoring `exclude`."""
-    known = {key: value for key, value in values.items() if value is not None and key != "exclude"}
+    """Return the combinations of the axes whose values are known and `include`, ignoring `exclude`; None if invalid."""
+    matrix = {key: value for key, value in values.items() if value is not None and key != "exclude"}
     try:
-        return [combination.values for combination in expand("job", {"matrix": known}).combinations] if known else None
+        return (
+            [combination.values for combination in expand("job", {"matrix": matrix}).combinations] if matrix else None
+        )
     except MatrixError:
         return None
 
@@ -130,12 +132,12 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
             continue
         encoded_values.add(encoded)
         nodes.append(converted_item)
-    values = [value for row in nodes for _, value in row.value]
+    values = [value for combination in nodes for _, value in combination.value]
     return _embed(list_node(node.position, nodes), values)
 
 
 def _convert_value(node: Node, converter: Converter) -> Node:
-    """Convert the scalars of a value: numbers as GitHub reads them, expressions checked."""
+    """Return a copy of a matrix value with its scalars converted as GitHub reads them. Check its expressions."""
     if node.kind == LIST:
         return list_node(node.position, [_convert_value(item, converter) for item in node.value])
     if node.kind == OBJECT:
@@ -144,9 +146,10 @@ def _convert_value(node: Node, converter: Converter) -> Node:
 
 
 def _embed(node: Node, values: list[Node]) -> tuple[Node, list[Any] | None]:
-    """Return the list for the pipeline file, and its values if they are known.
+    """Return a list in the form of a pipeline file, and its values if it contains no expressions.
 
-    Pipeline files have no expressions within nested lists and objects: such a list becomes one `fromJSON(…)`.
+    Pipeline files have no expressions within nested lists and objects: a list whose `values` include such a value
+    becomes one expression, `fromJSON(…)`.
     """
     known_values = None if any(OPEN in text for text in _all_texts(node)) else _to_value(node)
     if not any(OPEN in text for value in values if value.kind in (LIST, OBJECT) for text in _all_texts(value)):
@@ -163,6 +166,7 @@ def _to_value(node: Node) -> Any:
 
 
 def _all_texts(node: Node) -> list[str]:
+    """Return the texts within a node, without keys."""
     if node.kind == LIST:
         return [text for item in node.value for text in _all_texts(item)]
     if node.kind == OBJECT:
@@ -171,7 +175,7 @@ def _all_texts(node: Node) -> list[str]:
 
 
 def _json_expression(node: Node) -> str:
-    """Return an expression that evaluates to a value whose texts contain expressions."""
+    """Return the source of an expression that evaluates to a list whose texts contain expressions."""
     arguments: list[str] = []
     pattern = _json_format(node, arguments)
     if not arguments:
@@ -180,11 +184,12 @@ def _json_expression(node: Node) -> str:
 
 
 def _json_format(node: Node, arguments: list[str]) -> str:
+    """Return a pattern for format() that gives JSON. Append an argument for each text with expressions."""
     if node.kind == LIST:
         return f"[{','.join(_json_format(item, arguments) for item in node.value)}]"
     if node.kind == OBJECT:
-        inner = ",".join(f"{_escape_braces(key.raw)}:{_json_format(item, arguments)}" for key, item in node.value)
-        return "{{" + inner + "}}"
+        pair_texts = ",".join(f"{_escape_braces(key.raw)}:{_json_format(item, arguments)}" for key, item in node.value)
+        return "{{" + pair_texts + "}}"
     if node.kind == TEXT and OPEN in node.value:
         try:
             arguments.append(f"toJSON({as_expression(parse_template(node.value))})")
@@ -195,6 +200,7 @@ def _json_format(node: Node, arguments: list[str]) -> str:
 
 
 def _escape_braces(value: Any) -> str:
+    """Return a value as JSON with the braces doubled, as format() requires."""
     return msgspec.json.encode(value).decode().replace("{", "{{").replace("}", "}}")
 
 
@@ -203,6 +209,7 @@ def _quote_string(text: str) -> str:
 
 
 def _combinations(node: Node, values: dict[str, Any], converter: Converter) -> list[Mapping[str, Value]] | None:
+    """Return all combinations of a matrix. Report its problems and return None if it is invalid."""
     try:
         return [combination.values for combination in expand("job", {"matrix": values}).combinations]
     except MatrixError as error:
@@ -214,6 +221,7 @@ def _combinations(node: Node, values: dict[str, Any], converter: Converter) -> l
 
 
 def _position(node: Node, path: Sequence[str | int]) -> Position:
+    """Return the position of the node at a path within `node`, or of its nearest existing ancestor."""
     for key in path:
         if isinstance(key, int) and node.kind == LIST and key < len(node.value):
             node = node.value[key]

@@ -31,8 +31,8 @@ RUN_TIMEOUT_MINUTES: Final = 35 * 24 * 60  # as on GitHub
 class ParsedWorkflow(ParseResult, frozen=True, kw_only=True):
     """The result of parsing a workflow. `pipeline` is None unless all jobs are supported.
 
-    `supported_pipeline` has the supported jobs whose needs are supported as well, for runs that request jobs by name.
-    `unsupported_jobs` has the reasons for every other job.
+    `supported_pipeline` has only the jobs that are supported together with all their needs; it is used for runs that
+    request jobs by name. `unsupported_jobs` has the reasons why each other job is unsupported.
     """
 
     job_ids: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class ParsedWorkflow(ParseResult, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> tuple[Problem, ...]:
-        """The warnings: keys without effect, and values that GitHub reads in a way that was probably not intended."""
+        """The problems that are only warnings: for example, keys without effect here."""
         return tuple(problem for problem in self.problems if problem.is_warning)
 
 
@@ -53,7 +53,10 @@ def is_workflow_path(path: str) -> bool:
 
 
 def parse_workflow(content: str | bytes, file: str, files: Mapping[str, str] | None = None) -> ParsedWorkflow:
-    """Parse a workflow. `files` are the other files of the repository, for composite actions in it."""
+    """Parse a workflow and convert it to a pipeline, or to the reasons why it is not supported.
+
+    `files` are the texts of the other files of the repository, by path, for composite actions.
+    """
     problems = ProblemList(file)
     try:
         text = decode_utf8(content, problems) if isinstance(content, bytes) else content
@@ -115,7 +118,7 @@ class _WorkflowReader:
         )
 
     def _read_pipeline(self) -> model.Pipeline | None:
-        """Read everything but the jobs."""
+        """Return the pipeline with everything but the jobs (instead, one empty job), or None if there are errors."""
         converter, entries = self.converter, self.entries
         converted: dict[str, tuple[Node, Any]] = {}
         if "on" in entries:
@@ -123,9 +126,9 @@ class _WorkflowReader:
         if "env" in entries and (env := convert_env(entries["env"].value, "env", converter)) is not None:
             converted["env"] = (env, model.Env)
         if "concurrency" in entries:
-            group = convert_concurrency(entries["concurrency"].value, "concurrency", converter)
-            if group is not None:
-                converted["concurrency"] = (group, model.Concurrency)
+            concurrency = convert_concurrency(entries["concurrency"].value, "concurrency", converter)
+            if concurrency is not None:
+                converted["concurrency"] = (concurrency, model.Concurrency)
         if "name" in entries and (name := converter.line(entries["name"].value, "run-name", "name")) is not None:
             converted["name"] = (text_node(name.position, name.value), model.Line)
         values: dict[str, Any] = {}
@@ -137,12 +140,14 @@ class _WorkflowReader:
         return model.Pipeline(**values, jobs=placeholder, timeout_minutes=RUN_TIMEOUT_MINUTES)
 
     def _read(self, node: Node, type_: Any, path: Path, converter: Converter) -> Any:
-        part: ParsedNode = parse_node(node, type_, path, converter.problems)
-        self.positions.update(part.positions)
-        self.expressions += part.expressions
-        return part.value
+        """Return a converted node as a value of a model type. Keep its positions and expressions."""
+        parsed: ParsedNode = parse_node(node, type_, path, converter.problems)
+        self.positions.update(parsed.positions)
+        self.expressions += parsed.expressions
+        return parsed.value
 
     def _job_entries(self) -> list[tuple[Node, Node]]:
+        """Return ids and nodes of the jobs. Report invalid ids, and too many jobs."""
         if "jobs" not in self.entries:
             return []
         key, jobs = self.entries["jobs"]
@@ -162,6 +167,7 @@ class _WorkflowReader:
         return job_entries
 
     def _read_job(self, key: Node, node: Node) -> None:
+        """Convert a job and add it to `jobs`, or its problems to `unsupported_jobs`."""
         converter = self.job_converters[key.raw] = Converter(self.file, self.text)
         job_node = convert_job(key, node, self.defaults, converter, self.actions)
         secrets = [*dict.fromkeys([*self.converter.secrets, *converter.secrets])]
@@ -176,9 +182,10 @@ class _WorkflowReader:
         else:
             self.unsupported_jobs[key.raw] = _errors(converter)
 
-    # -- which job needs which
+    # -- needs of jobs
 
     def _needs_graph(self, job_entries: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
+        """Return the needs of each job with their nodes, by job id. Report unknown needs and cycles."""
         ids = [key.raw for key, _ in job_entries]
         graph: dict[str, dict[str, Node]] = {name: {} for name in ids}
         for key, node in job_entries:
@@ -193,14 +200,14 @@ class _WorkflowReader:
                 elif need.kind == TEXT:
                     graph[key.raw][job_id] = need
         if cycle := find_cycle({name: list(needed) for name, needed in graph.items()}):
-            at = graph[cycle[-2]][cycle[-1]].position
+            position = graph[cycle[-2]][cycle[-1]].position
             self.converter.unsupported(
-                at, f"jobs that wait for each other: {' → '.join(cycle[:12])}", "remove one of these needs"
+                position, f"jobs that wait for each other: {' → '.join(cycle[:12])}", "remove one of these needs"
             )
         return graph
 
     def _mark_dependents_unsupported(self, graph: dict[str, dict[str, Node]]) -> None:
-        """Mark jobs unsupported that need an unsupported job, transitively."""
+        """Move each job that needs an unsupported job, directly or indirectly, to the unsupported jobs."""
         has_changed = True
         while has_changed:
             has_changed = False
