@@ -24,11 +24,14 @@ Patterns = Annotated[tuple[Pattern, ...], Meta(min_length=1, max_length=MAX_ITEM
 
 
 class FileStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base class of the objects of a file. Unknown keys are problems. The class variables describe other notations."""
+    """Base class of the objects of a file. Unknown keys are problems.
 
-    noun: ClassVar[str] = ""  # the name in messages, if `shapes.NOUNS` has none
-    shorthand: ClassVar[str] = ""  # the key that a value without keys stands for
-    accepts_key_names: ClassVar[bool] = False  # whether a text or a list of its keys is allowed
-    accepts_null: ClassVar[bool] = False  # whether an empty value is allowed
-    extra_keys: ClassVar[str] = ""  # the field that collects all other keys
+    The class variables describe further notations that the file may use for the object.
+    """
+
+    noun: ClassVar[str] = ""  # the name of the object in messages, if it is not in `shapes.NOUNS`
+    shorthand: ClassVar[str] = ""  # a value that is no object stands for an object with this key
+    accepts_key_names: ClassVar[bool] = False  # whether one key or a list of keys may stand for it
+    accepts_null: ClassVar[bool] = False  # whether null stands for an object without keys
+    extra_keys: ClassVar[str] = ""  # the field with the values of all keys that have no field
     exactly_one_of: ClassVar[tuple[str, ...]] = ()  # keys of which exactly one is required

@@ -27,7 +27,7 @@ _KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
 
 
 class PipelineFile(Struct, frozen=True, kw_only=True):
-    """A parsed pipeline of a repository."""
+    """A parsed pipeline file of a repository, or a detected pipeline. `text` is the content of the file."""
 
     kind: Kind
     result: ParseResult
@@ -35,12 +35,12 @@ class PipelineFile(Struct, frozen=True, kw_only=True):
 
     @property
     def grants_mentioned_secrets(self) -> bool:
-        """Whether jobs get each secret that their expressions reference, as on GitHub."""
+        """Whether jobs get each secret that their expressions reference, without declaring it, as on GitHub."""
         return self.kind == "github"
 
 
 def pipeline_files(paths: Collection[str]) -> tuple[str, ...]:
-    """Return the pipeline files among the paths, sorted; none if the pipeline is to be detected."""
+    """Return the paths of the Delta CI files or, if there are none, of the GitHub workflows; sorted, at most 200."""
     for _, pattern in _KINDS:
         files = sorted(path for path in paths if pattern.fullmatch(path))
         if files:
@@ -49,7 +49,10 @@ def pipeline_files(paths: Collection[str]) -> tuple[str, ...]:
 
 
 def read_file(path: str, content: bytes, paths: Collection[str], read_other: ReadFile) -> PipelineFile:
-    """Parse a pipeline file. Its path tells its kind; at any other path it is a Delta CI file."""
+    """Parse a pipeline file. The path decides on its kind; a file at any other path is parsed as a Delta CI file.
+
+    `paths` are all files of the repository, and `read_other` reads one of them.
+    """
     kind: Kind = next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
     text = content.decode("utf-8", "replace")
     if kind == "github":
@@ -60,19 +63,19 @@ def read_file(path: str, content: bytes, paths: Collection[str], read_other: Rea
 
 
 def discover(paths: Collection[str], read_other: ReadFile) -> PipelineFile:
-    """Detect a pipeline from the files of a repository. Raise `Refused` if nothing is certain enough."""
+    """Detect a pipeline from the files of a repository. Raise `Refused` if no job can be detected with certainty."""
 
-    def text_of(path: str) -> str | None:
+    def read_text(path: str) -> str | None:
         content = read_other(path)
         return None if content is None else content.decode("utf-8", "replace")
 
     return PipelineFile(
-        kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=detect_pipeline(paths, text_of))
+        kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=detect_pipeline(paths, read_text))
     )
 
 
 class _FileTexts(Mapping[str, str]):
-    """The texts of other files of the repository, read on demand."""
+    """The texts of the files of the repository by path, read on access."""
 
     def __init__(self, paths: Collection[str], read_other: ReadFile) -> None:
         self._paths = frozenset(paths)

@@ -34,7 +34,7 @@ REQUIRED_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {"cache": ("key", "path"
 
 
 def check_action_inputs(job: Node, add: Callable[..., None]) -> None:
-    """Report inputs that a built-in step does not have, and required inputs that are missing."""
+    """Report unknown and missing inputs of the built-in steps of a job. `add` is `ProblemList.add`."""
     for step in items(child(job, "steps")):
         uses = child(step, "uses") if step.kind == OBJECT else None
         if uses is None or uses.raw not in ACTION_INPUTS:

@@ -1,4 +1,4 @@
-"""Keys of other CI systems, with a hint for each how to write it here. Used in messages only."""
+"""Keys of other CI systems, and the hint with which the reader refuses each of them."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _CRON_PART: Final = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/([0-9]+))?")
 
 AddProblem = Callable[..., None]
-"""`ProblemList.add`."""
+"""The type of `ProblemList.add`."""
 
 
 def check_nodes(root: Node, problems: ProblemList) -> None:
-    """Check the jobs and events of a pipeline file."""
+    """Report problems of the jobs and events of a pipeline file, except problems with single values."""
     jobs = [(key, job) for key, job in pairs(child(root, "jobs")) if job.kind == OBJECT]
     for key, job in jobs:
         _check_steps_or_approval(key, job, problems.add)
@@ -71,13 +71,17 @@ def _check_steps_or_approval(key: Node, job: Node, add: AddProblem) -> None:
         )
     if approval is not None:
         for name in RUNNER_KEYS:
-            if other := entry(job, name):
-                found = f"{quote(name)} in the job {quote(key.raw)}, which is an approval"
-                add(other[0].position, found, "an approval runs nothing: make it a job of its own that needs this one")
+            if runner_entry := entry(job, name):
+                message = f"{quote(name)} in the job {quote(key.raw)}, which is an approval"
+                add(
+                    runner_entry[0].position,
+                    message,
+                    "an approval runs nothing: make it a job of its own that needs this one",
+                )
 
 
 def _replaces_steps(key: str) -> bool:
-    """Return whether the reader already suggested `steps` or `approval` instead of this key."""
+    """Return whether the reader refuses this key with a suggestion to write `steps` or `approval` instead."""
     return "'steps'" in FOREIGN_KEYS.get(key, "") or bool(nearest(key, ("steps", "approval")))
 
 
@@ -106,19 +110,19 @@ def _check_step(step: Node, add: AddProblem) -> None:
     if run is not None and uses is not None:
         add(uses[0].position, "'uses' beside 'run'", "a step has only one of them: make it two steps")
     for name in ("shell", "working-directory") if uses is not None and run is None else ():
-        if other := entry(step, name):
-            add(other[0].position, f"{quote(name)} in a step that runs no command", "remove it")
+        if command_entry := entry(step, name):
+            add(command_entry[0].position, f"{quote(name)} in a step that runs no command", "remove it")
     if (inputs := entry(step, "with")) and uses is None:
         add(inputs[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
 
 
 def _replaces_run(key: str) -> bool:
-    """Return whether the reader already suggested `run` or `uses` instead of this key."""
+    """Return whether the reader refuses this key with a suggestion to write `run` or `uses` instead."""
     return "'run'" in FOREIGN_KEYS.get(key, "") or nearest(key, ("run", "uses")) not in ("", key)
 
 
 def needs_of(job: Node) -> Iterator[Node]:
-    """Yield the name nodes of the jobs that a job needs."""
+    """Yield the nodes with the ids of the jobs that a job needs."""
     for need in items(child(job, "needs")):
         name = child(need, "job") if need.kind == OBJECT else need
         if name is not None and name.kind == TEXT:
@@ -126,7 +130,7 @@ def needs_of(job: Node) -> Iterator[Node]:
 
 
 def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun: str = "job") -> None:
-    """Report needs that are unknown, repeated or cyclic. `needs` has the need nodes by job name."""
+    """Report needs that are unknown, repeated or cyclic. `needs` has the nodes of each job's needs, by job id."""
     graph: dict[str, dict[str, Position]] = {name: {} for name in needs}
     for name, need_nodes in needs.items():
         for need in need_nodes:
@@ -137,18 +141,19 @@ def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun
             elif need.value in needs:
                 graph[name][need.value] = need.position
             elif not problems.is_full:
-                others = [other for other in needs if other != name]
-                suggestion = nearest(need.value, others)
-                expected = f"expected one of: {', '.join(others[:12])}" if others else f"there is no other {noun}"
-                found = f"there is no {noun} {quote(need.value)}"
-                problems.add(need.position, found, "" if suggestion else expected, suggestion)
+                other_names = [other_name for other_name in needs if other_name != name]
+                suggestion = nearest(need.value, other_names)
+                names = ", ".join(other_names[:12])
+                expected = f"expected one of: {names}" if other_names else f"there is no other {noun}"
+                message = f"there is no {noun} {quote(need.value)}"
+                problems.add(need.position, message, "" if suggestion else expected, suggestion)
     for _ in range(MAX_CYCLES):  # The edge that closes a cycle is removed, so that each cycle is reported once.
         cycle = find_cycle({name: list(edges) for name, edges in graph.items()})
         if not cycle:
             break
-        path = cycle if len(cycle) <= MAX_LISTED_JOBS else [*cycle[: MAX_LISTED_JOBS - 2], "…", cycle[-1]]
-        found = f"{noun}s that wait for each other: {' → '.join(path)}"
-        problems.add(graph[cycle[-2]].pop(cycle[-1]), found, "remove one of these needs")
+        listed_names = cycle if len(cycle) <= MAX_LISTED_JOBS else [*cycle[: MAX_LISTED_JOBS - 2], "…", cycle[-1]]
+        message = f"{noun}s that wait for each other: {' → '.join(listed_names)}"
+        problems.add(graph[cycle[-2]].pop(cycle[-1]), message, "remove one of these needs")
 
 
 def _check_matrix(matrix: Node | None, problems: ProblemList) -> None:
@@ -162,16 +167,16 @@ def _check_matrix(matrix: Node | None, problems: ProblemList) -> None:
             if key.raw not in axes and not problems.is_full:
                 suggestion = nearest(key.raw, axes)
                 expected = f"expected {join_words([*axes][:MAX_LISTED_JOBS])}"
-                found = f"{quote(key.raw)}, which is not an axis of this matrix"
-                problems.add(key.position, found, expected, suggestion)
+                message = f"{quote(key.raw)}, which is not an axis of this matrix"
+                problems.add(key.position, message, expected, suggestion)
 
 
 def check_retry(retry: Node | None, add: AddProblem) -> None:
-    """Check that the first delay does not exceed the maximum."""
-    first, maximum = child(retry, "delay-seconds"), child(retry, "max-delay-seconds")
-    delay, limit = first and first.value, maximum and maximum.value
-    if first is not None and isinstance(delay, int) and isinstance(limit, int) and delay > limit:
-        add(first.position, f"a first delay of {delay} s", f"expected at most 'max-delay-seconds', {limit}")
+    """Report a first delay of `retry` that is longer than its maximum delay."""
+    delay_node, max_delay_node = child(retry, "delay-seconds"), child(retry, "max-delay-seconds")
+    delay, max_delay = delay_node and delay_node.value, max_delay_node and max_delay_node.value
+    if delay_node is not None and isinstance(delay, int) and isinstance(max_delay, int) and delay > max_delay:
+        add(delay_node.position, f"a first delay of {delay} s", f"expected at most 'max-delay-seconds', {max_delay}")
 
 
 # -- events
@@ -179,35 +184,39 @@ def check_retry(retry: Node | None, add: AddProblem) -> None:
 
 def _check_ignore_lists(event: Node | None, add: AddProblem) -> None:
     for name in ("branches", "tags", "paths"):
-        if entry(event, name) and (other := entry(event, f"{name}-ignore")):
-            found = f"'{name}' and '{name}-ignore' together"
-            add(other[0].position, found, f"use one of them; '{name}' may have patterns that begin with '!'")
+        if entry(event, name) and (ignore_entry := entry(event, f"{name}-ignore")):
+            message = f"'{name}' and '{name}-ignore' together"
+            add(ignore_entry[0].position, message, f"use one of them; '{name}' may have patterns that begin with '!'")
 
 
 def _check_input(key: Node, declaration: Node, add: AddProblem) -> None:
-    kind, choices, default = child(declaration, "type"), child(declaration, "options"), child(declaration, "default")
-    is_choice = kind is not None and kind.value == "choice"
-    if is_choice and not items(choices):
+    type_node, options_node, default_node = (
+        child(declaration, "type"),
+        child(declaration, "options"),
+        child(declaration, "default"),
+    )
+    is_choice = type_node is not None and type_node.value == "choice"
+    if is_choice and not items(options_node):
         add(
             key.position,
             f"the input {quote(key.raw)}, a choice without 'options'",
             "expected the list of its possible values",
         )
-    if not is_choice and choices is not None:
-        add(choices.position, "'options' of an input that is not a choice", "add 'type: choice'")
-    if is_choice and default is not None and choices is not None:
-        allowed = [choice.raw for choice in items(choices)]
-        if allowed and default.raw not in allowed:
+    if not is_choice and options_node is not None:
+        add(options_node.position, "'options' of an input that is not a choice", "add 'type: choice'")
+    if is_choice and default_node is not None and options_node is not None:
+        allowed = [choice.raw for choice in items(options_node)]
+        if allowed and default_node.raw not in allowed:
             add(
-                default.position,
-                default.describe(),
+                default_node.position,
+                default_node.describe(),
                 f"expected one of: {', '.join(allowed)}",
-                nearest(default.raw, allowed),
+                nearest(default_node.raw, allowed),
             )
 
 
 def check_cron(cron: Node | None, add: AddProblem) -> None:
-    """Check the ranges of the five fields of a schedule."""
+    """Report invalid values in the five fields of a schedule. A wrong number of fields is reported by the reader."""
     fields = cron.value.split() if cron is not None and cron.kind == TEXT else []
     if cron is None or len(fields) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
         return  # The reader reports this.
@@ -218,6 +227,7 @@ def check_cron(cron: Node | None, add: AddProblem) -> None:
 
 
 def _is_cron_part(part: str, name: str, low: int, high: int) -> bool:
+    """Return whether a part of a cron field is valid: `*`, `a` or `a-b`, each maybe with a step, such as `*/5`."""
     match = _CRON_PART.fullmatch(part)
     if match is None:
         return False
@@ -230,6 +240,7 @@ def _is_cron_part(part: str, name: str, low: int, high: int) -> bool:
 
 
 def _cron_number(word: str, names: tuple[str, ...], low: int) -> int | None:
+    """Return the number of a word, which is digits or one of the names, counted from `low`; else None."""
     if word.isascii() and word.isdigit() and len(word) < 4:
         return int(word)
     return names.index(word.lower()) + low if word.lower() in names else None

@@ -1,4 +1,4 @@
-"""Parse `failure-rules.yml`, in which people classify failures, into the failure rules of the core.
+"""Parse `failure-rules.yml`, in which users classify failures, into the failure rules of the core.
 
 The rules of a file are tried before the built-in ones, in their order.
 """
@@ -20,7 +20,7 @@ from deltaci.protocol import log_patterns
 from deltaci.protocol.path_patterns import BadPattern
 
 DEFAULT_FILE: Final = "failure-rules.yml"
-# Of all patterns of a file together, because each line is compared with each pattern.
+# The sum of `log_patterns.check` over all patterns of a file: each line of a log is compared with each pattern.
 MAX_WAYS: Final = 5 * log_patterns.MAX_WAYS
 
 Name = Annotated[
@@ -66,7 +66,7 @@ class RuleEntry(FileStruct, frozen=True, kw_only=True):
 
 
 class RuleFile(FileStruct, frozen=True, kw_only=True):
-    """A file of rules."""
+    """The content of `failure-rules.yml`."""
 
     noun: ClassVar[str] = "a file of failure rules"
 
@@ -77,7 +77,7 @@ class RuleFile(FileStruct, frozen=True, kw_only=True):
 
 
 class FailureRulesResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of a file; None if there are problems that are not warnings."""
+    """The result of parsing a file of failure rules. `rules` is None if a problem is more than a warning."""
 
     file: str
     rules: tuple[FailureRule, ...] | None
@@ -85,7 +85,7 @@ class FailureRulesResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> FailureRulesResult:
-    """Parse a whole file."""
+    """Parse the content of a file of failure rules. `file` is its name, for messages."""
     problems = ProblemList(file)
     if not content.strip():
         problems.add(Position(), "an empty file", "expected at least: 'rules: []'")
@@ -93,7 +93,7 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
     parsed = _parse(content, problems)
     if parsed is None:
         return FailureRulesResult(file=file, rules=None, problems=problems.in_order())
-    source, rules, ways = content.decode() if isinstance(content, bytes) else content, parsed.value.rules, 0
+    source, rules, total_ways = content.decode() if isinstance(content, bytes) else content, parsed.value.rules, 0
     first_indices: dict[str, int] = {}
     for index, rule in enumerate(rules):
         position = parsed.positions["rules", index]
@@ -102,8 +102,8 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
             name_position = parsed.positions["rules", index, "name"]
             problems.add(name_position, f"the name {quote(rule.name)} a second time", "expected another name")
         _check_rule(rule, position, problems)
-        ways += _check_pattern(rule, parsed.positions.get(("rules", index, "log"), position), source, problems)
-        if ways > MAX_WAYS:
+        total_ways += _check_pattern(rule, parsed.positions.get(("rules", index, "log"), position), source, problems)
+        if total_ways > MAX_WAYS:
             problems.add(position, "more patterns with '*', '+' or choices than one file may have", "write letters")
             break
     if problems.has_errors:
@@ -112,6 +112,7 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
 
 
 def _parse(content: str | bytes, problems: ProblemList) -> ParsedNode | None:
+    """Return the content as a `RuleFile`, or None if it is invalid."""
     try:
         root = parse_yaml(decode_utf8(content, problems) if isinstance(content, bytes) else content, problems)
     except YamlError:
@@ -135,7 +136,10 @@ def _check_rule(rule: RuleEntry, position: Position, problems: ProblemList) -> N
 
 
 def _check_pattern(rule: RuleEntry, position: Position, source: str, problems: ProblemList) -> int:
-    """Report an invalid log pattern. Return in how many ways the pattern can match at one position of a line."""
+    """Report an invalid log pattern.
+
+    Return the number of ways in which a pattern can match at one position of a line.
+    """
     if rule.log is None:
         return 0
     try:
@@ -147,6 +151,7 @@ def _check_pattern(rule: RuleEntry, position: Position, source: str, problems: P
 
 
 def _to_core_rule(rule: RuleEntry) -> FailureRule:
+    """Convert a rule of the file to a rule of the core."""
     # A TOOLING failure is retryable only if the rule says so, because only failed downloads may succeed the next time.
     is_retryable_by_default = rule.failure_class in (INFRA, FLAKY)
     return FailureRule(

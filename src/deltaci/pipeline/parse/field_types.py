@@ -10,15 +10,20 @@ MAX_LINE: Final = 2000
 
 
 def doc(description: str, **extra: Any) -> Meta:
-    """Describe a key, for the reference table and the JSON schema."""
+    """Return the annotation that describes a key, for the reference table and the JSON schema."""
     return Meta(description=description, extra=extra or None)
 
 
-def text_format(what: str, pattern: str = "", max_length: int = MAX_LINE, min_length: int = 1, **extra: Any) -> Meta:
-    """Limit a text, and describe it for messages (`what`)."""
+def text_format(
+    description: str, pattern: str = "", max_length: int = MAX_LINE, min_length: int = 1, **extra: Any
+) -> Meta:
+    """Return the annotation that limits a text.
+
+    `description` describes a valid text in messages. `pattern` must match the whole text.
+    """
     return Meta(
         min_length=min_length, max_length=max_length, pattern=f"^(?:{pattern})$(?!\\n)" if pattern else None,
-        extra={"what": what, **extra},
+        extra={"what": description, **extra},
     )  # fmt: skip
 
 

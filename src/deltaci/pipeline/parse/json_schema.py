@@ -27,35 +27,36 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema(root: type[model.FileStruct] = model.Pipeline, title: str = "Delta CI pipeline") -> dict[str, Any]:
-    """Return the schema of a file whose top-level object is `root`."""
-    parts = {schema_name(cls): _struct_schema(shape(cls)) for cls in reachable_types(root)}
+    """Return the JSON Schema of files whose top-level object is of the struct type `root`."""
+    definitions = {schema_name(cls): _struct_schema(shape(cls)) for cls in reachable_types(root)}
     return {
         "$schema": DIALECT,
         "title": title,
         "$ref": f"#/$defs/{schema_name(root)}",
-        "$defs": dict(sorted(parts.items())),
+        "$defs": dict(sorted(definitions.items())),
     }
 
 
 def format_schema(document: dict[str, Any] | None = None) -> str:
-    """Return a schema as the text of a file; by default the schema of pipeline files."""
+    """Return a schema as indented JSON; without an argument, the schema of pipeline files."""
     return msgspec.json.format(msgspec.json.encode(document or schema()), indent=2).decode() + "\n"
 
 
 def _struct_schema(struct_shape: Shape) -> dict[str, Any]:
-    by_keys: dict[str, Any] = {
+    """Return the schema of a struct: an object, and the other notations that the struct accepts."""
+    object_schema: dict[str, Any] = {
         "type": "object",
         "properties": {name: _field_schema(field) for name, field in struct_shape.fields.items()},
         "additionalProperties": False,
     }
     if required := [name for name, field in struct_shape.fields.items() if field.required]:
-        by_keys["required"] = required
+        object_schema["required"] = required
     if struct_shape.cls.exactly_one_of:
-        by_keys["oneOf"] = [{"required": [name]} for name in struct_shape.cls.exactly_one_of]
+        object_schema["oneOf"] = [{"required": [name]} for name in struct_shape.cls.exactly_one_of]
     if struct_shape.extra_keys is not None:
         [option] = options(struct_shape.extra_keys.type)
-        by_keys["additionalProperties"] = _any(options(option.type.value_type))
-    alternatives = [by_keys]
+        object_schema["additionalProperties"] = _any_of(options(option.type.value_type))
+    alternatives = [object_schema]
     if struct_shape.cls.shorthand:
         alternatives += [
             _option_schema(option) for option in options(struct_shape.fields[struct_shape.cls.shorthand].type)
@@ -70,22 +71,27 @@ def _struct_schema(struct_shape: Shape) -> dict[str, Any]:
 
 
 def _field_schema(field: FieldInfo) -> dict[str, Any]:
-    schema = {"description": field_description(field), **_any(options(field.type))}
+    schema = {"description": field_description(field), **_any_of(options(field.type))}
     default = None if field.required else field_default(field)
     if isinstance(default, bool | int | float | str) and default != "":
         schema["default"] = default
     return schema
 
 
-def _any(allowed: list[Option]) -> dict[str, Any]:
+def _any_of(allowed: list[Option]) -> dict[str, Any]:
+    """Return a schema that accepts each of these kinds of values."""
     alternatives = [schema for option in allowed for schema in _alternatives(option)]
     return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
 
 
 def _alternatives(option: Option) -> list[dict[str, Any]]:
+    """Return the schemas of all notations of one kind of value, such as a single item instead of a list."""
     schema = _option_schema(option)
     if isinstance(option.type, inspect.VarTupleType) and option.extra.get("one"):
-        return [schema, *(inner for item in options(option.type.item_type) for inner in _alternatives(item))]
+        return [
+            schema,
+            *(item_schema for item in options(option.type.item_type) for item_schema in _alternatives(item)),
+        ]
     if option.extra.get("condition"):
         return [schema, {"type": "boolean"}]
     return [schema]
@@ -110,14 +116,14 @@ def _option_schema(option: Option) -> dict[str, Any]:
         case inspect.LiteralType(values=values):
             return {"enum": list(values)}
         case inspect.VarTupleType():
-            items = _any(options(kind.item_type))
+            items = _any_of(options(kind.item_type))
             return _typed("array", items=items, minItems=kind.min_length, maxItems=kind.max_length)
         case inspect.DictType():
             [key] = options(kind.key_type)
             return _typed(
                 "object",
                 propertyNames=_option_schema(key),
-                additionalProperties=_any(options(kind.value_type)),
+                additionalProperties=_any_of(options(kind.value_type)),
                 minProperties=kind.min_length,
                 maxProperties=kind.max_length,
             )
@@ -126,11 +132,15 @@ def _option_schema(option: Option) -> dict[str, Any]:
 
 
 def _typed(type: str, **limits: Any) -> dict[str, Any]:
+    """Return a schema of this JSON type with the limits that are not None."""
     return {"type": type, **{name: value for name, value in limits.items() if value is not None}}
 
 
 def _javascript_pattern(pattern: str, *, allows_expressions: bool) -> str:
-    """Convert a pattern to JavaScript, where `$` matches only at the end and control characters are `\\uXXXX`."""
+    """Convert a pattern to JavaScript, where `$` matches only at the end and control characters are `\\uXXXX`.
+
+    With `allows_expressions`, the result also matches texts that contain `${{`.
+    """
     converted = pattern.removesuffix("(?!\\n)").replace("\\x00", "\\u0000").replace("\\x1f", "\\u001f")
     converted = converted.replace("\\x7f", "\\u007f")
     return rf"{converted}|\$\{{\{{" if allows_expressions else converted

@@ -12,7 +12,7 @@ Path = tuple[str | int, ...]
 
 
 class SourceExpression(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that is evaluated later: as a whole if it is a condition, otherwise the parts inside `${{ … }}`."""
+    """A text of the file that is evaluated later: as a whole if it is a condition, else only inside `${{ … }}`."""
 
     path: Path
     text: str
@@ -21,7 +21,7 @@ class SourceExpression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed file. `pipeline` is None if there are problems that are not warnings."""
+    """The result of parsing a pipeline file. `pipeline` is None if a problem is more than a warning."""
 
     file: str
     pipeline: model.Pipeline | None
@@ -31,7 +31,7 @@ class ParseResult(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""  # the text of the file, to find positions within its values
 
     def position(self, *path: str | int) -> Position:
-        """Return the position of a path such as ("jobs", "test", "steps", 0), or else of its nearest ancestor."""
+        """Return the position of the value at a path such as ("jobs", "test", "steps", 0), or its nearest ancestor."""
         while path not in self.positions and path:
             path = path[:-1]
         return self.positions.get(path, Position())
@@ -40,6 +40,6 @@ class ParseResult(msgspec.Struct, frozen=True, kw_only=True):
 def expression_problem(
     source: str, position: Position, text: str, problem: ExpressionProblem
 ) -> tuple[Position, str, str, str]:
-    """Return the arguments of `ProblemList.add` for a problem of an expression in a text at a position."""
+    """Return the arguments of `ProblemList.add` for a problem of an expression in `text`, a value at `position`."""
     problem_position = position_within(source, position, text, problem.column - 1)
     return problem_position, problem.found, f"expected {problem.expected}", problem.nearest.strip("'")

@@ -19,12 +19,12 @@ ON: Final = "on"  # Never quoted as a key, although YAML 1.1 reads it as a boole
 
 
 def format_pipeline(pipeline: model.Pipeline) -> str:
-    """Return the text of a pipeline file, without keys that have their default."""
+    """Return a pipeline as the text of a file, without keys whose value is the default."""
     return "\n".join(_lines(to_plain(pipeline), 0)) + "\n"
 
 
 def to_plain(struct: model.FileStruct) -> dict[str, Any]:
-    """Return a struct as keys and builtin values, in the order of the model, without defaults."""
+    """Return the keys of a struct with builtin values, in the order of the model, without default values."""
     struct_shape = shape(type(struct))
     values: dict[str, Any] = {}
     for name, field in struct_shape.fields.items():
@@ -36,36 +36,40 @@ def to_plain(struct: model.FileStruct) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
+    """Return a value of the model as builtin types, a struct in its shorthand notation if possible."""
     if isinstance(value, model.FileStruct):
         plain, shorthand = to_plain(value), type(value).shorthand
         is_text = bool(shorthand) and isinstance(plain.get(shorthand), str)
         return plain[shorthand] if is_text and set(plain) == {shorthand} else plain
     if isinstance(value, dict):
-        return {name: _plain_value(inner) for name, inner in value.items()}
+        return {name: _plain_value(item_value) for name, item_value in value.items()}
     return [_plain_value(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _lines(value: Any, depth: int) -> Iterator[str]:
+    """Yield the YAML lines of an object or a list, indented by `depth` levels."""
     indentation = "  " * depth
-    for name, inner in value.items() if isinstance(value, dict) else ((None, item) for item in value):
-        head = f"{indentation}-" if name is None else f"{indentation}{name if name == ON else _quote_if_needed(name)}:"
-        if isinstance(inner, dict | list) and inner and not _is_short(inner):
-            lines = list(_lines(inner, depth + 1))
-            if name is None and isinstance(inner, dict):  # The first key follows the dash on the same line.
-                yield f"{head} {lines[0].lstrip()}"
+    for name, item_value in value.items() if isinstance(value, dict) else ((None, list_item) for list_item in value):
+        prefix = (
+            f"{indentation}-" if name is None else f"{indentation}{name if name == ON else _quote_if_needed(name)}:"
+        )
+        if isinstance(item_value, dict | list) and item_value and not _is_short(item_value):
+            lines = list(_lines(item_value, depth + 1))
+            if name is None and isinstance(item_value, dict):  # The first key follows the dash on the same line.
+                yield f"{prefix} {lines[0].lstrip()}"
                 yield from lines[1:]
             else:
-                yield head
+                yield prefix
                 yield from lines
-        elif isinstance(inner, str) and _is_block(inner):
-            yield f"{head} |" if inner.endswith("\n") else f"{head} |-"
-            yield from (f"{indentation}  {line}" if line else "" for line in inner.removesuffix("\n").split("\n"))
+        elif isinstance(item_value, str) and _is_block(item_value):
+            yield f"{prefix} |" if item_value.endswith("\n") else f"{prefix} |-"
+            yield from (f"{indentation}  {line}" if line else "" for line in item_value.removesuffix("\n").split("\n"))
         else:
-            yield f"{head} {_inline(inner)}"
+            yield f"{prefix} {_inline(item_value)}"
 
 
 def _is_block(text: str) -> bool:
-    """Return whether a text of several lines can be written as a block scalar without change."""
+    """Return whether a text contains a line break and can be written as a block scalar (`|`) without change."""
     lines = text.removesuffix("\n").split("\n")
     has_lines = len(lines) > 1 or text.endswith("\n")
     is_plain = all(line.strip() == "" == line or line.strip() for line in lines) and bool(lines[0]) and bool(lines[-1])
@@ -73,6 +77,7 @@ def _is_block(text: str) -> bool:
 
 
 def _is_short(value: Any) -> bool:
+    """Return whether a value is a list of scalars that fits on one line."""
     return (
         isinstance(value, list)
         and all(not isinstance(item, dict | list) for item in value)
@@ -81,6 +86,7 @@ def _is_short(value: Any) -> bool:
 
 
 def _inline(value: Any) -> str:
+    """Return a scalar, a list of scalars or an empty object as YAML on one line."""
     match value:
         case None:
             return "null"
@@ -97,6 +103,7 @@ def _inline(value: Any) -> str:
 
 
 def _quote_if_needed(value: str) -> str:
+    """Return a text as a YAML scalar, in double quotes unless every parser reads it as text without them."""
     if _BARE.fullmatch(value) and value.lower() not in _RESERVED and resolve_scalar(value)[0] == TEXT:
         return value
     # A JSON string is a YAML string. Non-ASCII characters are escaped, because some of them are line breaks in YAML.

@@ -1,4 +1,4 @@
-"""Problems of a pipeline file: the position, what was found, what is expected, and a suggested word."""
+"""Problems of a pipeline file: the position, the unexpected text, the expected one, and a suggested word."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class Position(msgspec.Struct, frozen=True, order=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A problem of a file. A warning does not make the file invalid."""
+    """A problem of a file: `found` describes the unexpected text, `nearest` is a suggested word.
+
+    A warning does not make the file invalid.
+    """
 
     file: str
     line: int
@@ -32,14 +35,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
     is_warning: bool = False
 
     def __str__(self) -> str:
-        """Return `file:line:column: what was found; what is expected; did you mean 'x'?`."""
+        """Return `FILE:LINE:COLUMN: FOUND; EXPECTED; did you mean 'NEAREST'?`."""
         kind = "warning: " if self.is_warning else ""
         parts = [f"{kind}{self.found}", self.expected, f"did you mean '{self.nearest}'?" if self.nearest else ""]
         return f"{self.file}:{self.line}:{self.column}: " + "; ".join(part for part in parts if part)
 
 
 class ProblemList:
-    """Collects the problems of one file, each only once: an alias repeats a value, but not its problem."""
+    """Collects the problems of one file, and drops duplicates, which YAML aliases cause."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -48,7 +51,7 @@ class ProblemList:
     def add(
         self, position: Position, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
     ) -> None:
-        """Add a problem, unless the list is full."""
+        """Add a problem, unless the list has `MAX_PROBLEMS`. Errors are still added to a list of warnings."""
         if self.is_full or (is_warning and len(self._problems) >= MAX_PROBLEMS):
             return
         problem = Problem(
@@ -67,12 +70,12 @@ class ProblemList:
 
     @property
     def is_full(self) -> bool:
-        """Whether further problems are dropped, so that callers can stop checking."""
+        """Whether all further problems will be dropped, so that callers can stop checking."""
         return len(self._problems) >= MAX_PROBLEMS and self.has_errors
 
     @property
     def has_errors(self) -> bool:
-        """Whether a problem is not just a warning."""
+        """Whether any problem is an error, not a warning."""
         return any(not problem.is_warning for problem in self._problems)
 
     def in_order(self) -> tuple[Problem, ...]:
@@ -81,12 +84,12 @@ class ProblemList:
 
 
 def format_with_source(problem: Problem, text: str) -> str:
-    """Return the problem, its line of the file, and a caret below the column."""
+    """Return three lines: the problem, the line of the file at its position, and a caret below the column."""
     lines = text.removeprefix("\ufeff").split("\n")
     if problem.line > len(lines):
         return str(problem)
     line = lines[problem.line - 1].rstrip("\r")
-    # Show only the part of a very long line that is around the column.
+    # Of a very long line, only the part around the column is displayed.
     start = max(0, problem.column - 1 - MAX_LINE_CHARS // 2)
     excerpt = "".join(char if char.isprintable() else " " for char in line[start : start + MAX_LINE_CHARS])
     number = str(problem.line)
@@ -95,31 +98,31 @@ def format_with_source(problem: Problem, text: str) -> str:
 
 
 def position_within(source: str, position: Position, text: str, offset: int) -> Position:
-    """Return the position of a character of a text that starts at a position.
+    """Return the position in the file of the character at `offset` of `text`, a value that starts at `position`.
 
-    The text of a quoted or folded value may differ from the source. Then return the position of the text itself.
+    Return `position` itself if the text differs from its source, as a quoted or folded value may.
     """
     lines = [line.rstrip("\r") for line in source.removeprefix("\ufeff").split("\n")]
     line = lines[position.line - 1] if position.line <= len(lines) else ""
     for quote_length in (0, 1):
         if line[position.column - 1 + quote_length :].startswith(text):
             return Position(position.line, position.column + quote_length + offset)
-    number, column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
-    text_line = text.split("\n")[number]
-    is_literal = line[position.column - 1 :].startswith("|") and position.line + number < len(lines)
-    if is_literal and lines[position.line + number].endswith(text_line):
-        indentation = len(lines[position.line + number]) - len(text_line)
-        return Position(position.line + number + 1, indentation + column + 1)
+    line_index, column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
+    text_line = text.split("\n")[line_index]
+    is_literal = line[position.column - 1 :].startswith("|") and position.line + line_index < len(lines)
+    if is_literal and lines[position.line + line_index].endswith(text_line):
+        indentation = len(lines[position.line + line_index]) - len(text_line)
+        return Position(position.line + line_index + 1, indentation + column + 1)
     return position
 
 
 def _printable(text: str) -> str:
-    """Replace control characters, which a terminal would interpret: messages contain text of the file."""
+    """Return text without control characters, which a terminal would interpret, and of limited length."""
     return "".join(char if char.isprintable() else "·" for char in text[:MAX_MESSAGE_CHARS])
 
 
 def quote(text: str) -> str:
-    """Return a text for a message: in quotes, on one line, and shortened if it is long."""
+    """Return a text for a message: in single quotes, without control characters, and shortened if it is long."""
     printable = "".join(char if char.isprintable() else "·" for char in text[: MAX_QUOTED_CHARS + 1])
     return f"'{printable}'" if len(printable) <= MAX_QUOTED_CHARS else f"'{printable[:MAX_QUOTED_CHARS]}…'"
 

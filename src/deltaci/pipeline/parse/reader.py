@@ -1,6 +1,6 @@
 """Parse a pipeline file into a typed pipeline, or report all of its problems at once. No key is ignored silently.
 
-`parse_pipeline` parses the YAML into nodes with positions, reads the nodes along the types of `model.py`, and then runs
+`parse_pipeline` parses the YAML into nodes with positions, converts the nodes to the types of `model.py`, and then runs
 the checks that concern more than one key: `checks.py`, `validation_rules.py` and `references.py`.
 """
 
@@ -50,11 +50,11 @@ MAX_LISTED_KEYS: Final = 12
 # Texts that YAML 1.1 reads as booleans.
 BOOLEAN_WORDS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
-_INVALID: Final = object()  # Stands for a value whose problem was reported.
+_INVALID: Final = object()  # The result of reading an invalid value, whose problem was reported.
 
 
 class ParsedNode(Struct, frozen=True):
-    """A node that has been read: its typed value (None if invalid), its expressions, and each path's position."""
+    """A node converted to a model type: the value (None if invalid), its expressions, and the position of each path."""
 
     value: Any
     expressions: tuple[SourceExpression, ...]
@@ -64,14 +64,17 @@ class ParsedNode(Struct, frozen=True):
 def parse_node(
     node: Node, type: Any, path: Path, problems: ProblemList, vocabulary: Vocabulary = PIPELINE_VOCABULARY
 ) -> ParsedNode:
-    """Read a node as a type of the model. For files other than pipelines, and for converted nodes."""
+    """Convert a node to a value of a model type. Add its problems to `problems`.
+
+    For files other than pipelines, and for nodes that were converted from another format. `path` is that of the node.
+    """
     reader = _Reader(problems, vocabulary)
     value = reader.value(node, type, path, node.position)
     return ParsedNode(None if value is _INVALID else value, tuple(reader.expressions), reader.positions)
 
 
 def parse_pipeline(content: str | bytes, file: str = DEFAULT_FILE) -> ParseResult:
-    """Parse a whole pipeline file."""
+    """Parse the content of a pipeline file, and run all checks. `file` is its name, for messages."""
     problems = ProblemList(file)
     try:
         text = decode_utf8(content, problems) if isinstance(content, bytes) else content
@@ -99,7 +102,7 @@ def parse_pipeline(content: str | bytes, file: str = DEFAULT_FILE) -> ParseResul
 
 
 class _Reader:
-    """Walks nodes and model types side by side. Methods return the value, or `_INVALID` after reporting a problem."""
+    """Converts nodes to values of model types. Methods return the value, or `_INVALID` after reporting a problem."""
 
     def __init__(self, problems: ProblemList, vocabulary: Vocabulary = PIPELINE_VOCABULARY) -> None:
         self.problems = problems
@@ -108,7 +111,10 @@ class _Reader:
         self.expressions: list[SourceExpression] = []
 
     def value(self, node: Node, type: Any, path: Path, owner: Position) -> Any:
-        """Read a node as a type. `owner` is the position at which a missing key is reported."""
+        """Convert a node to a value of `type`.
+
+        `owner` is the position at which missing keys and values are reported.
+        """
         self.positions[path] = node.position
         if node.style == REJECTED:
             return _INVALID
@@ -119,12 +125,15 @@ class _Reader:
         return self._report_mismatch(node, allowed, path, owner)
 
     def _fits(self, node: Node, option: Option) -> bool:
-        """Return whether a node has the kind of an option. Its value may still be invalid."""
+        """Return whether a node is of the kind of an option, such as a text or a list.
+
+        Its value may still be invalid.
+        """
         match option.type:
             case inspect.StrType():
                 return node.kind == TEXT or (node.kind == BOOL and "condition" in option.extra)
-            case inspect.LiteralType(values=(bool() as only,)):
-                return node.kind == BOOL and node.value is only
+            case inspect.LiteralType(values=(bool() as constant,)):
+                return node.kind == BOOL and node.value is constant
             case inspect.LiteralType():
                 return node.kind in (TEXT, BOOL, NUMBER)
             case inspect.BoolType():
@@ -147,9 +156,11 @@ class _Reader:
                 return node.kind == OBJECT
 
     def _fits_shorthand(self, node: Node, cls: type[model.FileStruct]) -> bool:
+        """Return whether a node is of a kind that the shorthand key of a struct allows."""
         return any(self._fits(node, option) for option in options(shape(cls).fields[cls.shorthand].type))
 
     def _read(self, node: Node, option: Option, allowed: list[Option], path: Path, owner: Position) -> Any:
+        """Convert a node that fits an option. `allowed` are all options of the value, for messages."""
         match option.type:
             case inspect.StrType():
                 return self._text(node, option, allowed, path)
@@ -177,7 +188,9 @@ class _Reader:
     def _text(self, node: Node, option: Option, allowed: list[Option], path: Path) -> Any:
         type, extra = option.type, option.extra
         text = node.value if node.kind == TEXT else node.raw.lower()  # `if: true` is a condition, too.
-        is_scalar = any(isinstance(other.type, inspect.IntType) for other in allowed) and not type.pattern
+        allows_scalar = (
+            any(isinstance(allowed_option.type, inspect.IntType) for allowed_option in allowed) and not type.pattern
+        )
         if len(text) > (type.max_length or model.MAX_TEXT):
             return self._invalid(
                 node, f"a text of {len(text):,} characters", f"expected at most {type.max_length or model.MAX_TEXT:,}"
@@ -199,27 +212,31 @@ class _Reader:
             self.expressions.append(
                 SourceExpression(path=path, text=text, position=node.position, is_condition=is_condition)
             )
-        if is_scalar and node.is_plain and text.lower() in BOOLEAN_WORDS:
-            found = f"'{text}' is a text here, but a boolean, {BOOLEAN_WORDS[text.lower()]}, for YAML 1.1 readers"
+        if allows_scalar and node.is_plain and text.lower() in BOOLEAN_WORDS:
+            message = f"'{text}' is a text here, but a boolean, {BOOLEAN_WORDS[text.lower()]}, for YAML 1.1 readers"
             hint = f"put it in quotes, or write {BOOLEAN_WORDS[text.lower()]}"
-            self.problems.add(node.position, found, hint, is_warning=True)
+            self.problems.add(node.position, message, hint, is_warning=True)
         return text
 
     def _number(self, node: Node, option: Option, allowed: list[Option]) -> Any:
         type, number = option.type, node.value
-        allows_text = any(isinstance(other.type, inspect.StrType) and not other.type.pattern for other in allowed)
+        allows_text = any(
+            isinstance(allowed_option.type, inspect.StrType) and not allowed_option.type.pattern
+            for allowed_option in allowed
+        )
         if _LEADING_ZERO.fullmatch(node.raw):
             hint = f"put it in quotes: '{node.raw}'" if allows_text else f"write {number}"
             return self._invalid(node, f"the number {node.raw}, which some YAML readers take as octal", hint)
         if allows_text and (node.raw != str(number) or (isinstance(number, float) and number.is_integer())):
-            found = f"the number {node.raw}, which is read as {_format_number(number)}"
-            return self._invalid(node, found, f"put it in quotes: '{node.raw}'")
+            message = f"the number {node.raw}, which is read as {_format_number(number)}"
+            return self._invalid(node, message, f"put it in quotes: '{node.raw}'")
         is_too_low = (type.ge is not None and number < type.ge) or (type.gt is not None and number <= type.gt)
         if is_too_low or (type.le is not None and number > type.le):
             return self._invalid(node, node.describe(), f"expected {describe_options(allowed)}")
         return float(number) if isinstance(type, inspect.FloatType) else number
 
     def _invalid(self, node: Node, found: str, expected: str, suggestion: str = "") -> Any:
+        """Report a problem at a node. Return `_INVALID`."""
         self.problems.add(node.position, found, expected, suggestion)
         return _INVALID
 
@@ -230,16 +247,16 @@ class _Reader:
         return any(isinstance(option.type, inspect.IntType | inspect.FloatType) for option in allowed)
 
     def _report_mismatch(self, node: Node, allowed: list[Option], path: Path, owner: Position) -> Any:
-        """Report a node whose kind is not allowed."""
-        found, expected, suggestion = node.describe(), f"expected {describe_options(allowed)}", ""
+        """Report a node whose kind fits none of the allowed options. Return `_INVALID`."""
+        message, expected, suggestion = node.describe(), f"expected {describe_options(allowed)}", ""
         if not path:
-            found = f"{found} instead of keys"
+            message = f"{message} instead of keys"
         elif isinstance(path[-1], str):
-            found = f"{found} as {quote(path[-1])}"
+            message = f"{message} as {quote(path[-1])}"
         if node.kind == NULL:
             key = quote(str(path[-1])) if path and isinstance(path[-1], str) else ""
-            found = f"nothing after {key}" if key else "nothing"
-            self.problems.add(owner, found, expected)
+            message = f"nothing after {key}" if key else "nothing"
+            self.problems.add(owner, message, expected)
             return _INVALID
         allows_text = any(isinstance(option.type, inspect.StrType) for option in allowed)
         if (
@@ -253,7 +270,7 @@ class _Reader:
             suggestion = BOOLEAN_WORDS.get(node.value.lower(), "") if self._allows_boolean(allowed) else ""
             if node.style and self._allows_number(allowed) and _is_numeric(node.value):
                 expected += "; remove the quotes"
-        return self._invalid(node, found, expected, suggestion)
+        return self._invalid(node, message, expected, suggestion)
 
     # -- lists and objects
 
@@ -266,19 +283,19 @@ class _Reader:
         if type.max_length is not None and len(items) > type.max_length:
             return self._invalid(node, f"a list of {len(items):,}", f"expected at most {type.max_length:,}")
         values = [
-            self.value(item, type.item_type, (*path, position), item.position if node.kind == LIST else owner)
-            for position, item in enumerate(items)
+            self.value(item, type.item_type, (*path, index), item.position if node.kind == LIST else owner)
+            for index, item in enumerate(items)
         ]
         return _INVALID if _INVALID in values else tuple(values)
 
     def _nested(self, node: Node, path: Path) -> Any:
-        """Read a list or object with any content. Report expressions, because nothing inside it is evaluated."""
+        """Convert a node of any kind to builtin values. Report expressions, because nothing inside it is evaluated."""
         self.positions[path] = node.position
         if node.kind == LIST:
-            items = [self._nested(item, (*path, position)) for position, item in enumerate(node.value)]
+            items = [self._nested(item, (*path, index)) for index, item in enumerate(node.value)]
             return _INVALID if _INVALID in items else items
         if node.kind == OBJECT:
-            values = {key.raw: self._nested(inner, (*path, key.raw)) for key, inner in node.value}
+            values = {key.raw: self._nested(value, (*path, key.raw)) for key, value in node.value}
             return _INVALID if any(value is _INVALID for value in values.values()) else values
         if node.kind == TEXT and "${{" in node.value:
             hint = "nothing is evaluated inside a list or an object here: write the whole value as an expression"
@@ -300,6 +317,7 @@ class _Reader:
         return _INVALID if _INVALID in values or _INVALID in values.values() else values
 
     def _key(self, key: Node, type: Any) -> Any:
+        """Return the text of a key, or report that it violates the limits of `type`."""
         [option] = options(type)
         limits = option.type
         if re.search(limits.pattern, key.raw) and len(key.raw) <= limits.max_length:
@@ -308,11 +326,12 @@ class _Reader:
         return _INVALID
 
     def _struct(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
+        """Convert a node to a struct. Report unknown and missing keys."""
         if node.kind != OBJECT:
             return self._struct_without_keys(node, struct_shape, path, owner)
         values: dict[str, Any] = {}
         extra_values: dict[str, Any] = {}
-        intended: set[str] = set()  # The keys that unknown keys probably stand for: not reported as missing as well.
+        intended: set[str] = set()  # Keys that were probably intended by unknown keys: not reported as missing as well.
         for key, value in node.value:
             key_path = (*path, key.raw)
             if field := struct_shape.fields.get(key.raw):
@@ -325,9 +344,9 @@ class _Reader:
                 intended.add(self._report_unknown_key(key, struct_shape))
         missing = [name for name, field in struct_shape.fields.items() if field.required and field.name not in values]
         for name in set(missing) - intended:
-            found = f"{self.vocabulary.noun(struct_shape)} without {quote(name)}"
+            message = f"{self.vocabulary.noun(struct_shape)} without {quote(name)}"
             description = field_description(struct_shape.fields[name])
-            self.problems.add(owner, found, f"expected {quote(name)}: {description}")
+            self.problems.add(owner, message, f"expected {quote(name)}: {description}")
         if (
             intended
             or missing
@@ -367,7 +386,7 @@ class _Reader:
         name = key.raw
         if self.problems.is_full:
             return ""
-        found = f"the key {quote(name)}, which {self.vocabulary.noun(struct_shape)} does not have"
+        message = f"the key {quote(name)}, which {self.vocabulary.noun(struct_shape)} does not have"
         suggestion = nearest(name, struct_shape.fields)
         expected, intended = "", ""
         if name in self.vocabulary.foreign_keys:
@@ -378,9 +397,9 @@ class _Reader:
             suggestion = suggestion if suggestion != name else ""
         elif not suggestion:
             keys = sorted(struct_shape.fields)
-            more = " …" if len(keys) > MAX_LISTED_KEYS else ""
-            expected = f"expected one of: {', '.join(keys[:MAX_LISTED_KEYS])}{more}"
-        self.problems.add(key.position, found, expected, suggestion)
+            ellipsis = " …" if len(keys) > MAX_LISTED_KEYS else ""
+            expected = f"expected one of: {', '.join(keys[:MAX_LISTED_KEYS])}{ellipsis}"
+        self.problems.add(key.position, message, expected, suggestion)
         return suggestion or intended
 
 

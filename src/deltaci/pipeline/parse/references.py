@@ -1,7 +1,7 @@
-"""Check the context references of all expressions when the file is read, rather than when it runs.
+"""Check the expressions of a pipeline file when it is read, before any run.
 
-Contexts and functions must be available in their place; jobs, steps, axes, secrets and inputs must be declared in the
-file. Also checks path patterns, and the matrices and projects of a pipeline without other problems.
+An expression may use only contexts and functions that are available for its key, and only jobs, steps, axes, secrets
+and inputs that the file declares. This module also checks patterns, and the matrices and projects of a pipeline.
 
 Like `checks.py`, this works on nodes, so that its problems are reported together with all others.
 """
@@ -37,7 +37,7 @@ STEP_KEYS: Final = frozenset(key.removeprefix("steps.") for key in AVAILABILITY 
 
 
 def availability_key(path: Path) -> str:
-    """Return the key of `AVAILABILITY` for a path of a file, or an empty string if nothing is evaluated there."""
+    """Return the key of `AVAILABILITY` for the value at a path of a file, or "" if it may have no expressions."""
     match path:
         case ("jobs", _, "steps", int(), str() as key, *_):
             return f"steps.{key}" if key in STEP_KEYS else ""
@@ -60,7 +60,7 @@ def availability_key(path: Path) -> str:
 def check_expressions(
     root: Node, expressions: Collection[SourceExpression], source: str, problems: ProblemList
 ) -> None:
-    """Report all problems of the expressions of a file."""
+    """Report invalid expressions of a file, and their references to unknown names."""
     checker = _ExpressionChecker(root, source, problems)
     for expression in expressions:
         if problems.is_full:
@@ -69,14 +69,14 @@ def check_expressions(
 
 
 class _NameList(list[str]):
-    """Names of one kind, looked up case-insensitively."""
+    """Declared names of one kind, such as the steps of a job, which are found case-insensitively."""
 
     @cached_property
     def _by_folded_name(self) -> dict[str, str]:
         return {name.lower(): name for name in self}
 
     def find(self, name: str) -> str | None:
-        """Return the name as it is declared, or None."""
+        """Return the declared spelling of a name, or None if it is not declared."""
         return self._by_folded_name.get(name.lower())
 
 
@@ -85,24 +85,24 @@ STEP_PROPERTIES: Final = _NameList(("conclusion", "outcome", "outputs"))
 
 
 class _JobScope:
-    """The names that a job declares. None where they depend on values that are not in the file."""
+    """The names that the expressions of a job may use. A property is None if the file does not determine its names."""
 
     def __init__(self, job: Node | None) -> None:
         self._job = job
 
     @cached_property
     def has_steps(self) -> bool:
-        """Whether the job is for a runner."""
+        """Whether the job has steps, so that it runs on a runner."""
         return child(self._job, "steps") is not None
 
     @cached_property
     def needs(self) -> _NameList:
-        """The jobs that the job needs."""
+        """The ids of the jobs that the job needs."""
         return _NameList(need.value for need in needs_of(self._job)) if self._job is not None else _NameList()
 
     @cached_property
     def outputs(self) -> _NameList | None:
-        """The outputs of the job; None if it also has an output file, whose keys are unknown."""
+        """The names of the job's outputs; None if it also has an output file, whose keys are unknown."""
         if child(self._job, "output-path") is not None:
             return None
         return _NameList(key.raw for key, _ in pairs(child(self._job, "outputs")))
@@ -115,7 +115,7 @@ class _JobScope:
 
     @cached_property
     def axes(self) -> _NameList | None:
-        """The keys of the matrix."""
+        """The axes of the matrix and further keys of `include`; None if an expression computes them."""
         matrix = child(child(self._job, "strategy"), "matrix")
         if matrix is None:
             return _NameList()
@@ -128,7 +128,7 @@ class _JobScope:
 
     @cached_property
     def secrets(self) -> _NameList:
-        """The secrets that the job gets."""
+        """The names of the secrets that the job gets."""
         return _NameList(name.value for name in items(child(self._job, "secrets")) if name.kind == TEXT)
 
 
@@ -144,7 +144,7 @@ class _ExpressionChecker:
         self._parsed: dict[tuple[str, bool], tuple[Expression, ...]] = {}
 
     def check(self, source_expression: SourceExpression) -> None:
-        """Check one text."""
+        """Report the problems of one text with expressions."""
         available = AVAILABILITY.get(availability_key(source_expression.path))
         if available is None:
             return
@@ -186,7 +186,7 @@ class _ExpressionChecker:
     def _reference_problems(
         self, reference: ContextReference, scope: _JobScope | None
     ) -> Iterator[tuple[str, str, str]]:
-        """Yield what was found, what was expected, and a suggestion, for each unknown name of a reference."""
+        """Yield `found`, `expected` and `nearest` of a problem for each unknown name in a reference."""
         name = reference.keys[0]
         match reference.context:
             case "inputs":
@@ -211,32 +211,34 @@ class _ExpressionChecker:
                 return
 
     def _job_without_secret(self, secret: str) -> str:
-        """Return a job that does not get a secret, or an empty string."""
+        """Return the id of a job with steps that does not get a secret, or an empty string if all get it."""
         if secret not in self._jobs_without_secret:
             jobs = (name for name, scope in self._scopes.items() if scope.has_steps and not scope.secrets.find(secret))
             self._jobs_without_secret[secret] = next(jobs, "")
         return self._jobs_without_secret[secret]
 
     def _need_problems(self, reference: ContextReference, scope: _JobScope) -> Iterator[tuple[str, str, str]]:
+        """Like `_reference_problems`, for a reference to the context `needs`."""
         name, *keys = reference.keys
         need = scope.needs.find(name)
         if need is None:
             suggestion = nearest(name, scope.needs)
             expected = "add it to its 'needs'" if self._job_names.find(name) else _one_of(scope.needs, "it needs none")
-            found = f"the job {quote(name)}, which this job does not need"
-            yield found, "" if suggestion else expected, suggestion
+            message = f"the job {quote(name)}, which this job does not need"
+            yield message, "" if suggestion else expected, suggestion
             return
         outputs = self._scopes[need].outputs if need in self._scopes else None
         match keys:
             case ["outputs", str() as output, *_] if output != ANY_KEY and outputs is not None:
                 yield from _check_name("the output", output, outputs, f"{quote(need)} has no 'outputs'")
-            case [first, *_] if first != ANY_KEY:
-                yield from _check_name(f"'needs.{need}' with", first, NEED_PROPERTIES, "")
+            case [property, *_] if property != ANY_KEY:
+                yield from _check_name(f"'needs.{need}' with", property, NEED_PROPERTIES, "")
             case _:
                 return
 
 
 def _check_name(kind: str, name: str, declared: _NameList, hint_if_empty: str) -> Iterator[tuple[str, str, str]]:
+    """Yield `found`, `expected` and `nearest` of a problem if a name is not declared."""
     if declared.find(name) is None:
         suggestion = nearest(name, declared)
         expected = "" if suggestion else _one_of(declared, hint_if_empty)
@@ -251,7 +253,7 @@ def _one_of(names: Collection[str], hint_if_empty: str) -> str:
 
 
 def check_patterns(root: Node, source: str, problems: ProblemList) -> None:
-    """Report invalid patterns of branches, tags and paths."""
+    """Report invalid patterns of branches, tags and paths in the events and jobs of a file."""
     on = child(root, "on")
     for event in (child(on, "push"), child(on, "pull_request"), *items(child(on, "schedule"))):
         for name in ("branches", "branches-ignore", "tags", "tags-ignore"):
@@ -263,23 +265,25 @@ def check_patterns(root: Node, source: str, problems: ProblemList) -> None:
 
 
 def check_pattern_list(node: Node | None, source: str, problems: ProblemList, *, is_branch: bool) -> None:
-    """Check one list of patterns. Report the position of the invalid character."""
-    texts = [item for item in items(node) if item.kind == TEXT and item.value]
-    if problems.is_full or len(texts) != len(items(node)) or len(texts) > MAX_ITEMS:
+    """Report the first invalid pattern of a list, at the position of its invalid character."""
+    text_nodes = [item for item in items(node) if item.kind == TEXT and item.value]
+    if problems.is_full or len(text_nodes) != len(items(node)) or len(text_nodes) > MAX_ITEMS:
         return  # The reader reports wrong kinds and numbers of items.
     try:
-        parse_all([text.value for text in texts], is_branch=is_branch)
+        parse_all([text_node.value for text_node in text_nodes], is_branch=is_branch)
     except BadPattern as error:
-        invalid = texts[error.item - 1]
-        position = position_within(source, invalid.position, invalid.value, error.column - 1)
-        problems.add(position, f"{error.found} in the pattern {quote(invalid.value)}", f"expected {error.expected}")
+        invalid_node = text_nodes[error.item - 1]
+        position = position_within(source, invalid_node.position, invalid_node.value, error.column - 1)
+        problems.add(
+            position, f"{error.found} in the pattern {quote(invalid_node.value)}", f"expected {error.expected}"
+        )
 
 
 # -- the whole pipeline
 
 
 def check_pipeline(pipeline: model.Pipeline, positions: Mapping[Path, Position], problems: ProblemList) -> bool:
-    """Check matrices and projects of a pipeline without other problems. Return whether it is valid."""
+    """Report problems of the matrices and projects of a pipeline without other errors. Return whether it has none."""
     result = ParseResult(file=problems.file, pipeline=pipeline, positions=dict(positions))
     for name, job in pipeline.jobs.items():
         for path, message, is_warning in _matrix_problems(name, job):
@@ -307,7 +311,7 @@ def check_pipeline(pipeline: model.Pipeline, positions: Mapping[Path, Position],
 
 
 def _matrix_problems(name: str, job: model.Job) -> Iterator[tuple[Path, str, bool]]:
-    """Yield path, message and whether it is a warning, for the problems of a matrix without expressions."""
+    """Yield path, message and whether it is a warning, for each problem of a matrix. Skip one with expressions."""
     strategy = job.strategy
     if strategy is None or isinstance(strategy.matrix, str) or OPEN in str(msgspec.to_builtins(strategy)):
         return

@@ -1,4 +1,4 @@
-"""Describe the types of the model: the kinds of values that a type allows, the keys of a struct, and their names.
+"""Describe the types of the model: the kinds of values that a type allows, and the keys of a struct.
 
 The reader, the JSON schema, the printer and the reference tables are all driven by these descriptions.
 """
@@ -46,19 +46,19 @@ NOUNS: Final[dict[type, str]] = {
 }
 
 
-# For types with many keys, none of which is required: the keys to name in messages.
+# The keys that messages name for a type with many keys, none of which is required.
 IDENTIFYING_KEYS: Final[dict[type, list[str]]] = {model.Job: ["steps", "approval"]}
 
 
 class Option(NamedTuple):
-    """One allowed kind of value: its type with limits, and the `extra` properties of the model."""
+    """One kind of value that a type allows: an `msgspec.inspect` type with limits, and the `extra` of its `Meta`."""
 
     type: Any
     extra: dict[str, Any]
 
 
 class Shape(NamedTuple):
-    """A struct of a file with its keys."""
+    """A struct type of the model, with its fields by their keys in the file."""
 
     cls: type[model.FileStruct]
     fields: dict[str, FieldInfo]  # by the key in the file
@@ -66,23 +66,26 @@ class Shape(NamedTuple):
 
     @property
     def noun(self) -> str:
-        """What messages call the struct."""
+        """The name of the struct in messages, e.g. `a job`."""
         return self.cls.noun or NOUNS[self.cls]
 
 
 @cache
 def shape(cls: type[model.FileStruct]) -> Shape:
-    """Return the shape of a struct."""
+    """Return the shape of a struct type."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
     extra_keys = fields.pop(cls.extra_keys) if cls.extra_keys else None
     return Shape(cls, fields, extra_keys)
 
 
 def options(hint: Any, metas: tuple[Meta, ...] = ()) -> list[Option]:
-    """Return the kinds of values that a type allows. None, which stands for an absent key, is not included."""
+    """Return the kinds of values that a type annotation allows, except None, which stands for an absent key.
+
+    `metas` are the annotations around the type.
+    """
     if get_origin(hint) is Annotated:
-        inner, *more = get_args(hint)
-        return options(inner, (*more, *metas))
+        annotated_type, *inner_metas = get_args(hint)
+        return options(annotated_type, (*inner_metas, *metas))
     if get_origin(hint) in (UnionType, Union):
         # Limits are given for each member of a union; only `extra` may be given for the union.
         extra_metas = tuple(Meta(extra=meta.extra) for meta in metas)
@@ -94,10 +97,12 @@ def options(hint: Any, metas: tuple[Meta, ...] = ()) -> list[Option]:
 
 
 def _inspect_type(hint: Any, metas: tuple[Meta, ...]) -> Any:
+    """Return the `msgspec.inspect` type of a type annotation that is no union, with the limits of `metas`."""
+
     # `msgspec.inspect.type_info` would return these types, but a process that used it may crash at exit.
     def limits(*names: str) -> dict[str, Any]:
-        given = ((name, getattr(meta, name)) for meta in metas for name in names)
-        return {name: value for name, value in given if value is not None}
+        name_values = ((name, getattr(meta, name)) for meta in metas for name in names)
+        return {name: value for name, value in name_values if value is not None}
 
     arguments = get_args(hint)
     if hint is Any:
@@ -118,12 +123,12 @@ def _inspect_type(hint: Any, metas: tuple[Meta, ...]) -> Any:
 
 
 def field_description(field: FieldInfo) -> str:
-    """Return the description of a key."""
+    """Return the description of a field, which its annotation has; "" if there is none."""
     return next((meta.description for meta in reversed(field.type.__metadata__) if meta.description), "")
 
 
 def describe_options(allowed: list[Option]) -> str:
-    """Describe the allowed kinds of values for a message."""
+    """Return a description of the allowed kinds of values for a message, e.g. `a text, or a list of them`."""
     kinds = {type(option.type) for option in allowed}
     descriptions: list[str] = []
     if {inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType} <= kinds:
@@ -132,12 +137,12 @@ def describe_options(allowed: list[Option]) -> str:
         description = describe_option(option)
         if not (isinstance(option.type, inspect.IntType) and inspect.FloatType in kinds):
             descriptions += [description] if description not in descriptions else []
-    first, last = descriptions[:-1], descriptions[-1:]
-    return ", or ".join([", ".join(first), *last] if first else last)
+    other_descriptions, last_description = descriptions[:-1], descriptions[-1:]
+    return ", or ".join([", ".join(other_descriptions), *last_description] if other_descriptions else last_description)
 
 
 def describe_option(option: Option) -> str:
-    """Describe one kind of value for a message."""
+    """Return a description of one kind of value for a message."""
     match option.type:
         case inspect.StrType():
             return str(option.extra.get("what", "a text"))
@@ -147,8 +152,8 @@ def describe_option(option: Option) -> str:
             return "true or false"
         case inspect.IntType() | inspect.FloatType():
             return _describe_number(option.type)
-        case inspect.LiteralType(values=(bool() as only,)):
-            return str(only).lower()
+        case inspect.LiteralType(values=(bool() as constant,)):
+            return str(constant).lower()
         case inspect.LiteralType(values=values):
             return f"one of: {', '.join(map(str, values))}"
         case inspect.VarTupleType(item_type=item):
@@ -163,18 +168,19 @@ def describe_option(option: Option) -> str:
 
 
 def describe_shape(struct_shape: Shape) -> str:
-    """Describe a struct for a message."""
+    """Return a description of the notations of a struct for a message, e.g. `an object with run or uses`."""
     required = [name for name, field in struct_shape.fields.items() if field.required]
-    all_keys = IDENTIFYING_KEYS.get(struct_shape.cls) or list(struct_shape.fields)
-    keys = join_words(required, "and") if required else join_words(all_keys)
-    by_keys = f"an object with {keys}"
+    listed_keys = IDENTIFYING_KEYS.get(struct_shape.cls) or list(struct_shape.fields)
+    keys = join_words(required, "and") if required else join_words(listed_keys)
+    object_description = f"an object with {keys}"
     if struct_shape.extra_keys is not None:
         return "an object with names and their values"
     if struct_shape.cls.accepts_key_names:
         return f"{join_words(list(struct_shape.fields))}, a list of them, or an object"
     if struct_shape.cls.shorthand:
-        return f"{describe_options(options(struct_shape.fields[struct_shape.cls.shorthand].type))}, or {by_keys}"
-    return by_keys
+        shorthand_options = options(struct_shape.fields[struct_shape.cls.shorthand].type)
+        return f"{describe_options(shorthand_options)}, or {object_description}"
+    return object_description
 
 
 def _describe_number(type: Any) -> str:
@@ -189,39 +195,40 @@ def _describe_number(type: Any) -> str:
 
 
 def reachable_types(root: type[model.FileStruct]) -> tuple[type[model.FileStruct], ...]:
-    """Return a struct type and all struct types within it, breadth first."""
-    reached = [root]
-    for cls in reached:  # grows during the loop
+    """Return a struct type and the struct types of its fields, recursively, breadth first."""
+    struct_types = [root]
+    for cls in struct_types:  # grows during the loop
         for field in msgspec.structs.fields(cls):
-            reached += [inner for inner in _struct_types(field.type) if inner not in reached]
-    return tuple(dict.fromkeys(reached))
+            struct_types += [inner_type for inner_type in _struct_types(field.type) if inner_type not in struct_types]
+    return tuple(dict.fromkeys(struct_types))
 
 
 def _struct_types(hint: Any) -> list[type[model.FileStruct]]:
+    """Return the struct types that a type annotation contains, directly or in lists and dicts."""
     struct_types: list[type[model.FileStruct]] = []
     for option in options(hint):
         match option.type:
             case inspect.StructType(cls=cls) if issubclass(cls, model.FileStruct):
                 struct_types.append(cls)
-            case inspect.VarTupleType(item_type=inner) | inspect.DictType(value_type=inner):
-                struct_types += _struct_types(inner)
+            case inspect.VarTupleType(item_type=inner_type) | inspect.DictType(value_type=inner_type):
+                struct_types += _struct_types(inner_type)
     return struct_types
 
 
 class Vocabulary:
-    """The words of messages about one kind of file: nouns for its structs, and hints for keys of other systems."""
+    """The words in messages about one kind of file: nouns for its structs, and hints for keys of other systems."""
 
     def __init__(self, nouns: Mapping[type, str], foreign_keys: Mapping[str, str]) -> None:
         self._nouns = nouns
         self.foreign_keys = foreign_keys
 
     def noun(self, struct_shape: Shape) -> str:
-        """Return what messages call a struct."""
+        """Return the name of a struct in messages about this kind of file."""
         return self._nouns.get(struct_shape.cls) or struct_shape.noun
 
     @cached_property
     def owners(self) -> dict[str, tuple[str, ...]]:
-        """Nouns of the structs that have a key, by key."""
+        """By key: the nouns of all structs that have this key."""
         nouns_by_key: dict[str, list[str]] = {}
         for cls, noun in self._nouns.items():
             assert issubclass(cls, model.FileStruct)
@@ -234,7 +241,7 @@ PIPELINE_VOCABULARY: Final = Vocabulary(NOUNS, FOREIGN_KEYS)
 
 
 def field_default(field: FieldInfo) -> Any:
-    """Return the value of a key that is absent."""
+    """Return the default of a field: its value if the key is absent."""
     if callable(field.default_factory):
         return field.default_factory()
     return field.default

@@ -1,7 +1,7 @@
 """Check validation rules (`validate`) of pipeline and workstream files, and convert them to the runner protocol.
 
-`within` and `mergeable` compare commits, which only the server has: they are for workstreams, not for pipelines, whose
-commit is fixed when the run starts.
+The rules `within` and `mergeable` compare commits that only the server has. They are allowed only in workstream files:
+the commit of a pipeline's run is fixed when it starts.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ WORKSTREAM_KINDS: Final = ("within", "mergeable")
 REQUIRED_KINDS: Final = {"min-tests": "junit", "contains": "files"}  # Keys that are allowed only with one kind.
 
 InterpolateName = Callable[[int, str], str]
-"""Returns the name of the rule at an index of the list, with its expressions evaluated."""
+"""A function of the index and name of a rule that returns the name with its expressions evaluated."""
 
 
-def keep_name(_position: int, name: str) -> str:
+def keep_name(_index: int, name: str) -> str:
     """Return the name unchanged, for files in which nothing is evaluated."""
     return name
 
 
 def protocol_rules(rules: Sequence[Rule], interpolate_name: InterpolateName = keep_name) -> list[wire.ValidationRule]:
-    """Convert rules to the runner protocol. Commands and paths keep their expressions, which the runner evaluates."""
-    return [_protocol_rule(rule, interpolate_name(position, rule.name)) for position, rule in enumerate(rules)]
+    """Convert rules to the runner protocol. Only names are evaluated: the runner evaluates commands and paths."""
+    return [_protocol_rule(rule, interpolate_name(index, rule.name)) for index, rule in enumerate(rules)]
 
 
 def evaluated_texts(rule: Rule) -> tuple[str, ...]:
-    """Return the texts of a rule in which the runner evaluates expressions."""
+    """Return the commands and paths of a rule, in which the runner evaluates expressions."""
     report = rule.number.report if rule.number is not None else ""
     return rule.run or "", rule.result or "", rule.junit or "", report, *(rule.files or ())
 
@@ -61,10 +61,9 @@ def _protocol_rule(rule: Rule, name: str) -> wire.ValidationRule:
 
 
 def check_rules(rules: Node | None, source: str, problems: ProblemList, *, is_workstream: bool) -> None:
-    """Report problems of validation rules that their types do not express.
+    """Report wrong combinations of keys, and invalid report paths and patterns, in a list of validation rules.
 
-    These are wrong combinations of keys, and invalid paths and patterns. `is_workstream`: the rules are in a workstream
-    file.
+    `is_workstream` says that the rules are in a workstream file, not in a pipeline file.
     """
     for rule in items(rules):
         if rule.kind == OBJECT and not problems.is_full:
@@ -76,6 +75,7 @@ def check_rules(rules: Node | None, source: str, problems: ProblemList, *, is_wo
 
 
 def _check_kinds(rule: Node, problems: ProblemList, *, is_workstream: bool) -> None:
+    """Report a rule that is not of exactly one allowed kind, and keys that its kind does not have."""
     allowed_kinds = RULE_KINDS if is_workstream else tuple(kind for kind in RULE_KINDS if kind not in WORKSTREAM_KINDS)
     kinds = [name for name in RULE_KINDS if entry(rule, name)]
     for name in kinds if not is_workstream else ():
@@ -83,11 +83,13 @@ def _check_kinds(rule: Node, problems: ProblemList, *, is_workstream: bool) -> N
             expected = "only a workstream has commits of its own; remove it, or write a workstream file"
             problems.add(pair[0].position, f"{quote(name)} in a pipeline", expected)
     if len(kinds) != 1:
-        found = f"a rule with {join_words(kinds, 'and')}" if kinds else "a rule that requires nothing"
-        problems.add(rule.position, found, f"expected exactly one of: {', '.join(allowed_kinds)}")
+        message = f"a rule with {join_words(kinds, 'and')}" if kinds else "a rule that requires nothing"
+        problems.add(rule.position, message, f"expected exactly one of: {', '.join(allowed_kinds)}")
     for name, kind in REQUIRED_KINDS.items():
-        if (extra := entry(rule, name)) and kind not in kinds:
-            problems.add(extra[0].position, f"{quote(name)} without {quote(kind)}", f"expected {quote(kind)} as well")
+        if (key_and_value := entry(rule, name)) and kind not in kinds:
+            problems.add(
+                key_and_value[0].position, f"{quote(name)} without {quote(kind)}", f"expected {quote(kind)} as well"
+            )
     mergeable = child(rule, "mergeable")
     if mergeable is not None and mergeable.kind == BOOL and not mergeable.value:
         problems.add(mergeable.position, "'mergeable: false', which requires nothing", "expected true, or no such rule")
@@ -106,13 +108,14 @@ def _check_number(number: Node | None, source: str, problems: ProblemList) -> No
 
 
 def _bounds(number: Node) -> Iterator[tuple[str, Node]]:
+    """Yield the keys `min` and `max` that have a number, with its node."""
     for key, value in pairs(number):
         if key.raw in ("min", "max") and value.kind == NUMBER:
             yield key.raw, value
 
 
 def _check_text(node: Node | None, source: str, problems: ProblemList, parse: Callable[[str], object]) -> None:
-    """Report why `parse` rejects a text, at the position of the invalid character."""
+    """Report the error with which `parse` rejects a text, at the position of the invalid character."""
     if node is None or node.kind != TEXT or not node.value or "${{" in node.value:
         return  # The reader reports other kinds, and expressions, which are not evaluated here.
     try:

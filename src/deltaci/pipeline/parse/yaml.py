@@ -1,4 +1,4 @@
-"""Parse YAML 1.2 into nodes with positions. Tags construct nothing; sizes, depths and counts are limited.
+"""Parse YAML 1.2 into nodes with positions. Tags are not allowed; size, depth and number of values are limited.
 
 ruamel.yaml splits the text into events. The types of plain scalars (`true`, `3`, `~`) are resolved here, by the core
 schema of YAML 1.2: `on`, `yes` and `no` are texts. Only `YamlError` is raised.
@@ -31,7 +31,7 @@ MAX_BYTES: Final = 512 * 1024
 MAX_NODES: Final = 50_000  # including the nodes that aliases repeat
 MAX_DEPTH: Final = 24
 MAX_DIGITS: Final = 18
-REJECTED: Final = "!"  # The style of a value whose tag was reported as a problem.
+REJECTED: Final = "!"  # The `style` of a node whose tag was reported as a problem.
 
 TEXT, NUMBER, BOOL, NULL, LIST, OBJECT = "text", "number", "bool", "null", "list", "object"
 KIND_OF_TAG: Final = {
@@ -49,16 +49,19 @@ _NOT_ALLOWED: Final = re.compile(
 
 
 def needs_escapes(text: str) -> bool:
-    """Return whether a text has characters that must be escaped in YAML."""
+    """Return whether a text contains characters that YAML allows only as escapes in double quotes."""
     return _NOT_ALLOWED.search(text) is not None
 
 
 class YamlError(Exception):
-    """The text is not valid YAML. The reason was added to the problems."""
+    """The text is not valid YAML. The reason was added to the `ProblemList`."""
 
 
 class Node(msgspec.Struct, eq=False):
-    """A value of the file, with its kind, its original text and its position."""
+    """A value or key of the file, with its kind, original text and position.
+
+    `size` counts it and all nodes within it.
+    """
 
     kind: str
     position: Position
@@ -70,11 +73,11 @@ class Node(msgspec.Struct, eq=False):
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is a scalar without quotes."""
+        """Whether this is a plain scalar, without quotes and not in a block."""
         return self.kind not in (LIST, OBJECT) and not self.style
 
     def describe(self) -> str:
-        """Describe the value for a message."""
+        """Return a description of the value for a message, e.g. `the number 3`."""
         if self.kind == TEXT:
             return f"the text {quote(self.value)}" if self.value else "an empty text"
         if self.kind == NUMBER:
@@ -83,7 +86,7 @@ class Node(msgspec.Struct, eq=False):
 
 
 def decode_utf8(content: bytes, problems: ProblemList) -> str:
-    """Decode the content of a file. Raise `YamlError` if it is not UTF-8."""
+    """Decode the content of a file. Report a problem and raise `YamlError` if it is not UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -94,24 +97,29 @@ def decode_utf8(content: bytes, problems: ProblemList) -> str:
 
 
 def parse_yaml(text: str, problems: ProblemList) -> Node:
-    """Parse the only document of a text. Raise `YamlError` if it is not valid YAML."""
+    """Return the root node of a text with one YAML document.
+
+    Report a problem and raise `YamlError` if it is invalid.
+    """
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
         problems.add(Position(), f"a file of more than {MAX_BYTES // 1024} KiB", "split it into several files")
         raise YamlError
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    if invalid := _NOT_ALLOWED.search(text):
-        line_start = text.rfind("\n", 0, invalid.start()) + 1
-        position = Position(text.count("\n", 0, invalid.start()) + 1, invalid.start() - line_start + 1)
-        found = f"the character U+{ord(invalid[0]):04X}, which is not allowed or not a line break for all parsers"
-        problems.add(position, found, f'write it in double quotes as "\\u{ord(invalid[0]):04x}"')
+    if invalid_match := _NOT_ALLOWED.search(text):
+        line_start = text.rfind("\n", 0, invalid_match.start()) + 1
+        position = Position(text.count("\n", 0, invalid_match.start()) + 1, invalid_match.start() - line_start + 1)
+        message = (
+            f"the character U+{ord(invalid_match[0]):04X}, which is not allowed or not a line break for all parsers"
+        )
+        problems.add(position, message, f'write it in double quotes as "\\u{ord(invalid_match[0]):04x}"')
         raise YamlError
     builder = _Builder(problems)
     try:
         for event in YAML(typ="safe", pure=True).parse(text):
             builder.add_event(event)
     except MarkedYAMLError as error:
-        position, found, expected = explain_yaml_error(error, text)
-        problems.add(position, found, expected)
+        position, message, expected = explain_yaml_error(error, text)
+        problems.add(position, message, expected)
         raise YamlError from error
     except (YAMLError, ValueError, OverflowError, IndexError, AttributeError, AssertionError, TypeError) as error:
         # The scanner raises other errors for some escapes and directives; no valid file has those.
@@ -126,7 +134,7 @@ def parse_yaml(text: str, problems: ProblemList) -> Node:
 
 
 class _Builder:
-    """Builds nodes from parser events, without recursion."""
+    """Builds the tree of nodes from the events of the YAML parser."""
 
     def __init__(self, problems: ProblemList) -> None:
         self.problems = problems
@@ -138,6 +146,7 @@ class _Builder:
         self._documents = 0
 
     def add_event(self, event: Any) -> None:
+        """Apply the next event of the parser."""
         self.last_position = position = Position(event.start_mark.line + 1, event.start_mark.column + 1)
         match event:
             case DocumentStartEvent():
@@ -163,6 +172,7 @@ class _Builder:
                 self._add(node, anchor)
 
     def _fail(self, position: Position, found: str, expected: str, suggestion: str = "") -> NoReturn:
+        """Report a problem and raise `YamlError`."""
         self.problems.add(position, found, expected, suggestion)
         raise YamlError
 
@@ -176,6 +186,7 @@ class _Builder:
             )
 
     def _add(self, node: Node, anchor: str, count: int = 1) -> None:
+        """Add a complete node to the innermost open list or object. `count` is the number of nodes that it adds."""
         self._nodes += count  # The children of a node were counted before; an alias repeats them all.
         if self._nodes > MAX_NODES:
             self._fail(self.last_position, f"more than {MAX_NODES:,} values, aliases included", "use fewer")
@@ -200,6 +211,7 @@ class _Builder:
         return node
 
     def _has_rejected_tag(self, tag: Any, kind: str, position: Position) -> bool:
+        """Return whether a tag does not fit the kind of its value, and report it."""
         is_rejected = tag is not None and str(tag) != "!" and KIND_OF_TAG.get(str(tag)) != kind
         if is_rejected:
             name = str(tag).replace("tag:yaml.org,2002:", "!!")
@@ -216,8 +228,9 @@ class _Builder:
         return Node(kind, position, value, text, style)
 
     def _pairs(self, children: list[Node]) -> list[tuple[Node, Node]]:
-        own: dict[str, tuple[Node, Node]] = {}
-        merged: dict[str, tuple[Node, Node]] = {}
+        """Return keys and values of an object, with merged ones (`<<`). Report invalid and repeated keys."""
+        direct_pairs: dict[str, tuple[Node, Node]] = {}
+        merged_pairs: dict[str, tuple[Node, Node]] = {}
         for key, value in zip(children[::2], children[1::2], strict=True):
             if key.kind in (LIST, OBJECT):
                 self.problems.add(
@@ -225,27 +238,29 @@ class _Builder:
                 )
             elif key.raw == "<<" and key.is_plain:
                 for pair in self._merged_pairs(value):
-                    merged.setdefault(pair[0].raw, pair)
-            elif key.raw in own:
-                first = own[key.raw][0].position
-                found = f"the key {quote(key.raw)} a second time"
-                self.problems.add(key.position, found, f"it is already in line {first.line}: remove one of them")
+                    merged_pairs.setdefault(pair[0].raw, pair)
+            elif key.raw in direct_pairs:
+                first_position = direct_pairs[key.raw][0].position
+                message = f"the key {quote(key.raw)} a second time"
+                self.problems.add(
+                    key.position, message, f"it is already in line {first_position.line}: remove one of them"
+                )
             else:
-                own[key.raw] = (key, value)
-        return [*own.values(), *(pair for name, pair in merged.items() if name not in own)]
+                direct_pairs[key.raw] = (key, value)
+        return [*direct_pairs.values(), *(pair for name, pair in merged_pairs.items() if name not in direct_pairs)]
 
     def _merged_pairs(self, value: Node) -> Iterator[tuple[Node, Node]]:
-        """Yield the pairs of the objects that `<<` merges."""
-        for merged in value.value if value.kind == LIST else [value]:
-            if merged.kind == OBJECT:
-                yield from merged.value
+        """Yield the keys and values of the objects that the value of a `<<` key refers to. Report any other value."""
+        for merged_node in value.value if value.kind == LIST else [value]:
+            if merged_node.kind == OBJECT:
+                yield from merged_node.value
             else:
                 expected = "expected an alias of an object, such as '<<: *name'"
-                self.problems.add(merged.position, f"{merged.describe()} to be merged", expected)
+                self.problems.add(merged_node.position, f"{merged_node.describe()} to be merged", expected)
 
 
 def resolve_scalar(text: str) -> tuple[str, Any]:
-    """Return the kind and value of a plain scalar by the core schema of YAML 1.2."""
+    """Return the kind and the value of a plain scalar, by the core schema of YAML 1.2."""
     if text in _NULLS:
         return NULL, None
     if text in _BOOLS:

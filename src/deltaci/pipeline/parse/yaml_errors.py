@@ -1,4 +1,4 @@
-"""Translate errors of the YAML parser into what was found and what to do. The parser only tells what it expected."""
+"""Translate errors of the YAML parser, which name only the expected token, to messages that help users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ruamel.yaml.error import MarkedYAMLError
 
 from deltaci.pipeline.parse.problems import Position, quote
 
-# A part of the parser's message, what was found, what to do, and whether to report the start of the construct.
+# A part of the parser's message, `found` and `expected` of the problem (if empty, see HINTS), and whether to report the
+# position at which the construct starts.
 EXPLANATIONS: Final[tuple[tuple[str, str, str, bool], ...]] = (
     ("found character '\\t'", "a tab", "YAML is indented with spaces only: replace it", False),
     ("mapping values are not allowed", "a ':' where no key can be", "", False),
@@ -30,12 +31,12 @@ HINTS: Final = {
 
 
 def explain_yaml_error(error: MarkedYAMLError, text: str) -> tuple[Position, str, str]:
-    """Return the position, what was found, and what is expected."""
+    """Return position, `found` and `expected` of the problem for an error of the YAML parser."""
     problem = str(error.problem or error.context or "something that is not YAML")
     mark, start_mark = error.problem_mark or error.context_mark, error.context_mark
-    for part, found, hint, uses_start in EXPLANATIONS:
-        if part in problem:
-            expected = hint or next(hint for name, hint in HINTS.items() if name in part)
+    for message_part, found, hint, uses_start in EXPLANATIONS:
+        if message_part in problem:
+            expected = hint or next(hint for name, hint in HINTS.items() if name in message_part)
             return _position(start_mark if uses_start and start_mark is not None else mark, text), found, expected
     position = _position(mark, text)
     if "cannot start any token" in problem:
