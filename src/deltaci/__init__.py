@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deltaci.client import ApiError, AsyncClient, Client, Unreachable
-    from deltaci.core.errors import Refused, StaleLease
+    from deltaci.core.errors import JobCanceled, Refused, StaleLease
     from deltaci.engine.queue import NewJob
     from deltaci.engine.worker import Task, Worker
     from deltaci.library import AsyncQueue, Queue
@@ -23,6 +23,7 @@ __all__ = [
     "AsyncClient",
     "AsyncQueue",
     "Client",
+    "JobCanceled",
     "NewJob",
     "Queue",
     "Refused",
@@ -39,6 +40,7 @@ _HOMES = {
     "AsyncClient": "deltaci.client",
     "AsyncQueue": "deltaci.library",
     "Client": "deltaci.client",
+    "JobCanceled": "deltaci.core.errors",
     "NewJob": "deltaci.engine.queue",
     "Queue": "deltaci.library",
     "Refused": "deltaci.core.errors",

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from deltaci.audit.verify import verify
-from deltaci.core.errors import StaleLease
+from deltaci.core.errors import JobCanceled, StaleLease
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob, QueueJob
-from tests.contract.places import Place, attempt_of, legal, on_loop, refused
+from tests.contract.places import EVERYTHING, Place, attempt_of, legal, on_loop, refused
 
 WAIT = 40.0  # So long a claim may wait for work in these cases; it must come much sooner.
 
@@ -120,12 +120,53 @@ async def test_a_canceled_job_ends_at_once_or_with_its_worker(place: Place) -> N
 
         asked = await queue.cancel(job.id, "NOT_NEEDED", request_id="c")
         assert asked.status == "running"
-        done = await queue.complete(job.lease_id, {"late": True})
+        with pytest.raises(JobCanceled):
+            await queue.complete(job.lease_id, {"late": True})
 
+        done = await queue.get(job.id)
         assert (done.status, done.result) == ("failed", None)
         assert done.error is not None
         assert done.error.code == "CANCELED"
         assert await queue.claim_next("w2") == []
+
+
+@pytest.mark.proves("QUE-C7")
+@pytest.mark.parametrize("name", ["complete", "fail", "finish_all"])
+@on_loop
+async def test_a_result_after_a_cancel_is_a_typed_error(place: Place, name: str) -> None:
+    """A program that reads the returned job as a success would believe that its result was stored."""
+    async with place.queue() as queue:
+        job = await started(queue)
+        await queue.cancel(job.id, "NOT_NEEDED")
+
+        async def finish() -> None:
+            if name != "finish_all":
+                await getattr(queue, name)(job.lease_id, "late")
+                return
+            [answer] = await queue.finish_all([JobOutcome(lease_id=job.lease_id, result="late")], "w1")
+            assert isinstance(answer, JobCanceled)
+            raise answer
+
+        for _ in range(2):  # A repeat has the same answer and changes nothing.
+            with pytest.raises(JobCanceled, match="NOT_NEEDED") as canceled:
+                await finish()
+            assert (canceled.value.code, canceled.value.reason) == ("job_canceled", "NOT_NEEDED")
+            assert (await queue.get(job.id)).status == "failed"
+        assert [event["type"] for event in await queue.events(job.id)].count("failed") == 1
+        legal(await queue.log("", 0, EVERYTHING))
+
+
+@on_loop
+async def test_a_second_result_is_accepted_only_if_it_is_the_first_one(place: Place) -> None:
+    """The first result is stored: an answer that accepts another one would say something else."""
+    async with place.queue() as queue:
+        job = await started(queue)
+        done = await queue.complete(job.lease_id, {"n": 1})
+
+        assert await queue.complete(job.lease_id, {"n": 1}) == done
+        with pytest.raises(StaleLease, match="COMPLETED"):
+            await queue.complete(job.lease_id, {"n": 2})
+        assert (await queue.get(job.id)).result == {"n": 1}
 
 
 @on_loop

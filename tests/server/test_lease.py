@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from deltaci.core import attempt, job, lease, run
@@ -166,8 +167,24 @@ async def test_whatever_the_queue_takes_a_runner_can_read(site: OpenSite, timeou
         held = await runner.take()
 
         assert held.granted.max_runtime_seconds == min(timeout + lease.RUNTIME_BUFFER_SECONDS, MAX_SECONDS)
-        assert held.granted.job_spec == JobSpec()
+        assert held.granted.job_spec == JobSpec(name=held.attempt_id)
         assert (await held.send("AckLease")).status == 200
+
+
+@pytest.mark.proves("PRO-M1")
+@pytest.mark.parametrize("spec", [{"steps": ["true"]}, LARGE, {"name": "n", "workdir": "src"}])
+@on_loop
+async def test_a_specification_always_has_a_name_and_a_workdir(site: OpenSite, spec: dict[str, Any]) -> None:
+    """Document 001 marks neither as optional, so that a runner in another language may require both."""
+    async with site() as here:
+        runner = await here.runner()
+        await planned(here.server, task("build", work=spec))
+
+        request = json.dumps({"type": "Lease", "runner_id": runner.id}).encode()
+        [granted] = (await runner.request("POST", "lease", request)).body["leases"]
+        sent = granted.get("job_spec") or (await spec_of(runner, msgspec.convert(granted, LeaseGranted))).body
+
+        assert (sent["name"], sent["workdir"]) == (spec.get("name", "build"), spec.get("workdir", "."))
 
 
 @pytest.mark.proves("PRO-Q2")
@@ -186,7 +203,7 @@ async def test_a_large_specification_is_read_under_the_lease(site: OpenSite) -> 
         stolen = await here.refused(lambda: spec_of(other, held.granted))
         without = await here.refused(lambda: runner.request("GET", "specs/r1/a b.1"))
 
-        assert reply.body == LARGE
+        assert reply.body == {"name": "a b", "workdir": ".", **LARGE}
         assert (elsewhere.status, elsewhere.code) == (404, "not_found")
         assert stale_reason(stolen, held.id) == "UNKNOWN_LEASE"
         assert (without.status, without.code) == (400, "bad_request")

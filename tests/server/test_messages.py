@@ -321,6 +321,43 @@ async def test_a_repeat_is_answered_like_the_first_and_changes_nothing(site: Ope
             assert (await record(held), await here.server.store.last_seq()) == before
 
 
+@pytest.mark.proves("PRO-Q14")
+@BOTH
+@pytest.mark.parametrize("second", [2, None])
+@on_loop
+async def test_a_second_result_with_another_exit_code_is_not_accepted(
+    site: OpenSite, make: Make, second: int | None
+) -> None:
+    """The first result is final, so that an answer that accepts the second one would be untrue."""
+    async with site() as here:
+        held = await make(here)
+        await held.send("Complete", status="FAILED", exit_code=1)
+        before = await record(held)
+
+        assert await held.stale("Complete", status="FAILED", exit_code=second) == "LEASE_COMPLETED"
+        repeated = await held.send("Complete", status="FAILED", exit_code=1)
+
+        assert repeated.body["accepted"]
+        assert await record(held) == before
+
+
+@pytest.mark.proves("PRO-Q15")
+@BOTH
+@on_loop
+async def test_a_failure_with_exit_code_zero_is_refused(site: OpenSite, make: Make) -> None:
+    """Exit code 0 is a success: the two fields contradict each other, and neither may win silently."""
+    async with site() as here:
+        held = await make(here)
+        await held.send("AckLease")
+        before = await record(held)
+
+        reply = await held.refused("Complete", status="FAILED", exit_code=0)
+
+        assert (reply.status, reply.code) == (400, "bad_request")
+        assert await record(held) == before
+        assert (await held.send("Complete", status="FAILED", exit_code=1)).body["accepted"]
+
+
 @BOTH
 @on_loop
 async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite, make: Make) -> None:

@@ -91,6 +91,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     verdict: Verdict | None = None  # The runner's validation result, of a success.
     progress: Any = None  # The runner's latest report under the live or ended lease.
     avoid: tuple[str, ...] = ()  # Workers on which the job failed or was lost: others are preferred.
+    exit_code: int | None = None  # As the accepted result reported it, to recognise a repeat of that result.
 
     @property
     def times_out_at(self) -> int:
@@ -327,16 +328,19 @@ def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Transition
 
 def _finish(attempt: Attempt, command: Outcome, at: int) -> Transition:
     changes, metadata = _with_lease(attempt, lease.Finish, at)
-    metadata["exit_code"] = effective_exit_code(command)
+    changes["exit_code"] = metadata["exit_code"] = effective_exit_code(command)
     if command.succeeds(attempt.job_id):
-        result = {} if command.result is None else command.result
-        changes.update(result=result, report=command.report, verdict=command.verdict)
+        changes.update(result=_stored_result(command), report=command.report, verdict=command.verdict)
         if command.verdict is not None:
             metadata["verdict"] = msgspec.to_builtins(command.verdict)
         return SUCCEEDED, changes, metadata
     failure = failure_from(command)
     changes.update(error=failure, report=command.report, **_avoid_changes(attempt, changes, failure))
     return FAILED, changes, {**metadata, "error": _failure_metadata(failure)}
+
+
+def _stored_result(outcome: Outcome) -> Any:
+    return {} if outcome.result is None else outcome.result
 
 
 def _finish_cancel(attempt: Attempt, command: Outcome | CancelAck, at: int) -> Transition:
@@ -470,13 +474,21 @@ def _force_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> 
 
 
 def effective_exit_code(outcome: Outcome) -> int | None:
-    """Return the exit code to record; refuse a success with an exit code other than 0."""
-    # Document 004 has no exit codes: completing a job through the queue means exit code 0.
-    is_plain = outcome.is_success and outcome.exit_code is None and isinstance(outcome, Finish)
-    exit_code = 0 if is_plain else outcome.exit_code
+    """Return the exit code to record; refuse an exit code that contradicts the outcome."""
+    exit_code = _reported_exit_code(outcome)
     if outcome.is_success and exit_code != 0:
         raise Refused("bad_request", f"a success has exit code 0, not {exit_code}; report anything else as a failure")
+    if not outcome.is_success and exit_code == 0:
+        raise Refused(
+            "bad_request", "exit code 0 is a success, not a failure; omit it if something else than the process failed"
+        )
     return exit_code
+
+
+def _reported_exit_code(outcome: Outcome) -> int | None:
+    # Document 004 has no exit codes: completing a job through the queue means exit code 0.
+    is_plain = outcome.is_success and outcome.exit_code is None and isinstance(outcome, Finish)
+    return 0 if is_plain else outcome.exit_code
 
 
 def failure_from(outcome: Outcome) -> Failure:
@@ -611,13 +623,19 @@ def _was_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bo
     ended = attempt.ended_lease
     if ended is None or ended.state not in _APPLIED_LEASE_STATES.get(type(command), ()):
         return False
-    if (
-        isinstance(command, Outcome)
-        and attempt.state != CANCELED
-        and command.succeeds(attempt.job_id) != (attempt.state == SUCCEEDED)
-    ):
+    if isinstance(command, Outcome) and attempt.state != CANCELED and not _is_same_outcome(attempt, command):
         return False
     return lease.is_held_by(ended, command.lease, worker_id)
+
+
+def _is_same_outcome(attempt: Attempt, outcome: Outcome) -> bool:
+    """Return whether this outcome ended the attempt, so that the message is a repeat."""
+    is_success = attempt.state == SUCCEEDED
+    return (
+        outcome.succeeds(attempt.job_id) == is_success
+        and _reported_exit_code(outcome) == attempt.exit_code
+        and (not is_success or _stored_result(outcome) == attempt.result)
+    )
 
 
 def complete_answer(attempt: Attempt) -> tuple[bool, str]:

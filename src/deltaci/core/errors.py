@@ -1,7 +1,8 @@
 """Exceptions of the core.
 
-`Refused` and `StaleLease` are errors of the caller: nothing changed, the code is stable, and the message says what was
-found, what was expected and what to do next. `InvariantBroken` is a bug of this program: it is raised and never caught.
+`Refused` and its subclasses are errors of the caller: nothing changed, the code is stable, and the message says what
+was found, what was expected and what to do next. `InvariantBroken` is a bug of this program: it is raised and never
+caught.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ CODES = frozenset(
         "cancel_not_requested",
         "dependency_cycle",
         "expired_credential",
+        "job_canceled",
         "log_full",
         "log_gap",
         "missing_scope",
@@ -70,6 +72,17 @@ class StaleLease(Refused):
         if reason not in STALE_REASONS:
             raise InvariantBroken(f"reason {reason!r} is not declared in STALE_REASONS")
         super().__init__("stale_lease", message)
+        self.reason = reason
+
+
+class JobCanceled(Refused):
+    """The job's cancellation was requested before its result arrived, so that the result does not count.
+
+    The late result may have changed the job: it counts as the acknowledgement of the cancellation.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__("job_canceled", message)
         self.reason = reason
 
 

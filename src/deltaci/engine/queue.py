@@ -21,7 +21,7 @@ from deltaci.core import attempt, lease
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import CreateRecords, NewRecord
 from deltaci.core.decide import Decision
-from deltaci.core.errors import Refused
+from deltaci.core.errors import JobCanceled, Refused
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import rfc3339
@@ -303,12 +303,18 @@ class AsyncQueue:
         return await self._send_leased(attempt.Extend, lease_id, options)
 
     async def complete(self, lease_id: str, result: Any = None, **options: Any) -> QueueJob:
-        """Finish the job as succeeded, with its result."""
+        """Finish the job as succeeded, with its result.
+
+        Raise `JobCanceled` if the job's cancellation was requested before.
+        """
         stored_result = json_copy("result", result)
         return await self._send_leased(attempt.Finish, lease_id, options, is_success=True, result=stored_result)
 
     async def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
-        """Finish the job as failed. The first line of `error` is the message; its last lines classify the failure."""
+        """Finish the job as failed. The first line of `error` is the message; its last lines classify the failure.
+
+        Raise `JobCanceled` if the job's cancellation was requested before.
+        """
         return await self._send_leased(attempt.Finish, lease_id, options, is_success=False, facts=_failure_facts(error))
 
     async def start_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
@@ -350,9 +356,10 @@ class AsyncQueue:
             decision = command if isinstance(command, Refused) else next(decisions)
             if isinstance(decision, Refused):
                 results.append(decision)
-            else:
-                assert isinstance(decision.record, Attempt)
-                results.append(QueueJob(decision.record))
+                continue
+            assert isinstance(decision.record, Attempt)
+            assert not isinstance(command, Refused)
+            results.append(_cancellation(command, decision.record) or QueueJob(decision.record))
         return results
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
@@ -425,6 +432,9 @@ class AsyncQueue:
     async def _apply(self, command: Command) -> QueueJob:
         decision = await self._engine.do(command)
         assert isinstance(decision.record, Attempt)
+        canceled = _cancellation(command, decision.record)
+        if canceled is not None:
+            raise canceled
         return QueueJob(decision.record)
 
     async def _apply_all(self, commands: Sequence[Command]) -> list[Attempt]:
@@ -436,6 +446,15 @@ class AsyncQueue:
             assert isinstance(decision.record, Attempt)
             attempts.append(decision.record)
         return attempts
+
+
+def _cancellation(command: Command, record: Attempt) -> JobCanceled | None:
+    """Return the error for a result that came after the request to cancel the job, or None if the command counted."""
+    if not isinstance(command, attempt.Outcome) or attempt.complete_answer(record)[0]:
+        return None
+    return JobCanceled(
+        record.cancel_reason, f"job {record.id} was cancelled ({record.cancel_reason}); its result was not stored"
+    )
 
 
 def _random_id() -> str:

@@ -196,8 +196,10 @@ class Worktree(Strict, frozen=True, kw_only=True):
 class JobSpec(Strict, frozen=True, kw_only=True):
     """The job itself. Steps run in order; the first failure ends the job."""
 
-    name: Annotated[ShortText, doc("display name")] = ""
-    workdir: Annotated[ShortText, doc("where the steps run, relative to the root of the workspace")] = "."
+    name: Annotated[ShortText, doc("display name; the server always sends it")] = ""
+    workdir: Annotated[
+        ShortText, doc("where the steps run, relative to the root of the workspace; the server always sends it")
+    ] = "."
     image: Annotated[ShortText, doc("the container image, for a runner that uses one")] = ""
     steps: Annotated[
         list[Text | Step], Meta(max_length=1000), doc("commands, as strings or as steps with settings")
@@ -247,3 +249,11 @@ class JobSpec(Strict, frozen=True, kw_only=True):
     tree: Annotated[
         Worktree | None, doc("extension: the worktree in which the steps run, instead of an empty workspace")
     ] = None
+
+
+class SentJobSpec(JobSpec, frozen=True, kw_only=True):
+    """The form in which the server sends a job specification: `name` and `workdir` are not omitted."""
+
+    # A default factory other than `list`, `dict` and `set` keeps msgspec from omitting the default.
+    name: ShortText = field(default_factory=lambda: "")
+    workdir: ShortText = field(default_factory=lambda: ".")

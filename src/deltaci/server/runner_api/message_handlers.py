@@ -19,7 +19,7 @@ from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts, FailureRule
-from deltaci.core.flaky import failed_tests
+from deltaci.core.flaky import failed_tests, job_name
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.json_values import json_copy, short_repr
@@ -33,6 +33,7 @@ from deltaci.engine.unreadable_records import unreadable_refusal
 from deltaci.engine.waiters import ClaimWaiters, Disconnected, LeaseLimit
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
+from deltaci.protocol.job_spec import SentJobSpec
 from deltaci.protocol.messages import (
     AckLease,
     CancelAck,
@@ -366,10 +367,14 @@ def _command_fields(runner: Runner, claimed: ClaimedAttempt) -> dict[str, Any]:
     }
 
 
-def job_spec(record: Attempt) -> JobSpec:
-    """Return the job spec of the attempt. An attempt of the plain queue has it as its payload."""
+def job_spec(record: Attempt) -> SentJobSpec:
+    """Return the job spec of the attempt. An attempt of the plain queue has it as its payload.
+
+    A spec without a name gets that of the job in its run, or the attempt's id.
+    """
     try:
-        return msgspec.convert(record.spec or {}, JobSpec)
+        spec = msgspec.convert(record.spec or {}, SentJobSpec)
+        return spec if spec.name else msgspec.structs.replace(spec, name=job_name(record) or record.id)
     except msgspec.ValidationError as error:
         raise Refused("bad_spec", f"the job of attempt {record.id} cannot be executed by a runner: {error}") from None
 
