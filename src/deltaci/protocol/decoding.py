@@ -1,4 +1,4 @@
-"""Strict decoding of JSON to one type, which raises only msgspec's errors, whatever the input is."""
+"""Strict decoding of JSON to one type, which raises only errors of msgspec for any input."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 class _NoMessage(msgspec.Struct, tag_field="type", tag=""):
-    """A second member of the union with a tagged type; its tag is never sent."""
+    """A placeholder that turns a single tagged struct into a union, so that msgspec requires its tag."""
 
 
 def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
-    """Return a function that decodes one type and raises only msgspec's errors."""
+    """Return a function that decodes JSON to this type strictly and raises only errors of msgspec."""
     # msgspec requires the `type` field only of a union: a single tagged struct may be sent without it.
     is_tagged = getattr(getattr(kind, "__struct_config__", None), "tag", None) is not None
     union: Any = kind | _NoMessage if is_tagged else kind
     decode = msgspec.json.Decoder(union).decode
 
-    def read(data: bytes | str) -> T:
+    def decode_strictly(data: bytes | str) -> T:
         try:
             try:
                 message: T = decode(data)
@@ -35,7 +35,7 @@ def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
         except RecursionError:
             raise msgspec.DecodeError("it is nested too deep") from None
 
-    return read
+    return decode_strictly
 
 
 def _decode_with_integers(data: bytes | str, kind: Any, error: msgspec.ValidationError) -> Any:

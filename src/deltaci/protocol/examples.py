@@ -1,4 +1,4 @@
-"""One example of each message: those that document 001 gives, character by character, and our own for the others."""
+"""One example of each message: a literal copy from document 001, or an example of ours if it has none."""
 
 from __future__ import annotations
 

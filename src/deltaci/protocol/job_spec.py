@@ -15,7 +15,7 @@ MAX_SECONDS: Final = 2**31 - 1
 
 
 def doc(description: str) -> Meta:
-    """Describe a field in docs/protocol.md and in the JSON schemas."""
+    """Return the annotation that describes a field in docs/protocol.md and in the JSON schemas."""
     return Meta(description=description)
 
 

@@ -115,7 +115,7 @@ class _Reader:
         self._suite_numbers: list[int] = []
         self._case: _ParsedCase | None = None
         self._message_count = 0
-        self._key: tuple[int, str] = (0, "")
+        self._case_key: tuple[int, str] = (0, "")
         self.cases: dict[tuple[int, str], _ParsedCase] = {}
         parser = self._parser = expat.ParserCreate()
         parser.StartElementHandler = self._start
@@ -131,17 +131,18 @@ class _Reader:
         if len(data) > MAX_REPORT_BYTES:
             raise self._error("too_large", f"has {len(data)} bytes, at most {MAX_REPORT_BYTES}; split it")
         try:
-            for at in range(0, len(data), _CHUNK_BYTES):
-                self._parser.Parse(data[at : at + _CHUNK_BYTES], False)
+            for offset in range(0, len(data), _CHUNK_BYTES):
+                self._parser.Parse(data[offset : offset + _CHUNK_BYTES], False)
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._error("unreadable", f"is not XML: {expat.ErrorString(error.code)}") from None
         except (LookupError, ValueError) as error:
             raise self._error("unreadable", f"has an encoding that cannot be read: {error}") from None
 
-    def _error(self, code: str, what: str) -> Refused:
+    def _error(self, code: str, problem: str) -> Refused:
+        """Return the error for this report, with its file name and the current line."""
         line = self._parser.CurrentLineNumber
-        return Refused(code, f"the test report {self._file}, line {line}, {what}")
+        return Refused(code, f"the test report {self._file}, line {line}, {problem}")
 
     def _doctype(self, *_: object) -> None:
         raise self._error("unreadable", "has a document type; write the report without <!DOCTYPE>")
@@ -186,7 +187,7 @@ class _Reader:
                 case.outcome = attribute_outcome
         # The key is the full name: two names that differ only after truncation are different tests.
         full_name = f"{scope}\0{attributes.get('name', '')}\0{attributes.get('file', '')}"
-        self._key = (self._suite_numbers[-1] if self._suite_numbers else 0, full_name)
+        self._case_key = (self._suite_numbers[-1] if self._suite_numbers else 0, full_name)
 
     def _apply_outcome(self, case: _ParsedCase, tag: str, attributes: dict[str, str]) -> None:
         if tag in _RETRY_TAGS:
@@ -214,7 +215,7 @@ class _Reader:
         if _SEVERITY[case.outcome] and self._output and self._output_count < MAX_NAMES:
             self._output_count += 1
             case.output = "".join(self._output).strip("\r\n")
-        earlier = self.cases.get(self._key)
+        earlier = self.cases.get(self._case_key)
         if earlier is not None:
             case.had_failed |= earlier.had_failed or _SEVERITY[earlier.outcome] > 0
             case.seconds += earlier.seconds
@@ -222,11 +223,11 @@ class _Reader:
                 case.outcome, case.message, case.output = earlier.outcome, earlier.message, earlier.output
         elif len(self.cases) >= MAX_TESTS:
             raise self._error("too_large", f"has more than {MAX_TESTS} tests")
-        self.cases[self._key] = case
+        self.cases[self._case_key] = case
 
 
 def read(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], None] | None = None) -> ReportTotals:
-    """Parse reports, given as file name and content, and return their totals.
+    """Parse reports, each given as file name and content, and return their common totals.
 
     A report that cannot be parsed is passed to `on_error` and skipped; without `on_error` the error is raised.
     """
@@ -247,7 +248,7 @@ def read(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], Non
 
 
 def read_cases(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], None]) -> list[TestCase]:
-    """Parse reports like `read`, and return every test, with the output of failed ones."""
+    """Parse reports like `read` and return every test; failed tests have their output."""
     return [
         TestCase(
             name=case.name,
@@ -262,12 +263,14 @@ def read_cases(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused
 
 
 def _is_flaky(case: _ParsedCase) -> bool:
+    """Return whether a test passed in the end after it had failed."""
     return case.had_failed and case.outcome == PASSED
 
 
 def _read(
     reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], None] | None, *, has_output: bool = False
 ) -> list[_ParsedCase]:
+    """Return the tests of all reports, in order; handle malformed reports like `read`."""
     cases: list[_ParsedCase] = []
     for file, data in reports:
         reader = _Reader(file, has_output=has_output)
@@ -285,7 +288,7 @@ def _read(
 
 
 def _seconds(text: str) -> float:
-    """Parse a duration such as `1,234.5` or `2s`; return 0 if it is none."""
+    """Return the seconds in a duration such as `1,234.5` or `2s`; 0 if the text is no valid duration."""
     try:
         seconds = float(text.strip().removesuffix("s").replace(",", ""))
     except ValueError:

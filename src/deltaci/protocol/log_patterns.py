@@ -39,8 +39,10 @@ def check(pattern: str) -> int:
     if len(pattern) > MAX_LENGTH:
         raise BadPattern(MAX_LENGTH + 1, f"{len(pattern)} characters", f"at most {MAX_LENGTH}")
     if not pattern.isprintable():
-        at = next(index for index, character in enumerate(pattern) if not character.isprintable())
-        raise BadPattern(at + 1, "a character that cannot be printed", "a pattern on one line; write '\\t' for a tab")
+        position = next(index for index, character in enumerate(pattern) if not character.isprintable())
+        raise BadPattern(
+            position + 1, "a character that cannot be printed", "a pattern on one line; write '\\t' for a tab"
+        )
     ways = _Parser(pattern).parse()
     try:
         compiled = re.compile(pattern, re.IGNORECASE)
@@ -56,35 +58,36 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
+        self._position = 0
         self._depth = 0
 
     def parse(self) -> int:
-        """Return the number of ways of the whole pattern."""
+        """Return in how many ways the whole pattern can match at one position."""
         ways = self._alternatives()
-        if self._at < len(self._text):
+        if self._position < len(self._text):
             raise self._error("')' without '('", "write '\\)' for the character itself")
         return ways
 
     def _alternatives(self) -> int:
         ways = self._sequence()
         while self._peek() == "|":
-            self._at += 1
-            ways = self._check_ways(ways + self._sequence(), self._at - 1)
+            self._position += 1
+            ways = self._check_ways(ways + self._sequence(), self._position - 1)
         return ways
 
     def _sequence(self) -> int:
         ways = 1
         while (character := self._peek()) and character not in "|)":
-            begin = self._at
+            begin = self._position
             piece = self._piece(character)
             ways = self._check_ways(ways * self._quantified(piece), begin)
         return ways
 
-    def _check_ways(self, ways: int, at: int) -> int:
+    def _check_ways(self, ways: int, position: int) -> int:
+        """Return `ways`. Raise `BadPattern` at this position if there are more than `MAX_WAYS`."""
         if ways > MAX_WAYS:
             expected = "one '*' or '+' in a row of letters, or bounded ones such as '.{0,40}'; or two rules"
-            raise BadPattern(at + 1, f"more than {MAX_WAYS:,} ways to match at one place", expected)
+            raise BadPattern(position + 1, f"more than {MAX_WAYS:,} ways to match at one place", expected)
         return ways
 
     def _piece(self, character: str) -> _Piece:
@@ -95,69 +98,70 @@ class _Parser:
         if character == "\\":
             return self._escape()
         if character in "^$":
-            self._at += 1
+            self._position += 1
             return _Piece(1, is_character=False, is_edge=True)
         if character in "*+?{":
             raise self._error(
                 f"'{character}' with nothing to repeat", f"write '\\{character}' for the character itself"
             )
-        self._at += 1
+        self._position += 1
         return _Piece(1, is_character=True)
 
     def _group(self) -> _Piece:
-        begin = self._at
+        begin = self._position
         if self._text.startswith("(?", begin) and not self._text.startswith("(?:", begin):
             raise self._error(f"'{self._text[begin : begin + 4]}'", "a plain group, '(…)' or '(?:…)'")
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._error(f"more than {MAX_DEPTH} groups inside each other", "fewer")
-        self._at += 3 if self._text.startswith("(?:", begin) else 1
+        self._position += 3 if self._text.startswith("(?:", begin) else 1
         ways = self._alternatives()
         if self._peek() != ")":
-            self._at = begin
+            self._position = begin
             raise self._error("'(' without ')'", "write '\\(' for the character itself")
-        self._at += 1
+        self._position += 1
         self._depth -= 1
         return _Piece(ways, is_character=False)
 
     def _escape(self) -> _Piece:
-        character = self._text[self._at + 1 : self._at + 2]
+        character = self._text[self._position + 1 : self._position + 2]
         if character.isdigit():
             raise self._error(f"'\\{character}', which refers back to a group", "write out what is meant")
         if not character or (character.isalnum() and character not in _CLASSES | _EDGES | {"t"}):
             raise self._error(
                 f"'\\{character}'", "a character behind '\\', or one of: \\d \\D \\w \\W \\s \\S \\b \\B \\t"
             )
-        self._at += 2
+        self._position += 2
         return _Piece(1, is_character=character not in _EDGES, is_edge=character in _EDGES)
 
     def _set(self) -> _Piece:
-        begin = self._at
-        at = begin + 1 + self._text.startswith("^", begin + 1)
-        first = at
-        while at < len(self._text) and self._text[at] != "]":
-            if self._text[at] == "[" or self._text[at : at + 2] in _RESERVED_IN_SETS:
-                self._at = at
+        begin = self._position
+        position = begin + 1 + self._text.startswith("^", begin + 1)
+        first = position
+        while position < len(self._text) and self._text[position] != "]":
+            if self._text[position] == "[" or self._text[position : position + 2] in _RESERVED_IN_SETS:
+                self._position = position
                 raise self._error(
-                    f"'{self._text[at]}' in brackets", f"write '\\{self._text[at]}' for the character itself"
+                    f"'{self._text[position]}' in brackets",
+                    f"write '\\{self._text[position]}' for the character itself",
                 )
-            if self._text[at] == "\\":
-                self._at = at
+            if self._text[position] == "\\":
+                self._position = position
                 if self._escape().is_edge:
-                    self._at = at
-                    raise self._error(f"'{self._text[at : at + 2]}' in brackets", "characters")
-                at = self._at
+                    self._position = position
+                    raise self._error(f"'{self._text[position : position + 2]}' in brackets", "characters")
+                position = self._position
             else:
-                at += 1
-        if at >= len(self._text) or at == first:
-            self._at = begin
+                position += 1
+        if position >= len(self._text) or position == first:
+            self._position = begin
             raise self._error("'[' without characters and ']'", "write '\\[' or '\\]' for the characters themselves")
-        self._at = at + 1
+        self._position = position + 1
         return _Piece(1, is_character=True)
 
     def _quantified(self, piece: _Piece) -> int:
-        """Return the ways of a piece with the quantifier after it, if any."""
-        begin, character = self._at, self._peek()
+        """Consume the quantifier after a piece, if any. Return in how many ways both together can match."""
+        begin, character = self._position, self._peek()
         counted = _COUNT.match(self._text, begin) if character == "{" else None
         if character not in ("*", "+", "?") and counted is None:
             return piece.ways
@@ -166,27 +170,29 @@ class _Parser:
             raise self._error(
                 f"{kind} that is repeated by '{character}'", "repeat single characters; a group only by '?'"
             )
-        self._at += counted.end() - begin if counted is not None else 1
+        self._position += counted.end() - begin if counted is not None else 1
         if self._peek() == "?":  # A non-greedy quantifier has the same ways in another order.
-            self._at += 1
+            self._position += 1
         if self._peek() in ("*", "+", "?", "{") and self._peek():
             raise self._error(f"a second quantifier '{self._peek()}'", "one behind each character")
         if character == "?":
             return piece.ways + 1
-        low, high = _count_range(counted) if counted is not None else (0, MAX_LINE_CHARS)
+        low, high = _repetition_range(counted) if counted is not None else (0, MAX_LINE_CHARS)
         if not 0 <= low <= high <= MAX_LINE_CHARS:
-            self._at = begin
+            self._position = begin
             raise self._error("a count that cannot be", f"'{{n,m}}' with n up to m, and m up to {MAX_LINE_CHARS}")
         return high - low + 1
 
     def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
+        """Return the next character without consuming it; empty at the end."""
+        return self._text[self._position : self._position + 1]
 
     def _error(self, found: str, expected: str) -> BadPattern:
-        return BadPattern(self._at + 1, found, expected)
+        return BadPattern(self._position + 1, found, expected)
 
 
-def _count_range(counted: re.Match[str]) -> tuple[int, int]:
+def _repetition_range(counted: re.Match[str]) -> tuple[int, int]:
+    """Return the lower and upper bound of `{n,m}`. Return 1 and 0, which is no valid range, if both are missing."""
     low, comma, high = counted.groups()
     if not low and not high:
         return 1, 0

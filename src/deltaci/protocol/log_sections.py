@@ -25,7 +25,7 @@ _LIKE_MARKER: Final = re.compile(r"::(?:log 1 nonce=|step [0-9a-f]{32} (?:begin|
 
 
 def looks_like_marker(line: str) -> bool:
-    """Whether a line has the form of a marker, with any nonce. Such a line is not output of the job."""
+    """Return whether a line has the form of a marker with any nonce. Such a line is not output of the job."""
     return _LIKE_MARKER.match(line) is not None
 
 
@@ -57,13 +57,16 @@ def log_nonce(log: bytes) -> str | None:
 
 
 def sections(log: bytes) -> list[LogSection]:
-    """Return the steps of a log in order. While the log is still written the last one has no end."""
+    """Return the sections of all steps in a log, in order.
+
+    If the last step has no end marker yet, its section extends to the end of the log and `is_over` is false.
+    """
     nonce = log_nonce(log)
     return [] if nonce is None else sections_from(log, nonce)
 
 
 def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[LogSection]:
-    """Return the steps that begin in a part of a log, which must start at the beginning of a line.
+    """Return the sections of the steps that begin in a part of a log, which must start at the beginning of a line.
 
     `offset` is the position of the part in the log; positions in the result refer to the whole log. An end marker
     without its begin marker is ignored.
@@ -76,7 +79,7 @@ def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[LogSection]:
         stop = offset + marker.start() - (1 if marker["cut"] else 0)
         stop = max(stop, steps[-1].start) if steps else stop
         if marker["begin"] is not None:
-            name = _name(marker["name"])
+            name = _parse_name(marker["name"])
             if name is None:
                 continue
             if steps and not steps[-1].is_over:  # The runner died before it wrote the end marker.
@@ -84,9 +87,9 @@ def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[LogSection]:
             start = offset + marker.end()
             steps.append(LogSection(index=int(marker["begin"]), name=name, start=start, stop=start))
         elif steps and not steps[-1].is_over and steps[-1].index == int(marker["end"]):
-            code = None if marker["exit"] == b"none" else int(marker["exit"])
+            exit_code = None if marker["exit"] == b"none" else int(marker["exit"])
             steps[-1] = msgspec.structs.replace(
-                steps[-1], stop=stop, is_over=True, exit_code=code, seconds=float(marker["seconds"])
+                steps[-1], stop=stop, is_over=True, exit_code=exit_code, seconds=float(marker["seconds"])
             )
     if steps and not steps[-1].is_over:
         steps[-1] = msgspec.structs.replace(steps[-1], stop=offset + len(part))
@@ -94,18 +97,18 @@ def sections_from(part: bytes, nonce: str, offset: int = 0) -> list[LogSection]:
 
 
 def parse_marker(line: bytes, nonce: str) -> StepMarker | None:
-    """Return the marker in a line of the log; None if it is none with this nonce."""
+    """Return the marker that this line of a log is; None if it is no marker with this nonce."""
     marker = _MARKER.fullmatch(line)
     if marker is None or marker["nonce"] != nonce.encode():
         return None
     if marker["begin"] is not None:
-        name = _name(marker["name"])
+        name = _parse_name(marker["name"])
         return None if name is None else StepMarker(index=int(marker["begin"]), name=name)
-    code = None if marker["exit"] == b"none" else int(marker["exit"])
-    return StepMarker(index=int(marker["end"]), exit_code=code, seconds=float(marker["seconds"]))
+    exit_code = None if marker["exit"] == b"none" else int(marker["exit"])
+    return StepMarker(index=int(marker["end"]), exit_code=exit_code, seconds=float(marker["seconds"]))
 
 
-def _name(quoted: bytes) -> str | None:
+def _parse_name(quoted: bytes) -> str | None:
     """Return the step name in a marker, or None if it is not valid JSON."""
     try:
         return str(json.loads(quoted))

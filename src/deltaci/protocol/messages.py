@@ -236,7 +236,7 @@ class AckLease(FromRunner, frozen=True, kw_only=True, tag="AckLease"):
 
 
 class Progress(Strict, frozen=True, kw_only=True):
-    """How far the job is."""
+    """The progress of a running job: a percentage, the running step and a message for people."""
 
     percent: Annotated[Percent | None, doc("of the whole job")] = None
     current_step: Annotated[Text, doc("the running step")] = ""

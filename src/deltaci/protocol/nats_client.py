@@ -62,7 +62,7 @@ def _import_library(name: str, feature: str, install_command: str) -> Any:
 
 
 class NatsConnection:
-    """Connects to NATS and reconnects for ever. Each connection gets a new call of `serve`."""
+    """Connects to NATS and reconnects for ever. Each new connection is passed to a new call of `serve`."""
 
     def __init__(self, address: NatsAddress, name: str, inbox: str = "_INBOX") -> None:
         self._address = address
@@ -70,7 +70,10 @@ class NatsConnection:
         self._inbox = inbox
 
     async def run(self, serve: Callable[[Connection], Awaitable[None]]) -> None:
-        """Connect and call `serve` again and again until cancelled. `serve` is cancelled when its connection closes."""
+        """Connect and call `serve` with the connection, again after each disconnection, until cancelled.
+
+        `serve` is cancelled when its connection closes.
+        """
         self._address.check()
         last_failure = ""
         while True:
@@ -87,27 +90,28 @@ class NatsConnection:
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
     async def _serve_one_connection(self, serve: Callable[[Connection], Awaitable[None]]) -> None:
+        """Connect once and run `serve` until it returns or the connection closes; then close the connection."""
         is_closed = asyncio.Event()
 
-        async def closed() -> None:
+        async def set_closed() -> None:
             is_closed.set()
 
-        connection = await self._connect(closed)
+        connection = await self._connect(set_closed)
         LOGGER.info("NATS at %s: connected", self._address)
-        serving = asyncio.ensure_future(serve(connection))
-        closing = asyncio.create_task(is_closed.wait())
+        serve_task = asyncio.ensure_future(serve(connection))
+        closed_waiter = asyncio.create_task(is_closed.wait())
         try:
-            await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
+            await asyncio.wait({serve_task, closed_waiter}, return_when=asyncio.FIRST_COMPLETED)
+            if serve_task.done():
+                serve_task.result()
         finally:
-            closing.cancel()
-            while not serving.done():
-                serving.cancel()  # Repeated, because a cancel that coincides with the end of a wait may get lost.
-                await asyncio.wait({serving}, timeout=CANCEL_SECONDS)
+            closed_waiter.cancel()
+            while not serve_task.done():
+                serve_task.cancel()  # Repeated, because a cancel that coincides with the end of a wait may get lost.
+                await asyncio.wait({serve_task}, timeout=CANCEL_SECONDS)
             await _close(connection)
 
-    async def _connect(self, closed: Callable[[], Awaitable[None]]) -> Connection:
+    async def _connect(self, on_closed: Callable[[], Awaitable[None]]) -> Connection:
         connection: Connection = _import_library("nats.aio.client", "NATS", "pip install 'deltaci[nats]'").Client()
         options: dict[str, Any] = {"user_credentials": self._address.credentials} if self._address.credentials else {}
         try:
@@ -118,7 +122,7 @@ class NatsConnection:
                 allow_reconnect=False,  # `run` reconnects, so that `serve` starts again with a new state.
                 connect_timeout=CONNECT_SECONDS,
                 ping_interval=PING_SECONDS,
-                closed_cb=closed,
+                closed_cb=on_closed,
                 error_cb=_log_error,
                 **options,
             )
@@ -129,7 +133,7 @@ class NatsConnection:
 
 
 async def _close(connection: Connection) -> None:
-    """Close a connection, and its transport if the library fails to because the server does not answer."""
+    """Close a connection. Also close its transport, which the library leaves open if the server does not answer."""
     with suppress(Exception):
         await asyncio.wait_for(connection.close(), CONNECT_SECONDS)
     transport = getattr(connection, "_transport", None)
@@ -139,12 +143,12 @@ async def _close(connection: Connection) -> None:
 
 
 async def _log_error(error: Exception) -> None:
-    """Log at debug level only: `run` logs an error that ends the connection."""
+    """Log the type of a connection error at debug level. `run` logs the error that ends the connection."""
     LOGGER.debug("NATS: %s", type(error).__name__)
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the error as one line; of an exception group its first error."""
+    """Return type and message of an error as one line; for an exception group those of its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

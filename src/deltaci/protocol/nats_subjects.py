@@ -40,17 +40,21 @@ def stream(tenant: str) -> str:
 
 
 def all_dispatches(tenant: str) -> str:
-    """Return the wildcard for all subjects of a tenant's stream."""
+    """Return the subject pattern that matches every dispatch of a tenant, for all of its queues."""
     return f"deltaci.dispatch.{token(tenant)}.>"
 
 
 def queue(tenant: str, key: str) -> str:
-    """Return the wildcard for the dispatches of one queue."""
+    """Return the subject pattern that matches every dispatch of one queue of a tenant."""
     return f"deltaci.dispatch.{token(tenant)}.{token(key)}.*"
 
 
 def dispatch(tenant: str, key: str, attempt_id: str) -> str:
-    """Return the subject of one attempt. A repeated dispatch replaces the earlier one, because subjects are unique."""
+    """Return the subject of the dispatch message of one attempt.
+
+    No other attempt has this subject, and the stream keeps one message per subject, so a repeated dispatch replaces the
+    earlier one.
+    """
     return f"deltaci.dispatch.{token(tenant)}.{token(key)}.{token(attempt_id)}"
 
 
@@ -65,7 +69,7 @@ def next_dispatch(tenant: str, key: str) -> str:
 
 
 def new_queues(tenant: str) -> str:
-    """Return the subject where runners hear of new queues."""
+    """Return the subject on which a tenant's runners are informed that a new queue exists."""
     return f"deltaci.queues.{token(tenant)}"
 
 
@@ -83,9 +87,9 @@ def inbox(tenant: str, runner_id: str) -> str:
 
 
 def queue_keys(labels: Iterable[str]) -> list[str]:
-    """Return the keys of all queues that a runner with these labels consumes, that of no labels first.
+    """Return the keys of all queues that a runner with these labels consumes, the queue without labels first.
 
-    Return none if there are more than `MAX_LABELS` labels.
+    Return an empty list if there are more than `MAX_LABELS` labels.
     """
     distinct_labels = sorted(set(labels))
     if len(distinct_labels) > MAX_LABELS:

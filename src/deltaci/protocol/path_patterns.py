@@ -65,8 +65,8 @@ class Filter:
 
     def matches(self, path: str) -> bool:
         """Whether the filter matches this path, relative to the root of the repository, without a leading slash."""
-        decisive = self.decided_by(path)
-        return decisive is not None and not decisive.is_negative
+        deciding_pattern = self.decided_by(path)
+        return deciding_pattern is not None and not deciding_pattern.is_negative
 
 
 def path_filter(texts: Sequence[str]) -> Filter:
@@ -87,8 +87,8 @@ def parse_all(texts: Sequence[str], *, is_branch: bool = False) -> tuple[Pattern
     for item, text in enumerate(texts, 1):
         try:
             patterns.append(parse_branch(text) if is_branch else parse_path(text))
-        except BadPattern as bad:
-            raise BadPattern(bad.column, bad.found, bad.expected, item=item) from None
+        except BadPattern as error:
+            raise BadPattern(error.column, error.found, error.expected, item=item) from None
     if patterns and all(pattern.is_negative for pattern in patterns):
         raise BadPattern(1, "only patterns with '!'", "one without, before them, such as '**' for everything")
     return tuple(patterns)
@@ -159,7 +159,7 @@ def _check_names(text: str, start: int, end: int) -> None:
 
 
 class _Operand(NamedTuple):
-    """The character set that a following quantifier repeats, or why there is none."""
+    """The characters that a following quantifier repeats; if None, `problem` is why no quantifier may follow."""
 
     characters: CharacterSet | None
     problem: str = "with nothing before it"
@@ -183,12 +183,12 @@ class _Parser:
         """Return the steps of the pattern."""
         position = self._start
         while position < self._end:
-            position = self._parse_one(position)
+            position = self._parse_element(position)
         prefix = "".join(self._literal_prefix)
         self.folder = prefix if self._first_wildcard == self._end else prefix.rpartition("/")[0]
         return self._steps
 
-    def _parse_one(self, position: int) -> int:
+    def _parse_element(self, position: int) -> int:
         """Parse the element at this position. Return the position after it."""
         character = self._text[position]
         if character not in SPECIAL:
@@ -212,6 +212,7 @@ class _Parser:
         return self._parse_quantifier(position)
 
     def _add_literal(self, character: str, position: int) -> None:
+        """Append a step that matches exactly this character, which stands at `position`."""
         characters = single(character)
         self._steps.append(Step(characters))
         if character == "/":
@@ -223,6 +224,7 @@ class _Parser:
             self._literal_prefix.append(character)
 
     def _escaped(self, position: int) -> str:
+        """Return the character after the backslash at this position. Raise `BadPattern` if it may not be escaped."""
         character = self._text[position + 1 : min(position + 2, self._end)]
         if not character:
             raise BadPattern(position + 1, "'\\' at the end", "a character after it")
@@ -231,22 +233,24 @@ class _Parser:
         return character
 
     def _parse_stars(self, position: int) -> int:
+        """Parse `*` or `**` at this position; `**/` matches any number of folders. Return the position after it."""
         end = position
         while end < self._end and self._text[end] == "*":
             end += 1
-        is_deep = end - position > 1
-        begins_name = position == self._start or self._text[position - 1] == "/"
+        is_double = end - position > 1
+        is_at_name_start = position == self._start or self._text[position - 1] == "/"
         self._operand = _Operand(None, "after '*'")
-        if is_deep and begins_name and self._text[end : end + 1] == "/" and end < self._end:
+        if is_double and is_at_name_start and self._text[end : end + 1] == "/" and end < self._end:
             if tuple(self._steps[-2:]) != FOLDERS:  # `**/**/` is the same as `**/`.
                 self._steps += FOLDERS
             self._operand = _Operand(None, "after '/'")
             self.ends_with_literal_name = True
             return end + 1
-        self._steps.append(Step(None, repeats_on=ANY if is_deep else WITHIN_NAME, skip_count=1))
+        self._steps.append(Step(None, repeats_on=ANY if is_double else WITHIN_NAME, skip_count=1))
         return end
 
     def _parse_quantifier(self, position: int) -> int:
+        """Parse `?` or `+`, which repeats the character before it. Return the position after it."""
         character = self._text[position]
         characters, problem = self._operand
         if characters is None:
@@ -263,23 +267,26 @@ class _Parser:
         return position + 1
 
     def _parse_brackets(self, position: int) -> int:
-        """Parse `[abc]`, `[a-z]` or `[!a]`, which matches one character other than a slash."""
-        at = position + 1
-        is_negated = self._text[at : at + 1] in ("!", "^")
-        at += is_negated
+        """Parse `[abc]`, `[a-z]` or `[!a]`, which matches one character except a slash.
+
+        Return the position after it.
+        """
+        cursor = position + 1
+        is_negated = self._text[cursor : cursor + 1] in ("!", "^")
+        cursor += is_negated
         members: list[str] = []
         ranges: list[tuple[str, str]] = []
         while True:
-            if at >= self._end:
+            if cursor >= self._end:
                 raise BadPattern(position + 1, "'[' without ']'", "a ']'; write '\\[' for the character itself")
-            if self._text[at] == "]":
+            if self._text[cursor] == "]":
                 break
-            low, at = self._parse_member(at)
-            if self._text[at : at + 1] == "-" and at + 1 < self._end and self._text[at + 1] != "]":
-                begin = at
-                high, at = self._parse_member(at + 1)
+            low, cursor = self._parse_member(cursor)
+            if self._text[cursor : cursor + 1] == "-" and cursor + 1 < self._end and self._text[cursor + 1] != "]":
+                range_column = cursor
+                high, cursor = self._parse_member(cursor + 1)
                 if high < low:
-                    raise BadPattern(begin, f"the range '{low}-{high}'", f"the lower end first: '{high}-{low}'")
+                    raise BadPattern(range_column, f"the range '{low}-{high}'", f"the lower end first: '{high}-{low}'")
                 ranges.append((low, high))
             else:
                 members.append(low)
@@ -290,14 +297,15 @@ class _Parser:
         characters = CharacterSet("".join(sorted(members)), tuple(sorted(ranges)), is_negated)
         self._steps.append(Step(characters))
         self._operand = _Operand(characters)
-        return at + 1
+        return cursor + 1
 
-    def _parse_member(self, at: int) -> tuple[str, int]:
-        character = self._text[at]
+    def _parse_member(self, position: int) -> tuple[str, int]:
+        """Parse one character inside brackets. Return it, without its escape, and the position after it."""
+        character = self._text[position]
         if character == "\\":
-            return self._escaped(at), at + 2
+            return self._escaped(position), position + 2
         if character in "[/":
             raise BadPattern(
-                at + 1, f"'{character}' in brackets", "']' before it; write '\\[' for the character itself"
+                position + 1, f"'{character}' in brackets", "']' before it; write '\\[' for the character itself"
             )
-        return character, at + 1
+        return character, position + 1

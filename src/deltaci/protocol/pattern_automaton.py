@@ -72,7 +72,7 @@ class Automaton:
         self._starts: list[int] = []
         self._ends: dict[int, int] = {}  # From the position after the last step to the index of the pattern.
         position = 0
-        for number, pattern in enumerate(patterns):
+        for index, pattern in enumerate(patterns):
             self._starts.append(position)
             for step in pattern:
                 if step.advances_on is not None:
@@ -82,7 +82,7 @@ class Automaton:
                 if step.skip_count:
                     skips[step.skip_count].append(position)
                 position += 1
-            self._ends[position] = number
+            self._ends[position] = index
             position += 1
         self._advancing_bits = {characters: self._bits(positions) for characters, positions in advancing.items()}
         self._repeating_bits = {characters: self._bits(positions) for characters, positions in repeating.items()}
@@ -91,7 +91,7 @@ class Automaton:
         self._masks: dict[str, tuple[int, int]] = {}
         self._states: dict[int, State] = {}
         self._cached_bytes = 0
-        self._first = self._state(self._with_skips(self._bits(self._starts)))
+        self._first = self._add_state(self._with_skips(self._bits(self._starts)))
 
     def walk(self, text: str, state: State | None = None) -> State:
         """Return the state after this text, starting at the beginning or at a state that `walk` returned."""
@@ -106,25 +106,26 @@ class Automaton:
     def possible(self, state: State) -> tuple[int, ...]:
         """Return the indices of the patterns that match the text of this state, or can match a longer text."""
         return tuple(
-            number
-            for start, (end, number) in zip(self._starts, self._ends.items(), strict=True)
+            index
+            for start, (end, index) in zip(self._starts, self._ends.items(), strict=True)
             if (state.positions >> start) & ((1 << (end - start + 1)) - 1)
         )
 
     def _advance(self, state: State, character: str) -> State:
+        """Return the state that this character leads to from a state, and cache the transition."""
         masks = self._masks.get(character)
         if masks is None:
             if len(self._masks) >= MAX_MASKS:
                 self._masks.clear()
             masks = self._masks[character] = (
-                _positions_with(self._advancing_bits, character),
-                _positions_with(self._repeating_bits, character),
+                _mask_for(self._advancing_bits, character),
+                _mask_for(self._repeating_bits, character),
             )
         advancing, repeating = masks
         positions = self._with_skips(((state.positions & advancing) << 1) | (state.positions & repeating))
         if self._cached_bytes > MAX_CACHED_BYTES:
             self._clear_cache()
-        successor = self._states.get(positions) or self._state(positions)
+        successor = self._states.get(positions) or self._add_state(positions)
         state.successors[character] = successor
         self._cached_bytes += TRANSITION_BYTES
         return successor
@@ -138,36 +139,39 @@ class Automaton:
 
     def _with_skips(self, positions: int) -> int:
         """Return these positions and all that are reached from them without a character."""
-        one, two = self._skip_one, self._skip_two
+        skip_one, skip_two = self._skip_one, self._skip_two
         while True:
             # The carry of an addition passes through any number of adjacent positions that can be skipped.
-            more = positions | (((positions & one) + one) ^ one)
-            more |= (more & two) << 2
-            if more == positions:
+            reached = positions | (((positions & skip_one) + skip_one) ^ skip_one)
+            reached |= (reached & skip_two) << 2
+            if reached == positions:
                 return positions
-            positions = more
+            positions = reached
 
-    def _state(self, positions: int) -> State:
-        ended = positions & self._end_bits
+    def _add_state(self, positions: int) -> State:
+        """Create the state for these positions, add it to the cache and return it."""
+        end_positions = positions & self._end_bits
         matches = []
-        while ended:
-            lowest = ended & -ended
+        while end_positions:
+            lowest = end_positions & -end_positions
             matches.append(self._ends[lowest.bit_length() - 1])
-            ended ^= lowest
+            end_positions ^= lowest
         state = self._states[positions] = State(positions, tuple(matches))
         self._cached_bytes += STATE_BYTES + self.size // 8
         return state
 
     def _bits(self, positions: Iterable[int]) -> int:
+        """Return an integer in which the bits of these positions are set."""
         bits = bytearray(self.size // 8 + 1)
         for position in positions:
             bits[position // 8] |= 1 << (position % 8)
         return int.from_bytes(bits, "little")
 
 
-def _positions_with(positions: dict[CharacterSet, int], character: str) -> int:
+def _mask_for(positions_by_set: dict[CharacterSet, int], character: str) -> int:
+    """Return the positions, as bits, of all character sets that contain this character."""
     mask = 0
-    for characters, bits in positions.items():
+    for characters, bits in positions_by_set.items():
         if characters.contains(character):
             mask |= bits
     return mask

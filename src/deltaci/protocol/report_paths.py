@@ -71,60 +71,61 @@ def parse(text: str) -> ReportPath:
 
 def _parse_json(text: str) -> JsonPath:
     parts: list[str | int] = []
-    at = 0
-    while at < len(text):
-        if text[at] == "[":
-            subscript = _SUBSCRIPT.match(text, at)
+    position = 0
+    while position < len(text):
+        if text[position] == "[":
+            subscript = _SUBSCRIPT.match(text, position)
             if subscript is None:
-                raise BadPattern(at + 1, "'['", "a place such as '[0]', or a key such as '[\"a.b\"]'")
+                raise BadPattern(position + 1, "'['", "a place such as '[0]', or a key such as '[\"a.b\"]'")
             parts.append(subscript[2] if subscript[2] is not None else _index(subscript, MAX_INDEX))
-            at = subscript.end()
+            position = subscript.end()
             continue
         if parts:
-            if text[at] != ".":
-                raise BadPattern(at + 1, f"'{text[at]}'", "'.' before the next key")
-            at += 1
-        key = _KEY.match(text, at)
+            if text[position] != ".":
+                raise BadPattern(position + 1, f"'{text[position]}'", "'.' before the next key")
+            position += 1
+        key = _KEY.match(text, position)
         if key is None:
-            actual = f"'{text[at]}'" if at < len(text) else "the end"
-            raise BadPattern(at + 1, actual, "a key; one with other signs in it is written '[\"a.b\"]'")
+            actual = f"'{text[position]}'" if position < len(text) else "the end"
+            raise BadPattern(position + 1, actual, "a key; one with other signs in it is written '[\"a.b\"]'")
         parts.append(key[0])
-        at = key.end()
+        position = key.end()
     return JsonPath(tuple(parts))
 
 
 def _parse_xml(text: str) -> XmlPath:
     is_absolute = text.startswith("/")
-    at = 1 if is_absolute else 2 if text.startswith("./") else 0
+    position = 1 if is_absolute else 2 if text.startswith("./") else 0
     elements: list[Element] = []
     while True:
-        is_attribute = text.startswith("@", at)
-        name = _NAME.match(text, at + is_attribute)
+        is_attribute = text.startswith("@", position)
+        name = _NAME.match(text, position + is_attribute)
         if name is None:
-            actual = f"'{text[at]}'" if at < len(text) else "the end"
-            raise BadPattern(at + 1, actual, "the name of an element, or '@' and that of an attribute")
-        at = name.end()
+            actual = f"'{text[position]}'" if position < len(text) else "the end"
+            raise BadPattern(position + 1, actual, "the name of an element, or '@' and that of an attribute")
+        position = name.end()
         if is_attribute:
-            if at < len(text):
-                raise BadPattern(at + 1, f"'{text[at]}' behind an attribute", "nothing more")
+            if position < len(text):
+                raise BadPattern(position + 1, f"'{text[position]}' behind an attribute", "nothing more")
             return XmlPath(tuple(elements), name[0], is_absolute)
-        predicate = _PREDICATE.match(text, at)
+        predicate = _PREDICATE.match(text, position)
         if predicate is not None:
-            at = predicate.end()
+            position = predicate.end()
             number = _index(predicate, 1_000_000) if predicate[1] is not None else 0
             if predicate[1] is not None and not number:
                 raise BadPattern(predicate.start() + 1, "'[0]'", "a number from 1 on: in XML the first one is '[1]'")
             elements.append(Element(name[0], number, predicate[2] or "", predicate[3] or ""))
         else:
             elements.append(Element(name[0]))
-        if at == len(text):
+        if position == len(text):
             return XmlPath(tuple(elements), "", is_absolute)
-        if text[at] != "/":
-            raise BadPattern(at + 1, f"'{text[at]}'", "'/', or '[1]', or \"[@name='a']\"")
-        at += 1
+        if text[position] != "/":
+            raise BadPattern(position + 1, f"'{text[position]}'", "'/', or '[1]', or \"[@name='a']\"")
+        position += 1
 
 
 def _index(match: re.Match[str], maximum: int) -> int:
+    """Return the number in a matched subscript. Raise `BadPattern` if it is above the maximum."""
     number = int(match[1])
     if number > maximum:
         raise BadPattern(match.start() + 1, f"'{match[0]}'", f"at most [{maximum}]")

@@ -41,8 +41,8 @@ class ProtocolRoute(msgspec.Struct, frozen=True, kw_only=True):
         return f"{ROOT}{self.name}{'/' + self.path_parameter if self.path_parameter else ''}"
 
 
-_EVERY_ROUTE: Final = ("bad_credential", "expired_credential", "wrong_runner", "overloaded", "unavailable")
-_JSON_BODY: Final = ("bad_json", "bad_message", "bad_request", "too_large", "too_slow", "wrong_media_type")
+_COMMON_CODES: Final = ("bad_credential", "expired_credential", "wrong_runner", "overloaded", "unavailable")
+_JSON_BODY_CODES: Final = ("bad_json", "bad_message", "bad_request", "too_large", "too_slow", "wrong_media_type")
 
 PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
     ProtocolRoute(
@@ -52,7 +52,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         headers="none",
         body="`Registration`",
         response="`Registered`",
-        codes=(*_JSON_BODY, *_EVERY_ROUTE),
+        codes=(*_JSON_BODY_CODES, *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -60,7 +60,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="get a new credential before the old one expires, and report changed capabilities",
         body="`Renewal`, or none",
         response="`Registered`",
-        codes=(*_JSON_BODY, *_EVERY_ROUTE),
+        codes=(*_JSON_BODY_CODES, *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -69,7 +69,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         body="`Lease`",
         response='`{"leases": [LeaseGranted, …]}`, an empty list when there is no work; '
         '`"gone": [<attempt>, …]` names those of `attempts` that can no longer be claimed, including the granted ones',
-        codes=("shut_down", *_JSON_BODY, *_EVERY_ROUTE),
+        codes=("shut_down", *_JSON_BODY_CODES, *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -77,7 +77,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="sign off: the runner gets no new jobs and is shut down when its current ones are over; safe to repeat",
         body="`Leave`",
         response='`{"gone": <whether it is shut down already>}`',
-        codes=(*_JSON_BODY, *_EVERY_ROUTE),
+        codes=(*_JSON_BODY_CODES, *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -85,7 +85,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="wait up to `wait_seconds` for cancel requests; optional: answers to heartbeats have them too",
         body="`Control`",
         response='`{"cancels": [CancelRequested, …]}`, an empty list when none came',
-        codes=(*_JSON_BODY, *_EVERY_ROUTE),
+        codes=(*_JSON_BODY_CODES, *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -93,7 +93,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="send one message under a lease; safe to repeat",
         body="`AckLease`, `Heartbeat`, `Complete` or `CancelAck`",
         response="`HeartbeatAck`, `HeartbeatAck`, `CompleteAck` or `CancelAcked`; 409 with `StaleLease`",
-        codes=("cancel_not_requested", "wrong_state", *_JSON_BODY, "unreadable", *_EVERY_ROUTE),
+        codes=("cancel_not_requested", "wrong_state", *_JSON_BODY_CODES, "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -101,7 +101,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="send many messages; each is accepted or refused on its own",
         body="a list of what `messages` takes",
         response="200 and a list with one answer for each, in the same order: a message, `StaleLease` or `Problem`",
-        codes=(*_JSON_BODY, *_EVERY_ROUTE),
+        codes=(*_JSON_BODY_CODES, *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -110,7 +110,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read a job specification that was too large for `LeaseGranted`; `job_spec_ref` is its path",
         headers=UNDER_LEASE,
         response="`JobSpec`; 409 with `StaleLease`",
-        codes=("bad_request", "not_found", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "not_found", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -118,7 +118,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="return the job to the queue because the runner leaves; its processes have ended",
         headers=UNDER_LEASE,
         response='`{"handed_back": true}`; 409 with `StaleLease`',
-        codes=("bad_request", "wrong_state", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "wrong_state", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -126,7 +126,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read how many bytes of the lease's log are stored",
         headers=UNDER_LEASE,
         response='`{"size": <bytes>}`; 409 with `StaleLease`',
-        codes=("bad_request", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -135,7 +135,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         headers=f"{UNDER_LEASE}, `{OFFSET_HEADER}: <byte at which this chunk begins>`",
         body="bytes of the log",
         response='`{"size": <bytes>}`; 409 with `StaleLease`',
-        codes=("bad_request", "too_large", "too_slow", "log_gap", "log_full", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "too_large", "too_slow", "log_gap", "log_full", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="PUT",
@@ -145,7 +145,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         headers=f"{UNDER_LEASE}, optional `{SHA256_HEADER}: <hex>`",
         body="bytes of the file",
         response='`{"uri": …, "bytes": …, "sha256": …}`: `Complete.artifacts` names the `uri`; 409 with `StaleLease`',
-        codes=("bad_request", "too_large", "too_slow", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "too_large", "too_slow", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -154,7 +154,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read a cache entry of the job's own scope, or else of the scope of trusted runs",
         headers=UNDER_LEASE,
         response=f"bytes of the cache entry, with `{SHA256_HEADER}`; 409 with `StaleLease`",
-        codes=("bad_request", "not_found", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "not_found", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="PUT",
@@ -164,7 +164,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         headers=f"{UNDER_LEASE}, optional `{SHA256_HEADER}: <hex>`",
         body="bytes of the cache entry",
         response='`{"stored": true, "bytes": …, "sha256": …}`, false if the key exists; 409 with `StaleLease`',
-        codes=("bad_request", "too_large", "too_slow", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "too_large", "too_slow", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -172,7 +172,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read the secrets that the job's record names",
         headers=UNDER_LEASE,
         response="an object of strings by name; 409 with `StaleLease`",
-        codes=("bad_request", "untrusted", "no_secret", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "untrusted", "no_secret", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -180,7 +180,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read those of the record's `optional_secrets` that exist; none for an untrusted run",
         headers=UNDER_LEASE,
         response="an object of strings by name; 409 with `StaleLease`",
-        codes=("bad_request", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -188,7 +188,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read the credential for the sources, for the runner only; also for an untrusted run",
         headers=UNDER_LEASE,
         response='`{"value": <secret>}`; 409 with `StaleLease`',
-        codes=("bad_request", "not_found", "no_secret", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "not_found", "no_secret", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -196,7 +196,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read the results of the jobs that the job's record names in `needs`",
         headers=UNDER_LEASE,
         response='an object by name: `{"result": "success", "outputs": {…}}`; 409 with `StaleLease`',
-        codes=("bad_request", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -204,7 +204,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="list the artifacts of this job and of the finished jobs of its run",
         headers=UNDER_LEASE,
         response='a list of `{"job": …, "name": …, "path": …, "uri": …, "bytes": …}`; 409 with `StaleLease`',
-        codes=("bad_request", "too_large", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "too_large", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -213,7 +213,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read one artifact of the run",
         headers=UNDER_LEASE,
         response=f"its bytes, with `{SHA256_HEADER}`; a named one is a compressed tar file; 409 with `StaleLease`",
-        codes=("bad_request", "not_found", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "not_found", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -221,7 +221,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read the commit that the job's worktree begins with",
         headers=UNDER_LEASE,
         response='`{"base": <commit>, "tip": <commit>, "bundle_bytes": …}`; 409 with `StaleLease`',
-        codes=("bad_request", "not_found", "wrong_state", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "not_found", "wrong_state", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -229,7 +229,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read the commits between the base and the tip, which the repository does not have",
         headers=UNDER_LEASE,
         response=f"a git bundle, with `{SHA256_HEADER}`; an empty body if there are none; 409 with `StaleLease`",
-        codes=("bad_request", "not_found", "wrong_state", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "not_found", "wrong_state", "unreadable", *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="POST",
@@ -237,7 +237,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="read which of the streams whose worktrees the runner keeps have ended, so that it may delete these",
         body="`Streams`",
         response='`{"over": [<stream>, …]}`; worktrees of failed streams are kept',
-        codes=(*_JSON_BODY, *_EVERY_ROUTE),
+        codes=(*_JSON_BODY_CODES, *_COMMON_CODES),
     ),
     ProtocolRoute(
         method="GET",
@@ -246,7 +246,7 @@ PROTOCOL_ROUTES: Final[tuple[ProtocolRoute, ...]] = (
         summary="find the newest cache entry with this key prefix, in the job's scope or else in that of trusted runs",
         headers=UNDER_LEASE,
         response='`{"key": …}`; 409 with `StaleLease`',
-        codes=("bad_request", "not_found", "unreadable", *_EVERY_ROUTE),
+        codes=("bad_request", "not_found", "unreadable", *_COMMON_CODES),
     ),
 )
 

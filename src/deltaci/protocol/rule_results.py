@@ -13,7 +13,7 @@ MAX_DETAILS_CHARS: Final = 2000
 
 
 def describe_result(result: RuleResult) -> str:
-    """Return one result as one line."""
+    """Return the result of one validation rule as one line of text."""
     name = plain_line(result.rule, MAX_TEXT_CHARS)
     if result.is_passed:
         return f"rule {name}: holds"
@@ -22,5 +22,5 @@ def describe_result(result: RuleResult) -> str:
 
 
 def describe_failed(results: Iterable[RuleResult]) -> str:
-    """Return the rules that do not hold as one text for a job's error; empty if all hold."""
+    """Return all results that are not passed as one line for a job's error; empty if every rule holds."""
     return "; ".join(describe_result(result) for result in results if not result.is_passed)[:MAX_DETAILS_CHARS]

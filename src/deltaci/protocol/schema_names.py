@@ -19,34 +19,36 @@ def schema_name(kind: type) -> str:
 
 
 def schema(kind: Any) -> dict[str, Any]:
-    """Return the schema of a type as one document."""
-    [whole], components = schema_components([kind], "#/$defs/{name}")
-    return {**whole, "$defs": components} if components else whole
+    """Return the JSON Schema of a type as one document, with the schemas of inner structs under `$defs`."""
+    [root_schema], components = schema_components([kind], "#/$defs/{name}")
+    return {**root_schema, "$defs": components} if components else root_schema
 
 
 def schema_components(kinds: Iterable[Any], ref_template: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the schemas of some types, and of all structs inside them, by their schema names."""
+    """Return the schema of each type, and the schemas of all structs inside these types by schema name."""
     kinds = list(kinds)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=ref_template)
-    names = {
+    new_names = {
         struct.__name__: schema_name(struct)
         for struct in structs(inspect.multi_type_info(kinds))
         if schema_name(struct) != struct.__name__
     }
-    if not names:
+    if not new_names:
         return list(schemas), components
-    references = {ref_template.format(name=old): ref_template.format(name=new) for old, new in names.items()}
-    renamed = {names.get(name, name): _renamed(schema, names, references) for name, schema in components.items()}
+    references = {ref_template.format(name=old): ref_template.format(name=new) for old, new in new_names.items()}
+    renamed = {
+        new_names.get(name, name): _renamed(schema, new_names, references) for name, schema in components.items()
+    }
     if len(renamed) != len(components):
-        ambiguous_names = sorted(set(names.values()) & set(components))
+        ambiguous_names = sorted(set(new_names.values()) & set(components))
         raise ValueError(
             f"two structs have the schema name {', '.join(ambiguous_names)}; give each its own schema_name"
         )
-    return [_renamed(schema, names, references) for schema in schemas], renamed
+    return [_renamed(schema, new_names, references) for schema in schemas], renamed
 
 
 def structs(kinds: Iterable[inspect.Type]) -> Iterator[type]:
-    """Return every struct that values of these types may contain, once."""
+    """Yield each struct that values of these types may contain, once."""
     seen, pending = set[type](), list(kinds)
     while pending:
         kind = pending.pop()
@@ -62,14 +64,14 @@ def structs(kinds: Iterable[inspect.Type]) -> Iterator[type]:
             pending += [part for part in parts if isinstance(part, inspect.Type)]
 
 
-def _renamed(schema: Any, names: dict[str, str], references: dict[str, str]) -> Any:
-    """Return a schema whose titles and references have the new names."""
+def _renamed(schema: Any, new_names: dict[str, str], references: dict[str, str]) -> Any:
+    """Return a copy of a schema in which titles and references use the new names."""
     if isinstance(schema, list):
-        return [_renamed(element, names, references) for element in schema]
+        return [_renamed(element, new_names, references) for element in schema]
     if not isinstance(schema, dict):
         return schema
-    renamed = {key: _renamed(value, names, references) for key, value in schema.items()}
-    for key, table in (("title", names), ("$ref", references)):
+    renamed = {key: _renamed(value, new_names, references) for key, value in schema.items()}
+    for key, table in (("title", new_names), ("$ref", references)):
         if isinstance(renamed.get(key), str):
             renamed[key] = table.get(renamed[key], renamed[key])
     if "discriminator" in renamed and "mapping" in renamed["discriminator"]:
