@@ -25,11 +25,13 @@ class Reply(NamedTuple):
 
     @property
     def code(self) -> str:
-        """An error code, the reason of a stale lease, or the type of the message."""
+        """The error code, the reason of a `StaleLease`, or the type of another message."""
         if not isinstance(self.body, dict):
             return type(self.body).__name__
-        kind = str(self.body.get("type", ""))
-        return str(self.body.get("reason", "") if kind == "StaleLease" else kind or self.body.get("code", ""))
+        message_type = str(self.body.get("type", ""))
+        return str(
+            self.body.get("reason", "") if message_type == "StaleLease" else message_type or self.body.get("code", "")
+        )
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}".strip()
@@ -70,6 +72,7 @@ class HttpClient:
 
 
 def _decode_body(body: bytes) -> Any:
+    """Return the JSON value of a body, or its text if it is not JSON."""
     try:
         return json.loads(body)
     except ValueError:

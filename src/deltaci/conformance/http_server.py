@@ -63,6 +63,7 @@ class HttpServer:
         await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection, one after another, until it is closed."""
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -101,13 +102,14 @@ async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
         return None
     except asyncio.LimitOverrunError:
         raise BadHttp("the headers are too long") from None
-    first, *lines = head.decode("latin-1").split("\r\n")
+    request_line, *header_texts = head.decode("latin-1").split("\r\n")
     try:
-        method, path, _ = first.split(" ")
+        method, path, _ = request_line.split(" ")
     except ValueError:
         raise BadHttp("the request line is not valid HTTP/1.1") from None
     headers = {
-        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)
+        name.strip().lower(): value.strip()
+        for name, _, value in (header.partition(":") for header in header_texts if header)
     }
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -115,6 +117,7 @@ async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    """Read the body of a request, sent with a length or in chunks."""
     if "chunked" not in headers.get("transfer-encoding", "").lower():
         return await reader.readexactly(_check_size(int(headers.get("content-length") or 0)))
     chunks: list[bytes] = []
@@ -128,12 +131,14 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> b
 
 
 def _check_size(size: int) -> int:
+    """Return the size. Raise `BadHttp` if it is negative or exceeds the limit."""
     if not 0 <= size <= MAX_BODY_BYTES:
         raise BadHttp(f"the body has more than {MAX_BODY_BYTES} bytes")
     return size
 
 
 def _encode(response: Response) -> bytes:
+    """Return the bytes of a response: status line, headers and body."""
     head = (
         f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(response.body)}\r\n\r\n"

@@ -59,37 +59,40 @@ class ScriptedOrchestrator:
         self._started_at = time.monotonic()
         self._changed = asyncio.Event()
         self._jobs: dict[str, ScriptedJob] = {}
-        self._grants: deque[list[ScriptedJob]] = deque()
+        self._pending_grants: deque[list[ScriptedJob]] = deque()
         self._runner_count = 0
-        self._tokens: dict[str, str] = {}
+        self._runner_ids_by_token: dict[str, str] = {}
         self._credentials: dict[str, tuple[str, float]] = {}
         self._credential_seconds = credential_seconds
 
     # -- for the scenario
 
     def token(self) -> str:
-        """Create a registration token for a new runner, valid once."""
+        """Create and return a registration token for a new runner, valid once."""
         token = f"dci_token_{secrets.token_urlsafe(24)}"
         self._runner_count += 1
-        self._tokens[token] = f"runner-{self._runner_count}"
+        self._runner_ids_by_token[token] = f"runner-{self._runner_count}"
         self.transcript.secrets[token] = "registration token"
         return token
 
     def job(self, name: str, **options: Any) -> ScriptedJob:
-        """Create a job and start to monitor it."""
-        job = ScriptedJob(name, self._folder, self._record_marker, **options)
+        """Create a job and start to monitor its processes. `options` are passed to `ScriptedJob`."""
+        job = ScriptedJob(name, self._folder, self._on_marker, **options)
         self._jobs[job.lease_id] = job
         # Only the random part of the lease id is a secret; its prefix is the name of the job.
         self.transcript.secrets |= {job.lease_id.rpartition(".")[2]: "lease_id", job.cancel_token: "cancel_token"}
         return job
 
     def grant(self, *jobs: ScriptedJob) -> None:
-        """Grant these jobs in one answer to the next request for work."""
-        self._grants.append(list(jobs))
+        """Schedule a grant of these jobs, all in one answer to the next request for work."""
+        self._pending_grants.append(list(jobs))
         self._notify()
 
     async def until(self, condition: Callable[[], object], seconds: float) -> bool:
-        """Wait until the condition holds, checked after every observation. Return False on a timeout."""
+        """Wait until the condition is true. Return whether it is true, which is False after a timeout.
+
+        The condition is evaluated again after every recorded observation.
+        """
         try:
             async with asyncio.timeout(seconds):
                 while not condition():
@@ -99,7 +102,7 @@ class ScriptedOrchestrator:
         return True
 
     async def observe(self, seconds: float) -> None:
-        """Keep recording for this long."""
+        """Wait for this long while requests are answered and recorded."""
         await self.until(lambda: False, seconds)
 
     def now(self) -> float:
@@ -107,33 +110,36 @@ class ScriptedOrchestrator:
         return time.monotonic() - self._started_at
 
     def note(self, kind: EntryKind, **fields: Any) -> None:
-        """Record an observation, after everything that the jobs wrote before it."""
+        """Record an observation in the transcript, after all markers that the jobs wrote before it."""
         for job in self._jobs.values():
             job.monitor.poll()
         self._record(kind, **fields)
 
     def end(self) -> None:
-        """Stop recording, before the kit ends the runner: what happens then is not the runner's behaviour."""
+        """Record the end of the scenario and ignore later observations, because the kit itself then ends the runner."""
         self.note("ended")
         self._has_ended = True
 
     def close(self) -> Transcript:
-        """Stop monitoring and return the transcript."""
+        """Stop monitoring the jobs. Add their logs to the transcript and return it."""
         for job in self._jobs.values():
             job.monitor.close()
             self.transcript.logs[job.name] = job.log.decode(errors="replace")
         return self.transcript
 
-    def _record_marker(self, job: str, marker: str | None) -> None:
+    def _on_marker(self, job: str, marker: str | None) -> None:
+        """Record a marker that a process of this job wrote; None means that its last process has ended."""
         self._record("nobody" if marker is None else "job", job=job, note=marker or "")
 
     def _record(self, kind: EntryKind, **fields: Any) -> None:
+        """Append an observation to the transcript, unless the scenario has ended."""
         if self._has_ended:
             return
         self.transcript.entries.append(Entry(at=round(self.now(), 3), kind=kind, **fields))
         self._notify()
 
     def _notify(self) -> None:
+        """Wake all calls of `until`, which then evaluate their conditions again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -142,56 +148,57 @@ class ScriptedOrchestrator:
     async def handle(self, request: Request) -> Response | None:
         """Answer one request; None closes the connection without an answer."""
         self.transcript.targets.append(f"{request.method} {request.path}")
-        name, _, rest = request.path.removeprefix(ROOT).partition("/")
+        name, _, path_parameter = request.path.removeprefix(ROOT).partition("/")
         methods = [
             route.method
             for route in IMPLEMENTED_ROUTES
-            if route.name == name and bool(route.path_parameter) == bool(rest)
+            if route.name == name and bool(route.path_parameter) == bool(path_parameter)
         ]
         if not request.path.startswith(ROOT) or not methods:
             return _problem("not_found", f"there is no {request.path[:200]}")
         if request.method not in methods:
             return _problem("wrong_method", f"{request.path} takes {' or '.join(methods)}")
         try:
-            return await self._route(name, rest, request)
+            return await self._route(name, path_parameter, request)
         except msgspec.DecodeError as error:
             code = "bad_message" if isinstance(error, msgspec.ValidationError) else "bad_json"
             self.note("heard", type="refused", note=f"{name}: {error}")
             return _problem(code, str(error))
 
-    async def _route(self, name: str, rest: str, request: Request) -> Response | None:
+    async def _route(self, name: str, path_parameter: str, request: Request) -> Response | None:
         if name == "register":
-            return self._register(request)
+            return self._answer_registration(request)
         runner_id = self._authenticate(request)
         if runner_id is None:
             self.note("heard", type="refused", note=f"{name}: without a credential of this server")
             return _problem("bad_credential", "that is no credential of this server")
         if name in ("messages", "batch"):
-            return await self._messages(name, runner_id, request)
+            return await self._answer_messages(name, runner_id, request)
         if name == "lease":
-            return await self._lease(runner_id, request)
+            return await self._answer_lease_request(runner_id, request)
         if name == "renew":
             self.note("heard", type="renew")
-            return None if self.is_cut_off else _ok(self._registered(runner_id))
-        return self._under_lease(name, rest, request)
+            return None if self.is_cut_off else _ok(self._issue_credential(runner_id))
+        return self._answer_under_lease(name, path_parameter, request)
 
-    def _register(self, request: Request) -> Response | None:
+    def _answer_registration(self, request: Request) -> Response | None:
         registration = _decode_registration(request.body)
         self.note("heard", type="register")
-        runner_id = self._tokens.get(registration.token)
+        runner_id = self._runner_ids_by_token.get(registration.token)
         if runner_id is None:
             return _problem("bad_credential", "that is no registration token of this server, or it was used already")
-        del self._tokens[registration.token]
-        return _ok(self._registered(runner_id))
+        del self._runner_ids_by_token[registration.token]
+        return _ok(self._issue_credential(runner_id))
 
-    def _registered(self, runner_id: str) -> Registered:
+    def _issue_credential(self, runner_id: str) -> Registered:
+        """Create a new credential for this runner and return the message with it."""
         credential = f"dci_credential_{secrets.token_urlsafe(24)}"
         self._credentials[credential] = (runner_id, self.now() + self._credential_seconds)
         self.transcript.secrets[credential] = "credential"
         return Registered(runner_id=runner_id, credential=credential, expires_in_seconds=self._credential_seconds)
 
     def _authenticate(self, request: Request) -> str | None:
-        """Return the runner of the request's credential; None without one.
+        """Return the id of the runner that the request's credential was issued to; None if it has no valid credential.
 
         An expired credential is recorded but accepted, so that the other rules can still be checked.
         """
@@ -203,26 +210,28 @@ class ScriptedOrchestrator:
             self.note("heard", type="expired", note=f"{self.now() - expires_at:.1f}")
         return runner_id
 
-    async def _lease(self, runner_id: str, request: Request) -> Response | None:
+    async def _answer_lease_request(self, runner_id: str, request: Request) -> Response | None:
+        """Answer a request for work with the next scheduled grant, waiting for one as long as the runner asks."""
         lease_request = _decode_lease(request.body)
         self._check_runner_id("lease", runner_id, lease_request.runner_id)
         self.note("heard", type="lease")
         if self.is_cut_off:
             return None
         await self.until(
-            lambda: self._grants or request.is_disconnected() or self.is_cut_off, lease_request.wait_seconds
+            lambda: self._pending_grants or request.is_disconnected() or self.is_cut_off, lease_request.wait_seconds
         )
         if request.is_disconnected() or self.is_cut_off:
             return None
-        jobs = self._grants.popleft() if self._grants else []
+        jobs = self._pending_grants.popleft() if self._pending_grants else []
         for job in jobs:
             job.expires_at = max(job.expires_at, self.now() + job.ttl_seconds)
             self.note("granted", job=job.name, body={"ttl": job.ttl_seconds})
         return _ok({"leases": [job.granted() for job in jobs]})
 
-    async def _messages(self, name: str, runner_id: str, request: Request) -> Response | None:
-        parts = _decode_batch(request.body) if name == "batch" else [msgspec.Raw(request.body)]
-        messages = [wire.decode_message(bytes(part)) for part in parts]
+    async def _answer_messages(self, name: str, runner_id: str, request: Request) -> Response | None:
+        """Answer one message or a batch, after applying the faults that were injected for these messages."""
+        encoded_messages = _decode_batch(request.body) if name == "batch" else [msgspec.Raw(request.body)]
+        messages = [wire.decode_message(bytes(encoded_message)) for encoded_message in encoded_messages]
         for message in messages:
             self._check_runner_id(type(message).__name__, runner_id, message.runner_id)
             self.note("heard", job=self._job_name(message), type=type(message).__name__, body=to_builtins(message))
@@ -252,6 +261,7 @@ class ScriptedOrchestrator:
     def _answer_and_record(
         self, message: RunnerMessage, job: ScriptedJob | None, fault: Fault | None
     ) -> wire.ServerMessage | Problem:
+        """Apply the fault to the lease, if it is `stale`; then return the answer to the message and record it."""
         if job is not None and fault is not None and fault.kind == "stale":
             job.ended = fault.reason
         answer = self._answer(message, job)
@@ -296,7 +306,7 @@ class ScriptedOrchestrator:
             reason="RUN_CANCELED" if job.cancel_deadline_seconds else msgspec.UNSET,
         )
 
-    def _under_lease(self, name: str, rest: str, request: Request) -> Response | None:
+    def _answer_under_lease(self, name: str, path_parameter: str, request: Request) -> Response | None:
         """Answer a request for the log or the job specification of a lease."""
         lease_id = request.headers.get(LEASE_HEADER.lower(), "")
         job = self._jobs.get(lease_id)
@@ -308,7 +318,9 @@ class ScriptedOrchestrator:
             reason = "UNKNOWN_LEASE" if job is None else job.ended or "LEASE_EXPIRED"
             return _encode_answer(StaleLease(lease_id=lease_id or "none", reason=reason))
         if name == "specs":
-            return _ok(job.spec) if rest == job.job_id else _problem("not_found", "the lease is for another one")
+            return (
+                _ok(job.spec) if path_parameter == job.job_id else _problem("not_found", "the lease is for another one")
+            )
         if fault is not None:
             return None if fault.kind == "cut" else _problem("overloaded", OVERLOADED)
         if request.method == "POST":
@@ -321,11 +333,12 @@ class ScriptedOrchestrator:
         return _ok({"size": len(job.log)})
 
     def _job_name(self, message: RunnerMessage) -> str:
+        """Return the name of the job that a message is about; empty if its lease is unknown."""
         job = self._jobs.get(message.lease_id)
         return job.name if job else ""
 
     def _check_runner_id(self, type: str, runner_id: str, claimed_id: str) -> None:
-        """Record a violation if a request claims another runner's id. Ids of later incarnations are allowed."""
+        """Record a violation if a request carries the id of another runner. Ids of later incarnations are allowed."""
         if claimed_id != runner_id and not claimed_id.startswith(f"{runner_id}/"):
             self.note(
                 "heard",

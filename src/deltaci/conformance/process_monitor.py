@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class ProcessMonitor:
-    """The pipe of one job. `on_marker` gets each marker, and None when the last process has ended."""
+    """The pipe of one job. `on_marker` is called with each marker, and with None when the last process has ended."""
 
     def __init__(self, folder: Path, name: str, on_marker: Callable[[str | None], None]) -> None:
         self._path = folder / f"{name}.pipe"
@@ -36,15 +36,15 @@ class ProcessMonitor:
 
     @property
     def wait_command(self) -> str:
-        """The shell command that waits for `release`."""
+        """The shell command that blocks until `release` is called."""
         return f"read word < {shlex.quote(str(self._release_path))}"
 
     def release(self) -> None:
-        """Let one `wait_command` continue, now or when it is executed."""
+        """Let one execution of `wait_command` continue: the waiting one, or else the next one."""
         os.write(self._release_pipe, b"go\n")
 
     def poll(self) -> None:
-        """Read everything that was written to the pipe until now, and report it."""
+        """Read the markers written to the pipe since the last call, and pass each to `on_marker`."""
         try:
             while data := os.read(self._pipe, 1 << 16):
                 *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
@@ -62,6 +62,7 @@ class ProcessMonitor:
         self._close_pipe(old)
 
     def _open_pipe(self) -> int:
+        """Open the pipe for reading and call `poll` whenever it becomes readable."""
         pipe = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         asyncio.get_running_loop().add_reader(pipe, self.poll)
         return pipe
@@ -71,6 +72,6 @@ class ProcessMonitor:
         os.close(pipe)
 
     def close(self) -> None:
-        """Stop observing."""
+        """Close the pipes, so that no further marker is reported."""
         self._close_pipe(self._pipe)
         os.close(self._release_pipe)

@@ -30,7 +30,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def passed(evidence: str) -> Finding:
-    """Return a finding that the rule was kept in a situation where it could have been broken."""
+    """Return a finding that the rule was kept, in a situation in which it could have been broken."""
     return Finding(PASS, evidence)
 
 
@@ -40,7 +40,7 @@ def failed(evidence: str) -> Finding:
 
 
 def not_shown(reason: str) -> Finding:
-    """Return a finding that the situation in which the rule applies did not occur."""
+    """Return a finding that the rule could not be judged, because the situation in which it applies did not occur."""
     return Finding(NOT_SHOWN, reason)
 
 

@@ -32,7 +32,7 @@ CheckFunction = Callable[[Transcript], Finding]
 
 
 def _why_not_started(transcript: Transcript, job: str) -> Finding | None:
-    """Return why a job cannot be judged because none of its steps ran; None if one did."""
+    """Return a finding with the reason why no step of the job ran, so that it cannot be judged; None if one ran."""
     if transcript.markers(job):
         return None
     if not transcript.received("lease"):
@@ -43,7 +43,7 @@ def _why_not_started(transcript: Transcript, job: str) -> Finding | None:
 
 
 def lease_first(job: str) -> CheckFunction:
-    """Check PRO-C1: no step runs before the lease is active."""
+    """Return a check of PRO-C1 for this job: no step runs before its lease is active."""
 
     def check(transcript: Transcript) -> Finding:
         if not transcript.received("lease"):
@@ -51,8 +51,8 @@ def lease_first(job: str) -> CheckFunction:
             return failed(
                 f"expected a request for a lease; none came in {transcript.entries[-1].at:.1f} s ({exits[0]})"
             )
-        if (unknown := _why_not_started(transcript, job)) is not None:
-            return unknown
+        if (not_started := _why_not_started(transcript, job)) is not None:
+            return not_started
         if not transcript.received("AckLease", job):
             return not_shown("it sent no AckLease (see PRO-C2), so its lease was never active")
         first_step = transcript.find("job", job)[0]
@@ -70,7 +70,7 @@ def lease_first(job: str) -> CheckFunction:
 
 
 def acknowledged(transcript: Transcript) -> Finding:
-    """Check PRO-C2: the runner acknowledges the lease."""
+    """Check PRO-C2: the runner sends AckLease for the granted lease."""
     granted, acks = transcript.first("granted", "life"), transcript.received("AckLease", "life")
     if granted is None:
         return not_shown("the runner never asked for a lease")
@@ -83,8 +83,8 @@ def acknowledged(transcript: Transcript) -> Finding:
 
 def heartbeats(transcript: Transcript) -> Finding:
     """Check PRO-C3: heartbeats come at the granted interval while the job runs."""
-    if (unknown := _why_not_started(transcript, "life")) is not None:
-        return unknown
+    if (not_started := _why_not_started(transcript, "life")) is not None:
+        return not_started
     start = (transcript.answered("AckLease", "HeartbeatAck", "life") or transcript.find("job", "life"))[0].at
     ends = [*transcript.process_exits("life"), *transcript.received("Complete", "life")]
     ends += transcript.find("answered", "life", "Complete")
@@ -93,7 +93,7 @@ def heartbeats(transcript: Transcript) -> Finding:
     expected = f"expected a heartbeat every {INTERVAL_SECONDS} s"
     if not times:
         return failed(f"{expected}; there was none from {start:.2f} s to {end:.2f} s")
-    gaps = [after - before for before, after in zip([start, *times], times, strict=False)]
+    gaps = [following - preceding for preceding, following in zip([start, *times], times, strict=False)]
     median_gap, longest = median(gaps), max([*gaps, end - times[-1]])
     observed = (
         f"{len(times)} came in {end - start:.1f} s, usually after {median_gap:.2f} s, at most after {longest:.2f} s"
@@ -123,13 +123,13 @@ def log_uploaded(transcript: Transcript) -> Finding:
 
 
 def one_result(job: str) -> CheckFunction:
-    """Check PRO-C5: the runner sends one result, and repeats it only until it is answered."""
+    """Return a check of PRO-C5 for this job: one result is sent, and repeated only until it is answered."""
 
     def check(transcript: Transcript) -> Finding:
         completes = transcript.received("Complete", job)
         if not completes:
-            if (unknown := _why_not_started(transcript, job)) is not None:
-                return unknown
+            if (not_started := _why_not_started(transcript, job)) is not None:
+                return not_started
             if not transcript.process_exits(job):
                 return not_shown(f"job {job!r} never ended")
             return failed(
@@ -138,8 +138,10 @@ def one_result(job: str) -> CheckFunction:
         bodies = [_without_sequence_no(complete) for complete in completes]
         if any(body != bodies[0] for body in bodies):
             index = next(index for index, body in enumerate(bodies) if body != bodies[0])
-            first, other = bodies[0], bodies[index]
-            fields = sorted(name for name in first | other if first.get(name) != other.get(name))
+            first_body, differing_body = bodies[0], bodies[index]
+            fields = sorted(
+                name for name in first_body | differing_body if first_body.get(name) != differing_body.get(name)
+            )
             at = _at(completes[index])
             return failed(f"expected one Complete; another one at {at} differs in {', '.join(fields)}")
         answers = transcript.answered("Complete", "CompleteAck", job)
@@ -154,8 +156,8 @@ def one_result(job: str) -> CheckFunction:
 
 def canceled(transcript: Transcript) -> Finding:
     """Check PRO-C6: the runner stops all processes within the deadline, and only then sends CancelAck."""
-    if (unknown := _why_not_started(transcript, "canceled")) is not None:
-        return unknown
+    if (not_started := _why_not_started(transcript, "canceled")) is not None:
+        return not_started
     answers = transcript.answered("Heartbeat", "HeartbeatAck", "canceled")
     requests = [answer for answer in answers if answer.body.get("deadline")]
     if not requests:
@@ -175,9 +177,9 @@ def canceled(transcript: Transcript) -> Finding:
 
 
 def obeys_stale(transcript: Transcript) -> Finding:
-    """Check PRO-C7: the runner stops the job and sends nothing more under the stale lease."""
-    if (unknown := _why_not_started(transcript, "stale")) is not None:
-        return unknown
+    """Check PRO-C7: after the answer StaleLease the runner stops the job and sends nothing more for it."""
+    if (not_started := _why_not_started(transcript, "stale")) is not None:
+        return not_started
     answers = transcript.answered("Heartbeat", "StaleLease", "stale")
     if not answers:
         return not_shown("no heartbeat came that could be answered with StaleLease (see PRO-C3)")
@@ -186,9 +188,9 @@ def obeys_stale(transcript: Transcript) -> Finding:
     if not exits or exits[0].at > answers[0].at + STOP_SECONDS:
         return failed(f"{context}; expected the job to be stopped, it still ran {STOP_SECONDS:.0f} s later")
     for type, slack in (("Complete", 0.0), ("Heartbeat", SLACK_SECONDS)):
-        after = [entry for entry in transcript.received(type, "stale") if entry.at > answers[0].at + slack]
-        if after:
-            return failed(f"{context}; expected no {type} any more, one came at {_at(after[0])}")
+        later_messages = [entry for entry in transcript.received(type, "stale") if entry.at > answers[0].at + slack]
+        if later_messages:
+            return failed(f"{context}; expected no {type} any more, one came at {_at(later_messages[0])}")
     return passed(f"{context}; nothing of the job ran any more at {_at(exits[0])}, and nothing more was sent")
 
 
@@ -200,33 +202,33 @@ def no_lease_no_work(transcript: Transcript) -> Finding:
     refused = transcript.answered("AckLease", "StaleLease", "refused")
     if not refused:
         return not_shown("it sent no AckLease that could be refused (see PRO-C2)")
-    ran = transcript.find("job", "refused")
-    if ran:
-        return failed(f"AckLease was answered with StaleLease at {_at(refused[0])}; the job ran at {_at(ran[0])}")
-    later = [entry for entry in transcript.entries if entry.at > refused[0].at and entry.type == "lease"]
-    if not later:
+    markers = transcript.find("job", "refused")
+    if markers:
+        return failed(f"AckLease was answered with StaleLease at {_at(refused[0])}; the job ran at {_at(markers[0])}")
+    later_requests = [entry for entry in transcript.entries if entry.at > refused[0].at and entry.type == "lease"]
+    if not later_requests:
         return not_shown("after a StaleLease in answer to AckLease the runner asked for nothing more")
     return passed(f"AckLease was answered with StaleLease at {_at(refused[0])}, and the job did not run")
 
 
 def executes_once(transcript: Transcript) -> Finding:
     """Check PRO-H1: a lease that is delivered repeatedly is executed once."""
-    if (unknown := _why_not_started(transcript, "doubled")) is not None:
-        return unknown
-    ran = transcript.find("job", "doubled")
-    if len(ran) > 1:
-        return failed(f"one lease was delivered more than once; its job ran at {' and '.join(map(_at, ran))}")
+    if (not_started := _why_not_started(transcript, "doubled")) is not None:
+        return not_started
+    markers = transcript.find("job", "doubled")
+    if len(markers) > 1:
+        return failed(f"one lease was delivered more than once; its job ran at {' and '.join(map(_at, markers))}")
     if len(transcript.find("granted", "doubled")) < 3:
         return not_shown("the runner did not ask again, so the lease could not be delivered again")
-    return passed(f"a lease that was delivered three times was worked on once, at {_at(ran[0])}")
+    return passed(f"a lease that was delivered three times was worked on once, at {_at(markers[0])}")
 
 
 def no_late_result(job: str) -> CheckFunction:
-    """Check PRO-H2: the runner sends no result after its lease expired by its own clock."""
+    """Return a check of PRO-H2 for this job: no result is sent after the lease expired by the runner's clock."""
 
     def check(transcript: Transcript) -> Finding:
-        if (unknown := _why_not_started(transcript, job)) is not None:
-            return unknown
+        if (not_started := _why_not_started(transcript, job)) is not None:
+            return not_started
         renewals = transcript.answered("AckLease", "HeartbeatAck", job) + transcript.answered(
             "Heartbeat", "HeartbeatAck", job
         )
@@ -274,7 +276,7 @@ def keeps_secrets(transcript: Transcript) -> Finding:
 
 
 def reports_success(transcript: Transcript) -> Finding:
-    """Check PRO-U2: a success is reported as one."""
+    """Check PRO-U2: when all steps succeed, Complete has the status SUCCEEDED and exit code 0."""
     completes = transcript.received("Complete", "life")
     if not completes:
         return _why_not_started(transcript, "life") or not_shown("there was no Complete")
@@ -288,7 +290,7 @@ def reports_success(transcript: Transcript) -> Finding:
 
 
 def reports_failure(transcript: Transcript) -> Finding:
-    """Check PRO-U2: a failure is reported as one, and no later step runs."""
+    """Check PRO-U2: when a step fails, Complete has FAILED and its exit code, and no later step runs."""
     completes = transcript.received("Complete", "failing")
     if not completes:
         return _why_not_started(transcript, "failing") or not_shown("there was no Complete of the job that fails")
@@ -301,7 +303,7 @@ def reports_failure(transcript: Transcript) -> Finding:
 
 
 def fetches_spec(transcript: Transcript) -> Finding:
-    """Check PRO-Q2: the runner fetches a job specification that is referred to."""
+    """Check PRO-Q2: the runner fetches the job specification if the lease only has a reference to it."""
     granted = transcript.first("granted", "referred")
     if granted is None:
         return not_shown("the runner did not ask for a third job")
@@ -314,11 +316,11 @@ def fetches_spec(transcript: Transcript) -> Finding:
 
 
 def survives_lost_answers(transcript: Transcript) -> Finding:
-    """Check PRO-F4: the runner survives lost answers and an overloaded server."""
+    """Check PRO-F4: the runner repeats its messages after lost answers and 503, until its result is accepted."""
     if transcript.first("granted", "lost") is None:
         return not_shown("the runner never asked for a lease")
-    kinds = ("AckLease", "Heartbeat", "Complete")
-    for type in kinds:
+    message_types = ("AckLease", "Heartbeat", "Complete")
+    for type in message_types:
         count = len(transcript.received(type, "lost"))
         if all(entry.answer in ("cut", "overloaded") for entry in transcript.find("answered", "lost", type)):
             return failed(
@@ -326,12 +328,12 @@ def survives_lost_answers(transcript: Transcript) -> Finding:
             )
     if not transcript.answered("Complete", "CompleteAck", "lost"):
         return failed("after lost answers and 503s its result was not accepted")
-    times = ", ".join(f"{type} {len(transcript.received(type, 'lost'))} times" for type in kinds)
-    return passed(f"with lost answers and 503s it sent {times}, and its result was accepted")
+    counts = ", ".join(f"{type} {len(transcript.received(type, 'lost'))} times" for type in message_types)
+    return passed(f"with lost answers and 503s it sent {counts}, and its result was accepted")
 
 
 def well_formed(transcript: Transcript) -> Finding:
-    """Check PRO-M11: every message has the protocol's fields and the runner's own id."""
+    """Check PRO-M11: the server had to refuse none of the runner's requests as malformed or sent with another's id."""
     if not transcript.received("lease"):
         return not_shown("the runner never asked for a lease")
     refused = transcript.received("refused")
@@ -356,7 +358,7 @@ def renews_credential(transcript: Transcript) -> Finding:
 
 
 class RunnerCheck(msgspec.Struct, frozen=True):
-    """An item of the checklist: a rule, and the function that checks it in each scenario."""
+    """An item of the checklist: a rule, and the check function for each scenario in which it is checked."""
 
     id: str
     title: str
@@ -410,11 +412,12 @@ RUNNER_CHECKS: Final = (
 
 
 def check_runner(transcripts: Mapping[str, Transcript], only: Collection[str] = ()) -> list[CheckResult]:
-    """Return the result of every item of the checklist, or of the items in `only`."""
+    """Return the result of every item of the checklist; of those with an id in `only`, if it is not empty."""
     return [_check_rule(check, transcripts) for check in RUNNER_CHECKS if not only or check.id in only]
 
 
 def _check_rule(check: RunnerCheck, transcripts: Mapping[str, Transcript]) -> CheckResult:
+    """Return the result of one item from the findings of its scenarios."""
     findings = {name: function(transcripts[name]) for name, function in check.functions.items() if name in transcripts}
     if len(check.functions) > 1 and not check.required_scenarios:  # Each scenario has its own times.
         findings = {name: Finding(finding.verdict, f"{name}: {finding.evidence}") for name, finding in findings.items()}
@@ -422,7 +425,7 @@ def _check_rule(check: RunnerCheck, transcripts: Mapping[str, Transcript]) -> Ch
 
 
 def scenarios_for(only: Collection[str]) -> set[str]:
-    """Return the scenarios to run for these items, or all if none is named."""
+    """Return the names of the scenarios to run for the items in `only`; of all scenarios if it is empty."""
     if not only:
         return set(_ALL_SCENARIOS)
     return {name for check in RUNNER_CHECKS if check.id in only for name in check.required_scenarios or check.functions}
@@ -433,4 +436,5 @@ def _without_sequence_no(complete: Entry) -> dict[str, Any]:
 
 
 def _at(entry: Entry | None) -> str:
+    """Return the time of an entry as text, in seconds since the start of the scenario."""
     return f"{entry.at:.2f} s" if entry is not None else "no time"

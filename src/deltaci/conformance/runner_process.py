@@ -16,7 +16,7 @@ END_SECONDS: Final = 15.0
 
 
 class RunnerProcess:
-    """One execution of the runner's command. `on_exit` gets how it ended, e.g. `exited with 0`."""
+    """One execution of the runner's command. `on_exit` is called with a text on how it ended, e.g. `exited with 0`."""
 
     def __init__(self, command: Sequence[str], output: Path, on_exit: Callable[[str], None]) -> None:
         self._command = list(command)
@@ -28,7 +28,11 @@ class RunnerProcess:
         self._exit_reader: asyncio.Task[None] | None = None
 
     async def start(self, server: str, token: str, work: Path) -> None:
-        """Start the command. Server, token and working folder replace placeholders in it and are set as variables."""
+        """Start the command in a subreaper.
+
+        Server address, token and working folder replace `{server}`, `{token}` and `{work}` in its arguments, and are
+        passed as environment variables too.
+        """
         work.mkdir(parents=True, exist_ok=True)
         placeholders = {"{server}": server, "{token}": token, "{work}": str(work)}
         arguments = [_replace_placeholders(argument, placeholders) for argument in self._command]
@@ -50,6 +54,7 @@ class RunnerProcess:
         self._exit_reader = asyncio.create_task(self._read_exits())
 
     async def _read_exits(self) -> None:
+        """Pass each line in which the subreaper reports the runner's exit to `on_exit`."""
         assert self._reader is not None
         with suppress(OSError):
             while line := await self._reader.readline():

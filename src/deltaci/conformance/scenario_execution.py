@@ -35,7 +35,10 @@ class _ScenarioExecution:
         self._exits: asyncio.Queue[str] = asyncio.Queue()
 
     async def run(self, patience: Patience) -> Transcript:
-        """Start the runner, run the scenario and return its transcript. All processes are ended in any case."""
+        """Start server and runner, run the scenario and return its transcript.
+
+        All processes are ended, also after an error.
+        """
         try:
             async with HttpServer(self.server.handle) as http_server:
                 runner = asyncio.create_task(self._keep_runner_running(http_server.url))
@@ -58,7 +61,7 @@ class _ScenarioExecution:
         return transcript
 
     async def _keep_runner_running(self, url: str) -> None:
-        """Start the runner, and start it again when it exits, up to `MAX_STARTS` times: it may exit after each job."""
+        """Start the runner, and again whenever it exits, up to `MAX_STARTS` times: it may exit after each job."""
         while self._start_count < MAX_STARTS:
             self._start_count += 1
             process = RunnerProcess(self._command, self._folder / "output", self._exits.put_nowait)

@@ -42,24 +42,25 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 async def _start_job(server: ScriptedOrchestrator, job: ScriptedJob, patience: Patience) -> bool:
-    """Grant the job. Return whether its first step began in time."""
+    """Grant the job. Return whether its first step began within the patience."""
     server.grant(job)
     return await server.until(lambda: server.transcript.first("job", job.name), patience.seconds)
 
 
 async def _wait_for_heartbeats(server: ScriptedOrchestrator, job: ScriptedJob, count: int, seconds: float) -> bool:
-    """Wait until this many heartbeats of the job were answered."""
+    """Wait until this many heartbeats of the job were answered. Return False on a timeout."""
     return await server.until(
         lambda: len(server.transcript.answered("Heartbeat", "HeartbeatAck", job.name)) >= count, seconds
     )
 
 
 async def _wait_for_complete(server: ScriptedOrchestrator, job: ScriptedJob, patience: Patience) -> bool:
+    """Wait until the job's result was accepted. Return False on a timeout."""
     return await server.until(lambda: server.transcript.answered("Complete", "CompleteAck", job.name), patience.seconds)
 
 
 async def life(server: ScriptedOrchestrator, patience: Patience) -> None:
-    """A job of three steps with a slow answer to AckLease, some heartbeats, a log and a result, then a quiet period."""
+    """Run a job of three steps, with a delayed answer to AckLease. After its result, observe a quiet period."""
     job = server.job("life", ttl_seconds=LIFE_TTL_SECONDS)
     job.set_steps(
         job.step("one", "echo first line", "env"),
@@ -77,7 +78,7 @@ async def life(server: ScriptedOrchestrator, patience: Patience) -> None:
 
 
 async def lost_answers(server: ScriptedOrchestrator, patience: Patience) -> None:
-    """The first message of every type is received without an answer, the second is answered with 503."""
+    """Run a job whose first message of every type gets no answer, and whose second one is answered with 503."""
     job = server.job("lost")
     job.set_steps(job.step("one", "echo a line", job.monitor.wait_command, "echo another line"))
     for type in ("AckLease", "Heartbeat", "log", "Complete"):
@@ -91,7 +92,7 @@ async def lost_answers(server: ScriptedOrchestrator, patience: Patience) -> None
 
 
 async def no_lease(server: ScriptedOrchestrator, patience: Patience) -> None:
-    """A lease that is stale when it is acknowledged; then a failing job; then one with `job_spec_ref`."""
+    """Answer AckLease of a first job with StaleLease; then run a job that fails, and one with `job_spec_ref`."""
     refused = server.job("refused")
     refused.set_steps(refused.step("one"))
     refused.inject("AckLease", Fault("stale", reason="LEASE_REVOKED"))
@@ -111,11 +112,14 @@ async def no_lease(server: ScriptedOrchestrator, patience: Patience) -> None:
 
 
 async def same_twice(server: ScriptedOrchestrator, patience: Patience) -> None:
-    """One lease is granted twice in one answer and again after its end. A later job shows that this was processed."""
+    """Grant one lease twice in one answer and again after its end.
+
+    A later job shows that the runner has processed the last grant.
+    """
     job = server.job("doubled")
     job.set_steps(job.step("one", job.monitor.wait_command))
-    after = server.job("after")
-    after.set_steps(after.step("one"))
+    later_job = server.job("after")
+    later_job.set_steps(later_job.step("one"))
     server.grant(job, job)
     if not await server.until(lambda: server.transcript.markers(job.name), patience.seconds):
         return
@@ -125,12 +129,12 @@ async def same_twice(server: ScriptedOrchestrator, patience: Patience) -> None:
     await _wait_for_complete(server, job, patience)
     job.monitor.release()  # For a runner that runs it a third time.
     server.grant(job)
-    server.grant(after)
-    await _wait_for_complete(server, after, patience)
+    server.grant(later_job)
+    await _wait_for_complete(server, later_job, patience)
 
 
 async def cancel(server: ScriptedOrchestrator, patience: Patience) -> None:
-    """Cancel a job that ignores signals and has a child process in another session."""
+    """Cancel a running job that ignores signals and has a child process in another session."""
     job = server.job("canceled")
     job.set_steps(job.step("one", *STUBBORN))
     if not await _start_job(server, job, patience):
@@ -144,7 +148,7 @@ async def cancel(server: ScriptedOrchestrator, patience: Patience) -> None:
 
 
 async def stale(server: ScriptedOrchestrator, patience: Patience) -> None:
-    """Revoke the lease while the job runs."""
+    """Answer the second heartbeat of a running job with StaleLease, as after a revocation."""
     job = server.job("stale")
     job.set_steps(job.step("one", job.monitor.wait_command))
     job.inject("Heartbeat", Fault("hold"), Fault("stale", reason="LEASE_REVOKED"))
@@ -160,7 +164,7 @@ async def stale(server: ScriptedOrchestrator, patience: Patience) -> None:
 
 
 async def silence(server: ScriptedOrchestrator, patience: Patience) -> None:
-    """The server is unreachable for longer than the lease lasts, and the job ends after that."""
+    """Leave the server unreachable until the lease has expired; only then let the job end."""
     job = server.job("silent", ttl_seconds=SHORT_TTL_SECONDS)
     job.set_steps(job.step("one", job.monitor.wait_command))
     if not await _start_job(server, job, patience):
@@ -170,7 +174,7 @@ async def silence(server: ScriptedOrchestrator, patience: Patience) -> None:
 
 
 async def late_result(server: ScriptedOrchestrator, patience: Patience) -> None:
-    """The server is unreachable when the job ends, and returns after the lease has expired."""
+    """Make the server unreachable, let the job end, and answer again only after the lease has expired."""
     job = server.job("late", ttl_seconds=SHORT_TTL_SECONDS)
     job.set_steps(job.step("one", job.monitor.wait_command))
     if not await _start_job(server, job, patience):
@@ -180,7 +184,10 @@ async def late_result(server: ScriptedOrchestrator, patience: Patience) -> None:
 
 
 async def _cut_off_until_expiry(server: ScriptedOrchestrator, job: ScriptedJob, *, ends_late: bool) -> None:
-    """Make the server unreachable until the lease has expired. The job ends after the expiry or before it."""
+    """Make the server unreachable until the lease has expired.
+
+    The job ends after the expiry if `ends_late`, otherwise at the beginning of the outage.
+    """
     server.is_cut_off = True
     if not ends_late:
         job.monitor.release()

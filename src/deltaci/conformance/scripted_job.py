@@ -37,7 +37,10 @@ BUSY: Final = Fault("busy")
 
 
 class ScriptedJob:
-    """One job with one lease. `on_marker` gets the job's name and each marker, or None when its processes ended."""
+    """One job with one lease.
+
+    `on_marker` is called with the job's name and each marker, or None when the job's last process has ended.
+    """
 
     def __init__(
         self,
@@ -64,26 +67,26 @@ class ScriptedJob:
         self._result: Complete | None = None
 
     def step(self, marker: str, *commands: str) -> str:
-        """Return a step that is monitored from its beginning and first writes a marker."""
+        """Return a shell script that attaches the monitor, writes the marker and then runs the commands."""
         return "\n".join((self.monitor.attach_command, f'echo "{marker}" >&9', *commands))
 
     def set_steps(self, *steps: str, env: dict[str, str] | None = None) -> ScriptedJob:
-        """Set the steps and variables of the job."""
+        """Set the steps and environment variables of the job. Return the job."""
         self.spec = JobSpec(name=self.name, steps=list(steps), env=env or {}, executor="process")
         return self
 
     def inject(self, type: str, *faults: Fault) -> ScriptedJob:
-        """Apply these faults, in order, to the next messages of a type."""
+        """Apply these faults, one per message and in order, to the next messages of this type. Return the job."""
         self._faults.setdefault(type, deque()).extend(faults)
         return self
 
     def next_fault(self, type: str) -> Fault | None:
-        """Take the fault for this message of a type; None for the normal answer."""
+        """Remove and return the next fault injected for messages of this type; None if there is none."""
         faults = self._faults.get(type)
         return faults.popleft() if faults else None
 
     def granted(self) -> LeaseGranted:
-        """Return the grant as it is sent to the runner."""
+        """Return the `LeaseGranted` message for this job."""
         return LeaseGranted(
             lease_id=self.lease_id,
             job_id=self.job_id,
@@ -97,14 +100,14 @@ class ScriptedJob:
         )
 
     def is_repeat(self, result: Complete) -> bool:
-        """Whether this result equals the accepted one, apart from `sequence_no`. Remembers the first result."""
+        """Return whether this result equals the first one, apart from `sequence_no`. Store it if it is the first."""
         without_number = msgspec.structs.replace(result, sequence_no=None)
         if self._result is None:
             self._result = without_number
         return self._result == without_number
 
     def append(self, offset: int, data: bytes) -> bool:
-        """Append to the job's log. Return False if there would be a gap."""
+        """Append to the job's log the bytes that it does not have yet. Return False if there would be a gap."""
         if offset > len(self.log):
             return False
         self.log += data[len(self.log) - offset :]
@@ -112,5 +115,5 @@ class ScriptedJob:
 
 
 def to_builtins(message: msgspec.Struct) -> dict[str, Any]:
-    """Return a message as it is recorded in a transcript."""
+    """Return a message as a dictionary of JSON values, for the transcript."""
     return dict(msgspec.to_builtins(message))

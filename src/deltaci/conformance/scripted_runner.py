@@ -37,13 +37,13 @@ class JobSource(Protocol):
 
 
 class HeldLease(msgspec.Struct):
-    """A granted lease and its runner."""
+    """A granted lease and the scripted runner that it was granted to."""
 
     granted: LeaseGranted
     runner: ScriptedRunner
 
     def message(self, type: str, **fields: Any) -> dict[str, Any]:
-        """Return a runner's message of this type with all required fields, overridden by `fields`."""
+        """Return a message of this type under the lease, with all required fields. `fields` override or add fields."""
         now = datetime.now(UTC).isoformat()
         required_fields: dict[str, dict[str, Any]] = {
             "AckLease": {"job_id": self.granted.job_id, "accepted_at": now},
@@ -55,18 +55,18 @@ class HeldLease(msgspec.Struct):
         return {**common, **required_fields[type], **fields}
 
     def send(self, type: str, sender: ScriptedRunner | None = None, **fields: Any) -> Reply:
-        """Send a message under this lease, by default from its own runner."""
+        """Send a message under this lease with the credential of `sender`, by default of the lease's runner."""
         return (sender or self.runner).request("POST", "messages", self.message(type, **fields))
 
     def log(self, offset: int | str, data: bytes, sender: ScriptedRunner | None = None) -> Reply:
-        """Append to the log of this lease."""
+        """Send bytes to append to the log of this lease, which begin at `offset`. Return the reply."""
         return (sender or self.runner).request(
             "POST", "log", data, Delta_Lease=self.granted.lease_id, Delta_Offset=str(offset)
         )
 
 
 class ScriptedRunner:
-    """One registered runner."""
+    """A runner that is registered with the server under test."""
 
     def __init__(self, client: HttpClient, registered: Registered) -> None:
         self._client = client
@@ -79,15 +79,15 @@ class ScriptedRunner:
         return self._client.request(method, name, body, self.credential, **headers)
 
     def lease(self, wait_seconds: float = 0.0, **fields: Any) -> Reply:
-        """Request work."""
+        """Send a request for work that waits up to `wait_seconds`. `fields` override or add fields of the message."""
         request = {"type": "Lease", "runner_id": self.runner_id, "wait_seconds": wait_seconds, **fields}
         return self.request("POST", "lease", request)
 
     def held_leases(self, reply: Reply) -> list[HeldLease]:
-        """Return the leases of an answer.
+        """Return the leases granted in a reply to a request for work.
 
-        Raise `NotCheckable` if one is for a job that is not the kit's own. It was not acknowledged, so the job returns
-        to the queue.
+        Raise `NotCheckable` if one is for a job that is not the kit's own. That lease was not acknowledged, so its job
+        returns to the queue.
         """
         expect(reply, 200, "", "a request for work")
         leases = [HeldLease(decode(granted, LeaseGranted), self) for granted in reply.body.get("leases", [])]
@@ -109,16 +109,16 @@ class ScriptedRunner:
         return spec
 
 
-def decode(body: Any, type: type[msgspec.Struct]) -> Any:
+def decode(body: Any, kind: type[msgspec.Struct]) -> Any:
     """Decode a message as strictly as a runner does. Raise `CheckFailed` if it is not of this type."""
     try:
-        return msgspec.convert(body, type)
+        return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise CheckFailed(f"expected {type.__name__}; the answer is not one: {error}") from None
+        raise CheckFailed(f"expected {kind.__name__}; the answer is not one: {error}") from None
 
 
 def expect(reply: Reply, status: int, code: str, subject: str = "the request") -> Reply:
-    """Raise `CheckFailed` unless the reply has this status and code; an empty code matches any."""
+    """Return the reply. Raise `CheckFailed` if its status or code differs; an empty code matches any."""
     if reply.status != status or (code and reply.code != code):
         raise CheckFailed(f"{subject}: expected {status} {code}".rstrip() + f", the answer was {reply}")
     return reply

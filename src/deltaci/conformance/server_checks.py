@@ -34,7 +34,7 @@ SLACK_SECONDS: Final = 1.0
 
 
 class ServerChecks:
-    """The checks and the state that they share. Each public method checks one item and returns its evidence.
+    """The checks and the state that they share. Each public method checks one item and returns its evidence as text.
 
     A method raises `CheckFailed` if the server broke the rule, and `NotCheckable` if the rule cannot be checked.
     """
@@ -55,12 +55,16 @@ class ServerChecks:
     # -- preconditions
 
     def _runner(self) -> ScriptedRunner:
+        """Return the first registered runner. Raise `NotCheckable` if there is none."""
         if not self._runners:
             raise NotCheckable("no runner could register (see token-once)")
         return self._runners[0]
 
     def _take(self, spec: dict[str, Any] | None = None) -> HeldLease:
-        """Return a new lease for one of the kit's jobs."""
+        """Return a granted lease for a job of the kit, which has this specification if it is given.
+
+        Raise `NotCheckable` if there is none.
+        """
         runner = self._runner()
         if self._unused and spec is None:
             return self._unused.pop()
@@ -75,6 +79,10 @@ class ServerChecks:
         return leases[0]
 
     def _live_lease(self) -> HeldLease:
+        """Return the lease that several checks use in turn.
+
+        Raise `NotCheckable` if it was not granted, or has ended.
+        """
         if self._live is None:
             raise NotCheckable("there is no lease (see granted)")
         return self._live
@@ -82,20 +90,24 @@ class ServerChecks:
     # -- without a lease
 
     def token_once(self) -> str:
-        """A registration token is valid once."""
-        first = expect(self._client.request("POST", "register", {"token": self._tokens[0]}), 200, "", "the first time")
-        self._runners.append(ScriptedRunner(self._client, decode(first.body, wire.Registered)))
-        again = self._client.request("POST", "register", {"token": self._tokens[0]})
-        expect(again, 401, "bad_credential", "the same token again")
-        invented = self._client.request("POST", "register", {"token": "no token"})
-        expect(invented, 401, "bad_credential", "an invented token")
+        """Check that a registration token can be used once only."""
+        first_reply = expect(
+            self._client.request("POST", "register", {"token": self._tokens[0]}), 200, "", "the first time"
+        )
+        self._runners.append(ScriptedRunner(self._client, decode(first_reply.body, wire.Registered)))
+        repeated = self._client.request("POST", "register", {"token": self._tokens[0]})
+        expect(repeated, 401, "bad_credential", "the same token again")
+        invented_reply = self._client.request("POST", "register", {"token": "no token"})
+        expect(invented_reply, 401, "bad_credential", "an invented token")
         for token in self._tokens[1:]:
-            other = expect(self._client.request("POST", "register", {"token": token}), 200, "", "another token")
-            self._runners.append(ScriptedRunner(self._client, decode(other.body, wire.Registered)))
-        return f"runner {self._runner().runner_id!r} registered once; the same token again was answered with {again}"
+            registered_reply = expect(
+                self._client.request("POST", "register", {"token": token}), 200, "", "another token"
+            )
+            self._runners.append(ScriptedRunner(self._client, decode(registered_reply.body, wire.Registered)))
+        return f"runner {self._runner().runner_id!r} registered once; the same token again was answered with {repeated}"
 
     def credential_needed(self) -> str:
-        """Requests without a credential, or with a token for another use, are refused."""
+        """Check that requests without a credential, or with a token for another use, are refused."""
         lease = {"type": "Lease", "runner_id": self._runner().runner_id}
         for name in ("lease", "messages", "batch", "renew", "log"):
             for credential in ("", "invented", self._tokens[0]):
@@ -105,36 +117,46 @@ class ServerChecks:
         return "five addresses, each with none, an invented and a wrong kind of credential: always 401 bad_credential"
 
     def renew_credential(self) -> str:
-        """A valid credential can be renewed."""
+        """Check that a valid credential can be renewed."""
         runner = self._runner()
         reply = expect(runner.request("POST", "renew"), 200, "")
-        fresh = ScriptedRunner(self._client, decode(reply.body, wire.Registered))
-        if fresh.runner_id != runner.runner_id:
-            raise CheckFailed(f"expected the same runner_id {runner.runner_id!r}, the answer was {fresh.runner_id!r}")
-        expect(fresh.request("POST", "renew"), 200, "", "a request with the new one")
-        return f"a new one is valid for {fresh.expires_at - time.monotonic():.0f} s"
+        renewed = ScriptedRunner(self._client, decode(reply.body, wire.Registered))
+        if renewed.runner_id != runner.runner_id:
+            raise CheckFailed(f"expected the same runner_id {runner.runner_id!r}, the answer was {renewed.runner_id!r}")
+        expect(renewed.request("POST", "renew"), 200, "", "a request with the new one")
+        return f"a new one is valid for {renewed.expires_at - time.monotonic():.0f} s"
 
     def own_runner_id(self) -> str:
-        """A runner cannot use another runner's id."""
+        """Check that a runner cannot send another runner's id."""
         reply = self._runner().lease(runner_id="somebody-else")
         return f"a request in another's name: {expect(reply, 403, 'wrong_runner')}"
 
     def unknown_paths(self) -> str:
-        """An unknown path and an unsupported method have their own error codes."""
-        nothing = expect(self._runner().request("GET", "nothing-here"), 404, "not_found", "an unknown path")
-        method = expect(self._runner().request("GET", "lease"), 405, "wrong_method", "GET on lease")
-        return f"{nothing} and {method}"
+        """Check that an unknown path and an unsupported method are refused with their error codes."""
+        unknown_path = expect(self._runner().request("GET", "nothing-here"), 404, "not_found", "an unknown path")
+        wrong_method = expect(self._runner().request("GET", "lease"), 405, "wrong_method", "GET on lease")
+        return f"{unknown_path} and {wrong_method}"
 
     def invalid_messages(self) -> str:
-        """An invalid message is refused with a stable error code."""
+        """Check that invalid messages are refused with a stable error code."""
         runner = self._runner()
-        good = {"type": "Heartbeat", "lease_id": "x", "runner_id": runner.runner_id, "ts": "2026-01-04T08:00:00Z"}
+        valid_message = {
+            "type": "Heartbeat",
+            "lease_id": "x",
+            "runner_id": runner.runner_id,
+            "ts": "2026-01-04T08:00:00Z",
+        }
         invalid: list[tuple[str, Any, int, str]] = [
-            ("an unknown field", {**good, "mood": "good"}, 422, "bad_message"),
-            ("an unknown type", {**good, "type": "Hello"}, 422, "bad_message"),
-            ("a missing field", {key: value for key, value in good.items() if key != "ts"}, 422, "bad_message"),
-            ("a field of another type", {**good, "ts": 5}, 422, "bad_message"),
-            ("a time without its zone", {**good, "ts": "2026-01-04T08:00:00"}, 422, "bad_message"),
+            ("an unknown field", {**valid_message, "mood": "good"}, 422, "bad_message"),
+            ("an unknown type", {**valid_message, "type": "Hello"}, 422, "bad_message"),
+            (
+                "a missing field",
+                {key: value for key, value in valid_message.items() if key != "ts"},
+                422,
+                "bad_message",
+            ),
+            ("a field of another type", {**valid_message, "ts": 5}, 422, "bad_message"),
+            ("a time without its zone", {**valid_message, "ts": "2026-01-04T08:00:00"}, 422, "bad_message"),
             (
                 "an unknown status",
                 {"type": "Complete", "lease_id": "x", "runner_id": runner.runner_id, "status": "GREAT"},
@@ -148,12 +170,12 @@ class ServerChecks:
         return f"{len(invalid)} invalid messages: 422 bad_message, or 400 bad_json"
 
     def too_large(self) -> str:
-        """A message that exceeds the size limit is refused."""
+        """Check that a message above the size limit is refused."""
         body = b'"' + b"x" * wire.MAX_MESSAGE_BYTES + b'"'
         return f"{len(body)} bytes: {expect(self._runner().request('POST', 'messages', body), 413, 'too_large')}"
 
     def unknown_lease(self) -> str:
-        """Every message under a lease that was never granted is answered as stale."""
+        """Check that every message under a lease that was never granted is answered with StaleLease."""
         runner = self._runner()
         granted = wire.LeaseGranted(
             lease_id="invented", job_id="invented", run_id="", lease_ttl_seconds=1,
@@ -161,12 +183,12 @@ class ServerChecks:
         )  # fmt: skip
         invented = HeldLease(granted, runner)
         for type in ("AckLease", "Heartbeat", "Complete", "CancelAck"):
-            self._stale(invented, type, "UNKNOWN_LEASE")
+            self._expect_stale(invented, type, "UNKNOWN_LEASE")
         expect(invented.log(0, b"x"), 409, "UNKNOWN_LEASE", "a part of a log")
         return "AckLease, Heartbeat, Complete, CancelAck and log: 409 StaleLease with UNKNOWN_LEASE"
 
     def long_poll(self) -> str:
-        """A request for work waits up to `wait_seconds`."""
+        """Check that a request for work waits up to `wait_seconds` when there is no work."""
         started = time.monotonic()
         leases = self._runner().held_leases(self._runner().lease(1.0))
         elapsed = time.monotonic() - started
@@ -180,7 +202,7 @@ class ServerChecks:
     # -- under a lease
 
     def granted(self) -> str:
-        """The grant is complete, and its lease id cannot be guessed."""
+        """Check that a grant has a job, a usable heartbeat interval, and a lease id that cannot be guessed."""
         self._live = lease = self._take()
         granted = lease.granted
         if (granted.job_spec is None) == (granted.job_spec_ref is None):
@@ -195,7 +217,7 @@ class ServerChecks:
         return f"job {granted.job_id!r} for {ttl} s, heartbeats every {interval} s"
 
     def ack_activates(self) -> str:
-        """AckLease activates the lease; repeating it is no error."""
+        """Check that AckLease renews the lease, and that repeating it is no error."""
         lease = self._live_lease()
         for subject in ("AckLease", "AckLease again"):
             answer = decode(expect(lease.send("AckLease"), 200, "HeartbeatAck", subject).body, wire.HeartbeatAck)
@@ -204,39 +226,42 @@ class ServerChecks:
         return "AckLease, and the same again: 200 HeartbeatAck with extend_lease=true"
 
     def heartbeat_renews(self) -> str:
-        """Every heartbeat renews the lease beyond its first TTL."""
+        """Check that every heartbeat renews the lease, also beyond its first TTL if the patience allows."""
         lease = self._live_lease()
         ttl = lease.granted.lease_ttl_seconds
         started = time.monotonic()
-        until = started + (1.3 * ttl if 1.3 * ttl <= self._patience else SLACK_SECONDS)
+        deadline = started + (1.3 * ttl if 1.3 * ttl <= self._patience else SLACK_SECONDS)
         while True:
             answer = decode(expect(lease.send("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
             if not answer.extend_lease or abs(answer.new_lease_ttl_seconds - ttl) > SLACK_SECONDS:
                 raise CheckFailed(f"expected a renewal for {ttl} s, the answer was {answer.new_lease_ttl_seconds} s")
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 break
-            time.sleep(min(lease.granted.heartbeat_interval_seconds, max(0.0, until - time.monotonic())))
+            time.sleep(min(lease.granted.heartbeat_interval_seconds, max(0.0, deadline - time.monotonic())))
         return (
             f"{time.monotonic() - started:.1f} s after it was granted for {ttl} s, a heartbeat renewed it for {ttl} s"
         )
 
     def other_runner(self) -> str:
-        """Another runner cannot use a lease."""
+        """Check that another runner cannot send messages under a lease."""
         lease = self._live_lease()
         if len(self._runners) < 2:
             raise NotCheckable("it needs a second runner: give a second --token")
-        other = self._runners[1]
+        other_runner = self._runners[1]
         for type in ("Heartbeat", "Complete"):
-            expect(lease.send(type, other), 403, "wrong_runner", f"{type} with another's credential")
+            expect(lease.send(type, other_runner), 403, "wrong_runner", f"{type} with another's credential")
             expect(
-                lease.send(type, other, runner_id=other.runner_id), 409, "UNKNOWN_LEASE", f"{type} as another runner"
+                lease.send(type, other_runner, runner_id=other_runner.runner_id),
+                409,
+                "UNKNOWN_LEASE",
+                f"{type} as another runner",
             )
-        expect(lease.log(0, b"x", other), 409, "UNKNOWN_LEASE", "a part of the log from another runner")
+        expect(lease.log(0, b"x", other_runner), 409, "UNKNOWN_LEASE", "a part of the log from another runner")
         expect(lease.send("Heartbeat"), 200, "HeartbeatAck", "its own heartbeat after that")
         return "another runner with this lease_id: 403 wrong_runner, or 409 UNKNOWN_LEASE in its own name"
 
     def batch(self) -> str:
-        """Every message of a batch gets its own answer, in the same order."""
+        """Check that every message of a batch gets its own answer, in the same order."""
         lease = self._live_lease()
         messages = [
             lease.message("Heartbeat"),
@@ -252,7 +277,7 @@ class ServerChecks:
         return f"good, bad, unknown, good: {', '.join(codes)}"
 
     def log_offsets(self) -> str:
-        """A log has no gaps and no repeated parts."""
+        """Check that repeated bytes of a log are stored once and that a gap is refused."""
         lease = self._live_lease()
         for subject, offset, data, size in (
             ("the first part", 0, b"0123456789", 10),
@@ -270,13 +295,13 @@ class ServerChecks:
         return f"a repeat and an overlap count once, a gap is refused with {gap}"
 
     def unrequested_cancel_ack(self) -> str:
-        """CancelAck without a cancel request is refused."""
+        """Check that CancelAck without a cancel request is refused."""
         return (
             f"CancelAck without a request: {expect(self._live_lease().send('CancelAck'), 409, 'cancel_not_requested')}"
         )
 
     def complete_once(self) -> str:
-        """The first result is final: an equal repeat is accepted, a different result is refused."""
+        """Check that the first result is final: an equal repeat is accepted, a different result is refused."""
         lease = self._live_lease()
         self._live = None
         for subject in ("Complete", "the same again"):
@@ -284,22 +309,22 @@ class ServerChecks:
             if not answer.accepted:
                 raise CheckFailed(f"{subject}: expected accepted=true, the answer was {answer.reason!r}")
         self._completed = lease
-        other = lease.send("Complete", status="FAILED", exit_code=1)
-        if other.status == 200 and other.body.get("accepted"):
+        second_result = lease.send("Complete", status="FAILED", exit_code=1)
+        if second_result.status == 200 and second_result.body.get("accepted"):
             raise CheckFailed("another result after the accepted one: expected a refusal, it was accepted")
-        return f"CompleteAck for the result and for its repeat; another result: {other}"
+        return f"CompleteAck for the result and for its repeat; another result: {second_result}"
 
     def stale_after_end(self) -> str:
-        """Every message under a completed lease is answered as stale."""
+        """Check that messages under a completed lease are answered with StaleLease."""
         if self._completed is None:
             raise NotCheckable("no result was accepted (see complete-once)")
-        self._stale(self._completed, "Heartbeat", "LEASE_COMPLETED")
-        self._stale(self._completed, "CancelAck", "LEASE_COMPLETED")
+        self._expect_stale(self._completed, "Heartbeat", "LEASE_COMPLETED")
+        self._expect_stale(self._completed, "CancelAck", "LEASE_COMPLETED")
         expect(self._completed.log(15, b"late"), 409, "LEASE_COMPLETED", "a part of the log")
         return "Heartbeat, CancelAck and log: 409 StaleLease with LEASE_COMPLETED"
 
     def expires(self) -> str:
-        """A lease expires without heartbeats."""
+        """Check that a lease expires without heartbeats."""
         lease = self._take()
         expect(lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
         ttl = lease.granted.lease_ttl_seconds
@@ -317,49 +342,51 @@ class ServerChecks:
         return f"Heartbeat and Complete after {ttl + SLACK_SECONDS:.0f} s of silence: 409 StaleLease"
 
     def leased_again(self) -> str:
-        """A job whose lease expired is granted again with a new lease, and the old one is stale."""
+        """Check that a job whose lease expired is granted again with a new lease, and the old one is stale."""
         expired = self._expired
         if expired is None:
             raise NotCheckable("no lease expired (see expires)")
         runner = self._runner()
-        until = time.monotonic() + WAIT_SECONDS + expired.granted.lease_ttl_seconds
+        deadline = time.monotonic() + WAIT_SECONDS + expired.granted.lease_ttl_seconds
         leases: list[HeldLease] = []
-        while not leases and time.monotonic() < until:
+        while not leases and time.monotonic() < deadline:
             granted = runner.held_leases(runner.lease(WAIT_SECONDS))
             leases = [lease for lease in granted if lease.granted.job_id == expired.granted.job_id]
         if not leases:
             raise CheckFailed(f"expected job {expired.granted.job_id!r} to be granted again, it was not")
         if leases[0].granted.lease_id == expired.granted.lease_id:
             raise CheckFailed("expected a new lease_id, it is the old one")
-        late = expired.send("Complete")
-        expect(late, 409, late.code, "Complete under the expired lease")
-        decode(late.body, wire.StaleLease)
+        late_reply = expired.send("Complete")
+        expect(late_reply, 409, late_reply.code, "Complete under the expired lease")
+        decode(late_reply.body, wire.StaleLease)
         expect(leases[0].send("AckLease"), 200, "HeartbeatAck", "AckLease of the new lease")
         expect(leases[0].send("Complete"), 200, "CompleteAck", "Complete under the new lease")
-        return f"the job came again under another lease_id; Complete under the old one: {late}"
+        return f"the job came again under another lease_id; Complete under the old one: {late_reply}"
 
     def cancel(self) -> str:
-        """The answer to the next heartbeat has the cancel request, and CancelAck ends the attempt."""
+        """Check that the answer to a heartbeat has the cancel request, and that CancelAck ends the attempt."""
         if self._job_source is None:
             raise NotCheckable("the kit cannot request a cancel: give --store")
         lease = self._take()
         expect(lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
         self._job_source.cancel(lease.granted.job_id)
-        until = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         while True:
             answer = decode(expect(lease.send("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
-            if answer.cancel_requested or time.monotonic() >= until:
+            if answer.cancel_requested or time.monotonic() >= deadline:
                 break
             time.sleep(0.1)
         if not answer.cancel_requested or not answer.cancel_deadline_seconds:
             raise CheckFailed(f"expected cancel_requested with a deadline, the answer was {answer}")
         decode(expect(lease.send("CancelAck"), 200, "CancelAcked", "CancelAck").body, wire.CancelAcked)
-        if (late := lease.send("Complete")).status == 200 and late.body.get("accepted") is not False:
-            raise CheckFailed(f"Complete after CancelAck: expected that it is not accepted, the answer was {late}")
+        if (late_reply := lease.send("Complete")).status == 200 and late_reply.body.get("accepted") is not False:
+            raise CheckFailed(
+                f"Complete after CancelAck: expected that it is not accepted, the answer was {late_reply}"
+            )
         return f"HeartbeatAck asked for a stop within {answer.cancel_deadline_seconds} s; CancelAck was accepted"
 
     def large_spec(self) -> str:
-        """A large job specification can be read from `job_spec_ref`."""
+        """Check that a large job specification can be read from `job_spec_ref`."""
         lease = self._take(LARGE_SPEC)
         ref = lease.granted.job_spec_ref
         if ref is None:
@@ -372,23 +399,26 @@ class ServerChecks:
         return f"{len(str(spec.steps))} characters were read under the lease"
 
     def credential_expires(self) -> str:
-        """An expired credential is refused."""
+        """Check that an expired credential is refused."""
         runner = self._runner()
-        left = runner.expires_at - time.monotonic()
-        if left + SLACK_SECONDS > self._patience:
-            raise NotCheckable(f"a credential lasts another {left:.0f} s, longer than --patience {self._patience:.0f}")
-        time.sleep(max(0.0, left) + SLACK_SECONDS)
+        remaining_seconds = runner.expires_at - time.monotonic()
+        if remaining_seconds + SLACK_SECONDS > self._patience:
+            raise NotCheckable(
+                f"a credential lasts another {remaining_seconds:.0f} s, longer than --patience {self._patience:.0f}"
+            )
+        time.sleep(max(0.0, remaining_seconds) + SLACK_SECONDS)
         return f"a request with an expired credential: {expect(runner.lease(), 401, 'expired_credential')}"
 
     def finish(self) -> None:
-        """Complete every job that is still leased."""
+        """Accept and complete every job whose lease the kit still holds."""
         for lease in (*self._unused, *([self._live] if self._live else [])):
             with suppress(ServerUnreachable):
                 lease.send("AckLease")
                 lease.send("Complete")
 
     @staticmethod
-    def _stale(lease: HeldLease, type: str, reason: str) -> None:
+    def _expect_stale(lease: HeldLease, type: str, reason: str) -> None:
+        """Send a message under this lease. Raise `CheckFailed` if the answer is not StaleLease with this reason."""
         body = expect(lease.send(type), 409, reason, type).body
         decode(body, wire.StaleLease)
         if type == "Heartbeat" and (body.get("extend_lease") is not False or body.get("stale") is not True):
@@ -460,7 +490,7 @@ SERVER_CHECKS: Final = (
 
 
 def _with_dependencies(only: Collection[str]) -> set[str]:
-    """Return these items and all that they need; all items if `only` is empty."""
+    """Return the ids in `only` and of all items that must be checked before them; all ids if `only` is empty."""
     ids = set(only) or {check.id for check in SERVER_CHECKS}
     for check in reversed(SERVER_CHECKS):
         if check.id in ids:
@@ -475,7 +505,10 @@ def check_server(
     patience_seconds: float,
     only: Collection[str] = (),
 ) -> Iterator[CheckResult]:
-    """Check a server, and yield the result of each item, or of each item in `only`, as soon as it is known."""
+    """Check a server, and yield the result of each item as soon as it is known.
+
+    `only` limits the items, if not empty.
+    """
     checks = ServerChecks(client, tokens, job_source, patience_seconds)
     required_ids = _with_dependencies(only)
     try:
@@ -489,6 +522,7 @@ def check_server(
 
 
 def _run(check: ServerCheck, checks: ServerChecks) -> CheckResult:
+    """Run one check and return its result, in which the exceptions of the check are its verdicts."""
     try:
         return CheckResult(check.id, check.title, PASS, check.run(checks))
     except NotCheckable as reason:

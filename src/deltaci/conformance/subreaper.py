@@ -60,7 +60,7 @@ class Subreaper:
         self.exit_code: int | None = None
 
     def reap(self) -> bool:
-        """Collect the exit status of all ended children. Return whether any child is left."""
+        """Collect the exit status of all ended children. Return whether a child process is left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -80,9 +80,9 @@ class Subreaper:
             time.sleep(POLL_SECONDS)
         deadline = time.monotonic() + KILL_SECONDS
         while self.reap() and time.monotonic() < deadline:
-            left = descendants() or ([self._runner] if self.exit_code is None else [])
-            send(left, signal.SIGSTOP)  # So that none forks between the first kill and the last.
-            send(left, signal.SIGKILL)
+            remaining_pids = descendants() or ([self._runner] if self.exit_code is None else [])
+            send(remaining_pids, signal.SIGSTOP)  # So that none forks between the first kill and the last.
+            send(remaining_pids, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
 
 

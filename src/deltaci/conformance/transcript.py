@@ -46,19 +46,19 @@ class Transcript(msgspec.Struct, kw_only=True):
         ]
 
     def first(self, kind: EntryKind, job: str = "", type: str = "") -> Entry | None:
-        """Return the first of these entries, or None."""
+        """Return the first entry of this kind, job and type; None if there is none. Empty arguments match any."""
         return next(iter(self.find(kind, job, type)), None)
 
     def received(self, type: str, job: str = "") -> list[Entry]:
-        """Return every message or request of this type that the runner sent."""
+        """Return the entries of all messages and requests of this type that the runner sent."""
         return self.find("heard", job, type)
 
     def answered(self, type: str, answer: str, job: str = "") -> list[Entry]:
-        """Return every time a message of this type got this answer."""
+        """Return the entries of all messages of this type to which the server gave this answer."""
         return [entry for entry in self.find("answered", job, type) if entry.answer == answer]
 
     def process_exits(self, job: str) -> list[Entry]:
-        """Return every time the last process of the job ended."""
+        """Return the entries that record the end of the last running process of the job."""
         return self.find("nobody", job)
 
     def markers(self, job: str) -> list[str]:
@@ -66,7 +66,7 @@ class Transcript(msgspec.Struct, kw_only=True):
         return [entry.note for entry in self.find("job", job)]
 
     def is_running(self, job: str, until: Entry) -> bool:
-        """Whether a process of the job was running when `until` was observed."""
+        """Return whether a process of the job was running when the entry `until` was recorded."""
         is_running = False
         for entry in self.entries:
             if entry is until:
