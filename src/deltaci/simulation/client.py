@@ -54,69 +54,75 @@ class CommandClient:
         self._report = report
         self.node = Node("people")
 
-    def spawn(self, work: Any) -> None:
+    def spawn(self, coroutine: Any) -> None:
         """Start a coroutine in the users' node."""
-        self._loop.spawn(self.node, work)
+        self._loop.spawn(self.node, coroutine)
 
-    def spawn_later(self, seconds: float, work: Callable[[], Any]) -> None:
-        """Start a coroutine in the users' node after some seconds."""
+    def spawn_later(self, seconds: float, create_coroutine: Callable[[], Any]) -> None:
+        """Call `create_coroutine` after some seconds and start its result in the users' node."""
         # In a new context: the current node may be a server that is dead by then.
-        self._loop.call_later(seconds, lambda: self.spawn(work()), context=Context())
+        self._loop.call_later(seconds, lambda: self.spawn(create_coroutine()), context=Context())
 
     def happens(self, behaviour: str, random: Random) -> bool:
-        """Draw whether this behaviour happens, by the scenario's probability for it."""
+        """Draw whether this behaviour happens, with the probability that the scenario gives it."""
         return random.random() < self._probabilities.get(behaviour, 0.0)
 
-    async def submit(self, action: str, command: Command, random: Random, other: Command | None = None) -> bool:
-        """Send a command. Returns whether it was accepted.
+    async def submit(
+        self, action: str, command: Command, random: Random, conflicting_command: Command | None = None
+    ) -> bool:
+        """Send a command and check the response. Return whether it was accepted.
 
-        Sometimes it is sent once more, and sometimes `other` is sent under the same request id; both are checked.
+        Sometimes the command is sent once more, and sometimes `conflicting_command` is sent under the same request id;
+        these responses are checked too.
         """
-        response, was_done = await self._send_command(command, random, is_first=True)
+        response, was_applied = await self._send_command(command, random, is_first=True)
         is_accepted = not isinstance(response, Refused)
         if is_accepted:
             self._check(
                 self._acknowledgements.check_accepted, action, command.id, command.request_id, command.expected_rev
             )
-        elif was_done:
+        elif was_applied:
             self._check(self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id)
         if self.happens("repeat", random):
             await asyncio.sleep(random.choice((0.0, 30.0)) * random.random())
-            response, was_done = await self._send_command(command, random)
-            if isinstance(response, Refused) and was_done:
+            response, was_applied = await self._send_command(command, random)
+            if isinstance(response, Refused) and was_applied:
                 self._check(self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id)
-        if other is not None and self.happens("reuse", random):
-            response, was_done = await self._send_command(other, random)
-            if not isinstance(response, Refused) and was_done:
+        if conflicting_command is not None and self.happens("reuse", random):
+            response, was_applied = await self._send_command(conflicting_command, random)
+            if not isinstance(response, Refused) and was_applied:
                 self._check(self._acknowledgements.reject_reused_id, action, command.id, command.request_id)
         return is_accepted
 
     async def _send_command(self, command: Command, random: Random, *, is_first: bool = False) -> tuple[Any, bool]:
-        """Send a command. Returns the response, and whether an earlier send had already changed the entity.
+        """Send a command. Return the response, and whether an earlier send had already changed the entity.
 
-        That is read before the last send, because an earlier send may still be carried out meanwhile. After a single
-        first send it is read again.
+        The latter is read before the last send, because an earlier send may still be carried out meanwhile. After a
+        single first send it is read again.
         """
-        was_done, count = False, 0
+        was_applied, send_count = False, 0
 
         async def send_once(engine: Engine) -> Any:
-            nonlocal was_done, count
-            was_done, count = self._acknowledgements.has_changed(command.id, command.request_id), count + 1
+            nonlocal was_applied, send_count
+            was_applied, send_count = self._acknowledgements.has_changed(command.id, command.request_id), send_count + 1
             return await engine.do(command)
 
         response = await self.send_until_answered(send_once, random)
-        if count == 1 and is_first:
-            was_done = self._acknowledgements.has_changed(command.id, command.request_id)
-        return response, was_done
+        if send_count == 1 and is_first:
+            was_applied = self._acknowledgements.has_changed(command.id, command.request_id)
+        return response, was_applied
 
     async def send_until_answered(
-        self, do: Callable[[Engine], Awaitable[T]], random: Random, deadline: float = float("inf")
+        self, call: Callable[[Engine], Awaitable[T]], random: Random, deadline: float = float("inf")
     ) -> T | Refused | None:
-        """Call `do` with one server's engine after the other until one responds; None after the deadline."""
+        """Call `call` with the engine of one random running server after the other, until one responds.
+
+        Return the response or refusal; None after the deadline.
+        """
         while self._loop.now < deadline:
             server = random.choice(self._servers)
             if server.is_up and server.engine is not None:
-                task = self._loop.spawn(server.node, _call_engine(do, server.engine))
+                task = self._loop.spawn(server.node, _call_engine(call, server.engine))
                 done, _ = await asyncio.wait({task}, timeout=RESPONSE_SECONDS)
                 if done and (response := task.result()) is not None:
                     return response
@@ -124,7 +130,10 @@ class CommandClient:
         return None
 
     async def register(self, name: str, slots: int, random: Random) -> bool:
-        """Register as a worker. Report a violation if another request can use the same token again."""
+        """Register a worker with a new token. Return whether a server accepted it.
+
+        Report a violation if a request with another id can then use the same token.
+        """
         token = self._signer.sign("register", name, TENANT, 3600)
         is_registered = False
         for request_id in ("first", "first", "another"):
@@ -141,7 +150,7 @@ class CommandClient:
         return is_registered
 
     async def hand_back(self, worker_id: str, lease_id: str, random: Random) -> None:
-        """Hand back a lease, as a runner does that leaves; repeat until a server responds."""
+        """Send a runner's request to hand back a lease, and repeat it until a server responds."""
         headers = {
             "Authorization": f"Bearer {self._signer.sign('run', worker_id, TENANT, 3600)}",
             LEASE_HEADER: lease_id,
@@ -156,13 +165,13 @@ class CommandClient:
             await asyncio.sleep(RETRY_SECONDS)
 
     def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
-        """Check that a worker was allowed to get this attempt while these others could have taken it."""
+        """Report a violation if the worker got an attempt that it had lost, while one of the others could take it."""
         self._check(self._acknowledgements.check_claim, attempt_id, worker_id, other_workers)
 
     def check_denied_claim(
         self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int
     ) -> None:
-        """Check that a free worker was not refused this attempt without a reason."""
+        """Report a violation if a free worker was refused an attempt that no other worker could take."""
         self._check(self._acknowledgements.check_denied_claim, attempt_id, worker_id, other_workers, now)
 
     def wall_time(self) -> int:
@@ -170,16 +179,17 @@ class CommandClient:
         return int(self._signer.now() * SECOND)
 
     def _check(self, check: Callable[..., None], *args: Any) -> None:
+        """Run a check, and report the violation that it raises."""
         try:
             check(*args)
         except Violation as violation:
             self._report(violation)
 
 
-async def _call_engine(do: Callable[[Engine], Awaitable[T]], engine: Engine) -> T | Refused | None:
-    """Return the response or the refusal; None if it is unknown whether the command was carried out."""
+async def _call_engine(call: Callable[[Engine], Awaitable[T]], engine: Engine) -> T | Refused | None:
+    """Return the engine's response or refusal; None if it is unknown whether the command was carried out."""
     try:
-        return await do(engine)
+        return await call(engine)
     except Refused as refused:
         return refused
     except (Unavailable, Conflict, asyncio.CancelledError):

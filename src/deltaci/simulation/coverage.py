@@ -1,4 +1,4 @@
-"""Which transitions of the machines no history has made yet.
+"""List the transitions of the state machines that no history has made yet.
 
 The list of all transitions is the core's own; the checker has an independent one.
 """
@@ -21,9 +21,9 @@ ALL_EDGES: Final[frozenset[Edge]] = frozenset(
 
 
 def unvisited(edges: Iterable[Edge]) -> list[str]:
-    """Return the transitions that are not among `edges`, as text."""
+    """Return all transitions that are not among `edges`, each as one line of text."""
     missing = ALL_EDGES - frozenset(edges)
     return sorted(
-        f"{kind} {source or '(created)'} → {to}" + (f" ({trigger})" if trigger else "")
-        for kind, source, to, trigger in missing
+        f"{entity} {source or '(created)'} → {to}" + (f" ({trigger})" if trigger else "")
+        for entity, source, to, trigger in missing
     )

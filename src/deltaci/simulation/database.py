@@ -47,10 +47,10 @@ class SharedDatabase(MemoryStore):
         self.connections: list[ServerConnection] = []
 
     async def commit(self, write: Write) -> int:
-        """Apply a write atomically."""
-        count = len(self._events)
+        """Apply a write atomically and pass its events to `on_commit`. Return the new last seq."""
+        event_count = len(self._events)
         seq: int = await self.transact(lambda: _single_request(write))
-        self._on_commit(self._events[count:])
+        self._on_commit(self._events[event_count:])
         return seq
 
     def answer_read(self, request: Request) -> Any:
@@ -95,15 +95,15 @@ class ServerConnection:
         database.connections.append(self)
 
     async def open(self) -> None:
-        """Do nothing."""
+        """Do nothing: the connection works from its creation on."""
 
     async def close(self) -> None:
-        """Receive no more commit hints."""
+        """Remove the connection from the database, so that it receives no more commit hints."""
         if self in self._database.connections:
             self._database.connections.remove(self)
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run a transaction: read now, commit a little later."""
+        """Run a transaction: it reads now and commits a little later, so that another server may commit in between."""
         await self._check_available()
         transaction = work()
         locked_reads: LockedReads = []
@@ -124,11 +124,13 @@ class ServerConnection:
             transaction.close()
 
     async def _check_available(self) -> None:
+        """Raise `Unavailable` after a second, if a fault makes the database unavailable."""
         if self.faults.is_unavailable:
             await asyncio.sleep(1.0)
             raise Unavailable("the database is unavailable")
 
     async def _commit(self, write: Write, locked_reads: LockedReads) -> int:
+        """Commit a write with the faults of this connection. Raise `Conflict` if a locked read has changed."""
         faults = self.faults
         if faults.slow_seconds:
             await asyncio.sleep(faults.slow_seconds * self._random.random())
@@ -141,11 +143,12 @@ class ServerConnection:
         self.commit_count += 1
         ready = ready_counts(write)
         for connection in self._database.connections:
-            connection.send_hints(ready, is_from_here=connection is self)
+            connection.send_hints(ready, is_committed_here=connection is self)
         await self._inject_fault("after")
         return seq
 
     async def _inject_fault(self, when: str) -> None:
+        """Kill the server or break the connection, if a fault demands it at this moment: before or after the commit."""
         if self.faults.kill_at_commit == when:
             self._kill_server()
             await asyncio.get_running_loop().create_future()  # Never returns: this server is dead.
@@ -153,9 +156,9 @@ class ServerConnection:
             self.faults.break_at_commit = ""
             raise Unavailable("the connection to the database was lost")
 
-    def send_hints(self, ready: ReadyCounts, *, is_from_here: bool) -> None:
-        """Pass on the hints of a commit, late if another server made it."""
-        if is_from_here:
+    def send_hints(self, ready: ReadyCounts, *, is_committed_here: bool) -> None:
+        """Pass the hints of a commit to this server, a little later if another server made the commit."""
+        if is_committed_here:
             self.commit_hints.publish(ready)
         elif not self.faults.loses_hints:
             asyncio.get_running_loop().call_later(HINT_SECONDS, self.commit_hints.publish, ready)
@@ -228,5 +231,6 @@ class ServerConnection:
 
 
 def _single_request(request: Request) -> Generator[Request, Any, Any]:
+    """Make a transaction of one request, which returns its answer."""
     answer = yield request
     return answer

@@ -39,10 +39,11 @@ class FaultInjector:
         self._jump_store_clock = jump_store_clock
 
     def inject(self, fault: Fault) -> Undo:
-        """Start a fault. Returns the function that ends it."""
+        """Start a fault. Return the function that ends it."""
         server = self._servers[fault.target % len(self._servers)]
-        busy = [runner for runner in self._runners if runner.machine.running]
-        candidates = busy if busy and fault.target % 2 else self._runners  # Prefer a runner that runs a job.
+        busy_runners = [runner for runner in self._runners if runner.machine.running]
+        prefers_busy = bool(busy_runners) and fault.target % 2
+        candidates = busy_runners if prefers_busy else self._runners
         runner = candidates[fault.target // 2 % len(candidates)]
         return (
             self._inject_server_fault(fault, server)
@@ -68,6 +69,7 @@ class FaultInjector:
             runner.start()
 
     def _inject_server_fault(self, fault: Fault, server: SimServer) -> Undo | None:
+        """Start the fault if it is one of a server, and return the function that ends it; otherwise return None."""
         kind = fault.kind
         if kind == "kill server":
             server.kill()
@@ -100,6 +102,7 @@ class FaultInjector:
         return None
 
     def _inject_runner_fault(self, fault: Fault, runner: SimRunner) -> Undo | None:
+        """Start the fault if it is one of a runner, and return the function that ends it; otherwise return None."""
         faults: dict[str, tuple[Callable[[], None], Undo]] = {
             "kill runner": (runner.kill, runner.start),
             "crash machine": (runner.crash, runner.start),
@@ -115,11 +118,12 @@ class FaultInjector:
             return _do_nothing
         if fault.kind not in faults:
             return None
-        do, undo = faults[fault.kind]
-        do()
+        begin, undo = faults[fault.kind]
+        begin()
         return undo
 
     def _inject_clock_fault(self, fault: Fault, runner: SimRunner) -> Undo | None:
+        """Start the fault if it moves a clock, and return the function that ends it; otherwise return None."""
         if fault.kind == "runner clock":
             runner.machine.clock_offset_seconds += fault.seconds * self._random.choice(CLOCK_ERROR_FACTORS)
         elif fault.kind == "store clock back":
@@ -131,6 +135,7 @@ class FaultInjector:
         return _do_nothing
 
     def _inject_network_fault(self, fault: Fault, runner: SimRunner) -> Undo:
+        """Start a fault of the network. Return the function that ends it."""
         network = self._network
         if fault.kind == "loss":
             network.loss = 0.3
@@ -142,16 +147,16 @@ class FaultInjector:
             network.delay_seconds = 20.0
             return lambda: setattr(network, "delay_seconds", 0.0)
         cuts = {"cut requests": (network.cut_requests,), "cut answers": (network.cut_responses,)}
-        sets = cuts.get(fault.kind, (network.cut_requests, network.cut_responses))
-        for names in sets:
+        cut_sets = cuts.get(fault.kind, (network.cut_requests, network.cut_responses))
+        for names in cut_sets:
             names.add(runner.name)
 
         def undo() -> None:
-            for names in sets:
+            for names in cut_sets:
                 names.discard(runner.name)
 
         return undo
 
 
 def _do_nothing() -> None:
-    """Do nothing: the fault ends by itself."""
+    """Do nothing. Ends a fault that ends by itself or whose effect stays."""

@@ -42,8 +42,8 @@ REPORT_SECONDS: Final = 900.0  # Without faults, every end is reported within th
 SETTLE_HOURS: Final = 8.0  # Without faults, everything must end within this time.
 
 
-_simulations = count(1)
-_packed = msgspec.msgpack.Encoder().encode
+_simulation_numbers = count(1)
+_encode_event = msgspec.msgpack.Encoder().encode
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +118,7 @@ class Simulation:
         self._violation: Violation | None = None
 
     def _create_runner(self, name: str) -> SimRunner:
+        """Create a runner on its own machine, whose clock is slightly too fast or too slow."""
         scenario = self._scenario
         machine = SimMachine(name, self._loop, self._network, self._servers, self._random, self.executions)
         machine.clock_rate = 1 + self._random.uniform(-1e-3, 1e-3)
@@ -127,7 +128,7 @@ class Simulation:
         return runner
 
     def _replace(self, name: str) -> None:
-        """Replace a runner that was shut down by another machine under a new name."""
+        """Retire a runner whose worker was shut down, and start one on another machine under a new name."""
         for index, runner in enumerate(self._runners):
             if runner.name == name:
                 runner.retire()
@@ -149,12 +150,15 @@ class Simulation:
     # -- checking
 
     def _on_commit(self, events: list[Event]) -> None:
-        """Check the events of a commit. Keep the first violation; the simulated code must not see it."""
+        """Check the events of a commit, and let users react to them.
+
+        A violation is kept and not raised, because the simulated code must not see it.
+        """
         now = self._store_clock()
         self.log += events
         try:
             for event in events:
-                self._digest.update(_packed(event))
+                self._digest.update(_encode_event(event))
                 self.checker.check_event(event, now)
                 if event.entity == "attempt":
                     self.executions.check_event(event)
@@ -166,14 +170,15 @@ class Simulation:
                 self._people.on_event(event)
 
     def _note(self, text: str) -> None:
-        """Add a text to the digest of the history."""
+        """Add a text and the current time to the digest of the history."""
         self._digest.update(f"{text} {self._loop.now}".encode())
 
     def _report(self, violation: Violation) -> None:
+        """Keep the first violation, which ends the history."""
         self._violation = self._violation or violation
 
     def _check_response(self, path: str, body: bytes, status: int, response: bytes) -> None:
-        """Check a server's response to a runner."""
+        """Check against the log what a server acknowledges to a runner."""
         try:
             self._acknowledgements.check_response(path, body, status, response)
         except Violation as violation:
@@ -186,13 +191,13 @@ class Simulation:
     # -- playing
 
     def run(self) -> History:
-        """Play the history. It ends with the first violation, which is part of the result."""
+        """Play the history and return its result. It ends early with the first violation, which the result contains."""
         started_at = time.process_time()
-        state = global_random.getstate()
+        random_state = global_random.getstate()
         global_random.seed(self._scenario.seed)
         was_collecting = gc.isenabled()
         gc.disable()
-        if next(_simulations) % SIMULATIONS_PER_COLLECTION == 0:
+        if next(_simulation_numbers) % SIMULATIONS_PER_COLLECTION == 0:
             gc.collect()  # Garbage of earlier simulations.
         gc.freeze()  # Later collections then look only at this simulation.
         logging.disable(logging.WARNING)
@@ -211,7 +216,7 @@ class Simulation:
             logging.disable(logging.NOTSET)
             self._folder.cleanup()
             gc.unfreeze()
-            global_random.setstate(state)
+            global_random.setstate(random_state)
             if was_collecting:
                 gc.enable()
         return History(
@@ -230,6 +235,7 @@ class Simulation:
         )
 
     def _play(self) -> None:
+        """Run the scenario until everything has ended. Raise the first `Violation`."""
         scenario, loop = self._scenario, self._loop
         for server in self._servers:
             server.ttl_seconds, server.poll_seconds = scenario.ttl_seconds, scenario.poll_seconds
@@ -266,6 +272,7 @@ class Simulation:
                 )
 
     def _is_over(self) -> bool:
+        """Return whether faults have ended and all runs, attempts and processes too. Raise the first violation."""
         if self._loop.failures:
             failure = self._loop.failures[0]
             self._report_error(f"{failure.get('message')}: {failure.get('exception')!r}")
@@ -275,14 +282,15 @@ class Simulation:
             return False
         unfinished = self._people.unfinished
         while unfinished:
-            if not self.checker.is_over(first := next(iter(unfinished))):
+            if not self.checker.is_over(id := next(iter(unfinished))):
                 return False
-            del unfinished[first]
+            del unfinished[id]
         return not any(worker.leased_attempts for worker in self.checker.workers.values()) and self.executions.is_idle()
 
     # -- faults
 
     def _inject(self, fault: Fault) -> None:
+        """Start a fault, and schedule its end."""
         if self._has_ended_faults:
             return
         self._fault_count += 1
@@ -293,13 +301,14 @@ class Simulation:
         self._loop.call_later(fault.seconds, self._end_fault, undo)
 
     def _end_fault(self, undo: Callable[[], None]) -> None:
+        """End one fault. If no other is active, delays are checked from now on."""
         undo()
         self._active_faults -= 1
         if not self._active_faults and not self._has_ended_faults:
             self.checker.set_fault_free_since(self._store_clock())
 
     def _end_faults(self) -> None:
-        """End all faults for good."""
+        """End all faults and allow no new ones. Schedule the check that every end of a process is reported."""
         self._has_ended_faults = True
         self._fault_injector.end_all()
         self.checker.set_fault_free_since(self._store_clock())
@@ -320,5 +329,5 @@ class _ErrorLogHandler(logging.Handler):
 
 
 def _memory_folder() -> str | None:
-    """Return a folder in memory, if the system has one: runners keep a few files."""
+    """Return a folder in memory, if the system has one, so that the files of runners are never written to a disk."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -44,7 +44,10 @@ class Network:
         self.request_count = 0
 
     def send(self, server: SimServer, request: SimRequest, timeout: float) -> asyncio.Future[tuple[int, bytes]]:
-        """Send a request. The returned future gets the response, or `NoResponse` after the timeout."""
+        """Send a request to a server.
+
+        Return the future of its response, which fails with `NoResponse` after the timeout.
+        """
         self.request_count += 1
         return _Call(self, server, request, timeout).response
 
@@ -57,7 +60,7 @@ class Network:
         return self.loss > 0 and self._random.random() < self.loss
 
     def _maybe_duplicate(self, server: SimServer, request: SimRequest) -> None:
-        """Sometimes schedule a late second delivery of a request, whose response is dropped."""
+        """Sometimes schedule a second, late delivery of a request. Its response is dropped."""
         if self.duplication and self._random.random() < self.duplication:
             self.loop.call_outside(self._random.random() * MAX_COPY_DELAY_SECONDS, self._deliver_copy, server, request)
 
@@ -68,19 +71,20 @@ class Network:
 
 
 class _Call:
-    """One request on its way, and its response."""
+    """One request and its response, while they travel through the network."""
 
-    __slots__ = ("_network", "_request", "_server", "_timeout", "response")
+    __slots__ = ("_network", "_request", "_server", "_timeout_handle", "response")
 
     def __init__(self, network: Network, server: SimServer, request: SimRequest, timeout: float) -> None:
         self._network = network
         self._server = server
         self._request = request
         self.response: asyncio.Future[tuple[int, bytes]] = network.loop.create_future()
-        self._timeout = network.loop.call_outside(timeout, self._fail, "no answer")
+        self._timeout_handle = network.loop.call_outside(timeout, self._fail, "no answer")
         network.loop.call_outside(network.travel_seconds(), self._deliver_request)
 
     def _deliver_request(self) -> None:
+        """Pass the request to the server, unless the network loses it or the server is dead."""
         network, server, request = self._network, self._server, self._request
         if request.runner in network.cut_requests or network._is_lost():
             return
@@ -88,28 +92,30 @@ class _Call:
             self._reset()
             return
         network._maybe_duplicate(server, request)
-        pending = server.handle_request(request.method, request.path, request.headers, request.body)
-        server.open_requests[pending] = self._reset
-        pending.add_done_callback(self._on_response)
+        server_task = server.handle_request(request.method, request.path, request.headers, request.body)
+        server.open_requests[server_task] = self._reset
+        server_task.add_done_callback(self._on_response)
 
-    def _on_response(self, pending: asyncio.Task[tuple[int, bytes]]) -> None:
-        self._server.open_requests.pop(pending, None)
+    def _on_response(self, server_task: asyncio.Task[tuple[int, bytes]]) -> None:
+        """Send the finished response back to the runner, unless the network loses it."""
+        self._server.open_requests.pop(server_task, None)
         network = self._network
         if self._request.runner in network.cut_responses or network._is_lost():
             return
         if network.delay_seconds:
-            network.loop.call_outside(network.travel_seconds(), self._deliver, pending)
+            network.loop.call_outside(network.travel_seconds(), self._deliver, server_task)
         else:
-            self._deliver(pending)
+            self._deliver(server_task)
 
-    def _deliver(self, pending: asyncio.Task[tuple[int, bytes]]) -> None:
-        self._timeout.cancel()
+    def _deliver(self, server_task: asyncio.Task[tuple[int, bytes]]) -> None:
+        """Give the response to the runner, or `NoResponse` if the server did not produce one."""
+        self._timeout_handle.cancel()
         if self.response.done():
             return
-        if pending.cancelled() or pending.exception() is not None:
+        if server_task.cancelled() or server_task.exception() is not None:
             fail_quietly(self.response, NoResponse("the server hung up"))
         else:
-            self.response.set_result(pending.result())
+            self.response.set_result(server_task.result())
 
     def _reset(self) -> None:
         """Fail the request with a connection reset: the server process is dead."""
@@ -117,6 +123,7 @@ class _Call:
             self._network.loop.call_outside(USUAL_SECONDS, self._fail, "the connection was reset")
 
     def _fail(self, reason: str) -> None:
-        self._timeout.cancel()
+        """Fail the runner's request with `NoResponse`, unless its response has arrived."""
+        self._timeout_handle.cancel()
         if not self.response.done():
             fail_quietly(self.response, NoResponse(reason))

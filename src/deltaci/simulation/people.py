@@ -1,4 +1,5 @@
-"""What users, operators and reporters do: start runs, decide approvals, validate, cancel, and send workers away.
+"""The simulated users, operators and reporters: they start runs, decide approvals, validate, cancel, and shut down
+workers.
 
 They act at any moment, and several may do the same at once. What they do depends on the seed, on the entity and its
 rev: leaving out one run changes nothing about the others.
@@ -34,7 +35,7 @@ MAX_JOBS: Final = 5
 
 
 class People:
-    """All users. `unfinished` are the runs and attempts that must end before the simulation does."""
+    """All users. `unfinished` has the ids of the runs and attempts that must end before the simulation does."""
 
     def __init__(
         self,
@@ -50,17 +51,17 @@ class People:
         self._queue_clients = queue_clients
         self._replace = replace
         self.unfinished: dict[str, None] = {}
-        self._latest = ""
+        self._latest_run_id = ""
 
     def perform(self, action: UserAction) -> None:
-        """Start a user's action."""
+        """Start the action of a user: a run, an attempt without a run, or a worker that is shut down or never polls."""
         random = Random(f"{self._scenario.seed} {action.kind} {action.number}")
         if action.kind == "run":
             self._spawn(self._create_run(f"run-{action.number}", random))
         elif action.kind == "lone":
             self._spawn(self._create_standalone_attempt(f"lone-{action.number}", random))
         elif action.kind == "drain":
-            self._spawn(self._drain(action.number, random))
+            self._spawn(self._shut_down_polling_worker(action.number, random))
         elif action.kind == "ghost":
             self._spawn(self._register_idle_worker(f"ghost-{action.number}", random))
 
@@ -70,9 +71,10 @@ class People:
     # -- runs
 
     async def _create_run(self, id: str, random: Random, rerun_of: str = "") -> None:
+        """Create a run and plan it, and sometimes cancel it or let it supersede the run before."""
         client = self._client
         self.unfinished[id] = None
-        previous, self._latest = self._latest, id
+        previous_run_id, self._latest_run_id = self._latest_run_id, id
         record = Run(
             id=id,
             run_id=id,
@@ -89,8 +91,8 @@ class People:
         else:
             create = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
             await client.submit("birth", create, random)
-        if previous and client.happens("superseded", random):
-            cancel = run.Cancel(id=previous, reason="SUPERSEDED", request_id=f"{previous} superseded")
+        if previous_run_id and client.happens("superseded", random):
+            cancel = run.Cancel(id=previous_run_id, reason="SUPERSEDED", request_id=f"{previous_run_id} superseded")
             self._spawn(client.submit("cancel", cancel, Random(f"{id} supersedes")))
         if client.happens("run is canceled", random):
             wait = random.choice((0.0, 5.0, 60.0, 600.0, 3600.0)) * random.random()
@@ -105,15 +107,19 @@ class People:
     async def _start_run(self, record: Run, random: Random) -> None:
         """Create and plan a run with one command."""
         id, count = record.id, random.randint(0, MAX_JOBS)
-        common: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} create", "record": record}
+        common_fields: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} create", "record": record}
         start = StartRun(
-            **common, jobs=tuple(self._draw_related_job(id, random, n) for n in range(count)), plan_hash="h"
+            **common_fields, jobs=tuple(self._draw_related_job(id, random, n) for n in range(count)), plan_hash="h"
         )
         if self._client.happens("race", random):
             self._spawn(self._client.submit("start", start, Random(f"{self._scenario.seed} {id} start again")))
-        await self._client.submit("start", start, random, StartRun(**common, jobs=(), plan_hash="other"))
+        await self._client.submit("start", start, random, StartRun(**common_fields, jobs=(), plan_hash="other"))
 
     async def _plan(self, id: str, random: Random) -> None:
+        """Submit a plan for the run, which may be late, missing, empty or failed.
+
+        Sometimes cancel one of its jobs later.
+        """
         client = self._client
         if client.happens("plan is missing", random):
             return
@@ -131,16 +137,21 @@ class People:
         await client.submit("plan", plan, random, Plan(id=id, jobs=(), plan_hash="other", request_id=f"{id} plan"))
         if jobs and client.happens("job is canceled", random):
             await asyncio.sleep(random.choice((1.0, 60.0, 600.0)) * random.random())
-            chosen = f"{id}/{random.choice(jobs).name}"
-            await client.submit("cancel", CancelJob(id=chosen, actor="user:u", request_id=f"{chosen} cancel"), random)
+            job_id = f"{id}/{random.choice(jobs).name}"
+            await client.submit("cancel", CancelJob(id=job_id, actor="user:u", request_id=f"{job_id} cancel"), random)
 
-    def _draw_related_job(self, id: str, random: Random, n: int) -> JobSpec:
-        return self._with_relations(self._draw_job(id, random, n), Random(f"{self._scenario.seed} {id} bonds {n}"), n)
+    def _draw_related_job(self, id: str, random: Random, index: int) -> JobSpec:
+        """Draw a job of the run, with random relations to the jobs with a lower index."""
+        return self._with_relations(
+            self._draw_job(id, random, index), Random(f"{self._scenario.seed} {id} bonds {index}"), index
+        )
 
-    def _with_relations(self, spec: JobSpec, random: Random, n: int) -> JobSpec:
-        """Add ordering, family, group and retry rules to the job."""
+    def _with_relations(self, spec: JobSpec, random: Random, index: int) -> JobSpec:
+        """Return the job with random ordering, family, group and retry rules."""
         happens = self._client.happens
-        relations: dict[str, Any] = {"after": tuple(f"j{k}" for k in range(n) if happens("comes after", random))}
+        relations: dict[str, Any] = {
+            "after": tuple(f"j{earlier_index}" for earlier_index in range(index) if happens("comes after", random))
+        }
         if happens("family", random):
             relations.update(family=random.choice(("even", "odd")), is_family_fail_fast=random.random() < 0.7)
         if spec.kind != APPROVAL and happens("group", random):
@@ -149,14 +160,15 @@ class People:
             relations["retry_on"] = random.choice((("INFRA",), ("TOOLING",), ("FLAKY", "TOOLING")))
         return msgspec.structs.replace(spec, **relations)
 
-    def _draw_job(self, id: str, random: Random, n: int) -> JobSpec:
+    def _draw_job(self, id: str, random: Random, index: int) -> JobSpec:
+        """Draw a job of the run: an approval, or a job whose work is a duration and an exit code."""
         happens = self._client.happens
-        needs = tuple(f"j{k}" for k in range(n) if random.random() < 0.4)
+        needs = tuple(f"j{earlier_index}" for earlier_index in range(index) if random.random() < 0.4)
         if happens("approval", random):
             seconds = random.choice((60, 600)) if happens("approval expires", random) else 0
-            gate_random = Random(f"{self._scenario.seed} {id} gate {n}")
+            gate_random = Random(f"{self._scenario.seed} {id} gate {index}")
             return JobSpec(
-                name=f"j{n}",
+                name=f"j{index}",
                 kind=APPROVAL,
                 needs=needs,
                 approval_seconds=seconds,
@@ -164,9 +176,9 @@ class People:
                 gate=Gate(approvers=gate_random.choice((2, 3)) if happens("several approve", gate_random) else 1),
             )
         work_seconds = random.choice((1.0, 60.0, 300.0, 900.0)) * random.random()
-        code = random.choice((1, 2)) if happens("job fails", random) else 0
+        exit_code = random.choice((1, 2)) if happens("job fails", random) else 0
         return JobSpec(
-            name=f"j{n}",
+            name=f"j{index}",
             needs=needs,
             is_required=not happens("optional", random),
             has_validation=happens("job is validated", random),
@@ -178,35 +190,45 @@ class People:
             max_lost_leases=random.choice((0, 1, 3)),
             queue_key=LABEL if happens("labels", random) else "",
             work={
-                "steps": [f"{work_seconds:.1f} {code}"],
-                **self._draw_rules(Random(f"{self._scenario.seed} {id} rules {n}")),
+                "steps": [f"{work_seconds:.1f} {exit_code}"],
+                **self._draw_rules(Random(f"{self._scenario.seed} {id} rules {index}")),
             },
         )
 
     def _draw_rules(self, random: Random) -> dict[str, Any]:
-        """Draw validation rules and their exit codes."""
+        """Draw validation rules for a job's work, each a command with a duration and an exit code.
+
+        Often return none.
+        """
         if not self._client.happens("rules", random):
             return {}
-        codes = [int(self._client.happens("rule fails", random)) for _ in range(random.randint(1, 3))]
-        return {"rules": [{"run": f"{random.choice((0.5, 60.0)) * random.random():.1f} {code} rule"} for code in codes]}
+        exit_codes = [int(self._client.happens("rule fails", random)) for _ in range(random.randint(1, 3))]
+        return {
+            "rules": [
+                {"run": f"{random.choice((0.5, 60.0)) * random.random():.1f} {exit_code} rule"}
+                for exit_code in exit_codes
+            ]
+        }
 
     def _cancel(self, id: str, wait: float, random: Random, tag: str = "") -> None:
         """Cancel the run later, by one user or by several at once."""
         count = random.randint(2, 3) if self._client.happens("several cancel", random) else 1
         for n in range(count):
-            common: dict[str, Any] = {"id": id, "actor": f"user:u{n}", "request_id": f"{id} cancel {tag}{n}"}
-            wrong = None
+            common_fields: dict[str, Any] = {"id": id, "actor": f"user:u{n}", "request_id": f"{id} cancel {tag}{n}"}
+            wrong_rev = None
             if self._client.happens("wrong rev", random) and (tracked := self._history.entities.get(id)) is not None:
-                wrong = tracked.rev - 1
-            first = run.Cancel(**common, reason="RUN_CANCELED", expected_rev=wrong)
-            other = run.Cancel(**common, reason="ANOTHER")
+                wrong_rev = tracked.rev - 1
+            cancel = run.Cancel(**common_fields, reason="RUN_CANCELED", expected_rev=wrong_rev)
+            conflicting_cancel = run.Cancel(**common_fields, reason="ANOTHER")
             action_random = Random(f"{self._scenario.seed} {id} cancel {tag}{n}")
-            self._client.spawn_later(wait, partial(self._client.submit, "cancel", first, action_random, other))
+            self._client.spawn_later(
+                wait, partial(self._client.submit, "cancel", cancel, action_random, conflicting_cancel)
+            )
 
     # -- reactions to events
 
     def on_event(self, event: Event) -> None:
-        """React to a committed event, a little later."""
+        """React to a committed event: schedule what users do because of it."""
         if event.from_ == event.to:
             self._on_hold(event)
             return
@@ -227,13 +249,16 @@ class People:
             self._on_worker(event)
 
     def _random_for(self, event: Event) -> Random:
+        """Return a generator that depends only on the seed, the entity and its rev."""
         return Random(f"{self._scenario.seed} {event.entity_id} {event.rev}")
 
     def _is_validated(self, event: Event) -> bool:
+        """Return whether the run or job of this event was created with a validation that a user must decide."""
         tracked = self._history.entities.get(event.entity_id)
         return isinstance(tracked, TrackedRun | TrackedJob) and tracked.has_validation
 
     async def _report_run(self, id: str, random: Random) -> None:
+        """Report the outcome of a run, as a reporter does. Sometimes rerun the run afterwards."""
         report = run.Report(id=id, actor="reporter", request_id=f"{id} report")
         if self._client.happens("impostor", random):
             await self._client.submit("report", run.Report(id=id, actor="user:u", request_id=f"{id} imposture"), random)
@@ -244,6 +269,7 @@ class People:
             await self._create_run(f"{id}-again", random, rerun_of=id)
 
     def _validate(self, event: Event, command_type: type[run.Validate] | type[job.Validate]) -> None:
+        """Schedule a verdict on the validation of a run or job, unless no user validates it."""
         random = self._random_for(event)
         if self._client.happens("nobody validates", random):
             return
@@ -254,44 +280,51 @@ class People:
         self._client.spawn_later(120 * random.random(), partial(self._client.submit, "validate", verdict, random))
 
     def _on_approval(self, event: Event) -> None:
+        """Schedule approvals, or a rejection, of a job that waits for approval; some of them are invalid."""
         random, id = self._random_for(event), event.entity_id
         tracked = self._history.entities.get(id)
         is_urgent = isinstance(tracked, TrackedJob) and tracked.approve_by > 0
         if self._client.happens("nobody decides", random) or (is_urgent and random.random() < 0.5):
             return
         wait = random.choice((1.0, 60.0, 600.0)) * random.random()
-        common: dict[str, Any] = {"id": id, "request_id": f"{id} decide"}
+        common_fields: dict[str, Any] = {"id": id, "request_id": f"{id} decide"}
         if self._client.happens("impostor", random):
-            impostor = job.Approve(id=id, actor="worker:r0", request_id=f"{id} imposture")
+            unauthorized_approval = job.Approve(id=id, actor="worker:r0", request_id=f"{id} imposture")
             self._client.spawn_later(
-                wait / 2, partial(self._client.submit, "approve", impostor, self._random_for(event))
+                wait / 2, partial(self._client.submit, "approve", unauthorized_approval, self._random_for(event))
             )
         if self._client.happens("wrong rev", random):
-            stale = job.Approve(id=id, actor="user:v", request_id=f"{id} stale", expected_rev=event.rev - 1)
-            self._client.spawn_later(wait / 2, partial(self._client.submit, "approve", stale, self._random_for(event)))
+            stale_approval = job.Approve(id=id, actor="user:v", request_id=f"{id} stale", expected_rev=event.rev - 1)
+            self._client.spawn_later(
+                wait / 2, partial(self._client.submit, "approve", stale_approval, self._random_for(event))
+            )
         if self._client.happens("race", random):
             self._cancel(event.run_id, wait, Random(f"{self._scenario.seed} {id} race"), f"race {id} ")
-            second = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
-            self._client.spawn_later(wait, partial(self._client.submit, "approve", second, self._random_for(event)))
+            second_approval = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
+            self._client.spawn_later(
+                wait, partial(self._client.submit, "approve", second_approval, self._random_for(event))
+            )
         for n in range(1, tracked.approvers if isinstance(tracked, TrackedJob) else 1):
             action_random = Random(f"{self._scenario.seed} {id} approver {n}")
             approval = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n}")
             self._client.spawn_later(
                 2 * wait * action_random.random(), partial(self._client.submit, "approve", approval, action_random)
             )
-            repeated = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n} again")
+            repeated_approval = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n} again")
             self._client.spawn_later(
-                2 * wait * action_random.random(), partial(self._client.submit, "approve", repeated, action_random)
+                2 * wait * action_random.random(),
+                partial(self._client.submit, "approve", repeated_approval, action_random),
             )
         if self._client.happens("reject", random):
-            reject = job.Reject(**common, actor="user:u", comment="no")
+            reject = job.Reject(**common_fields, actor="user:u", comment="no")
             self._client.spawn_later(wait, partial(self._client.submit, "reject", reject, random))
             return
-        approve = job.Approve(**common, actor="user:u", comment="yes")
-        other = job.Approve(**common, actor="user:u", comment="something else")
-        self._client.spawn_later(wait, partial(self._client.submit, "approve", approve, random, other))
+        approve = job.Approve(**common_fields, actor="user:u", comment="yes")
+        conflicting_approval = job.Approve(**common_fields, actor="user:u", comment="something else")
+        self._client.spawn_later(wait, partial(self._client.submit, "approve", approve, random, conflicting_approval))
 
     def _on_attempt(self, event: Event) -> None:
+        """Let queue clients claim a queued attempt, stall a leased one, or queue a stalled one again."""
         tracked = self._history.entities.get(event.entity_id)
         if not isinstance(tracked, TrackedAttempt):
             return
@@ -329,26 +362,29 @@ class People:
 
     async def _register_again(self, id: str, rev: int, random: Random) -> None:
         """Register the worker again with a new token."""
-        common: dict[str, Any] = {"id": id, "tenant": TENANT, "request_id": f"{id} anew {rev}"}
+        common_fields: dict[str, Any] = {"id": id, "tenant": TENANT, "request_id": f"{id} anew {rev}"}
         await self._client.submit(
-            "offer", worker.UpdateCapabilities(**common, token_at=self._client.wall_time()), random
+            "offer", worker.UpdateCapabilities(**common_fields, token_at=self._client.wall_time()), random
         )
 
     def _maybe_hold(self, event: Event) -> None:
         """Sometimes drain or quarantine the worker."""
         id, random = event.entity_id, Random(f"{self._scenario.seed} {event.entity_id} hold {event.rev}")
-        common: dict[str, Any] = {"id": id, "request_id": f"{id} hold {event.rev}"}
+        common_fields: dict[str, Any] = {"id": id, "request_id": f"{id} hold {event.rev}"}
         if self._client.happens("drain", random):
-            drain = worker.Drain(**common, actor="user:u", reason="new disk")
-            other = worker.Drain(**common, actor="user:u", reason="ANOTHER")
-            self._client.spawn_later(60 * random.random(), partial(self._client.submit, "drain", drain, random, other))
+            drain = worker.Drain(**common_fields, actor="user:u", reason="new disk")
+            conflicting_drain = worker.Drain(**common_fields, actor="user:u", reason="ANOTHER")
+            self._client.spawn_later(
+                60 * random.random(), partial(self._client.submit, "drain", drain, random, conflicting_drain)
+            )
         elif random.random() < 0.2 and self._client.happens("distrust", random):
-            quarantine = worker.Quarantine(**common, reason="slow disk")
+            quarantine = worker.Quarantine(**common_fields, reason="slow disk")
             self._client.spawn_later(
                 60 * random.random(), partial(self._client.submit, "quarantine", quarantine, random)
             )
 
     def _on_worker(self, event: Event) -> None:
+        """Schedule what operators do with a worker: hold, shut down or replace it, or report missed health checks."""
         id = event.entity_id
         random = self._random_for(event)
         if event.to in ("BUSY", "UNRESPONSIVE"):
@@ -362,10 +398,10 @@ class People:
             )
             self._client.spawn_later(10 * random.random(), partial(self._client.submit, "offer", update, random))
         elif event.to == "BUSY" and self._client.happens("leave", random):
-            self._client.spawn_later(30 * random.random(), partial(self._leave, id, event.rev, random))
+            self._client.spawn_later(30 * random.random(), partial(self._shut_down, id, event.rev, random))
         elif event.to == "UNRESPONSIVE":
             wait = random.choice((100, 1000)) * random.random()
-            self._client.spawn_later(wait, partial(self._after_silence, id, event.rev, random))
+            self._client.spawn_later(wait, partial(self._resolve_unresponsive, id, event.rev, random))
             if id in self._history.polling_workers:  # Its runner reports new labels meanwhile.
                 update = worker.UpdateCapabilities(
                     id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} more {event.rev}"
@@ -374,7 +410,8 @@ class People:
         elif event.to == "SHUTDOWN":
             self._client.spawn_later(300 * random.random(), partial(self._replace_worker, id))
 
-    async def _after_silence(self, id: str, rev: int, random: Random) -> None:
+    async def _resolve_unresponsive(self, id: str, rev: int, random: Random) -> None:
+        """Give up an unresponsive worker, or let it recover."""
         gives_up = random.random() < 0.4
         if gives_up and await self._client.submit(
             "give up", worker.GiveUp(id=id, request_id=f"{id} gone {rev}"), random
@@ -383,20 +420,21 @@ class People:
         await self._client.submit("recover", worker.Recover(id=id, request_id=f"{id} back {rev}"), random)
 
     async def _replace_worker(self, id: str) -> None:
-        """Replace a worker that was shut down by another machine under a new name."""
+        """Replace the runner of a worker that was shut down by one on another machine, under a new name."""
         self._replace(id)
 
-    async def _drain(self, number: int, random: Random) -> None:
+    async def _shut_down_polling_worker(self, number: int, random: Random) -> None:
+        """Shut down one of the workers that poll for work, chosen by this number."""
         polling_workers = list(self._history.polling_workers)
         if not polling_workers:
             return
-        await self._leave(polling_workers[number % len(polling_workers)], number, random)
+        await self._shut_down(polling_workers[number % len(polling_workers)], number, random)
 
-    async def _leave(self, id: str, number: int, random: Random) -> None:
-        """Shut the worker down: at once if it is idle, otherwise after its jobs."""
-        common: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} leave {number}"}
-        other = worker.Shutdown(**common, reason="ANOTHER")
-        await self._client.submit("shutdown", worker.Shutdown(**common), random, other)
+    async def _shut_down(self, id: str, number: int, random: Random) -> None:
+        """Request the shutdown of a worker: at once if it is idle, otherwise after its jobs."""
+        common_fields: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} leave {number}"}
+        conflicting_shutdown = worker.Shutdown(**common_fields, reason="ANOTHER")
+        await self._client.submit("shutdown", worker.Shutdown(**common_fields), random, conflicting_shutdown)
 
     async def _register_idle_worker(self, id: str, random: Random) -> None:
         """Register a worker that never polls for work, and try to register its token a second time."""
@@ -409,15 +447,16 @@ class People:
     # -- attempts without a run
 
     async def _create_standalone_attempt(self, id: str, random: Random) -> None:
+        """Put an attempt that belongs to no run into the queue."""
         self.unfinished[id] = None
-        code = random.choice((1, 2)) if self._client.happens("job fails", random) else 0
+        exit_code = random.choice((1, 2)) if self._client.happens("job fails", random) else 0
         record = Attempt(
             id=id,
             tenant=TENANT,
             queue_key=LABEL if self._client.happens("labels", random) else "",
             timeout_seconds=60 if self._client.happens("short", random) else 3600,
             max_lost_leases=random.choice((0, 1, 3)),
-            spec={"steps": [f"{200 * random.random():.1f} {code}"]},
+            spec={"steps": [f"{200 * random.random():.1f} {exit_code}"]},
         )
         create = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
         await self._client.submit("birth", create, random)

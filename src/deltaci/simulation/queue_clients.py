@@ -46,7 +46,7 @@ FAILURES: Final = (
 
 
 class QueueClients:
-    """All queue clients."""
+    """The queue clients of a simulation, which claim attempts, pretend to execute them, and report the results."""
 
     def __init__(
         self,
@@ -64,13 +64,16 @@ class QueueClients:
         self._names = list(REGISTERED) if scenario.seed % 2 else []
 
     def on_queued(self, tracked: TrackedAttempt, random: Random) -> None:
-        """Claim a queued attempt later, if only queue clients have its labels, and sometimes otherwise."""
+        """Schedule a claim of a queued attempt: always if only queue clients have its labels, otherwise sometimes."""
         if tracked.labels or random.random() < 0.3:
             wait = max(0, tracked.run_at - tracked.at) / 1e6 + random.choice((1.0, 60.0)) * random.random()
             self._client.spawn_later(wait, lambda: self._claim_repeatedly(tracked, random))
 
     async def _claim_repeatedly(self, tracked: TrackedAttempt, random: Random) -> None:
-        """Claim the attempt again and again until it is no longer queued."""
+        """Claim an attempt until a claim succeeds or the attempt is no longer queued.
+
+        Execute it after a successful claim.
+        """
         while tracked.state == "QUEUED":
             name = await self._pick_worker(random)
             other_workers = self._other_free_workers(name)
@@ -112,20 +115,21 @@ class QueueClients:
         return name
 
     def _revs(self, tracked: TrackedAttempt, name: str) -> tuple[int, int]:
-        """Return the revs of the attempt and the worker: they are equal as long as neither changed."""
+        """Return the current revs of the attempt and of the worker, to compare them later."""
         worker = self._history.workers.get(name)
         return tracked.rev, worker.rev if worker is not None else 0
 
     def _other_free_workers(self, name: str) -> dict[str, frozenset[str]]:
-        """Return the other free queue clients with their labels."""
+        """Return the labels of the other queue clients that can take an attempt, by their names."""
         workers = {other: self._history.workers.get(other) for other in self._names if other != name}
         return {id: worker.labels for id, worker in workers.items() if worker is not None and worker.is_free}
 
     def reclaim(self, id: str, wait: float, random: Random) -> None:
-        """Claim a stale attempt later, without waiting for its requeue."""
+        """Schedule a claim of a stale attempt, which does not wait until the attempt is queued again."""
         self._client.spawn_later(wait, lambda: self._reclaim(id, random))
 
     async def _reclaim(self, id: str, random: Random) -> None:
+        """Claim a stale attempt directly, and execute it if the claim succeeds."""
         tracked = self._history.entities.get(id)
         if not isinstance(tracked, TrackedAttempt):
             return
@@ -145,6 +149,7 @@ class QueueClients:
             await self._work(ClaimedAttempt(record, token), sent_at, random)
 
     async def _work(self, claimed: ClaimedAttempt, sent_at: float, random: Random) -> None:
+        """Execute a claimed attempt: send its messages in order, possibly with one failure on the way."""
         lease = claimed.attempt.lease
         assert lease is not None
         work = _ClaimedWork(
@@ -174,12 +179,13 @@ class QueueClients:
             await self._finish(work, exit_code, failure_mode, random)
 
     def _cancel(self, record: Attempt, random: Random) -> None:
-        """Let a user cancel the job later."""
+        """Schedule a user's cancel of the job."""
         if record.job_id:
             cancel = CancelJob(id=record.job_id, actor="user:u", request_id=f"{record.id} deaf")
             self._client.spawn_later(300 * random.random(), partial(self._client.submit, "cancel", cancel, random))
 
     async def _finish(self, work: _ClaimedWork, exit_code: int, failure_mode: str, random: Random) -> None:
+        """Sometimes upload for a while, then report the result."""
         if random.random() < 0.7 or failure_mode:
             if not await work.send(attempt.BeginUpload) or failure_mode == "UPLOADING":
                 return
@@ -192,16 +198,21 @@ class QueueClients:
         await work.send(attempt.Finish, is_success=exit_code == 0, facts=facts, verdict=verdict)
 
     def _check_rules(self, work: _ClaimedWork) -> attempt.Verdict | None:
-        """Return the verdict of the job's validation rules, which take a queue client no time."""
+        """Record that the job's validation rules were executed, and return their verdict; None if it has none."""
         for rule in work.rules:
             self._executions.record_end(
                 work.ref.attempt_id, work.ref.number, work.worker_id, int(rule["run"].split()[1]), is_rule=True
             )
-        codes = self._executions.rule_exit_codes.get((work.ref.attempt_id, work.ref.number))
-        return attempt.Verdict(is_passed=not any(codes), details="1" if any(codes) else "") if codes else None
+        exit_codes = self._executions.rule_exit_codes.get((work.ref.attempt_id, work.ref.number))
+        return (
+            attempt.Verdict(is_passed=not any(exit_codes), details="1" if any(exit_codes) else "")
+            if exit_codes
+            else None
+        )
 
 
 async def _claim(engine: Engine, claim: Claim) -> list[ClaimedAttempt]:
+    """Send a claim to a server's engine and return the claimed attempts."""
     return await engine.claim(claim)
 
 
@@ -230,7 +241,7 @@ class _ClaimedWork:
         self.is_canceled = self.ignores_cancel = False
 
     async def send(self, command_type: type[LeasedCommand], **fields: Any) -> bool:
-        """Send a command under the lease. Returns whether it was accepted and the attempt is not cancelled.
+        """Send a command under the lease. Return whether it was accepted and the attempt is not cancelled.
 
         A renewed lease counts from the moment when the command was sent.
         """
@@ -253,15 +264,15 @@ class _ClaimedWork:
         return self.ignores_cancel or not self.is_canceled
 
     async def work_for(self, seconds: float) -> bool:
-        """Work for some seconds and renew the lease meanwhile.
+        """Let virtual time pass and renew the lease meanwhile. Return whether all of the time was worked.
 
-        Returns False if the attempt was cancelled, or if the lease can no longer be proved to be live.
+        Return False early if the attempt was cancelled, or if the lease can no longer be proved to be live.
         """
-        end = self._loop.now + seconds
-        while (left := end - self._loop.now) > 0:
+        end_time = self._loop.now + seconds
+        while (remaining_seconds := end_time - self._loop.now) > 0:
             if self._loop.now >= self._live_until:
                 return False
-            await asyncio.sleep(min(left, self._ttl / 3, max(0.1, self._live_until - self._loop.now)))
-            if self._loop.now < end and not await self.send(attempt.Extend):
+            await asyncio.sleep(min(remaining_seconds, self._ttl / 3, max(0.1, self._live_until - self._loop.now)))
+            if self._loop.now < end_time and not await self.send(attempt.Extend):
                 return False
         return self._loop.now < self._live_until

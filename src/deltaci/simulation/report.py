@@ -40,7 +40,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_scenario(file: Path) -> Scenario:
-    """Read a scenario from a JSON file."""
+    """Read a scenario from a JSON file. Raise `BadScenario` if it contains none."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Scenario)
     except (OSError, msgspec.DecodeError) as error:
@@ -51,15 +51,15 @@ def read_scenario(file: Path) -> Scenario:
 
 def scenarios(seed: int, seeds: int, minutes: float, hours: float, runs_an_hour: float) -> Iterator[Scenario]:
     """Yield the scenarios of consecutive seeds: `seeds` of them, or as many as fit into `minutes` if that is not 0."""
-    until = time.monotonic() + minutes * 60
+    deadline = time.monotonic() + minutes * 60
     current_seed = seed
-    while (time.monotonic() < until) if minutes else (current_seed < seed + seeds):
+    while (time.monotonic() < deadline) if minutes else (current_seed < seed + seeds):
         yield draw_scenario(current_seed, hours, runs_an_hour)
         current_seed += 1
 
 
 def play(scenarios: Iterable[Scenario], *, shrinks: bool, as_json: bool) -> Summary:
-    """Play each scenario and print its result; print a summary at the end, also after Ctrl-C."""
+    """Play each scenario and print its result. Print a summary at the end, also after Ctrl-C, and return it."""
     histories: list[History] = []
     edges: set[Edge] = set()
     try:
@@ -96,6 +96,7 @@ def _shrink_and_print(scenario: Scenario, history: History, *, as_json: bool) ->
 
 
 def _print_scenario(scenario: Scenario, simulation: Simulation, *, as_json: bool) -> None:
+    """Print the actions, faults and last events of a scenario; to stderr if the results are printed as JSON."""
     for line in describe(scenario, simulation.log):
         print(f"  {line}", file=sys.stderr if as_json else sys.stdout, flush=True)
 

@@ -142,7 +142,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 def draw_scenario(
     seed: int, hours: float = 6.0, runs_an_hour: float = 2.0, faults_an_hour: float | None = None
 ) -> Scenario:
-    """Draw the scenario of this seed; `faults_an_hour` overrides the drawn number of faults."""
+    """Draw the scenario of this seed. `faults_an_hour` replaces the random rate of faults."""
     random = Random(seed)
     # Delays cannot be checked while the store's clock jumps, so most seeds leave jumps out.
     has_clock_jumps = random.random() < 0.25
@@ -164,8 +164,8 @@ def draw_scenario(
         credential_seconds=900 if _is_rare_seed(random) else 6 * 3600,
         actions=actions,
         probabilities={
-            name: highest * random.uniform(0.3, 1.0) * random.choice((0, 1))
-            for name, highest in MAX_PROBABILITIES.items()
+            name: max_probability * random.uniform(0.3, 1.0) * random.choice((0, 1))
+            for name, max_probability in MAX_PROBABILITIES.items()
         },
         faults=faults,
         has_clock_jumps=any("store clock" in fault.kind for fault in faults),
@@ -173,7 +173,7 @@ def draw_scenario(
 
 
 def _is_rare_seed(random: Random) -> bool:
-    """Return True for the few seeds that often do something slow that finds few mistakes."""
+    """Draw whether this is one of the few seeds with a setting that is slow to simulate and rarely finds a mistake."""
     return random.random() < 0.15
 
 
@@ -182,14 +182,14 @@ def _draw_faults(
 ) -> tuple[Fault, ...]:
     """Draw faults over the whole time, but more of them soon after a user's action, when there is work to disturb."""
 
-    def moment() -> float:
+    def draw_time() -> float:
         if not actions or random.random() < 0.4:
             return random.random() * hours * HOUR
         return min(hours * HOUR, random.choice(actions).at + random.random() * BUSY_SECONDS)
 
     faults = [
         Fault(
-            at=moment(),
+            at=draw_time(),
             kind=random.choice(kinds),
             target=random.randrange(1000),
             seconds=random.choice((5.0, 30.0, 90.0, 200.0, 200.0, 900.0)) * random.random(),

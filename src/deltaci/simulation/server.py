@@ -63,7 +63,7 @@ class SharedStorage:
 
 
 class SimServer:
-    """A server that can be killed and restarted. `on_response` is called with every response, before it is sent."""
+    """A server that can be killed and restarted. `on_response` is called with each response before it is sent."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class SimServer:
         return not self.node.is_dead
 
     def start(self) -> None:
-        """Start a new process."""
+        """Start the server as a new process, with a new connection to the database."""
         self.node = Node(self.name)
         self.connection = ServerConnection(self._database, self._random, self.kill, self.poll_seconds)
         self._loop.spawn(self.node, self._serve(self.connection), self.name)
@@ -111,11 +111,12 @@ class SimServer:
         self.open_requests.clear()
 
     def revive(self) -> None:
-        """Start the server unless it runs."""
+        """Start the server if it is not running."""
         if not self.is_up:
             self.start()
 
     async def _serve(self, store: ServerConnection) -> None:
+        """Build the real server over the simulated database, and run its timers until the process is killed."""
         lease_ids = LeaseIds(KEY)
         signer = Signer(KEY, self._wall_clock)
         self.engine = Engine(store, lease_ids.mint, MonotonicClock(lambda: round(self._loop.now * 1e9)))
@@ -132,29 +133,30 @@ class SimServer:
         await Timers(self.engine, self.poll_seconds).run()
 
     def handle_request(self, method: str, path: str, headers: dict[str, str], body: bytes) -> PendingResponse:
-        """Handle one HTTP request in the server's process."""
+        """Start to handle one HTTP request in the server's process. Return the task of its response."""
         return self._loop.spawn(self.node, self._respond(method, path, headers, body))
 
     async def _respond(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        """Return status and body of the response to one HTTP request."""
         if self._app is None:
             return 503, b'{"code":"unavailable","message":"starting"}'
-        sent: list[dict[str, Any]] = []
-        is_read = False
+        messages: list[dict[str, Any]] = []
+        is_body_read = False
 
         async def receive() -> dict[str, Any]:
-            nonlocal is_read
-            if not is_read:
-                is_read = True
+            nonlocal is_body_read
+            if not is_body_read:
+                is_body_read = True
                 return {"type": "http.request", "body": body, "more_body": False}
             await asyncio.get_running_loop().create_future()  # Never disconnects: the network simulates that.
             raise AssertionError("not reached")
 
         async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
+            messages.append(message)
 
         encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self._app({"type": "http", "method": method, "path": path, "headers": encoded_headers}, receive, send)
-        status, response = sent[0]["status"], sent[1]["body"]
+        status, response = messages[0]["status"], messages[1]["body"]
         if self.on_response is not None:
             self.on_response(path, body, status, response)
         return status, response

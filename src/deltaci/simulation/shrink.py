@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 
 class Shrinker:
-    """Leaves out parts of a scenario as long as the same invariant is broken."""
+    """Removes parts of a scenario that are not needed to break the same invariant."""
 
     def __init__(self, scenario: Scenario, history: History, tries: int = MAX_TRIES) -> None:
         self.scenario = scenario
         self.history = history
-        self._left = tries
+        self._tries_left = tries
 
     def run(self) -> Scenario:
-        """Return the smallest scenario that was found."""
+        """Shrink the scenario until nothing more can be removed or no tries are left. Return the result."""
         self._shorten()
         size = -1
-        while size != _size(self.scenario) and self._left > 0:
+        while size != _size(self.scenario) and self._tries_left > 0:
             size = _size(self.scenario)
             self._drop("faults")
             self._drop("actions")
@@ -39,14 +39,14 @@ class Shrinker:
             self._shorten()
         return self.scenario
 
-    def _is_broken(self, **fields: Any) -> bool:
-        """Play the scenario with these fields changed.
+    def _try_change(self, **fields: Any) -> bool:
+        """Play the scenario with these fields changed. Keep the change if the same invariant is broken.
 
-        Keep the change if the same invariant is broken; return whether it is.
+        Return whether the change was kept.
         """
-        if self._left <= 0:
+        if self._tries_left <= 0:
             return False
-        self._left -= 1
+        self._tries_left -= 1
         scenario = msgspec.structs.replace(self.scenario, **fields)
         history = Simulation(scenario).run()
         if history.invariant != self.history.invariant:
@@ -55,45 +55,50 @@ class Shrinker:
         return True
 
     def _shorten(self) -> None:
-        """Leave out everything after the violation."""
+        """Try to end the scenario earlier: right after the violation, at half of its hours, and at 80 % of them."""
         for hours in (self.history.hours + 0.01, self.scenario.hours / 2, self.scenario.hours * 0.8):
             if hours < self.scenario.hours:
                 faults = tuple(fault for fault in self.scenario.faults if fault.at <= hours * HOUR)
                 actions = tuple(action for action in self.scenario.actions if action.at <= hours * HOUR)
-                self._is_broken(hours=hours, faults=faults, actions=actions)
+                self._try_change(hours=hours, faults=faults, actions=actions)
 
     def _drop(self, name: str) -> None:
-        """Leave out parts of this tuple: first the whole, then halves, finally single elements."""
+        """Try to leave out elements of this field, a tuple: first all, then halves, finally single ones."""
         size = len(getattr(self.scenario, name))
         while size >= 1:
             for elements in _without(lambda: getattr(self.scenario, name), size):
-                self._is_broken(**{name: elements})
+                self._try_change(**{name: elements})
             size //= 2
 
     def _simplify(self) -> None:
+        """Try fewer servers, runners and slots, and no random behaviours."""
         for name in ("servers", "runners", "slots"):
-            while (count := getattr(self.scenario, name)) > 1 and self._is_broken(**{name: count - 1}):
+            while (count := getattr(self.scenario, name)) > 1 and self._try_change(**{name: count - 1}):
                 pass
-        if any(self.scenario.probabilities.values()) and self._is_broken(
+        if any(self.scenario.probabilities.values()) and self._try_change(
             probabilities=dict.fromkeys(self.scenario.probabilities, 0.0)
         ):
             return
-        for name, rate in list(self.scenario.probabilities.items()):
-            if rate:
-                self._is_broken(probabilities={**self.scenario.probabilities, name: 0.0})
+        for name, probability in list(self.scenario.probabilities.items()):
+            if probability:
+                self._try_change(probabilities={**self.scenario.probabilities, name: 0.0})
 
 
 def _without(current: Callable[[], tuple[T, ...]], size: int) -> Iterator[tuple[T, ...]]:
-    """Yield the list without each part of this size in turn; the list may shrink meanwhile."""
+    """Yield the current tuple without one part of this size, for each part in turn.
+
+    The tuple is read again before each step, because the caller may have replaced it by the shorter one.
+    """
     start = 0
     while start < len(current()):
-        before = current()
-        yield before[:start] + before[start + size :]
-        if current() is before:
+        elements = current()
+        yield elements[:start] + elements[start + size :]
+        if current() is elements:
             start += size
 
 
 def _size(scenario: Scenario) -> int:
+    """Return how many parts of a scenario could still be removed."""
     return (
         len(scenario.faults)
         + len(scenario.actions)
@@ -104,7 +109,7 @@ def _size(scenario: Scenario) -> int:
 
 
 def describe(scenario: Scenario, log: Sequence[Event]) -> list[str]:
-    """Describe the scenario and its last events, one line each."""
+    """Return lines that list the size, faults, actions and last events of a scenario."""
     lines = [
         f"{scenario.servers} servers, {scenario.runners} runners with {scenario.slots} slots, {scenario.hours:.2f} h:"
     ]
@@ -124,4 +129,5 @@ def describe(scenario: Scenario, log: Sequence[Event]) -> list[str]:
 
 
 def _clock(seconds: float) -> str:
+    """Return virtual time as `hours:minutes:seconds`."""
     return f"{int(seconds // 3600)}:{int(seconds // 60 % 60):02}:{seconds % 60:06.3f}"

@@ -47,17 +47,17 @@ CURRENT_NODE: Final[ContextVar[Node]] = ContextVar("node", default=OUTSIDE)
 
 
 def _do_nothing() -> None:
-    """Do nothing, in place of a cancelled callback."""
+    """Do nothing. Replaces the callback of a cancelled handle."""
 
 
 def fail_quietly(future: asyncio.Future[Any], error: Exception) -> None:
-    """Set the exception of a future, without a warning if no task awaits it: the waiting node may be dead."""
+    """Set the exception of a future without a warning if no task awaits it, because the waiting node may be dead."""
     future.set_exception(error)
     future.exception()
 
 
 def _run_in_thread(future: asyncio.Future[Any] | None, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Call the function of a simulated thread and set the future to its result."""
+    """Call the function of a simulated thread and set its result or exception on the future."""
     assert future is not None
     try:
         result = func(*args)
@@ -72,7 +72,7 @@ def _run_in_thread(future: asyncio.Future[Any] | None, func: Callable[..., Any],
 
 
 class SimulationStuck(Exception):
-    """No callback is left, or time does not advance."""
+    """Raised when no callback is scheduled any more, or virtual time does not advance."""
 
 
 class Handle:
@@ -127,7 +127,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._is_running
 
     def is_closed(self) -> bool:
-        """Return False: the loop holds nothing that must be closed."""
+        """Return False, because the loop holds nothing that must be closed."""
         return False
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -165,10 +165,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def set_default_executor(self, executor: Any) -> None:
-        """Do nothing: there are no threads."""
+        """Do nothing, because there are no threads."""
 
     async def shutdown_asyncgens(self) -> None:
-        """Do nothing: generators end with the simulation."""
+        """Do nothing, because generators end with the simulation."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Record the error; the simulation reports it."""
@@ -179,7 +179,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Run the function in a greenlet instead of a thread, at once until it first waits."""
+        """Start the function in a greenlet instead of a thread, and return the future of its result."""
         future = self.create_future()
 
         thread = greenlet(partial(_run_in_thread, future, func, args))
@@ -189,6 +189,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future
 
     def _resume(self, thread: greenlet, context: Context, *_: object) -> None:
+        """Continue a simulated thread until it ends or waits for a future, which then continues it again."""
         awaited = thread.switch()
         if thread.dead:
             del self._threads[thread]
@@ -196,7 +197,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             awaited.add_done_callback(lambda _: self._resume(thread, context), context=context)
 
     def wait(self, future: asyncio.Future[T]) -> T:
-        """Wait for a future in such a greenlet, and return its result."""
+        """Return the result of a future. While it is pending, this simulated thread waits and other callbacks run."""
         parent = getcurrent().parent
         assert parent is not None, "wait() works only in a simulated thread"
         try:
@@ -265,13 +266,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # -- nodes
 
     def spawn(self, node: Node, coro: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Start a coroutine in a node."""
+        """Start a coroutine in a node and return its task."""
         context = copy_context()
         context.run(CURRENT_NODE.set, node)
         return self._keep_reference(asyncio.Task(coro, loop=self, name=name, context=context))
 
     def _keep_reference(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
-        """Keep a reference to the task: garbage collection of a dead node's task would run its `finally` blocks."""
+        """Keep a reference to the task and return it.
+
+        Otherwise garbage collection of a dead node's task would run its `finally` blocks.
+        """
         self._tasks.append(task)
         if len(self._tasks) > self._max_tasks:
             self._tasks = [task for task in self._tasks if not task.done()]
@@ -279,8 +283,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task
 
     def end(self) -> None:
-        """Discard everything that is unfinished, without warnings."""
-        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        """Close all unfinished tasks and threads and drop all callbacks, without warnings."""
+        previous_hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             for task in self._tasks:
                 if not task.done():
@@ -296,14 +300,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._scheduled.clear()
             gc.collect()
         finally:
-            sys.unraisablehook = hook
+            sys.unraisablehook = previous_hook
 
     def freeze(self, node: Node) -> None:
-        """Hold back the node's callbacks until it is thawed."""
+        """Stop running the node's callbacks. They are collected until `thaw`."""
         node.is_frozen = True
 
     def thaw(self, node: Node) -> None:
-        """Run the callbacks that were held back, and continue."""
+        """Run the callbacks that were collected while the node was frozen, and run its later ones normally."""
         node.is_frozen = False
         self._ready.extend(node.backlog)
         node.backlog.clear()

@@ -1,4 +1,4 @@
-"""Checks that the event log contains whatever a server acknowledges, at that moment.
+"""Checks that the event log already contains the change that a server acknowledges.
 
 Like the rest of the checker, this knows only the log and the messages of the protocol.
 """
@@ -17,7 +17,7 @@ LEASE_END_STATES: Final = {"SUCCEEDED": "COMPLETED", "FAILED": "COMPLETED", "CAN
 
 
 class AcknowledgementChecker:
-    """Check every acknowledgement that users, queue clients and runners receive."""
+    """Checks every acknowledgement that users, queue clients and runners receive against the event log."""
 
     def __init__(self, checker: HistoryChecker) -> None:
         self._history = checker
@@ -30,7 +30,10 @@ class AcknowledgementChecker:
     # -- acknowledgements to users and queue clients
 
     def check_accepted(self, action: str, id: str, request_id: str = "", expected_rev: int | None = None) -> None:
-        """Check that an acknowledged action had its effect; raise `Violation` otherwise."""
+        """Check that an acknowledged action changed its entity as it should; raise `Violation` otherwise.
+
+        With `expected_rev`, also check that the entity had this rev before the change.
+        """
         self.acknowledged += 1
         entity = self._history.entities.get(id)
         has_effect = entity is not None
@@ -44,8 +47,8 @@ class AcknowledgementChecker:
                 "report": entity.state == "REPORTED",
             }.get(action, True)
         elif isinstance(entity, TrackedJob):
-            last = self._history.entities.get(f"{id}.{entity.index}")
-            is_stopping = last is not None and last.state in ("CANCEL_REQUESTED", "CANCELED")
+            last_attempt = self._history.entities.get(f"{id}.{entity.index}")
+            is_stopping = last_attempt is not None and last_attempt.state in ("CANCEL_REQUESTED", "CANCELED")
             has_effect = {
                 "approve": any(who.startswith("user:") for who in entity.approved_by),
                 "reject": entity.state == "FAILED",
@@ -56,18 +59,20 @@ class AcknowledgementChecker:
             has_effect = entity.is_leaving if action == "shutdown" else True
         if not has_effect:
             raise Violation("acknowledged", f"{action} of {id} was acknowledged, but it is {entity and entity.state}")
-        first = self._history.requests.get((request_id, id))
-        if expected_rev is not None and first is not None and first[1] != expected_rev + 1:
-            raise Violation("stale-rev", f"{action} of {id} expected rev {expected_rev}, but made rev {first[1]}")
+        first_change = self._history.requests.get((request_id, id))
+        if expected_rev is not None and first_change is not None and first_change[1] != expected_rev + 1:
+            raise Violation(
+                "stale-rev", f"{action} of {id} expected rev {expected_rev}, but made rev {first_change[1]}"
+            )
 
     def reject_refused_repetition(self, action: str, id: str, request_id: str) -> None:
-        """Raise `Violation`: a request that had succeeded was refused when it was repeated unchanged."""
+        """Raise `Violation`, because a request that had succeeded was refused when it was sent again unchanged."""
         raise Violation(
             "idempotent", f"{action} of {id} succeeded as request {request_id}, but its repetition was refused"
         )
 
     def reject_reused_id(self, action: str, id: str, request_id: str) -> None:
-        """Raise `Violation`: a different request was accepted under the id of one that had succeeded."""
+        """Raise `Violation`, because another command was accepted under the id of a request that had succeeded."""
         raise Violation("reused", f"request {request_id} was {action} of {id}, but was accepted for another command")
 
     def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
@@ -108,7 +113,7 @@ class AcknowledgementChecker:
     # -- acknowledgements to runners
 
     def check_response(self, path: str, body: bytes, status: int, response_body: bytes) -> None:
-        """Check the response of a server to a runner."""
+        """Check that the log has the leases and results that a response acknowledges to a runner."""
         if status != 200:
             return
         if path.endswith("/lease"):
@@ -121,12 +126,13 @@ class AcknowledgementChecker:
                 self._check_ended(message, response)
 
     def _attempt(self, lease_id: str) -> tuple[TrackedAttempt | None, int]:
-        """Return the attempt of a lease, and the number of the lease."""
+        """Return the attempt of a lease, None if it is unknown, and the number of the lease."""
         id, number, _ = lease_id.rsplit(".", 2)
         attempt = self._history.entities.get(id)
         return (attempt if isinstance(attempt, TrackedAttempt) else None), int(number)
 
     def _check_granted(self, lease_id: str) -> None:
+        """Raise `Violation` if a lease that was sent to a runner is not in the log."""
         self.acknowledged += 1
         attempt, number = self._attempt(lease_id)
         if attempt is None or attempt.claims < number:
@@ -150,7 +156,7 @@ class AcknowledgementChecker:
             or lease is None
             or (lease.number, lease.state) != (number, LEASE_END_STATES[outcome])
         ):
-            end_message = f"{message['type']} under lease {number} of {attempt.id}"
+            subject = f"{message['type']} under lease {number} of {attempt.id}"
             raise Violation(
-                "acknowledged", f"{end_message} was accepted as {outcome}, but it is {attempt.state} under {lease}"
+                "acknowledged", f"{subject} was accepted as {outcome}, but it is {attempt.state} under {lease}"
             )

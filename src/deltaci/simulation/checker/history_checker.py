@@ -1,4 +1,4 @@
-"""Checks a whole event log against the documents, event by event as it is committed.
+"""Checks an event log against the documents: each event when it is committed, and each commit as a whole.
 
 The checker keeps only what it needs for the next event. Rules about a whole commit are checked by `check_commit`. It
 shares no code with the engine or the core, so that a mistake there cannot hide itself. A `Violation` names the
@@ -107,7 +107,7 @@ RUN_CANCEL_REASONS: Final = frozenset({"RUN_CANCELED", "RUN_TIMEOUT", "NOT_NEEDE
 
 
 class HistoryChecker(JobOrderChecker):
-    """Check every event once, in the order of the log."""
+    """Checks every event once, in the order of the log."""
 
     def __init__(self, config: CheckerConfig | None = None) -> None:
         super().__init__(config)
@@ -149,7 +149,7 @@ class HistoryChecker(JobOrderChecker):
         self._mark_touched(entity, event)
 
     def _track(self, event: LogEvent) -> TrackedEntity:
-        """Begin to track the entity of its first event."""
+        """Start to track the entity that this first event creates, and return it."""
         id = event.entity_id
         entity: TrackedEntity
         if event.entity == "attempt":
@@ -162,13 +162,14 @@ class HistoryChecker(JobOrderChecker):
         else:
             entity = self.workers[id] = TrackedWorker(id)
         entity.tenant, entity.run_id = event.tenant, event.run_id
-        owner = self.runs.get(event.run_id)
-        if event.entity in ("job", "attempt") and event.run_id and (owner is None or owner.tenant != event.tenant):
-            raise Violation("identity", f"{id} is of {event.tenant}, but its run is of {owner and owner.tenant}")
+        run = self.runs.get(event.run_id)
+        if event.entity in ("job", "attempt") and event.run_id and (run is None or run.tenant != event.tenant):
+            raise Violation("identity", f"{id} is of {event.tenant}, but its run is of {run and run.tenant}")
         self.entities[id] = entity
         return entity
 
     def _check_step(self, entity: TrackedEntity, event: LogEvent) -> None:
+        """Check what holds for every event: its transition, actor, state before, rev, time, tenant and run."""
         subject = f"{event.entity} {event.entity_id} (seq {event.seq}, {event.trigger})"
         edge = (event.entity, event.from_, event.to, event.trigger)
         if entity.state in TERMINAL_STATES[event.entity]:
@@ -183,19 +184,21 @@ class HistoryChecker(JobOrderChecker):
             raise Violation("identity", f"{subject} is of {event.tenant}, {event.run_id}; it was of {entity.tenant}")
         actors = TRANSITIONS.get(edge)
         if actors is None:
-            what = "is no transition" if edge[:3] not in LEGAL_CHANGES else f"is not called {event.trigger}"
-            raise Violation("legal", f"{subject}: {event.from_} → {event.to} {what} of a {event.entity}")
+            problem = "is no transition" if edge[:3] not in LEGAL_CHANGES else f"is not called {event.trigger}"
+            raise Violation("legal", f"{subject}: {event.from_} → {event.to} {problem} of a {event.entity}")
         if event.actor.partition(":")[0] not in actors:
             raise Violation("actor", f"{subject} was done by {event.actor}; expected {' or '.join(sorted(actors))}")
         self.edges.add(edge)
 
     def _check_request(self, event: LogEvent) -> None:
+        """Check that a request changes an entity in one commit only."""
         key = event.request_id, event.entity_id
-        first = self.requests.setdefault(key, (self.commit_count, event.rev))
-        if first[0] != self.commit_count:
+        first_change = self.requests.setdefault(key, (self.commit_count, event.rev))
+        if first_change[0] != self.commit_count:
             raise Violation("repeated", f"request {key[0]} changes {key[1]} again (seq {event.seq}, {event.trigger})")
 
     def _mark_touched(self, entity: TrackedEntity, event: LogEvent) -> None:
+        """Remember the entities that this event may affect, which `check_commit` then checks."""
         if event.from_ == event.to and event.entity == "attempt":
             return
         self._touched[entity.id] = None
@@ -212,6 +215,7 @@ class HistoryChecker(JobOrderChecker):
     # -- jobs
 
     def _check_job_event(self, job: TrackedJob, event: LogEvent) -> None:
+        """Check an event of a job, and update the tracked state of the job and its run."""
         subject = f"job {job.id} (seq {event.seq}, {event.trigger})"
         run = self.runs[job.run_id]
         metadata = event.metadata
@@ -239,6 +243,7 @@ class HistoryChecker(JobOrderChecker):
 
     @staticmethod
     def _update_job_counts(run: TrackedRun, job: TrackedJob, event: LogEvent) -> None:
+        """Update the numbers of jobs by state that are tracked for the run."""
         run.open_jobs += (event.from_ is None) - (event.to in JOB_TERMINAL_STATES)
         run.active_jobs += (event.to in ACTIVE_JOB_STATES) - (event.from_ in ACTIVE_JOB_STATES)
         run.waiting_jobs += (event.to == "WAITING_APPROVAL") - (event.from_ == "WAITING_APPROVAL")
@@ -246,6 +251,7 @@ class HistoryChecker(JobOrderChecker):
         run.has_started = run.has_started or event.to == "RUNNING"
 
     def _check_job_step(self, subject: str, job: TrackedJob, run: TrackedRun, event: LogEvent) -> None:
+        """Check an event that changes the state of a job."""
         if event.from_ == "PENDING" and event.to != "CANCELED":
             self._check_job_start(subject, job, run, event)
         if event.to == "QUEUED":
@@ -264,18 +270,26 @@ class HistoryChecker(JobOrderChecker):
             self._check_retry(subject, job, event)
         if event.from_ == "WAITING_APPROVAL":
             self._check_decision(subject, job, event)
-        last = self.entities.get(f"{job.id}.{job.index}")
-        if event.to == "VALIDATING" and (last is None or last.state != "SUCCEEDED"):
-            raise Violation("outcome", f"{subject} was executed, but its attempt {job.index} is {last and last.state}")
+        last_attempt = self.entities.get(f"{job.id}.{job.index}")
+        if event.to == "VALIDATING" and (last_attempt is None or last_attempt.state != "SUCCEEDED"):
+            raise Violation(
+                "outcome",
+                f"{subject} was executed, but its attempt {job.index} is {last_attempt and last_attempt.state}",
+            )
         self._check_validated(subject, job, event)
         if event.from_ == "VALIDATING":
             self.check_verdict(subject, job, event, is_at_once=job.validating_since_commit == self.commit_count)
-        if event.to in JOB_TERMINAL_STATES and last is not None and last.state not in ATTEMPT_TERMINAL_STATES:
-            raise Violation("outcome", f"{subject} is over, but its attempt {job.index} is {last.state}")
+        if (
+            event.to in JOB_TERMINAL_STATES
+            and last_attempt is not None
+            and last_attempt.state not in ATTEMPT_TERMINAL_STATES
+        ):
+            raise Violation("outcome", f"{subject} is over, but its attempt {job.index} is {last_attempt.state}")
         if event.to == "CANCELED":
             self._check_canceled(subject, job, run, event)
 
     def _check_job_start(self, subject: str, job: TrackedJob, run: TrackedRun, event: LogEvent) -> None:
+        """Check that a job may start: its needs are met and its run is active."""
         self.check_order(subject, job)
         if (job.kind == "approval") != (event.to == "WAITING_APPROVAL"):
             raise Violation("approval", f"{subject} is {event.to}, but it is of kind {job.kind}")
@@ -297,12 +311,15 @@ class HistoryChecker(JobOrderChecker):
             raise Violation("validation", f"{subject} must be validated, but was decided at once")
 
     def _check_retry(self, subject: str, job: TrackedJob, event: LogEvent) -> None:
-        last = self.entities.get(f"{job.id}.{job.index}")
-        if not isinstance(last, TrackedAttempt) or last.state not in ("FAILED", "TIMED_OUT"):
-            raise Violation("outcome", f"{subject} failed, but its attempt {job.index} is {last and last.state}")
-        failure_class = last.error.get("failure_class")
-        may_retry = failure_class != "USER" and bool(last.error.get("is_retryable"))
-        if last.state == "TIMED_OUT" or last.error.get("code") == "LEASE_LOST":
+        """Check that a failed job is retried exactly if its failure allows it, and after the right delay."""
+        last_attempt = self.entities.get(f"{job.id}.{job.index}")
+        if not isinstance(last_attempt, TrackedAttempt) or last_attempt.state not in ("FAILED", "TIMED_OUT"):
+            raise Violation(
+                "outcome", f"{subject} failed, but its attempt {job.index} is {last_attempt and last_attempt.state}"
+            )
+        failure_class = last_attempt.error.get("failure_class")
+        may_retry = failure_class != "USER" and bool(last_attempt.error.get("is_retryable"))
+        if last_attempt.state == "TIMED_OUT" or last_attempt.error.get("code") == "LEASE_LOST":
             may_retry = True
         may_retry = may_retry and job.index < job.max_attempts and (not job.retry_on or failure_class in job.retry_on)
         if may_retry != (event.to == "RETRYING"):
@@ -311,11 +328,12 @@ class HistoryChecker(JobOrderChecker):
         if not may_retry:
             return
         job.next_run_at = int(event.metadata["next_run_at"])
-        wait = min(job.backoff[1], job.backoff[0] * 2 ** min(job.index, 30)) * SECOND
-        least = max(event.at + wait, last.fence_until)
-        if not least <= job.next_run_at <= max(event.at + int(wait * (1 + job.jitter)), last.fence_until):
-            off = (job.next_run_at - least) / SECOND
-            raise Violation("backoff", f"{subject} will be retried {off:+.1f} s from when it should")
+        delay_us = min(job.backoff[1], job.backoff[0] * 2 ** min(job.index, 30)) * SECOND
+        earliest = max(event.at + delay_us, last_attempt.fence_until)
+        latest = max(event.at + int(delay_us * (1 + job.jitter)), last_attempt.fence_until)
+        if not earliest <= job.next_run_at <= latest:
+            deviation_seconds = (job.next_run_at - earliest) / SECOND
+            raise Violation("backoff", f"{subject} will be retried {deviation_seconds:+.1f} s from when it should")
 
     @staticmethod
     def _check_approval(subject: str, job: TrackedJob, event: LogEvent) -> None:
@@ -328,6 +346,7 @@ class HistoryChecker(JobOrderChecker):
             raise Violation("approval", f"{subject} is {event.to}, approved by {approvals}")
 
     def _check_decision(self, subject: str, job: TrackedJob, event: LogEvent) -> None:
+        """Check the end of an approval: whether it expired only after its deadline, and soon after it."""
         if event.to == "FAILED" and event.actor == "orchestrator" and not 0 < job.approve_by <= event.at:
             raise Violation("approval", f"{subject} is rejected by the orchestrator before it expires")
         if job.approve_by:
@@ -335,6 +354,7 @@ class HistoryChecker(JobOrderChecker):
         job.decided_by = event.actor
 
     def _check_canceled(self, subject: str, job: TrackedJob, run: TrackedRun, event: LogEvent) -> None:
+        """Check that the reason with which a job is cancelled applies."""
         reason = event.metadata.get("reason")
         if reason == "BLOCKED":
             needs = [self.entities.get(need) for need in job.needs]
@@ -354,6 +374,7 @@ class HistoryChecker(JobOrderChecker):
     # -- runs and workers
 
     def _check_run_event(self, run: TrackedRun, event: LogEvent) -> None:
+        """Check an event of a run, and update the tracked state of the run."""
         subject = f"run {run.id} (seq {event.seq}, {event.trigger})"
         metadata = event.metadata
         if event.from_ is None:
@@ -369,8 +390,8 @@ class HistoryChecker(JobOrderChecker):
             run.started_at = event.at
         elif event.to == "TIMEOUT":
             if event.at < run.started_at + run.timeout_us:
-                early = (run.started_at + run.timeout_us - event.at) / SECOND
-                raise Violation("timeout", f"{subject} is timed out {early:.1f} s too early")
+                seconds_early = (run.started_at + run.timeout_us - event.at) / SECOND
+                raise Violation("timeout", f"{subject} is timed out {seconds_early:.1f} s too early")
             self.check_not_late(subject, event, run.started_at + run.timeout_us)
         elif event.to == "REPORTED" and metadata.get("conclusion") != event.from_:
             raise Violation("conclusion", f"{subject} reports {metadata.get('conclusion')}, but it was {event.from_}")
@@ -379,6 +400,10 @@ class HistoryChecker(JobOrderChecker):
             self._check_outcome(subject, run, event)
 
     def _check_plan(self, subject: str, run: TrackedRun, event: LogEvent) -> None:
+        """Check that a plan is accepted only in time and with all of its jobs.
+
+        Planning may fail for want of a plan only after its deadline, and must fail soon after it.
+        """
         is_late = event.at >= run.plan_by
         if event.to == "QUEUED" and (is_late or event.metadata.get("jobs") != run.open_jobs):
             raise Violation(
@@ -390,6 +415,7 @@ class HistoryChecker(JobOrderChecker):
             self.check_not_late(subject, event, run.plan_by)
 
     def _check_outcome(self, subject: str, run: TrackedRun, event: LogEvent) -> None:
+        """Check that the outcome of a run agrees with the states of its jobs."""
         if event.to == "SUCCESS" and (run.open_jobs or run.failed_required_jobs):
             raise Violation(
                 "outcome", f"{subject} succeeds with {run.open_jobs} jobs open and {run.failed_required_jobs} failed"
@@ -407,6 +433,7 @@ class HistoryChecker(JobOrderChecker):
             self._ended_with_open_jobs.append(run)
 
     def _check_worker_event(self, worker: TrackedWorker, event: LogEvent) -> None:
+        """Check an event of a worker, and update the tracked state of the worker."""
         metadata = event.metadata
         if "max_concurrent_tasks" in metadata:
             worker.labels, worker.slots = frozenset(metadata["labels"]), int(metadata["max_concurrent_tasks"])
@@ -424,9 +451,9 @@ class HistoryChecker(JobOrderChecker):
     def check_commit(self, now: int = 0) -> None:
         """Check what must hold after a whole commit; `now` is the time of the store's clock."""
         self.commit_count += 1
-        touched, self._touched = self._touched, {}
-        ending, self._ended_with_open_jobs = self._ended_with_open_jobs, []
-        for id in touched:
+        touched_ids, self._touched = self._touched, {}
+        ended_runs, self._ended_with_open_jobs = self._ended_with_open_jobs, []
+        for id in touched_ids:
             entity = self.entities.get(id)
             if isinstance(entity, TrackedAttempt):
                 self.check_attempt_commit(entity)
@@ -439,15 +466,19 @@ class HistoryChecker(JobOrderChecker):
             if entity is not None:
                 self.track_deadline(entity)
         self.check_overdue(now)
-        for run in ending:
+        for run in ended_runs:
             self._check_ended_run_commit(run)
 
     def _check_job_commit(self, job: TrackedJob) -> None:
+        """Check that a job agrees, after a commit, with its last attempt, its validation and its relations."""
         subject = f"job {job.id} (rev {job.rev})"
-        last = self.entities.get(f"{job.id}.{job.index}")
-        if job.state in ("QUEUED", "RUNNING") and (last is None or last.state in ATTEMPT_TERMINAL_STATES):
+        last_attempt = self.entities.get(f"{job.id}.{job.index}")
+        if job.state in ("QUEUED", "RUNNING") and (
+            last_attempt is None or last_attempt.state in ATTEMPT_TERMINAL_STATES
+        ):
             raise Violation(
-                "outcome", f"{subject} is {job.state}, but its attempt {job.index} is {last and last.state}"
+                "outcome",
+                f"{subject} is {job.state}, but its attempt {job.index} is {last_attempt and last_attempt.state}",
             )
         if job.state == "VALIDATING" and not job.has_validation:
             raise Violation("validation", f"{subject} has no validation, but does not end at once")
@@ -460,6 +491,7 @@ class HistoryChecker(JobOrderChecker):
         self.check_pending_commit(subject, job)
 
     def _check_run_commit(self, run: TrackedRun) -> None:
+        """Check that the state of a run agrees, after a commit, with the states of its jobs."""
         subject = f"run {run.id} (rev {run.rev})"
         if run.state in ACTIVE_RUN_STATES:
             if not run.open_jobs:
@@ -488,11 +520,14 @@ class HistoryChecker(JobOrderChecker):
         """Check that every open job of an ended run was asked to cancel; it may end later than the run."""
         for id in run.jobs:
             job = self.entities[id]
-            last = self.entities.get(f"{id}.{job.index}") if isinstance(job, TrackedJob) else None
-            if job.state not in JOB_TERMINAL_STATES and (last is None or last.state != "CANCEL_REQUESTED"):
+            last_attempt = self.entities.get(f"{id}.{job.index}") if isinstance(job, TrackedJob) else None
+            if job.state not in JOB_TERMINAL_STATES and (
+                last_attempt is None or last_attempt.state != "CANCEL_REQUESTED"
+            ):
                 raise Violation("cancel", f"run {run.id} is {run.state}, but its job {id} is still {job.state}")
 
     def _check_worker_commit(self, worker: TrackedWorker) -> None:
+        """Check that the state of a worker agrees, after a commit, with the leases that it holds."""
         subject = f"worker {worker.id} (rev {worker.rev})"
         if (worker.state == "BUSY") != bool(worker.leased_attempts) and worker.state != "UNRESPONSIVE":
             raise Violation("worker", f"{subject} is {worker.state}, but holds {sorted(worker.leased_attempts)}")

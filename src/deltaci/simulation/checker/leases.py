@@ -33,7 +33,7 @@ STALE_REASONS: Final = IMMEDIATE_REQUEUE_REASONS | {"STALLED"}
 
 
 class CheckerConfig:
-    """The lease settings of the simulated deployment, and how long anything may take while no fault is active.
+    """The lease settings of the simulated deployment, and the longest delays that are allowed while no fault is active.
 
     With `has_clock_jumps`, delays are not checked: the store's clock may be moved.
     """
@@ -54,7 +54,7 @@ class CheckerConfig:
 
 
 class LeaseChecker:
-    """Check the events of attempts and track which worker holds which lease."""
+    """Checks the events of attempts and tracks which worker holds which lease."""
 
     def __init__(self, config: CheckerConfig | None = None) -> None:
         self.config = config or CheckerConfig()
@@ -62,9 +62,8 @@ class LeaseChecker:
         self.edges: set[Edge] = set()
         self.workers: dict[str, TrackedWorker] = {}
         self.polling_workers: dict[str, None] = {}  # Workers that poll for work whenever they have a free slot.
-        self.fault_free_since: int | None = (
-            None  # Since when no fault is active, by the store's clock; None while one is.
-        )
+        # The time by the store's clock since which no fault is active; None while one is.
+        self.fault_free_since: int | None = None
         self._last_group_attempt: dict[Group, TrackedAttempt] = {}  # The attempt that took the group last.
         self._group_freed_at: dict[Group, int] = {}
         self._deadlines: list[tuple[int, str]] = []
@@ -76,20 +75,20 @@ class LeaseChecker:
         """Set the time since which no fault is active; None while one is."""
         self.fault_free_since = at
 
-    def check_not_late(self, subject: str, event: LogEvent, due: int) -> None:
-        """Raise `Violation` if this event comes much later than `due`, while no fault is active."""
+    def check_not_late(self, subject: str, event: LogEvent, due_at: int) -> None:
+        """Raise `Violation` if this event comes much later than `due_at`, while no fault is active."""
         if self.fault_free_since is None or self.config.has_clock_jumps:
             return
-        late = event.at - max(due, self.fault_free_since)
-        if late > self.config.max_delay_us:
-            raise Violation("late", f"{subject} happens {late / SECOND:.0f} s late")
+        delay = event.at - max(due_at, self.fault_free_since)
+        if delay > self.config.max_delay_us:
+            raise Violation("late", f"{subject} happens {delay / SECOND:.0f} s late")
 
     def track_deadline(self, entity: TrackedEntity) -> None:
         """Remember the entity's deadline, so that `check_overdue` notices if nothing happens by then."""
-        due = deadline_of(entity)
-        if due and entity.id not in self._ids_with_deadline:
+        due_at = deadline_of(entity)
+        if due_at and entity.id not in self._ids_with_deadline:
             self._ids_with_deadline.add(entity.id)
-            heapq.heappush(self._deadlines, (due, entity.id))
+            heapq.heappush(self._deadlines, (due_at, entity.id))
 
     def check_overdue(self, now: int) -> None:
         """Raise `Violation` if a deadline passed long ago without an event, while no fault is active."""
@@ -98,15 +97,15 @@ class LeaseChecker:
             _, id = heapq.heappop(self._deadlines)
             self._ids_with_deadline.discard(id)
             entity = self.entities[id]
-            due = deadline_of(entity)
-            if due and self.fault_free_since is not None and not self.config.has_clock_jumps:
-                if max(due, self.fault_free_since) + max_delay < now:
-                    overdue = (now - due) / SECOND
+            due_at = deadline_of(entity)
+            if due_at and self.fault_free_since is not None and not self.config.has_clock_jumps:
+                if max(due_at, self.fault_free_since) + max_delay < now:
+                    overdue = (now - due_at) / SECOND
                     raise Violation("late", f"{id} is still {entity.state}, {overdue:.0f} s after its deadline")
-                due = max(due, self.fault_free_since)
-            if due:
+                due_at = max(due_at, self.fault_free_since)
+            if due_at:
                 self._ids_with_deadline.add(id)
-                heapq.heappush(self._deadlines, (max(due, now - max_delay), id))
+                heapq.heappush(self._deadlines, (max(due_at, now - max_delay), id))
 
     # -- attempts
 
@@ -134,15 +133,17 @@ class LeaseChecker:
 
     @staticmethod
     def _check_fence(subject: str, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check that an event of a worker was sent under the live lease and before it expired."""
         holder = event.actor.partition(":")[2]
         if lease_before is None or lease_before.worker_id != holder or lease_before.state not in LIVE_LEASE_STATES:
             raise Violation("fence", f"{subject} was sent by {holder}, but the lease is {lease_before}")
         if event.at >= lease_before.expires_at:
-            late = (event.at - lease_before.expires_at) / SECOND
-            raise Violation("revived", f"{subject} counts, but its lease ended {late:.1f} s before")
+            seconds_late = (event.at - lease_before.expires_at) / SECOND
+            raise Violation("revived", f"{subject} counts, but its lease ended {seconds_late:.1f} s before")
 
     @staticmethod
     def _check_lease_matches_state(subject: str, attempt: TrackedAttempt, event: LogEvent) -> None:
+        """Check that an attempt has a live lease exactly in the states that require one."""
         is_live = attempt.lease is not None and attempt.lease.state in LIVE_LEASE_STATES
         if event.to in LEASED_STATES and not is_live:
             raise Violation("held", f"{subject} is {event.to}, but has no live lease")
@@ -152,9 +153,11 @@ class LeaseChecker:
             )
 
     def _no_check(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check nothing: there is no rule for entering this state."""
         pass
 
     def _on_queued(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check an attempt that is queued: it is new and expected by its job, or it may be claimed again."""
         metadata = event.metadata
         if event.from_ == "CREATED":
             attempt.job_id, attempt.index = metadata.get("job_id", ""), int(metadata.get("index", 1))
@@ -180,6 +183,7 @@ class LeaseChecker:
         attempt.stale_reason = ""
 
     def _check_new_attempt(self, subject: str, attempt: TrackedAttempt, event: LogEvent) -> None:
+        """Check that a new attempt has the id and index that its job expects, and follows a failed attempt."""
         job = self.entities.get(attempt.job_id)
         if (
             not isinstance(job, TrackedJob)
@@ -191,22 +195,24 @@ class LeaseChecker:
             raise Violation("approval", f"{subject} is an attempt of an approval")
         if attempt.index > job.max_attempts:
             raise Violation("attempts", f"{subject} is attempt {attempt.index} of {job.max_attempts}")
-        earlier = self.entities.get(f"{attempt.job_id}.{attempt.index - 1}")
-        if attempt.index > 1 and (earlier is None or earlier.state not in ("FAILED", "TIMED_OUT")):
+        previous_attempt = self.entities.get(f"{attempt.job_id}.{attempt.index - 1}")
+        if attempt.index > 1 and (previous_attempt is None or previous_attempt.state not in ("FAILED", "TIMED_OUT")):
             raise Violation(
-                "attempts", f"{subject} begins while attempt {attempt.index - 1} is {earlier and earlier.state}"
+                "attempts",
+                f"{subject} begins while attempt {attempt.index - 1} is {previous_attempt and previous_attempt.state}",
             )
 
     def _on_leased(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check that an attempt is claimed only while its run is active, and not too early."""
         if attempt.lost_leases > attempt.max_lost_leases:
             raise Violation(
                 "lost-leases",
                 f"{subject} is claimed after {attempt.lost_leases} lost leases of {attempt.max_lost_leases}",
             )
         if event.at < max(attempt.run_at, attempt.fence_until):
-            early = (max(attempt.run_at, attempt.fence_until) - event.at) / SECOND
+            seconds_early = (max(attempt.run_at, attempt.fence_until) - event.at) / SECOND
             raise Violation(
-                "fence-gap", f"{subject} is claimed {early:.1f} s too early: its last runner may still run it"
+                "fence-gap", f"{subject} is claimed {seconds_early:.1f} s too early: its last runner may still run it"
             )
         run = self.entities.get(attempt.run_id)
         if attempt.job_id and (
@@ -234,9 +240,11 @@ class LeaseChecker:
                 raise Violation("unclaimed", f"{subject} waited for {waited:.0f} s, although {id} was free")
 
     def _on_running(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Store when the attempt started."""
         attempt.started_at = event.at
 
     def _on_stale(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check the reason why a lease was lost, and compute until when its runner may still run the job."""
         reason = event.metadata.get("reason")
         if reason not in STALE_REASONS or lease_before is None or attempt.lease is None:
             raise Violation("requeue", f"{subject} is stale for an unknown reason: {reason}")
@@ -253,14 +261,16 @@ class LeaseChecker:
         attempt.fence_until = event.at if reason in ("NOT_ACCEPTED", "HANDED_BACK") else lease_before.expires_at
 
     def _check_unaccepted(self, subject: str, event: LogEvent, lease_before: Lease) -> None:
+        """Check that a lease revoked as not accepted was not acknowledged, and that its accept window had ended."""
         if lease_before.state != "GRANTED":
             raise Violation("accept-window", f"{subject} revokes a lease that was acknowledged")
         if event.at < lease_before.accept_by:
-            early = (lease_before.accept_by - event.at) / SECOND
-            raise Violation("accept-window", f"{subject} revokes the lease {early:.1f} s early")
+            seconds_early = (lease_before.accept_by - event.at) / SECOND
+            raise Violation("accept-window", f"{subject} revokes the lease {seconds_early:.1f} s early")
         self.check_not_late(subject, event, lease_before.accept_by)
 
     def _on_succeeded(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check that a success has exit code 0 and a completed lease."""
         if event.metadata.get("exit_code") != 0 or attempt.lease is None or attempt.lease.state != "COMPLETED":
             raise Violation(
                 "outcome", f"{subject} succeeds with {event.metadata.get('exit_code')} under {attempt.lease}"
@@ -270,6 +280,7 @@ class LeaseChecker:
             raise Violation("verdict", f"{subject} succeeds although a rule failed, and it has no job to fail")
 
     def _on_failed(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check that an attempt fails for lost leases only after too many of them."""
         attempt.error = event.metadata.get("error") or {}
         if event.from_ == "STALE" and attempt.lost_leases <= attempt.max_lost_leases:
             raise Violation(
@@ -277,26 +288,29 @@ class LeaseChecker:
             )
 
     def _on_timed_out(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check that an attempt is timed out after its time limit, and soon after it."""
         attempt.error = event.metadata.get("error") or {}
-        due = attempt.started_at + attempt.timeout_us
-        if event.at < due:
-            raise Violation("timeout", f"{subject} is timed out {(due - event.at) / SECOND:.1f} s too early")
-        self.check_not_late(subject, event, due)
+        due_at = attempt.started_at + attempt.timeout_us
+        if event.at < due_at:
+            raise Violation("timeout", f"{subject} is timed out {(due_at - event.at) / SECOND:.1f} s too early")
+        self.check_not_late(subject, event, due_at)
         attempt.fence_until = lease_before.expires_at if lease_before is not None else 0
 
     def _on_cancel_requested(
         self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None
     ) -> None:
+        """Store the deadline of the cancel."""
         attempt.cancel_by = int(event.metadata["cancel_by"])
 
     def _on_canceled(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
+        """Check that a cancel which the worker did not confirm is forced only after its deadline."""
         if event.actor.startswith("worker:") or lease_before is None or lease_before.state not in LIVE_LEASE_STATES:
             return
-        due = min(attempt.cancel_by, _lease_deadline(lease_before))
-        if event.at < due:
-            early = (due - event.at) / SECOND
-            raise Violation("cancel-deadline", f"{subject} is forced {early:.1f} s before its deadline")
-        self.check_not_late(subject, event, due)
+        due_at = min(attempt.cancel_by, _lease_deadline(lease_before))
+        if event.at < due_at:
+            seconds_early = (due_at - event.at) / SECOND
+            raise Violation("cancel-deadline", f"{subject} is forced {seconds_early:.1f} s before its deadline")
+        self.check_not_late(subject, event, due_at)
 
     _ON_STATE: Final = {
         "QUEUED": _on_queued,
@@ -315,38 +329,44 @@ class LeaseChecker:
     def _apply_lease_change(
         self, subject: str, attempt: TrackedAttempt, event: LogEvent, change: dict[str, Any]
     ) -> Lease:
-        number, source, state, before = int(change["number"]), change["from"], str(change["to"]), attempt.lease
-        self.edges.add(("lease", source, state, ""))
-        if source is None:
+        """Check the change of a lease that an event records, and return the changed lease."""
+        number, lease_before = int(change["number"]), attempt.lease
+        from_state, to_state = change["from"], str(change["to"])
+        self.edges.add(("lease", from_state, to_state, ""))
+        if from_state is None:
             return self._apply_grant(subject, attempt, event, change)
-        if before is None or before.number != number or before.state != source:
-            raise Violation("one-lease", f"{subject} changes lease {number} from {source}, but it is {before}")
-        if state not in LEASE_TRANSITIONS.get(source, ()):
-            raise Violation("legal", f"{subject}: lease {source} → {state} is no transition of a lease")
-        if state == "EXPIRED":
-            if event.at < before.expires_at:
-                early = (before.expires_at - event.at) / SECOND
-                raise Violation("expiry", f"{subject} lets the lease expire {early:.1f} s early")
-            self.check_not_late(subject, event, _lease_deadline(before))
-        expires_at = int(change.get("expires_at", before.expires_at))
-        if state in LIVE_LEASE_STATES:
-            if expires_at < before.expires_at:
-                short = (before.expires_at - expires_at) / SECOND
-                raise Violation("shortened", f"{subject} shortens the lease by {short:.1f} s")
-            self._check_term(subject, max(before.expires_at, event.at + self.config.ttl_us), expires_at)
+        if lease_before is None or lease_before.number != number or lease_before.state != from_state:
+            raise Violation(
+                "one-lease", f"{subject} changes lease {number} from {from_state}, but it is {lease_before}"
+            )
+        if to_state not in LEASE_TRANSITIONS.get(from_state, ()):
+            raise Violation("legal", f"{subject}: lease {from_state} → {to_state} is no transition of a lease")
+        if to_state == "EXPIRED":
+            if event.at < lease_before.expires_at:
+                seconds_early = (lease_before.expires_at - event.at) / SECOND
+                raise Violation("expiry", f"{subject} lets the lease expire {seconds_early:.1f} s early")
+            self.check_not_late(subject, event, _lease_deadline(lease_before))
+        expires_at = int(change.get("expires_at", lease_before.expires_at))
+        if to_state in LIVE_LEASE_STATES:
+            if expires_at < lease_before.expires_at:
+                seconds_lost = (lease_before.expires_at - expires_at) / SECOND
+                raise Violation("shortened", f"{subject} shortens the lease by {seconds_lost:.1f} s")
+            self._check_term(subject, max(lease_before.expires_at, event.at + self.config.ttl_us), expires_at)
         else:
-            self._count_lease_end(before.worker_id, attempt, event)
-            self._free_slot(before.worker_id, attempt.id, event.at)
+            self._count_lease_end(lease_before.worker_id, attempt, event)
+            self._free_slot(lease_before.worker_id, attempt.id, event.at)
             if group := self._group(attempt):
                 self._group_freed_at[group] = event.at
-        return before._replace(state=state, expires_at=expires_at)
+        return lease_before._replace(state=to_state, expires_at=expires_at)
 
     def _check_term(self, subject: str, expected: int, expires_at: int) -> None:
+        """Raise `Violation` if a granted or renewed lease does not expire at the expected time."""
         if self.config.ttl_us and expires_at != expected:
-            off = (expires_at - expected) / SECOND
-            raise Violation("term", f"{subject} lets the lease end {off:+.1f} s from when it should")
+            deviation_seconds = (expires_at - expected) / SECOND
+            raise Violation("term", f"{subject} lets the lease end {deviation_seconds:+.1f} s from when it should")
 
     def _apply_grant(self, subject: str, attempt: TrackedAttempt, event: LogEvent, change: dict[str, Any]) -> Lease:
+        """Check the grant of a lease, occupy a slot of its worker, and return the lease."""
         number, worker_id, lease_before = int(change["number"]), str(change["worker_id"]), attempt.lease
         if lease_before is not None and lease_before.state in LIVE_LEASE_STATES:
             raise Violation("one-lease", f"{subject} grants lease {number} while lease {lease_before.number} is live")
@@ -370,29 +390,35 @@ class LeaseChecker:
         return Lease(number, worker_id, "GRANTED", expires_at, accept_by)
 
     def _group(self, attempt: TrackedAttempt) -> Group | None:
+        """Return the concurrency group of the attempt's job; None if it has none."""
         job = self.entities.get(attempt.job_id)
         return (attempt.tenant, job.group) if isinstance(job, TrackedJob) and job.group else None
 
     def _take_group(self, subject: str, attempt: TrackedAttempt, group: Group, at: int) -> None:
-        """Check that no other attempt of the group has a live lease, or may still be running under a lost one."""
-        last = self._last_group_attempt.get(group)
-        if last is not None and last is not attempt:
-            is_live = last.lease is not None and last.lease.state in LIVE_LEASE_STATES
-            if is_live or (last.state == "QUEUED" and at < last.run_at):
-                raise Violation("group", f"{subject} takes the group {group[1]}, which {last.id} has")
+        """Record that the attempt takes its group.
+
+        Check that no other attempt of the group has a live lease, or may still be running under a lost one.
+        """
+        last_attempt = self._last_group_attempt.get(group)
+        if last_attempt is not None and last_attempt is not attempt:
+            is_live = last_attempt.lease is not None and last_attempt.lease.state in LIVE_LEASE_STATES
+            if is_live or (last_attempt.state == "QUEUED" and at < last_attempt.run_at):
+                raise Violation("group", f"{subject} takes the group {group[1]}, which {last_attempt.id} has")
         self._last_group_attempt[group] = attempt
 
     def _group_free_since(self, attempt: TrackedAttempt) -> int:
-        """Return since when no attempt holds this attempt's group; 0 if it has none."""
+        """Return since when no attempt holds the group of this attempt; 0 if it has no group."""
         group = self._group(attempt)
         if group is None:
             return 0
-        last = self._last_group_attempt.get(group)
+        last_attempt = self._last_group_attempt.get(group)
         return max(
-            self._group_freed_at.get(group, 0), last.run_at if last is not None and last.state == "QUEUED" else 0
+            self._group_freed_at.get(group, 0),
+            last_attempt.run_at if last_attempt is not None and last_attempt.state == "QUEUED" else 0,
         )
 
     def _occupy_slot(self, subject: str, attempt: TrackedAttempt, worker_id: str) -> None:
+        """Check that the worker may take the attempt, and count it among the worker's leases."""
         worker = self.workers.get(worker_id)
         if worker is None:  # The queue also serves workers that never registered.
             return
@@ -415,6 +441,7 @@ class LeaseChecker:
             )
 
     def _count_lease_end(self, worker_id: str, attempt: TrackedAttempt, event: LogEvent) -> None:
+        """Update the consecutive failures of the worker, and the workers that lost the job, when a lease ends."""
         worker, job = self.workers.get(worker_id), self.entities.get(attempt.job_id)
         if isinstance(job, TrackedJob):
             record_lost_job(job, worker_id, event)
@@ -422,6 +449,7 @@ class LeaseChecker:
                 count_lease_end(worker, attempt.id, event)
 
     def _free_slot(self, worker_id: str, attempt_id: str, at: int) -> None:
+        """Remove the attempt from the leases that the worker holds."""
         worker = self.workers.get(worker_id)
         if worker is not None:
             if not worker.is_free:
@@ -450,12 +478,12 @@ class LeaseChecker:
 
 
 def deadline_of(entity: TrackedEntity) -> int:
-    """Return the time by which the entity must change without a message from anybody; 0 if it has no such deadline."""
+    """Return the time by which the entity must change even if no message arrives; 0 if it has no such deadline."""
     if isinstance(entity, TrackedAttempt) and entity.lease is not None and entity.lease.state in LIVE_LEASE_STATES:
-        due = _lease_deadline(entity.lease)
+        due_at = _lease_deadline(entity.lease)
         if entity.state in ("RUNNING", "UPLOADING"):
-            due = min(due, entity.started_at + entity.timeout_us)
-        return min(due, entity.cancel_by) if entity.state == "CANCEL_REQUESTED" else due
+            due_at = min(due_at, entity.started_at + entity.timeout_us)
+        return min(due_at, entity.cancel_by) if entity.state == "CANCEL_REQUESTED" else due_at
     if isinstance(entity, TrackedJob):
         return {"RETRYING": entity.next_run_at, "WAITING_APPROVAL": entity.approve_by}.get(entity.state or "", 0)
     if isinstance(entity, TrackedRun):

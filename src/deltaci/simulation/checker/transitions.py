@@ -87,6 +87,7 @@ Edge = tuple[str, str | None, str, str]  # Entity, from, to, trigger; the trigge
 
 
 def _parse_transitions() -> dict[Edge, frozenset[str]]:
+    """Return the kinds of actors that may make each transition of the table."""
     transitions: dict[Edge, frozenset[str]] = {}
     for line in _TRANSITIONS.strip().splitlines():
         entity, sources, target, trigger, actors = line.split()

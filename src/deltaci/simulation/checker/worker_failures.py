@@ -14,7 +14,7 @@ HOLD_BY_TRIGGER: Final = {"drained": "DRAINED", "quarantined": "QUARANTINED", "r
 
 
 def is_infra_failure(event: LogEvent) -> bool | None:
-    """Return whether the lease ended by an infrastructure failure of its worker; None if that cannot be said."""
+    """Return whether the lease ended by an infrastructure failure of its worker; None if the event decides neither."""
     if event.to == "STALE":
         return True if event.metadata.get("reason") in LOST_LEASE_REASONS else None
     if event.to == "SUCCEEDED":
@@ -28,9 +28,9 @@ def is_infra_failure(event: LogEvent) -> bool | None:
 
 
 def count_lease_end(worker: TrackedWorker, attempt_id: str, event: LogEvent) -> None:
-    """Update the worker's consecutive infrastructure failures after a lease of a job ended.
+    """Update the worker's number of consecutive infrastructure failures after a lease of a job ended.
 
-    The attempts that the worker held at that time are excused: if they are lost too, that has the same cause.
+    The other attempts that the worker held at its last failure are excused: their loss has the same cause.
     """
     is_failure = is_infra_failure(event)
     if is_failure is False:
@@ -45,17 +45,17 @@ def count_lease_end(worker: TrackedWorker, attempt_id: str, event: LogEvent) -> 
 
 
 def record_lost_job(job: TrackedJob, worker_id: str, event: LogEvent) -> None:
-    """Remember the worker if it lost the job by an infrastructure failure."""
+    """Add the worker to `job.lost_by_workers` if the event is an infrastructure failure."""
     error = event.metadata.get("error", {})
     if event.metadata.get("reason") in LOST_LEASE_REASONS or error.get("failure_class") == "INFRA":
-        others = [id for id in job.lost_by_workers if id != worker_id]
-        job.lost_by_workers = (*others, worker_id)[-MAX_LOST_BY_WORKERS:]
+        other_worker_ids = [id for id in job.lost_by_workers if id != worker_id]
+        job.lost_by_workers = (*other_worker_ids, worker_id)[-MAX_LOST_BY_WORKERS:]
 
 
 def check_worker_event(worker: TrackedWorker, event: LogEvent) -> None:
-    """Check the hold that an event of a worker sets or clears, and the reason for a quarantine.
+    """Check the hold that an event of a worker sets or clears, and apply it.
 
-    A quarantine for repeated failures comes exactly after the third one in a row.
+    A quarantine for repeated failures must come exactly after the third failure in a row.
     """
     subject, metadata = f"worker {worker.id} (seq {event.seq}, {event.trigger})", event.metadata
     if event.trigger in HOLD_BY_TRIGGER or (event.trigger == "capabilities_registered" and "hold" in metadata):
