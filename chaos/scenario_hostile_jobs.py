@@ -20,7 +20,7 @@ from chaos.stage import Stage, TimedOut, wait_until
 from deltaci.core.attempt import FAILED, SUCCEEDED, Attempt
 from deltaci.core.instants import SECOND
 from deltaci.runner.sandbox.process_tree import MARKER_VARIABLE
-from tests.runner.leftovers import DAEMONS
+from tests.runner.sandbox.leftovers import DAEMONS
 
 FAULT: Final = "fork bomb, memory hog, and other hostile jobs"
 TTL_SECONDS: Final = 11

@@ -17,7 +17,7 @@ from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, is_aliv
 from tests.e2e.pipes import Death
 from tests.e2e.proxy import Held
 from tests.runner.cells import needs
-from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
+from tests.runner.sandbox.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
 
 RACES = 24
 SLOTS = 6

@@ -18,7 +18,7 @@ from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.runner.cells import needs
-from tests.runner.repositories import Repository
+from tests.support.git_repositories import Repository
 
 
 async def started(place: Deployment, run_id: str, *specs: JobSpec) -> None:

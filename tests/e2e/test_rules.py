@@ -13,7 +13,7 @@ from tests.e2e.deployment import deployed, on_loop
 from tests.e2e.test_pipelines import started
 from tests.pipeline.planned import by_name, plan
 from tests.runner.cells import needs
-from tests.runner.test_report_values import COVERAGE_JSON, COVERAGE_XML
+from tests.runner.steps.test_report_values import COVERAGE_JSON, COVERAGE_XML
 
 FILE = r"""
 jobs:

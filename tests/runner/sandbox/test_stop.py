@@ -24,11 +24,11 @@ from deltaci.runner.sandbox.process import ProcessExecutor
 from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.runner.sandbox.zygote import Zygote
 from tests.runner.cells import KINDS, PATIENCE_SECONDS, Bench, await_deaths, executor_of, in_cell, is_alive
-from tests.runner.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
+from tests.runner.sandbox.leftovers import COUNT, DAEMONS, LEFTOVERS, READY
 from tests.support.processes import command_line
 
 both = pytest.mark.parametrize("kind", KINDS)
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def child_of(parent: int, word: bytes) -> int:
@@ -41,7 +41,7 @@ def child_of(parent: int, word: bytes) -> int:
 def doomed_runner(kind: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], JobHandle]]:
     """Start a runner of its own with a job that leaves every kind of leftover."""
     executor_of(kind, Zygote())
-    command = [sys.executable, "-m", "tests.runner.doomed", kind, str(tmp_path)]
+    command = [sys.executable, "-m", "tests.runner.sandbox.doomed", kind, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=env) as process:
         assert process.stdout is not None

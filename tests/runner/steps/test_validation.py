@@ -18,7 +18,7 @@ from deltaci.runner.transfers import JobStopped
 from tests.contract.places import on_loop
 from tests.runner.leased_job import LeasedJob
 from tests.runner.scenarios import run_scenario
-from tests.runner.test_report_values import COVERAGE_JSON, COVERAGE_XML
+from tests.runner.steps.test_report_values import COVERAGE_JSON, COVERAGE_XML
 
 SUITE = '<testsuite><testcase name="a"/><testcase name="b">{}</testcase></testsuite>'
 WELL = JobResult(exit=Exit(0, None, 0.0), steps=[], summary="1 steps succeeded")

@@ -11,7 +11,7 @@ import msgspec
 from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox.zygote import Zygote
 from tests.runner.cells import KINDS, Bench
-from tests.runner.leftovers import LEFTOVERS, READY
+from tests.runner.sandbox.leftovers import LEFTOVERS, READY
 
 
 async def live(kind: str, workspace: Path) -> None:

@@ -32,8 +32,8 @@ from deltaci.server.secrets import Secrets
 from tests.contract.places import on_loop
 from tests.e2e.pipes import Death
 from tests.runner.leased_job import TENANT, LeasedJob
-from tests.runner.repositories import ENV, Repository
 from tests.runner.scenarios import run_scenario
+from tests.support.git_repositories import ENV, Repository
 
 MAIN = "refs/heads/main"
 
