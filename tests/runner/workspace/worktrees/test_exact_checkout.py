@@ -18,8 +18,8 @@ from deltaci.runner.workspace.worktrees.exact_checkout import check_out_exactly,
 from deltaci.runner.workspace.worktrees.repository import StreamRepository
 from deltaci.runner.workspace.worktrees.worktree_pool import StreamRecord, WorktreeSlot, folder_name
 from tests.contract.places import on_loop
+from tests.runner.workspace.worktrees.test_commit_bundles import bundle
 from tests.support.upstream import Upstream, git
-from tests.trees.test_commit_bundles import bundle
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from deltaci.storage.blobs import keys
 from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.controllers.site import PROJECT, RepositorySite
+from tests.runner.workspace.worktrees.runners import find_attempt, log_of, report_of, worker
+from tests.runner.workspace.worktrees.test_commit_bundles import bundle
+from tests.runner.workspace.worktrees.workstream_fixture import BRANCH, WorkstreamFixture, worktree_spec
 from tests.support.upstream import Upstream, git
-from tests.trees.runners import find_attempt, log_of, report_of, worker
-from tests.trees.test_commit_bundles import bundle
-from tests.trees.workstream_fixture import BRANCH, WorkstreamFixture, worktree_spec
 
 Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

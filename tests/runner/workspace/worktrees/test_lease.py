@@ -22,9 +22,9 @@ from deltaci.server.runner_api import worktrees
 from tests.api.site import TENANT, Reply, ScriptedRunner
 from tests.contract.places import on_loop
 from tests.controllers.site import PROJECT, RepositorySite
+from tests.runner.workspace.worktrees.test_commit_bundles import bundle
+from tests.runner.workspace.worktrees.workstream_fixture import WorkstreamFixture, worktree_spec
 from tests.support.upstream import Upstream, git
-from tests.trees.test_commit_bundles import bundle
-from tests.trees.workstream_fixture import WorkstreamFixture, worktree_spec
 
 Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]
 

@@ -20,8 +20,8 @@ from deltaci.storage.blobs.store import FolderBlobStore
 from tests.controllers.site import LOCAL, PROJECT
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.runner.cells import needs
+from tests.runner.workspace.worktrees.workstream_fixture import BRANCH, worktree_spec
 from tests.support.upstream import Upstream
-from tests.trees.workstream_fixture import BRANCH, worktree_spec
 
 TENANT = "default"
 # What is built tells the second time from the first; nothing else does.
