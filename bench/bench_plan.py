@@ -11,8 +11,8 @@ from deltaci.pipeline.parse.problems import ProblemList
 from deltaci.pipeline.parse.reader import parse_pipeline
 from deltaci.pipeline.parse.yaml import parse_yaml
 from deltaci.pipeline.planning.compile import compile_pipeline
-from tests.pipeline.monorepo import files, pipeline
-from tests.pipeline.planned import PUSH, SOURCE
+from tests.pipeline.planning.monorepo import files, pipeline
+from tests.pipeline.planning.planned import PUSH, SOURCE
 
 PROJECTS = 60
 FILES = 2000

@@ -11,7 +11,7 @@ from deltaci.core import attempt, job
 from deltaci.core.job import Job, JobSpec
 from tests.e2e.deployment import deployed, on_loop
 from tests.e2e.test_pipelines import started
-from tests.pipeline.planned import by_name, plan
+from tests.pipeline.planning.planned import by_name, plan
 from tests.runner.cells import needs
 from tests.runner.steps.test_report_values import COVERAGE_JSON, COVERAGE_XML
 
