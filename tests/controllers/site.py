@@ -15,8 +15,8 @@ from deltaci.controllers.poller import push
 from deltaci.forges.projects import AcceptedChange
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.pipeline.change import Change
-from tests.api.site import TENANT, WAIT_SECONDS, ApiSite, Caller
 from tests.contract.places import Place, legal
+from tests.server.rest.site import TENANT, WAIT_SECONDS, ApiSite, Caller
 
 LOCAL: Final = UrlPolicy(frozenset({"file"}))
 PROJECT: Final = "shop"

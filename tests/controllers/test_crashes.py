@@ -16,9 +16,9 @@ from deltaci.core.machine import Command
 from deltaci.core.run import BeginPlanning
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.storage.port import Unavailable
-from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened
+from tests.server.rest.site import TENANT
 from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.controllers.poller import push
-from tests.api.site import TENANT, TIME, Caller, ScriptedRunner
 from tests.contract.places import Place, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened
+from tests.server.rest.site import TENANT, TIME, Caller, ScriptedRunner
 from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

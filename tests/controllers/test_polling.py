@@ -15,9 +15,9 @@ import pytest
 
 from deltaci.cli import git_hooks
 from deltaci.controllers.projects import Project
-from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.controllers.site import PROJECT, RepositorySite
+from tests.server.rest.site import TENANT
 from tests.support.upstream import Upstream, git
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

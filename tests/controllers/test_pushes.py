@@ -12,9 +12,9 @@ import pytest
 from deltaci.controllers.change_records import KEEP_SECONDS
 from deltaci.controllers.changes import MAX_TRIES
 from deltaci.controllers.poller import push
-from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.controllers.site import PROJECT, RepositorySite
+from tests.server.rest.site import TENANT
 from tests.support.upstream import PIPELINE, Upstream, git
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

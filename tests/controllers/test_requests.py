@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from deltaci.pipeline.change import Change
-from tests.api.site import TIME
 from tests.contract.places import Place, on_loop
 from tests.controllers.site import RepositorySite
+from tests.server.rest.site import TIME
 from tests.support.upstream import Upstream, git
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

@@ -14,9 +14,9 @@ import pytest
 from deltaci.controllers.projects import Project
 from deltaci.controllers.schedules import ScheduleEntry, last_before, next_after
 from deltaci.core.instants import SECOND
-from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened
+from tests.server.rest.site import TENANT
 from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]

@@ -17,7 +17,6 @@ from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
-from tests.api.site import TENANT, WAIT_SECONDS
 from tests.contract.places import Place, legal, on_loop
 from tests.controllers.site import LOCAL, PROJECT, RepositorySite
 from tests.forges.fake_forge import FakeForge
@@ -34,6 +33,7 @@ from tests.forges.payloads import (
     gitlab_push,
     plain_git,
 )
+from tests.server.rest.site import TENANT, WAIT_SECONDS
 from tests.support.upstream import Upstream, git
 
 NAME = "upstream/shop"

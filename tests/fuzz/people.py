@@ -10,8 +10,8 @@ from urllib.parse import quote
 import httpx
 
 from deltaci.app import registration_token
-from tests.api.site import Caller, ScriptedRunner, gate, task
 from tests.fuzz.prey import Prey
+from tests.server.rest.site import Caller, ScriptedRunner, gate, task
 
 TENANT: Final = "default"
 WAIT_SECONDS: Final = 30.0

@@ -17,9 +17,9 @@ from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import CellPool
 from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
-from tests.api.site import TENANT
 from tests.controllers.site import RepositorySite
 from tests.runner.cells import needs
+from tests.server.rest.site import TENANT
 
 
 class LocalRuntime(Runtime):

@@ -25,12 +25,12 @@ from deltaci.protocol.messages import Limits, Worktree
 from deltaci.runner.sandbox.container import ContainerCell
 from deltaci.runner.workspace.worktrees import bundle_commits, worktree_pool
 from deltaci.storage.blobs import keys
-from tests.api.site import TENANT
 from tests.contract.places import Place, on_loop
 from tests.controllers.site import PROJECT, RepositorySite
 from tests.runner.workspace.worktrees.runners import find_attempt, log_of, report_of, worker
 from tests.runner.workspace.worktrees.test_commit_bundles import bundle
 from tests.runner.workspace.worktrees.workstream_fixture import BRANCH, WorkstreamFixture, worktree_spec
+from tests.server.rest.site import TENANT
 from tests.support.upstream import Upstream, git
 
 Open = Callable[[], AbstractAsyncContextManager[RepositorySite]]

@@ -15,8 +15,8 @@ from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.storage.blobs.store import BlobStore
-from tests.api.site import TENANT
 from tests.controllers.site import PROJECT, RepositorySite
+from tests.server.rest.site import TENANT
 from tests.support.upstream import Upstream
 
 BRANCH = "ws/login-3f9a2c"

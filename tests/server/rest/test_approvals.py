@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tests.api.site import ApiSite, all_runs, gate, task
 from tests.contract.places import on_both_stores, on_loop, within
+from tests.server.rest.site import ApiSite, all_runs, gate, task
 from tests.support.budget import budget
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

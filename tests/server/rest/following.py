@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from deltaci.api.routes import ROOT
-from tests.api.site import WAIT_SECONDS
+from tests.server.rest.site import WAIT_SECONDS
 
 
 class StreamEvent(NamedTuple):

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tests.api.site import ApiSite, gate, task
 from tests.contract.places import on_loop
+from tests.server.rest.site import ApiSite, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

@@ -10,8 +10,8 @@ import pytest
 
 from deltaci.engine.requests import Overloaded
 from deltaci.server.tenants import RateLimited, RequestSlots, TokenBucket
-from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
+from tests.server.rest.site import ApiSite, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

@@ -10,8 +10,8 @@ import pytest
 
 from deltaci.controllers.merge_queue.records import BatchSplit, BatchView, EntryView, QueueView
 from deltaci.core import job
-from tests.api.site import TENANT, ApiSite, ScriptedRunner, task
 from tests.contract.places import on_loop
+from tests.server.rest.site import TENANT, ApiSite, ScriptedRunner, task
 from tests.support.workstream_context import BASE, SPEC, StandIn
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

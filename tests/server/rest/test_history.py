@@ -12,8 +12,8 @@ import pytest
 from deltaci.server import test_reports
 from deltaci.server.rest import history
 from deltaci.server.rest import tests as tested
-from tests.api.site import ApiSite, Caller, ScriptedRunner, gate, task
 from tests.contract.places import on_loop
+from tests.server.rest.site import ApiSite, Caller, ScriptedRunner, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

@@ -12,11 +12,11 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import APPROVAL, JobSpec
 from deltaci.core.run import Run
-from tests.api.site import TENANT, ApiSite, Caller, ScriptedRunner, gate, task
 from tests.contract.places import within
+from tests.server.rest.site import TENANT, ApiSite, Caller, ScriptedRunner, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 VERBS = ("cancel", "approve", "reject", "rerun")
 
 

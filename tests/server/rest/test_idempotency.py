@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import pytest
 
-from tests.api.site import ApiSite, all_runs, opened, storm, task
 from tests.contract.places import Place, on_both_stores, on_loop, within
+from tests.server.rest.site import ApiSite, all_runs, opened, storm, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 BODY = {"plan": {"jobs": [task("a"), task("b")]}, "title": "once"}

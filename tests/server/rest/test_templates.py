@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from tests.api.site import ApiSite, task
 from tests.contract.places import on_loop
+from tests.server.rest.site import ApiSite, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.server.rest.http.ranges import BadRange, requested_range, requested_start
 from deltaci.storage.blobs.logs import LogStore
-from tests.api.following import open_response
-from tests.api.site import ApiSite, gate, opened, task
 from tests.contract.places import Place, on_loop
+from tests.server.rest.following import open_response
+from tests.server.rest.site import ApiSite, gate, opened, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

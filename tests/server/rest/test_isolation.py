@@ -10,8 +10,8 @@ import pytest
 
 from deltaci.api.routes import ROUTES, Route
 from deltaci.pipeline.change import Change
-from tests.api.site import ApiSite, Caller, Reply, gate, task
 from tests.contract.places import on_both_stores, on_loop
+from tests.server.rest.site import ApiSite, Caller, Reply, gate, task
 from tests.support.workstream_context import SPEC, StandIn
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

@@ -15,9 +15,9 @@ from deltaci.core.events import Event, to_json_line
 from deltaci.server.auth import revalidate
 from deltaci.server.rest import event_streams, live
 from deltaci.server.rest.live import prefers_stream
-from tests.api.following import OpenResponse, StreamEvent, open_stream
-from tests.api.site import TIME, ApiSite, Caller, ScriptedRunner, opened, task
 from tests.contract.places import Place, on_both_stores, on_loop, within
+from tests.server.rest.following import OpenResponse, StreamEvent, open_stream
+from tests.server.rest.site import TIME, ApiSite, Caller, ScriptedRunner, opened, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deltaci.server.rest import queue
-from tests.api.site import ApiSite, Caller, gate, task
 from tests.contract.places import on_both_stores, on_loop
+from tests.server.rest.site import ApiSite, Caller, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

@@ -9,8 +9,8 @@ import httpx
 
 from deltaci.app import registration_token
 from deltaci.core import worker
-from tests.api.site import ApiSite, Caller, ScriptedRunner
 from tests.contract.places import on_loop
+from tests.server.rest.site import ApiSite, Caller, ScriptedRunner
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from deltaci.core.failures import RULES
-from tests.api.site import ApiSite, Caller, ScriptedRunner, task
 from tests.contract.places import on_loop
+from tests.server.rest.site import ApiSite, Caller, ScriptedRunner, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 GPU = "rules: [{name: gpu, class: INFRA, log: 'gpu .* lost'}, {name: mine, class: USER, signals: 9}]"

@@ -15,9 +15,9 @@ from deltaci.core.errors import Refused
 from deltaci.server.auth.callers import INCLUDED, REMEMBERED_SECONDS, ApiKeys
 from deltaci.server.auth.credentials import Signer
 from deltaci.storage.memory import MemoryStore
-from tests.api.site import ApiSite, Caller
-from tests.api.test_isolation import path_of
 from tests.contract.places import Place, on_loop
+from tests.server.rest.site import ApiSite, Caller
+from tests.server.rest.test_isolation import path_of
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 NAMES = {

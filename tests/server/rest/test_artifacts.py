@@ -14,9 +14,9 @@ import pytest
 from deltaci.server.rest import files
 from deltaci.server.rest.http.streaming import content_disposition
 from deltaci.storage.blobs import keys
-from tests.api.following import open_response
-from tests.api.site import ApiSite, task
 from tests.contract.places import Place, on_loop
+from tests.server.rest.following import open_response
+from tests.server.rest.site import ApiSite, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

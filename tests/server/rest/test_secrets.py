@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.site import ApiSite, ScriptedRunner, task
 from tests.contract.places import Place, on_loop
+from tests.server.rest.site import ApiSite, ScriptedRunner, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 VALUE = "hunter2-of-the-house"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.site import ApiSite, gate, task
 from tests.contract.places import on_both_stores, on_loop
+from tests.server.rest.site import ApiSite, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 

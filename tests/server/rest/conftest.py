@@ -13,9 +13,9 @@ import pytest
 
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
-from tests.api.site import ApiSite, opened
 from tests.contract.conftest import contract_dsn, make_place
 from tests.contract.places import Place
+from tests.server.rest.site import ApiSite, opened
 
 __all__ = ["contract_dsn", "place", "site"]
 

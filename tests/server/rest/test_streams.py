@@ -16,9 +16,9 @@ from deltaci.core.events import Event, with_seq
 from deltaci.server.rest import event_streams
 from deltaci.server.rest.event_streams import EventStreams, Frame, Subscription
 from deltaci.storage.sqlite import SqliteStore
-from tests.api.following import open_stream
-from tests.api.site import ApiSite
 from tests.contract.places import Place, fact, on_loop, write
+from tests.server.rest.following import open_stream
+from tests.server.rest.site import ApiSite
 
 TENANTS = ("a", "b")
 SEEDS = range(60)
