@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from deltaci.app import registration_token
 from tests.contract.places import on_loop
-from tests.server.pages import pages, probing, said
+from tests.server.web.pages import pages, probing, said
 
 ELSEWHERE = (
     "https://evil.example.org/",

@@ -16,7 +16,7 @@ from deltaci.server.web.assets import FIRST, FIRST_SOURCE, Assets
 from deltaci.server.web.auth.revoked_sessions import ENDING, PLACE, RevokedSessions
 from deltaci.storage.memory import MemoryStore
 from tests.contract.places import on_loop
-from tests.server.pages import WAIT_SECONDS, PagesSite, pages, probing, said
+from tests.server.web.pages import WAIT_SECONDS, PagesSite, pages, probing, said
 
 CROSS: dict[str, dict[str, str]] = {
     "cross-site": {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example.org"},

@@ -22,8 +22,8 @@ from deltaci.server.runner_api.lease_ids import LeaseIds
 from deltaci.storage.port import Unavailable
 from tests.contract.places import Place, Wrapped, on_loop
 from tests.contract.test_runs import planned
+from tests.server.runner_api.test_messages import BOTH, SPEC, Make, cancel, of_queue
 from tests.server.site import KEY, LEASE_IDS, OpenSite, RegisteredRunner, open_site
-from tests.server.test_messages import BOTH, SPEC, Make, cancel, of_queue
 from tests.support.lab import task
 
 NOBODY_SECONDS = 0.05
