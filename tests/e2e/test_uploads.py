@@ -23,7 +23,7 @@ from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs import keys, open_blob_store
 from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
-from tests.storage.s3 import KEYS, served
+from tests.storage.blobs.s3 import KEYS, served
 
 REPORT = """<testsuite name="s"><testcase classname="c" name="good" time="1.5"/>
 <testcase classname="c" name="bad&#155;31m"><failure message="expected 1 &lt;script&gt;"/></testcase></testsuite>"""

@@ -15,7 +15,7 @@ from deltaci.core.errors import Refused
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from deltaci.storage.blobs.s3 import open_s3
 from deltaci.storage.blobs.store import MAX_LISTED, BlobEntry, BlobStat, BlobStore, FolderBlobStore
-from tests.storage.s3 import S3
+from tests.storage.blobs.s3 import S3
 
 STORES = ("folder", "memory", "s3")
 BAD_KEYS = ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "a\nb", "\ud800", "x" * 201, "x/" * 450 + "x"]

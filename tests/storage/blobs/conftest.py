@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.storage.s3 import KEYS, S3, served
+from tests.storage.blobs.s3 import KEYS, S3, served
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from deltaci.storage.blobs import s3 as module
 from deltaci.storage.blobs.memory import MemoryBlobStore
 from deltaci.storage.blobs.s3 import open_s3
 from deltaci.storage.blobs.store import BlobEntry, BlobStoreUnavailable, FolderBlobStore
-from tests.storage.s3 import S3
+from tests.storage.blobs.s3 import S3
 
 LARGE_BYTES = 64 * 1024**2
 MAX_GROWTH_BYTES = LARGE_BYTES * 3 // 4
