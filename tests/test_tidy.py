@@ -77,6 +77,9 @@ PURE_ROOMS = {"core", "audit", "pipeline"}
 IMPURE_CALLS = {"open", "print", "input", "breakpoint", "exec", "eval", "__import__"}
 CLOCK_READS = {"now", "utcnow", "today"}
 
+# Folders of tests that do not have the name of a package; see the docstring of tests/__init__.py.
+OTHER_TESTS = {"bench", "browser", "chaos", "contract", "crash", "e2e", "fuzz", "scripts", "spec", "support"}
+
 NAMELESS = {"util", "utils", "helper", "helpers", "manager", "managers", "base", "common"}
 
 SQL = re.compile(
@@ -285,6 +288,13 @@ def package_list(architecture: str, packages: set[str]) -> Iterator[str]:
     )
 
 
+def unmatched_test_folders(folders: set[str], packages: set[str]) -> Iterator[str]:
+    """Yield the folders of tests that neither have the name of a package nor are in OTHER_TESTS."""
+    for folder in sorted(folders - packages):
+        if folder.split("/")[0] not in OTHER_TESTS:
+            yield f"tests/{folder}:1: no package has this name: move the tests to the folder of the package they test"
+
+
 # --- The tests: each check finds what it is for, and the project has none of it --------------------
 
 
@@ -426,6 +436,21 @@ def test_the_architecture_lists_every_package() -> None:
     packages = {path.parent.relative_to(source).as_posix() for path in source.rglob("__init__.py")} - {"."}
 
     report(list(package_list((ROOT / "ARCHITECTURE.md").read_text("utf-8"), packages)))
+
+
+def test_a_test_folder_without_a_package_is_found() -> None:
+    problems = unmatched_test_folders({"core", "core/old", "e2e/pages"}, {"core"})
+
+    assert [problem.split(":")[0] for problem in problems] == ["tests/core/old"]
+
+
+def test_every_test_folder_has_the_name_of_a_package() -> None:
+    """The tests of a module must be where a reader of the module looks for them."""
+    source, tests = ROOT / "src" / "deltaci", ROOT / "tests"
+    packages = {path.parent.relative_to(source).as_posix() for path in source.rglob("__init__.py")}
+    folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
+
+    report(list(unmatched_test_folders(folders, packages)))
 
 
 def test_the_maps_name_only_modules_that_exist() -> None:
