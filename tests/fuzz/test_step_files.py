@@ -13,8 +13,8 @@ from deltaci.protocol.messages import JobSpec
 from deltaci.runner.actions.versions import version_matches
 from deltaci.runner.steps.command_files import MAX_VALUES, parse_assignments
 from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
-from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, check_ref, check_url
 from deltaci.runner.workspace.layout import layout_for
+from deltaci.runner.workspace.source_policy import KNOWN_PROTOCOLS, check_ref, check_url
 
 LINES = st.lists(st.sampled_from(["a=b", "a<<E", "E", "<<", "=", "x", "\0", "a<<E=1", ""]) | st.text(max_size=9))
 

@@ -12,9 +12,10 @@ import pytest
 from deltaci.controllers.projects import Project, plain_url
 from deltaci.core.errors import Refused
 from deltaci.forges.credentials import repository_path
-from deltaci.git.command import Git, GitFailed, GitRemote, environment
-from deltaci.git.mirrors import Mirror, Mirrors, is_commit, is_ref
-from deltaci.git.url_policy import UrlPolicy, parse_url
+from deltaci.git.command import SERVER, Git, GitFailed, GitRemote, environment
+from deltaci.git.mirrors import Mirror, Mirrors
+from deltaci.git.repository import is_commit, is_ref
+from deltaci.git.url_policy import UrlPolicy
 from tests.contract.places import on_loop
 from tests.support.upstream import Upstream, git
 
@@ -161,7 +162,8 @@ async def test_no_code_of_a_repository_or_of_this_machine_is_run(tmp_path: Path,
     await here.ensure_commit(upstream.first, "refs/heads/main")
 
     assert not proof.exists()
-    env = environment(GitRemote(address=parse_url("https://git.example.org/a", LOCAL), credential="user:pa:ss"))
+    url = "https://git.example.org/a"
+    env = environment(SERVER, GitRemote(url=url, protocol="https", protocols=("https",), credential="user:pa:ss"))
     assert (env["DELTACI_USER"], env["DELTACI_PASSWORD"]) == ("user", "pa:ss")
     assert env["GIT_ALLOW_PROTOCOL"] == "https"
     assert not set(env) & (
@@ -187,7 +189,7 @@ def test_valid_refs(ref: str) -> None:
     [
         *("", "main", "refs/heads/a b", "refs/heads/a..b", "refs/heads/a:b", "refs/heads/*", "refs/heads/a.lock"),
         *("refs/heads/", "refs/heads/a/", "refs/heads/.a", "refs/heads/a\\b", "refs/heads/a@{1}", "-refs/heads/a"),
-        *("refs/heads/a\n", "refs/" + "a" * 300),
+        *("refs/heads/a\n", "refs/heads/" + "a" * 300, "refs/heads", "refs/heads/-a", "refs/heads/a./b"),
     ],
 )
 def test_invalid_refs(ref: str) -> None:

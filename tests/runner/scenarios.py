@@ -12,8 +12,8 @@ from deltaci.runner.sandbox.zygote import Zygote
 from deltaci.runner.steps.expressions import JobExpressions
 from deltaci.runner.workspace.caches import Caches
 from deltaci.runner.workspace.collect_outputs import OutputCollector
-from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
 from deltaci.runner.workspace.layout import layout_for
+from deltaci.runner.workspace.source_policy import KNOWN_PROTOCOLS
 from tests.runner.cells import executor_of
 from tests.runner.leased_job import JobServer, LeasedJob, running_server
 

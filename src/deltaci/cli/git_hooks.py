@@ -7,9 +7,11 @@ called first.
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Final
+
+from deltaci.core.errors import Refused
+from deltaci.git.command import run_in_user_repository
 
 GIT_SECONDS: Final = 20.0
 MARK: Final = "# deltaci-hook 1"
@@ -62,24 +64,16 @@ class HookInstaller:
         return self.kept.exists()
 
     def _hooks(self) -> Path:
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        command = ["rev-parse", "--path-format=absolute", "--git-path", "hooks"]
         try:
-            told = subprocess.run(
-                ["git", "rev-parse", "--path-format=absolute", "--git-path", "hooks"],
-                cwd=self.folder,
-                env=plain,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=GIT_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
+            result = run_in_user_repository(command, self.folder, GIT_SECONDS)
+        except (OSError, Refused) as error:
             raise ValueError(f"{str(self.folder)!r} cannot be read: {error}") from None
-        if told.returncode:
+        if result.returncode:
             raise ValueError(
                 f"{str(self.folder)!r} is not a Git repository; name the bare repository that people push to"
             )
-        return Path(told.stdout.decode().strip())
+        return Path(result.stdout.decode().strip())
 
     def check(self, *, is_forced: bool) -> None:
         """Refuse, before anything is made, where somebody else's hook would be in the way."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from pathlib import Path
 from typing import Final
 
+from deltaci.core.errors import Refused
+from deltaci.git.command import run_in_user_repository
 from deltaci.pipeline.detect.tree import MAX_PATHS, MAX_READ_CHARS, THIRD_PARTY_NAMES, join_path
 
 GIT_SECONDS: Final = 30
@@ -27,16 +28,14 @@ def files_of(folder: Path) -> list[str]:
 
 def _known_to_git(folder: Path) -> list[str] | None:
     """What git tracks, and what it would if it were added; nothing, if this is not git's or there is no git."""
-    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = ["-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, timeout=GIT_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        result = run_in_user_repository(command, folder, GIT_SECONDS)
+    except (OSError, Refused):
         return None
-    if done.returncode != 0:
+    if result.returncode != 0:
         return None
-    names = done.stdout.decode("utf-8", "surrogateescape").split("\0")
+    names = result.stdout.decode("utf-8", "surrogateescape").split("\0")
     return [name for name in names[: MAX_PATHS * 2] if name and not _is_broken(name)]
 
 

@@ -38,7 +38,8 @@ from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
 from deltaci.forges.credentials import repository_path
 from deltaci.git.command import GitFailed
-from deltaci.git.mirrors import Mirror, Mirrors, is_commit
+from deltaci.git.mirrors import Mirror, Mirrors
+from deltaci.git.repository import is_commit
 from deltaci.pipeline.pipeline_files import PipelineFile
 from deltaci.storage.port import Conflict, Store, Unavailable
 

@@ -7,7 +7,8 @@ from typing import Final
 import msgspec
 
 from deltaci.git.command import GitFailed
-from deltaci.git.mirrors import Mirror, is_commit
+from deltaci.git.mirrors import Mirror
+from deltaci.git.repository import is_commit
 from deltaci.pipeline.change import Change
 
 HEADS: Final = "refs/heads/"

@@ -1,50 +1,94 @@
 """Run the git program: without prompts, with bounded time, output, memory and file size.
 
-Git reads no configuration of the machine, runs no hook, follows no redirect and uses only the protocol of the given
-remote. Credentials are passed in the environment, never in the arguments, which other users of the machine can see.
+Git runs no hook, reads no configuration of the machine and uses only the protocols that the given remote allows.
+Credentials are passed in the environment, never in the arguments, which other users of the machine can see. Only
+`run_in_user_repository` differs: it runs git as the user would, with the user's configuration.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from deltaci import process
-from deltaci.git.url_policy import FILE, SSH, Address, ResolvedHost
+from deltaci.core.errors import Refused
+from deltaci.git.url_policy import HTTP, HTTPS, SSH, ResolvedHost
 
 FETCH_SECONDS: Final = 300.0
-COMMAND_SECONDS: Final = 60.0
 MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
 MAX_PACK_BYTES: Final = 8 * 1024**3  # Of one fetch.
 MAX_ERROR_BYTES: Final = 64 * 1024
-MAX_ERROR_CHARS: Final = 500
+MAX_ERROR_LINES: Final = 4
+MAX_ERROR_CHARS: Final = 1000
 MAX_CONCURRENT: Final = 4
 
 SETTINGS: Final = {
-    "core.hooksPath": os.devnull,
+    "advice.detachedHead": "false",
+    "core.attributesFile": os.devnull,
+    "core.excludesFile": os.devnull,
     "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "core.protectHFS": "true",
+    "core.protectNTFS": "true",
     "core.quotePath": "false",
+    "credential.helper": "",
     "credential.interactive": "never",
     "fetch.recurseSubmodules": "false",
-    "fetch.unpackLimit": "1",  # Always store a pack, so that size limits apply to the whole fetch.
     "gc.auto": "0",
-    "http.followRedirects": "false",
     "http.lowSpeedLimit": "1000",
     "http.lowSpeedTime": "60",
+    "init.defaultBranch": "main",
     "maintenance.auto": "false",
     "protocol.version": "2",
+    "safe.directory": "*",
     "transfer.advertiseSID": "false",
 }
-# The operator's settings for certificates; git sees no other variable of the server's environment.
-INHERITED_VARIABLES: Final = ("PATH", "GIT_SSL_CAINFO", "SSL_CERT_FILE", "SSL_CERT_DIR")
 TOKEN_USER: Final = "x-access-token"  # The user name that forges expect beside a token.
 CREDENTIAL_HELPER: Final = (
     '!f() { test "$1" = get && printf "username=%s\\npassword=%s\\n" "$DELTACI_USER" "$DELTACI_PASSWORD"; }; f'
+)
+
+
+class GitProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What git may use on this machine, besides its arguments. A limit of 0 does not apply."""
+
+    variables: tuple[str, ...]  # Of the environment; git sees no others.
+    settings: dict[str, str] = {}
+    command_seconds: float
+    fetch_seconds: float
+    max_file_bytes: int = 0
+    max_concurrent: int = 0
+
+
+# The server fetches addresses that users enter: it follows no redirect and lends them no proxy, ssh key or ssh setting.
+SERVER: Final = GitProfile(
+    variables=("PATH", "GIT_SSL_CAINFO", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    settings={
+        "fetch.unpackLimit": "1",  # Always store a pack, so that size limits apply to the whole fetch.
+        "http.followRedirects": "false",
+    },
+    command_seconds=60.0,
+    fetch_seconds=FETCH_SECONDS,
+    max_file_bytes=MAX_PACK_BYTES,
+    max_concurrent=MAX_CONCURRENT,
+)
+# A runner works for its operator: it uses the proxies and the ssh settings of its account.
+RUNNER: Final = GitProfile(
+    variables=(
+        *SERVER.variables,
+        *("SSH_AUTH_SOCK", "http_proxy", "https_proxy", "no_proxy", "HTTPS_PROXY", "NO_PROXY", "TMPDIR"),
+    ),
+    command_seconds=600.0,
+    fetch_seconds=1800.0,
 )
 
 
@@ -57,9 +101,15 @@ class GitFailed(Exception):
 
 
 class GitRemote(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a repository: its URL, the IP addresses of its host, and the credential for it."""
+    """The address and the credential of a repository.
 
-    address: Address
+    Git may use only these `protocols`, also for submodules. With `resolved`, git connects to exactly these IP
+    addresses. Without a `known_hosts_file`, ssh uses the settings, keys and known hosts of the account.
+    """
+
+    url: str
+    protocol: str
+    protocols: tuple[str, ...]
     resolved: ResolvedHost | None = None
     credential: str = ""
     key_file: str = ""
@@ -67,43 +117,53 @@ class GitRemote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Git:
-    """Run git, at most `max_concurrent` processes at a time."""
+    """Run git with the settings and limits of a profile."""
 
-    def __init__(self, max_concurrent: int = MAX_CONCURRENT) -> None:
-        self._slots = asyncio.Semaphore(max_concurrent)
+    def __init__(self, profile: GitProfile = SERVER) -> None:
+        self.profile = profile
+        self._slots = asyncio.Semaphore(profile.max_concurrent) if profile.max_concurrent else nullcontext()
 
     async def run(
         self,
         args: Sequence[str],
         *,
         git_dir: Path | None = None,
+        folder: Path | str = "/",
+        env: Mapping[str, str] | None = None,
         remote: GitRemote | None = None,
-        timeout_seconds: float = COMMAND_SECONDS,
+        timeout_seconds: float = 0,
         max_output_bytes: int = MAX_OUTPUT_BYTES,
         input: bytes | BinaryIO = b"",
         max_memory_bytes: int = 0,
     ) -> bytes:
         """Return the output of git. Raise `GitFailed` if it fails, takes too long or prints too much.
 
-        An `input` file is read from its current position. `max_memory_bytes` bounds git's address space; 0 does not.
+        Git runs in `folder`, with `env` in addition to its own environment. The default time limit is that of the
+        profile. An `input` file is read from its current position. `max_memory_bytes` bounds git's address space; 0
+        does not. A cancelled or timed-out call is killed with all of its child processes.
         """
-        async with self._slots:
-            code, stdout, stderr = await self._execute(
-                args, git_dir, remote, timeout_seconds, max_output_bytes, input, max_memory_bytes
-            )
-        if code:
-            raise _failure(args[0], code, stderr)
-        return stdout
+        result = await self._execute(
+            args,
+            git_dir=git_dir,
+            folder=folder,
+            env={**environment(self.profile, remote), **(env or {})},
+            timeout_seconds=timeout_seconds,
+            max_output_bytes=max_output_bytes,
+            input=input,
+            max_memory_bytes=max_memory_bytes,
+        )
+        if result.exit_code:
+            raise _failure(args[0], result)
+        return result.stdout
 
     async def run_with_exit_code(
-        self, args: Sequence[str], *, git_dir: Path, exit_codes: Sequence[int], input: bytes = b""
+        self, args: Sequence[str], *, git_dir: Path, exit_codes: Sequence[int]
     ) -> tuple[int, bytes]:
         """Return git's exit code and its output. Raise `GitFailed` for an exit code not in `exit_codes`."""
-        async with self._slots:
-            code, stdout, stderr = await self._execute(args, git_dir, None, COMMAND_SECONDS, MAX_OUTPUT_BYTES, input)
-        if code not in exit_codes:
-            raise _failure(args[0], code, stderr)
-        return code, stdout
+        result = await self._execute(args, git_dir=git_dir, env=environment(self.profile, None))
+        if result.exit_code not in exit_codes:
+            raise _failure(args[0], result)
+        return result.exit_code, result.stdout
 
     async def succeeds(self, args: Sequence[str], *, git_dir: Path) -> bool:
         """Return True for exit code 0 and False for 1. Raise `GitFailed` for any other."""
@@ -112,46 +172,76 @@ class Git:
     async def _execute(
         self,
         args: Sequence[str],
+        *,
         git_dir: Path | None,
-        remote: GitRemote | None,
-        timeout_seconds: float,
-        max_output_bytes: int,
+        env: Mapping[str, str],
+        folder: Path | str = "/",
+        timeout_seconds: float = 0,
+        max_output_bytes: int = MAX_OUTPUT_BYTES,
         input: bytes | BinaryIO = b"",
         max_memory_bytes: int = 0,
-    ) -> tuple[int, bytes, bytes]:
-        git_dir_args = ["--git-dir", str(git_dir)] if git_dir is not None else []
-        # A shell limits the size of files and its memory, and then replaces itself by git.
-        limits = f"ulimit -f {MAX_PACK_BYTES // 512}" + (
-            f" && ulimit -v {max_memory_bytes // 1024}" if max_memory_bytes else ""
-        )
-        argv = ["sh", "-c", f'{limits}; exec git "$@"', "git", *git_dir_args, *args]
+    ) -> process.ProcessResult:
+        argv = ["git", *(["--git-dir", str(git_dir)] if git_dir is not None else []), *args]
+        limits = {"f": self.profile.max_file_bytes // 512, "v": max_memory_bytes // 1024}
+        ulimits = [f"ulimit -{option} {limit} && " for option, limit in limits.items() if limit]
+        if ulimits:  # A shell limits the size of files and its memory, and then replaces itself by git.
+            argv = ["sh", "-c", f'{"".join(ulimits)}exec "$@"', "git", *argv]
+        timeout_seconds = timeout_seconds or self.profile.command_seconds
         try:
-            result = await process.run(
-                argv,
-                env=environment(remote),
-                cwd="/",
-                timeout_seconds=timeout_seconds,
-                max_output_bytes=max_output_bytes,
-                max_error_bytes=MAX_ERROR_BYTES,
-                input=input,
-            )
+            async with self._slots:
+                result = await process.run(
+                    argv,
+                    env=env,
+                    cwd=folder,
+                    timeout_seconds=timeout_seconds,
+                    max_output_bytes=max_output_bytes,
+                    max_error_bytes=MAX_ERROR_BYTES,
+                    input=input,
+                )
+        except OSError as error:
+            raise GitFailed(f"git does not start: {error.strerror}; install it on this machine") from error
         except process.ProcessTimeoutError:
             raise GitFailed(f"git {args[0]} took longer than {timeout_seconds:.0f} s", is_transient=True) from None
         if result.is_truncated:
             raise GitFailed(f"git printed more than {max_output_bytes:,} bytes, which is the limit for this command")
-        return result.exit_code, result.stdout, result.stderr
+        return result
 
 
-def environment(remote: GitRemote | None) -> dict[str, str]:
+def run_in_user_repository(
+    args: Sequence[str], folder: Path, timeout_seconds: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run git in a folder of the user and wait for its end, with any exit code.
+
+    Git reads the user's configuration, but no `GIT_` variables, which a hook sets for its own repository. Raises
+    `OSError` if git cannot be started, and `Refused` if it does not end in time.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    fixed = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            ["git", *args],
+            env={**inherited, **fixed, **(env or {})},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Refused("unreadable", f"git {args[0]} did not end within {timeout_seconds:.0f} s") from None
+
+
+def environment(profile: GitProfile, remote: GitRemote | None) -> dict[str, str]:
     """Return the complete environment of a git process."""
-    env = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    env = {name: os.environ[name] for name in profile.variables if name in os.environ}
     env |= {
         **{"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull},
         **{"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "false", "SSH_ASKPASS": "false", "GIT_OPTIONAL_LOCKS": "0"},
         **{"GIT_ATTR_NOSYSTEM": "1", "GIT_PROTOCOL_FROM_USER": "0", "LC_ALL": "C", "HOME": "/nonexistent"},
-        "GIT_ALLOW_PROTOCOL": remote.address.protocol if remote is not None else "",
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "GIT_ALLOW_PROTOCOL": ":".join(remote.protocols) if remote is not None else "file",
     }
-    settings = dict(SETTINGS)
+    settings = SETTINGS | profile.settings
     if remote is not None:
         settings |= _remote_settings(remote, env)
     env["GIT_CONFIG_COUNT"] = str(len(settings))
@@ -162,41 +252,45 @@ def environment(remote: GitRemote | None) -> dict[str, str]:
 
 def _remote_settings(remote: GitRemote, env: dict[str, str]) -> Mapping[str, str]:
     """Return the git settings for one remote, and add its variables to `env`."""
-    address, resolved = remote.address, remote.resolved
-    if address.protocol == FILE:
-        return {"safe.directory": "*"}  # The operator allowed local folders, no matter which user owns them.
-    if address.protocol == SSH:
-        options = ["-F", os.devnull, "-oBatchMode=yes", "-oStrictHostKeyChecking=accept-new", "-oConnectTimeout=20"]
-        options += [f"-oUserKnownHostsFile={remote.known_hosts_file}"]
-        options += ["-oClearAllForwardings=yes", "-oPermitLocalCommand=no"]
-        if resolved is not None:
-            options += [f"-oHostName={resolved.ips[0]}", f"-oHostKeyAlias={resolved.host}"]
-        if remote.key_file:
-            options += ["-oIdentitiesOnly=yes", "-i", remote.key_file]
-        env["GIT_SSH_COMMAND"] = " ".join(["ssh", *map(_shell_quoted, options)])
+    if remote.protocol == SSH:
+        env["GIT_SSH_COMMAND"] = shlex.join(["ssh", *_ssh_options(remote)])
         env["GIT_SSH_VARIANT"] = "ssh"
+        if not remote.known_hosts_file and "HOME" in os.environ:
+            env["HOME"] = os.environ["HOME"]
         return {}
     settings = {}
+    resolved = remote.resolved
     if resolved is not None and resolved.ips != (resolved.host,):
         ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in resolved.ips)
         settings["http.curloptResolve"] = f"{resolved.host}:{resolved.port}:{ips}"
-    if remote.credential:
+    if remote.credential and remote.protocol in (HTTP, HTTPS):
         user, colon, password = remote.credential.strip().partition(":")
         env["DELTACI_USER"], env["DELTACI_PASSWORD"] = (user, password) if colon else (TOKEN_USER, user)
-        settings["credential.helper"] = CREDENTIAL_HELPER
+        # Only for this host: a submodule or a redirect may lead to another one.
+        host = urlsplit(remote.url).netloc.rpartition("@")[2]
+        settings[f"credential.{remote.protocol}://{host}.helper"] = CREDENTIAL_HELPER
     return settings
 
 
-def _shell_quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
+def _ssh_options(remote: GitRemote) -> list[str]:
+    options = ["-oBatchMode=yes", "-oStrictHostKeyChecking=accept-new", "-oConnectTimeout=20"]
+    if remote.known_hosts_file:
+        options += ["-F", os.devnull, f"-oUserKnownHostsFile={remote.known_hosts_file}"]
+        options += ["-oClearAllForwardings=yes", "-oPermitLocalCommand=no"]
+    if remote.resolved is not None:
+        options += [f"-oHostName={remote.resolved.ips[0]}", f"-oHostKeyAlias={remote.resolved.host}"]
+    if remote.key_file:
+        options += ["-oIdentitiesOnly=yes", "-i", remote.key_file]
+    return options
 
 
-def _failure(command: str, code: int, stderr: bytes) -> GitFailed:
-    """Return the exception for a failed command, with its first error lines without control characters."""
-    lines = [line.strip() for line in stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    error_lines = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))] or lines
-    message = "; ".join("".join(char for char in line if char.isprintable()) for line in error_lines[:4])
+def _failure(command: str, result: process.ProcessResult) -> GitFailed:
+    """Return the exception for a failed command, with its last error lines without control characters."""
+    stderr = result.stderr.decode("utf-8", "replace").replace("\r", "\n")
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    error_lines = [line for line in lines if line.startswith(("fatal:", "error:", "remote:", "ssh:"))] or lines
+    message = "; ".join("".join(filter(str.isprintable, line)) for line in error_lines[-MAX_ERROR_LINES:])
     return GitFailed(
-        f"git {command} failed: {message[:MAX_ERROR_CHARS] or f'exit code {code}'}",
+        f"git {command} failed: {message[:MAX_ERROR_CHARS] or f'exit code {result.exit_code}'}",
         is_transient=command in ("fetch", "ls-remote", "push"),
     )

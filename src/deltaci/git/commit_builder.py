@@ -17,7 +17,8 @@ import msgspec
 from deltaci.core.instants import SECOND
 from deltaci.git.bundles import import_bundle, not_a_descendant
 from deltaci.git.command import FETCH_SECONDS, GitFailed
-from deltaci.git.mirrors import Mirror, is_commit
+from deltaci.git.mirrors import Mirror
+from deltaci.git.repository import is_commit
 
 INTERNAL_REFS: Final = "refs/deltaci/"
 MAX_CONFLICT_PATHS: Final = 50
@@ -197,7 +198,7 @@ class CommitBuilder:
         try:
             async with self.mirror.open_remote() as remote:
                 lease = f"--force-with-lease={ref}:{expected}"
-                args = ["push", "--quiet", "--no-verify", lease, "--", remote.address.url, f"{commit}:{ref}"]
+                args = ["push", "--quiet", "--no-verify", lease, "--", remote.url, f"{commit}:{ref}"]
                 await self._git.run(args, git_dir=self.mirror.folder, remote=remote, timeout_seconds=FETCH_SECONDS)
         except GitFailed:
             tip = (await self.mirror.ls_remote()).refs.get(ref, "")
@@ -212,14 +213,14 @@ class CommitBuilder:
         tip = await self.fetch_branch(branch)
         return await self.mirror.has_commit(commit) and await self.mirror.is_ancestor(commit, tip)
 
-    async def _run(self, *args: str, input: bytes = b"", timeout_seconds: float = 60.0) -> bytes:
+    async def _run(self, *args: str, input: bytes = b"", timeout_seconds: float = 0) -> bytes:
         """Run git in the mirror. Try again once after removing the lock files of a killed process."""
         try:
-            return await self._git.run(args, git_dir=self.mirror.folder, input=input, timeout_seconds=timeout_seconds)
+            return await self.mirror.run(*args, input=input, timeout_seconds=timeout_seconds)
         except GitFailed as error:
             if not await self.mirror.removed_stale_locks(error):
                 raise
-            return await self._git.run(args, git_dir=self.mirror.folder, input=input, timeout_seconds=timeout_seconds)
+            return await self.mirror.run(*args, input=input, timeout_seconds=timeout_seconds)
 
 
 def _format_signature(signature: Signature) -> str:

@@ -1,19 +1,21 @@
-"""Bare mirrors of repositories: one for each project, which fetches a commit or ref only when it is needed.
+"""The server's mirrors: one for each project, which fetches a commit or ref only when it is needed.
 
 Fetched refs are stored under `refs/mirror/`, named by a hash of their name. Objects are never removed from a mirror; a
 mirror that has grown too large is deleted and fetched again.
+
+A runner's mirror (`runner/workspace/mirrors.py`) differs: it may be shallow, has a lock between processes, retries
+by itself, and is removed when unused. The server fetches whole histories, which comparisons and merges need, in one
+process, and its controllers retry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,6 +25,7 @@ import msgspec
 from deltaci.git import url_policy
 from deltaci.git.command import FETCH_SECONDS, Git, GitFailed, GitRemote
 from deltaci.git.diff import parse_changed_paths
+from deltaci.git.repository import MISSING_ON_REMOTE, BareRepository, is_commit, is_ref
 from deltaci.git.url_policy import SSH, UnresolvedHostError, UrlPolicy
 
 FOLDER: Final = "repositories"
@@ -34,13 +37,7 @@ MAX_MIRROR_BYTES: Final = 32 * 1024**3
 MAX_PACKS: Final = 40
 LS_REMOTE_SECONDS: Final = 30.0
 STALE_LOCK_SECONDS: Final = 2 * FETCH_SECONDS  # No git process of this server runs for so long.
-MAX_REF_CHARS: Final = 250
 REGULAR_FILE_MODES: Final = ("100644", "100755")
-
-# Error texts of git for a commit or ref that the remote does not have.
-_MISSING_ON_REMOTE: Final = ("not our ref", "couldn't find remote ref", "no such remote ref")
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_INVALID_IN_REF: Final = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|\.$|/$")
 
 
 class Repository(Protocol):
@@ -78,16 +75,6 @@ class RemoteRefs(msgspec.Struct, frozen=True):
     refs: dict[str, str]
 
 
-def is_commit(text: str) -> bool:
-    """Return whether the text is a full commit hash, other than the zeros that stand for no commit."""
-    return _COMMIT.fullmatch(text) is not None and set(text) != {"0"}
-
-
-def is_ref(text: str) -> bool:
-    """Return whether the text is a valid full ref name."""
-    return text.startswith("refs/") and len(text) <= MAX_REF_CHARS and _INVALID_IN_REF.search(text) is None
-
-
 class Mirrors:
     """All mirrors of this server, in one folder."""
 
@@ -120,8 +107,14 @@ class Mirrors:
         if project.credential:
             credential = await asyncio.to_thread(self._read_secret, project.tenant, project.name, project.credential)
         self.folder.mkdir(parents=True, exist_ok=True)
-        known_hosts = str(self.folder / "known_hosts")
-        remote = GitRemote(address=address, resolved=resolved, credential=credential, known_hosts_file=known_hosts)
+        remote = GitRemote(
+            url=address.url,
+            protocol=address.protocol,
+            protocols=(address.protocol,),
+            resolved=resolved,
+            credential=credential,
+            known_hosts_file=str(self.folder / "known_hosts"),
+        )
         if address.protocol != SSH or not credential:
             yield remote
             return
@@ -134,19 +127,14 @@ class Mirrors:
             Path(key_file).unlink(missing_ok=True)
 
 
-class Mirror:
-    """The bare mirror of one repository. A commit is fetched when it is first needed, and stays."""
+class Mirror(BareRepository):
+    """The mirror of one repository. A commit is fetched when it is first needed, and stays."""
 
     def __init__(self, mirrors: Mirrors, project: Repository, folder: Path, lock: asyncio.Lock) -> None:
+        super().__init__(mirrors.git, folder)
         self._mirrors = mirrors
-        self._git = mirrors.git
         self._project = project
         self._lock = lock
-        self.folder = folder
-
-    @property
-    def git(self) -> Git:
-        return self._git
 
     # -- over the network
 
@@ -157,8 +145,8 @@ class Mirror:
     async def ls_remote(self) -> RemoteRefs:
         """Ask the repository for its HEAD, branches and tags. An annotated tag is reported with its commit."""
         async with self.open_remote() as remote:
-            args = ["ls-remote", "--symref", "--", remote.address.url, "HEAD", "refs/heads/*", "refs/tags/*"]
-            out = await self._git.run(args, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
+            args = ["ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*", "refs/tags/*"]
+            out = await self.git.run(args, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
         head, refs = "", dict[str, str]()
         for line in out.decode("utf-8", "replace").splitlines():
             value, _, ref = line.partition("\t")
@@ -184,12 +172,12 @@ class Mirror:
             last_error: GitFailed | None = None
             for source in (*valid_refs, commit):
                 try:
-                    await self._fetch([source])
+                    await self._fetch(source)
                 except GitFailed as error:
                     last_error = error
                 if await self.has_commit(commit):
                     return
-        if last_error is None or any(text in str(last_error) for text in _MISSING_ON_REMOTE):
+        if last_error is None or any(text in str(last_error) for text in MISSING_ON_REMOTE):
             raise GitFailed(f"the repository has no commit {commit}, or does not allow fetching it")
         raise last_error
 
@@ -200,27 +188,24 @@ class Mirror:
         async with self._lock:
             for ref in valid_refs:
                 try:
-                    await self._fetch([ref])
+                    await self._fetch(ref)
                 except GitFailed as error:
-                    if not any(text in str(error) for text in _MISSING_ON_REMOTE):
+                    if not any(text in str(error) for text in MISSING_ON_REMOTE):
                         raise
                     continue
                 commits[ref] = await self.resolve_commit(_mirror_ref(ref))
         return commits
 
-    async def _fetch(self, refs: Iterable[str]) -> None:
+    async def _fetch(self, ref: str) -> None:
         await self._prepare()
-        args = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--force"]
-        args += ["--no-auto-maintenance", "--no-show-forced-updates"]
         async with self.open_remote() as remote:
-            refspecs = [f"+{ref}:{_mirror_ref(ref)}" for ref in refs]
-            args = [*args, "--", remote.address.url, *refspecs]
+            refspecs = [f"+{ref}:{_mirror_ref(ref)}"]
             try:
-                await self._git.run(args, git_dir=self.folder, remote=remote, timeout_seconds=FETCH_SECONDS)
+                await self.fetch(remote, refspecs, "--no-tags")
             except GitFailed as error:
                 if not await self.removed_stale_locks(error):
                     raise
-                await self._git.run(args, git_dir=self.folder, remote=remote, timeout_seconds=FETCH_SECONDS)
+                await self.fetch(remote, refspecs, "--no-tags")
 
     async def _prepare(self) -> None:
         """Create the mirror if it does not exist. Start anew if it is too large; repack it if it has many packs."""
@@ -229,18 +214,14 @@ class Mirror:
             if size > MAX_MIRROR_BYTES:
                 await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             elif packs > MAX_PACKS:
-                args = ["repack", "-q", "-d", "--geometric=2"]
-                await self._git.run(args, git_dir=self.folder, timeout_seconds=FETCH_SECONDS)
+                await self.run("repack", "-q", "-d", "--geometric=2", timeout_seconds=FETCH_SECONDS)
         if not self.folder.exists():
-            self._mirrors.folder.mkdir(parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._mirrors.folder))
-            await self._git.run(["init", "--quiet", "--bare", "--template=", str(draft)])
-            draft.rename(self.folder)  # Atomic, so that a crash leaves no incomplete mirror.
+            await self.create()
 
     async def removed_stale_locks(self, error: GitFailed) -> bool:
         """If git failed because of a lock file, remove the stale ones. Return whether any was removed."""
         is_lock_error = ".lock" in str(error) and "File exists" in str(error)
-        return is_lock_error and await asyncio.to_thread(_remove_stale_locks, self.folder) > 0
+        return is_lock_error and await asyncio.to_thread(self.remove_lock_files, STALE_LOCK_SECONDS) > 0
 
     async def delete(self) -> None:
         """Remove the mirror from the disk."""
@@ -249,37 +230,27 @@ class Mirror:
 
     # -- in the mirror
 
-    async def has_commit(self, commit: str) -> bool:
-        """Return whether the mirror contains the commit."""
-        if not self.folder.exists():
-            return False
-        try:
-            await self._git.run(["cat-file", "-e", f"{commit}^{{commit}}"], git_dir=self.folder)
-        except GitFailed:
-            return False
-        return True
-
     async def resolve_commit(self, revision: str) -> str:
         """Return the full hash of the commit that a ref, a tag or a hash stands for."""
-        out = await self._git.run(["rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"], git_dir=self.folder)
+        out = await self.run("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
         return out.decode().strip()
 
     async def commit_details(self, commit: str) -> CommitDetails:
         """Return the message and the author of a commit."""
         args = ["log", "-1", "--no-show-signature", "--format=%an%x00%B", commit, "--"]
-        out = await self._git.run(args, git_dir=self.folder, max_output_bytes=MAX_FILE_BYTES)
+        out = await self.git.run(args, git_dir=self.folder, max_output_bytes=MAX_FILE_BYTES)
         author, _, message = out.decode("utf-8", "replace").partition("\0")
         return CommitDetails(message=message.strip(), author=author.strip()[:200])
 
     async def is_ancestor(self, ancestor: str, descendant: str) -> bool:
         """Return whether the history of `descendant` includes `ancestor`."""
-        return await self._git.succeeds(["merge-base", "--is-ancestor", ancestor, descendant], git_dir=self.folder)
+        return await self.git.succeeds(["merge-base", "--is-ancestor", ancestor, descendant], git_dir=self.folder)
 
     async def merge_base(self, one: str, other: str) -> str:
         """Return the best common ancestor of two commits, or an empty string if there is none."""
-        if not await self._git.succeeds(["merge-base", one, other], git_dir=self.folder):
+        if not await self.git.succeeds(["merge-base", one, other], git_dir=self.folder):
             return ""
-        out = await self._git.run(["merge-base", one, other], git_dir=self.folder)
+        out = await self.run("merge-base", one, other)
         return out.decode().strip()
 
     async def changed_paths(self, base: str, head: str) -> frozenset[str] | None:
@@ -287,8 +258,7 @@ class Mirror:
 
         A renamed file counts as a removed and an added one.
         """
-        args = ["diff-tree", "-r", "--raw", "-z", "--no-renames", "--no-commit-id", base, head, "--"]
-        out = await self._git.run(args, git_dir=self.folder)
+        out = await self.run("diff-tree", "-r", "--raw", "-z", "--no-renames", "--no-commit-id", base, head, "--")
         try:
             return parse_changed_paths(out.decode())
         except UnicodeDecodeError:
@@ -296,7 +266,7 @@ class Mirror:
 
     async def list_files(self, commit: str) -> list[str]:
         """Return the sorted paths of all regular files of a commit, without links and submodules."""
-        out = await self._git.run(["ls-tree", "-r", "-z", "--full-tree", commit, "--"], git_dir=self.folder)
+        out = await self.run("ls-tree", "-r", "-z", "--full-tree", commit, "--")
         paths: list[str] = []
         for entry in out.split(b"\0"):
             attributes, _, path = entry.partition(b"\t")
@@ -313,7 +283,7 @@ class Mirror:
         if not requested:
             return {}
         revisions = "".join(f"{commit}:{path}\n" for path in requested).encode()
-        out = await self._git.run(["cat-file", "--batch-check"], git_dir=self.folder, input=revisions)
+        out = await self.run("cat-file", "--batch-check", input=revisions)
         blob_sizes = map(_blob_size, out.decode("utf-8", "replace").split("\n"))
         sizes: dict[str, int] = {}
         remaining = MAX_READ_BYTES
@@ -324,7 +294,7 @@ class Mirror:
         if not sizes:
             return {}
         revisions = "".join(f"{commit}:{path}\n" for path in sizes).encode()
-        out = await self._git.run(["cat-file", "--batch"], git_dir=self.folder, input=revisions)
+        out = await self.run("cat-file", "--batch", input=revisions)
         contents: dict[str, bytes] = {}
         position = 0
         for path, size in sizes.items():
@@ -336,7 +306,7 @@ class Mirror:
     async def read_file(self, commit: str, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return the content of a file. Raise `GitFailed` if it does not exist or is larger than `max_bytes`."""
         args = ["cat-file", "blob", f"{commit}:{path}"]
-        return await self._git.run(args, git_dir=self.folder, max_output_bytes=max_bytes)
+        return await self.git.run(args, git_dir=self.folder, max_output_bytes=max_bytes)
 
 
 def _blob_size(line: str) -> int | None:
@@ -351,17 +321,6 @@ def _mirror_ref(ref: str) -> str:
     A hash instead of the name avoids conflicts: a branch `a` may be replaced by a branch `a/b`.
     """
     return f"refs/mirror/{blake2b(ref.encode(), digest_size=16).hexdigest()}"
-
-
-def _remove_stale_locks(folder: Path) -> int:
-    """Remove lock files that are older than any running git process. Return how many there were."""
-    count, oldest = 0, time.time() - STALE_LOCK_SECONDS
-    for lock in folder.rglob("*.lock"):
-        with suppress(OSError):  # Its holder has removed it meanwhile.
-            if lock.stat().st_mtime < oldest:
-                lock.unlink()
-                count += 1
-    return count
 
 
 def _pack_bytes_and_count(folder: Path) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from deltaci.runner.agent import Agent
 from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, CredentialProvider
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
-from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
+from deltaci.runner.workspace.source_policy import KNOWN_PROTOCOLS
 from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.port import ListQuery, Store

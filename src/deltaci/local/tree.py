@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.git.command import run_in_user_repository
 from deltaci.git.diff import parse_changed_paths
 
 GIT_SECONDS: Final = 600.0
@@ -79,7 +80,7 @@ class WorkingTree:
     def _prepare(self) -> None:
         if not (self.git_dir / "HEAD").exists():
             self.git_dir.parent.mkdir(parents=True, exist_ok=True)
-            result = self._run_git(["init", "--quiet", "--bare", str(self.git_dir)])
+            result = run_in_user_repository(["init", "--quiet", "--bare", str(self.git_dir)], self.root, GIT_SECONDS)
             if result.returncode:
                 raise Refused("unreadable", f"cannot create a repository in {self.git_dir}: {_error_text(result)}")
         for name in ("uploadpack.allowAnySHA1InWant", "uploadpack.allowFilter"):
@@ -183,7 +184,7 @@ class WorkingTree:
 
     def _query_user_git(self, *arguments: str) -> str:
         """Run git in the user's repository. Returns its output, or an empty string on failure."""
-        result = self._run_git(["-C", str(self._start), *arguments])
+        result = run_in_user_repository(["-C", str(self._start), *arguments], Path("/"), GIT_SECONDS)
         return result.stdout.decode("utf-8", "surrogateescape").strip() if not result.returncode else ""
 
     def _git(self, *arguments: str, extra_env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -193,9 +194,8 @@ class WorkingTree:
             "GIT_WORK_TREE": str(self.root),
             "GIT_INDEX_FILE": str(self.git_dir / "here.index"),
         }
-        return self._run_git(
-            ["-c", "advice.addEmbeddedRepo=false", *arguments], {**locations, **(extra_env or {})}, self.root
-        )
+        env = {**locations, **(extra_env or {})}
+        return run_in_user_repository(["-c", "advice.addEmbeddedRepo=false", *arguments], self.root, GIT_SECONDS, env)
 
     def _checked_git(self, *arguments: str, extra_env: Mapping[str, str] | None = None) -> str:
         """Run git in our repository and return its output. Raises `Refused` on failure."""
@@ -203,30 +203,6 @@ class WorkingTree:
         if result.returncode:
             raise Refused("unreadable", f"git {arguments[0]} failed: {_error_text(result)}")
         return result.stdout.decode("utf-8", "surrogateescape").strip("\n")
-
-    def _run_git(
-        self, arguments: Sequence[str], extra_env: Mapping[str, str] | None = None, folder: Path | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        environment = {
-            **inherited,
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_OPTIONAL_LOCKS": "0",
-            "LC_ALL": "C",
-            **(extra_env or {}),
-        }
-        try:
-            return subprocess.run(
-                ["git", *arguments],
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=GIT_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise Refused("unreadable", f"git {arguments[0]} did not end within {GIT_SECONDS:.0f} s") from None
 
 
 def _error_text(result: subprocess.CompletedProcess[bytes]) -> str:

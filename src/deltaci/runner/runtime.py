@@ -18,7 +18,7 @@ from deltaci.runner.lease.keeper import KeeperCommand, KeeperEvent, decode_event
 from deltaci.runner.log.sections import new_nonce
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.tls import TlsConfig
-from deltaci.runner.workspace.git import allowed_protocols
+from deltaci.runner.workspace.source_policy import allowed_protocols
 
 
 class KeeperConnection(Protocol):

@@ -32,6 +32,7 @@ from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
 from deltaci.git.command import Git
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirrors
+from deltaci.process import ProcessResult
 from deltaci.storage.port import Document, Store
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.places import Wrapped
@@ -68,7 +69,7 @@ class KilledGit(Git):
         super().__init__()
         self._killer = killer
 
-    async def _execute(self, args: Sequence[str], *more: Any, **options: Any) -> tuple[int, bytes, bytes]:
+    async def _execute(self, args: Sequence[str], *more: Any, **options: Any) -> ProcessResult:
         if args[0] == "push":
             doing = asyncio.ensure_future(super()._execute(args, *more, **options))
             await asyncio.wait([doing], timeout=0.002)

@@ -12,22 +12,20 @@ from typing import Any
 import pytest
 
 from deltaci.core.errors import Refused
-from deltaci.git.command import GitFailed
+from deltaci.git.command import RUNNER, Git, GitFailed, environment
 from deltaci.runner.actions.checkout import check_out
 from deltaci.runner.actions.context import JobContext, StepFailed
-from deltaci.runner.workspace.checkout import CheckoutSpec, _submodule_remote, fetch_and_check_out, make_remote
-from deltaci.runner.workspace.git import (
+from deltaci.runner.workspace.checkout import CheckoutSpec, _submodule_remote, fetch_and_check_out
+from deltaci.runner.workspace.mirrors import LAST_USED_FILE, prune
+from deltaci.runner.workspace.source_policy import (
     KNOWN_PROTOCOLS,
     PROTOCOLS,
-    Remote,
     allowed_protocols,
     check_commit,
     check_ref,
     check_url,
-    environment,
-    git,
+    make_remote,
 )
-from deltaci.runner.workspace.mirrors import LAST_USED_FILE, prune
 from deltaci.server.secrets import Secrets
 from tests.contract.places import on_loop
 from tests.e2e.pipes import Death
@@ -36,6 +34,7 @@ from tests.runner.scenarios import run_scenario
 from tests.support.git_repositories import ENV, Repository
 
 MAIN = "refs/heads/main"
+HOST = "https://host.example:8443"
 
 
 @pytest.fixture
@@ -136,8 +135,8 @@ async def test_a_timeout_ends_git_and_its_child_processes(tmp_path: Path) -> Non
     config = repository.path / ".git" / "config"
     config.write_text(config.read_text() + '[alias]\n\twait = "!echo $$ > ../new; mv ../new ../pid; sleep 1000"\n')
 
-    with pytest.raises(GitFailed, match="took more than"):
-        await git("wait", folder=repository.path, timeout_seconds=5)
+    with pytest.raises(GitFailed, match="took longer than"):
+        await Git(RUNNER).run(["wait"], folder=repository.path, timeout_seconds=5)
 
     with suppress(ProcessLookupError):  # It is killed; when it ends is for the machine to say.
         await Death(int((tmp_path / "pid").read_text()))()
@@ -300,7 +299,7 @@ def test_a_submodule_url_that_is_a_command_is_refused(url: str, repository: Repo
 )
 def test_submodules_cannot_use_the_runners_credentials(url: str, is_trusted: bool, wanted: Any) -> None:
     """A stranger's change may name any repository as a submodule."""
-    remote = Remote(url=url, protocols=KNOWN_PROTOCOLS, credential="token", key_file="key")
+    remote = make_remote(url, KNOWN_PROTOCOLS, credential="token", key_file="key")
     used = _submodule_remote(remote, is_trusted)
 
     assert (used.protocols, used.credential, used.key_file) == wanted
@@ -336,16 +335,29 @@ def test_links_and_hooks_in_the_workspace_are_replaced_and_never_followed(
 # -- credentials
 
 
-def test_a_credential_is_sent_only_to_its_host_and_is_in_no_argument(tmp_path: Path) -> None:
-    remote = Remote(url="https://host.example:8443/a/b.git", protocols=("https",), credential="tok-123456")
-    env = environment(remote, tmp_path)
+def test_a_credential_is_sent_only_to_its_host_and_is_in_no_argument() -> None:
+    remote = make_remote(f"{HOST}/a/b.git", ("https",), credential="tok-123456")
+    env = environment(RUNNER, remote)
 
     config = {env[f"GIT_CONFIG_KEY_{n}"]: env[f"GIT_CONFIG_VALUE_{n}"] for n in range(int(env["GIT_CONFIG_COUNT"]))}
-    assert config["http.https://host.example:8443/.extraHeader"].startswith("Authorization: Basic ")
-    assert [key for key in config if "extraHeader" in key] == ["http.https://host.example:8443/.extraHeader"]
-    assert (env["GIT_TERMINAL_PROMPT"], env["GIT_ALLOW_PROTOCOL"]) == ("0", "https")
+    assert [key for key in config if key.endswith(".helper")] == ["credential.helper", f"credential.{HOST}.helper"]
     assert config["credential.helper"] == ""
-    assert "extraHeader" not in str(environment(Remote(url="/x", protocols=("file",), credential="t"), tmp_path))
+    assert "tok-123456" not in str(config)
+    assert env["DELTACI_PASSWORD"] == "tok-123456"
+    assert (env["GIT_TERMINAL_PROMPT"], env["GIT_ALLOW_PROTOCOL"]) == ("0", "https")
+    assert "tok" not in str(environment(RUNNER, make_remote("/x", ("file",), credential="tok-123456")))
+
+
+@pytest.mark.parametrize(("host", "password"), [("host.example:8443", "tok-123456"), ("other.example", None)])
+def test_git_asks_for_the_credential_of_its_host_only(host: str, password: str | None) -> None:
+    env = environment(RUNNER, make_remote(f"{HOST}/a/b.git", ("https",), credential="tok-123456"))
+    question = f"protocol=https\nhost={host}\n\n".encode()
+    answer = subprocess.run(
+        ("git", "credential", "fill"), input=question, env=env, capture_output=True, check=False, timeout=60
+    )
+
+    lines = dict(line.split("=", 1) for line in answer.stdout.decode().splitlines())
+    assert lines.get("password") == password
 
 
 # -- as a step
@@ -393,7 +405,7 @@ async def test_an_unreachable_repository_is_not_the_jobs_fault(tmp_path: Path, m
         assert failed.value.code == "CHECKOUT"
         assert sum("retrying" in line for line in leased_job.log_lines) == 3
 
-    await run_scenario(tmp_path, scenario, source={"url": str(tmp_path / "none"), "commit": "0" * 40})
+    await run_scenario(tmp_path, scenario, source={"url": str(tmp_path / "none"), "commit": "1" * 40})
 
 
 @on_loop

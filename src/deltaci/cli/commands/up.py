@@ -28,7 +28,7 @@ from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status
 from deltaci.engine import event_loop, feed
 from deltaci.git.url_policy import ALLOWABLE, UrlPolicy
-from deltaci.runner.workspace.git import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
+from deltaci.runner.workspace.source_policy import KNOWN_PROTOCOLS, PROTOCOLS_VARIABLE
 from deltaci.storage import open_store
 from deltaci.storage.port import Unavailable
 

@@ -20,7 +20,7 @@ from deltaci.core.instants import SECOND
 from deltaci.git.bundles import MAX_BUNDLE_BYTES, QUARANTINE_PREFIX, not_a_descendant
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BRANCH_REFS, CommitBuilder, Signature
-from deltaci.git.mirrors import is_commit
+from deltaci.git.repository import is_commit
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.disk_reserve import check_free_space
 from deltaci.storage.blobs.store import BlobStore

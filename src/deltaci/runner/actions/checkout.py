@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.errors import Refused
-from deltaci.git.command import GitFailed
+from deltaci.git.command import GitFailed, GitRemote
 from deltaci.protocol.messages import Source
 from deltaci.runner.actions.context import JobContext, StepFailed, boolean_input, check_inputs, integer_input
 from deltaci.runner.client import RunnerClient
@@ -19,10 +19,9 @@ from deltaci.runner.workspace.checkout import (
     CheckoutSpec,
     credential_encodings,
     fetch_and_check_out,
-    make_remote,
     trust_any_owner,
 )
-from deltaci.runner.workspace.git import Remote, url_scheme
+from deltaci.runner.workspace.source_policy import make_remote, url_scheme
 
 INPUTS: Final = (
     *("repository", "ref", "token", "path", "clean", "fetch-depth", "fetch-tags", "submodules", "lfs"),
@@ -81,7 +80,7 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def open_remote(job: JobContext, source: Source, token: str = "") -> AsyncIterator[Remote]:
+async def open_remote(job: JobContext, source: Source, token: str = "") -> AsyncIterator[GitRemote]:
     """Yield the source's repository with its credential. A private key exists as a file only within the block."""
     credential = await _credential(job, source, token)
     job.log.add_secrets(credential_encodings(credential) if credential else [])

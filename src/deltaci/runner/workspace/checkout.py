@@ -7,6 +7,7 @@ the runner. The tree is created beside the workspace and then moved into it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import shutil
@@ -17,17 +18,17 @@ from typing import Final
 
 import msgspec
 
-from deltaci.git.command import GitFailed
+from deltaci.git.command import TOKEN_USER, GitFailed, GitRemote
+from deltaci.git.repository import is_commit
 from deltaci.runner.workspace.folders import open_folder, open_parent
-from deltaci.runner.workspace.git import COMMIT, Remote, auth_header, check_commit, check_ref, check_url, git
-from deltaci.runner.workspace.mirrors import CORRUPTION_MESSAGES, LOCAL_SECONDS, Mirror, mirror_path, open_mirror
+from deltaci.runner.workspace.mirrors import GIT, Mirror, use_mirror
 from deltaci.runner.workspace.safe_fs import move_tree
+from deltaci.runner.workspace.source_policy import check_commit, check_ref
 
-SUBMODULE_SECONDS: Final = 1800.0
 HEADS: Final = "refs/heads/"
 TAGS: Final = "refs/tags/"
 
-RunGit = Callable[..., Awaitable[str]]
+RunGit = Callable[..., Awaitable[bytes]]
 """Runs git in the tree that is being created."""
 
 
@@ -44,33 +45,30 @@ class CheckoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_trusted: bool = True  # Whether submodules may be read with its credentials.
 
 
-def make_remote(url: str, protocols: tuple[str, ...], credential: str = "", key_file: str = "") -> Remote:
-    """Return a repository to read. Raises `Refused` if the runner must not use the URL."""
-    return Remote(url=check_url(url, protocols), protocols=protocols, credential=credential, key_file=key_file)
-
-
 def credential_encodings(credential: str) -> list[str]:
     """Return the forms of a credential that logs must not contain."""
-    return [form for form in (credential, credential.partition(":")[2], auth_header(credential).split()[-1]) if form]
+    user_and_password = credential if ":" in credential else f"{TOKEN_USER}:{credential}"
+    basic = base64.b64encode(user_and_password.encode()).decode()
+    return [form for form in (credential, credential.partition(":")[2], basic) if form]
 
 
 async def resolve_ref(mirror: Mirror, ref: str) -> tuple[str, str]:
     """Return the full ref name and the commit of a branch, a tag, a ref or a commit; a commit has no ref name."""
-    if COMMIT.fullmatch(ref):
+    if is_commit(ref):
         return "", ref
     candidates = [ref] if ref.startswith("refs/") else [f"{HEADS}{ref}", f"{TAGS}{ref}"]
     return await mirror.resolve([check_ref(name) for name in candidates])
 
 
-async def check_out(mirror: Mirror, remote: Remote, spec: CheckoutSpec, staging: Path) -> None:
+async def check_out(mirror: Mirror, remote: GitRemote, spec: CheckoutSpec, staging: Path) -> None:
     """Create the work tree, with a repository of its own, in a private empty folder."""
     check_commit(spec.commit)
     if spec.ref:
         check_ref(spec.ref)
-    name = await mirror.fetch(spec.commit, spec.ref, spec.depth, has_tags=spec.has_tags)
+    name = await mirror.fetch_commit(spec.commit, spec.ref, spec.depth, has_tags=spec.has_tags)
 
-    async def run_git(*words: str) -> str:
-        return await git(*words, folder=staging, timeout_seconds=LOCAL_SECONDS)
+    async def run_git(*words: str) -> bytes:
+        return await GIT.run(words, folder=staging)
 
     await run_git("init", "--quiet", "--template=")
     await run_git("remote", "add", "--", "origin", remote.url)
@@ -80,36 +78,36 @@ async def check_out(mirror: Mirror, remote: Remote, spec: CheckoutSpec, staging:
     elif spec.has_tags:
         refs += ["+refs/tags/*:refs/tags/*"]
     depth = (f"--depth={spec.depth}",) if spec.depth else ()
-    await run_git("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *depth, str(mirror.path.resolve()), *refs)
+    await run_git("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *depth, str(mirror.folder.resolve()), *refs)
     await _set_head(run_git, spec)
     await run_git("update-ref", "-d", "refs/remotes/deltaci/commit")
     await run_git("reset", "--quiet", "--hard")
-    head = (await run_git("rev-parse", "HEAD")).strip()
+    head = (await run_git("rev-parse", "HEAD")).decode().strip()
     if head != spec.commit:
         raise GitFailed(f"the work tree has the commit {head}, not {spec.commit}")
     if spec.submodules:
         recursive = ("--recursive",) if spec.submodules == "recursive" else ()
         depth = (f"--depth={spec.depth}",) if spec.depth else ()
-        await git(
-            *("submodule", "update", "--init", "--force", *recursive, *depth),
+        await GIT.run(
+            ("submodule", "update", "--init", "--force", *recursive, *depth),
             folder=staging,
-            timeout_seconds=SUBMODULE_SECONDS,
+            timeout_seconds=GIT.profile.fetch_seconds,
             remote=_submodule_remote(remote, spec.is_trusted),
         )
 
 
-def _submodule_remote(remote: Remote, is_trusted: bool) -> Remote:
+def _submodule_remote(remote: GitRemote, is_trusted: bool) -> GitRemote:
     """Return how submodules are read. Their URLs come from the sources, whose author may be a stranger.
 
     The runner's ssh keys are used only if the repository itself is read by ssh, and no credential for untrusted
     sources.
     """
-    if is_trusted and remote.scheme == "ssh":
+    if is_trusted and remote.protocol == "ssh":
         return remote
     protocols = tuple(
         protocol
         for protocol in remote.protocols
-        if protocol != "ssh" and (protocol != "file" or remote.scheme == "file")
+        if protocol != "ssh" and (protocol != "file" or remote.protocol == "file")
     )
     return msgspec.structs.replace(
         remote, protocols=protocols, credential=remote.credential if is_trusted else "", key_file=""
@@ -147,34 +145,25 @@ def trust_any_owner(root: Path, home: str) -> None:
 
 
 async def fetch_and_check_out(
-    remote: Remote, spec: CheckoutSpec, ref: str, mirrors: Path, root: Path, log: Callable[[str], None]
+    remote: GitRemote, spec: CheckoutSpec, ref: str, mirrors: Path, root: Path, log: Callable[[str], None]
 ) -> tuple[str, str]:
     """Fetch, check out and move the tree into place; return its ref and commit.
 
-    `ref` selects another commit than `spec` names. A corrupt mirror is replaced once.
+    `ref` selects another commit than `spec` names.
     """
-    try:
-        return await _fetch_and_check_out(remote, spec, ref, mirrors, root, log)
-    except GitFailed as error:
-        if not any(word in str(error) for word in CORRUPTION_MESSAGES):
-            raise
-        log(f"the mirror is corrupt: {error}; creating a new one")
-    await asyncio.to_thread(shutil.rmtree, mirror_path(mirrors, remote), ignore_errors=True)
-    return await _fetch_and_check_out(remote, spec, ref, mirrors, root, log)
 
-
-async def _fetch_and_check_out(
-    remote: Remote, spec: CheckoutSpec, ref: str, mirrors: Path, root: Path, log: Callable[[str], None]
-) -> tuple[str, str]:
     # Beside the workspace: on the same file system, but out of the job's reach.
     staging = Path(tempfile.mkdtemp(dir=root.parent, prefix="checkout-"))
+
+    async def check_out_from(mirror: Mirror) -> tuple[Path, str, str]:
+        name, commit = await resolve_ref(mirror, ref) if ref else (spec.ref, spec.commit)
+        tree = Path(tempfile.mkdtemp(dir=staging))
+        await check_out(mirror, remote, msgspec.structs.replace(spec, ref=name, commit=commit), tree)
+        return tree, name, commit
+
     try:
-        async with open_mirror(mirrors, remote, log) as mirror:
-            if ref:
-                name, commit = await resolve_ref(mirror, ref)
-                spec = msgspec.structs.replace(spec, ref=name, commit=commit)
-            await check_out(mirror, remote, spec, staging)
-        await asyncio.to_thread(move_tree, staging, root, spec.path, is_clean=spec.is_clean)
-        return spec.ref, spec.commit
+        tree, name, commit = await use_mirror(mirrors, remote, log, check_out_from)
+        await asyncio.to_thread(move_tree, tree, root, spec.path, is_clean=spec.is_clean)
+        return name, commit
     finally:
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)

@@ -2,6 +2,8 @@
 
 Jobs never access them. A mirror is used by one job at a time, under a file lock. Mirrors that have not been used for
 long, and the oldest if all together are too large, are removed. A mirror can always be fetched again.
+
+The server's mirrors (`deltaci.git.mirrors`) differ: they have whole histories, and one process for each.
 """
 
 from __future__ import annotations
@@ -9,24 +11,24 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
+import itertools
 import os
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from deltaci.core.backoff import Backoff
-from deltaci.git.command import GitFailed
-from deltaci.runner.workspace.git import Remote, git
+from deltaci.git.command import RUNNER, Git, GitFailed, GitRemote
+from deltaci.git.repository import MISSING_ON_REMOTE, BareRepository
 
+GIT: Final = Git(RUNNER)
 LOCK_SECONDS: Final = 0.1
 MAX_AGE_SECONDS: Final = 30 * 86400.0
 MAX_BYTES: Final = 20 * 1024**3
-FETCH_SECONDS: Final = 1800.0
-LOCAL_SECONDS: Final = 600.0
 MAX_ATTEMPTS: Final = 4
 FIRST_PAUSE_SECONDS: Final = 1.0
 MAX_PAUSE_SECONDS: Final = 15.0
@@ -35,8 +37,6 @@ COMPLETE_FILE: Final = "deltaci-complete"  # This file marks a mirror with the w
 DEPTH_FILE: Final = "deltaci-depth"
 LAST_USED_FILE: Final = "deltaci-used"
 ALL_REFS: Final = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-# Errors that a retry cannot repair.
-_PERMANENT_ERRORS: Final = ("not our ref", "couldn't find remote ref", "Authentication failed", "Repository not found")
 # Parts of git's messages about a damaged repository.
 CORRUPTION_MESSAGES: Final = (
     "corrupt",
@@ -47,44 +47,56 @@ CORRUPTION_MESSAGES: Final = (
     "missing blob",
     "bad tree",
 )
+# A retry cannot repair these.
+_PERMANENT_ERRORS: Final = (
+    *MISSING_ON_REMOTE,
+    *CORRUPTION_MESSAGES,
+    *("Authentication failed", "could not read Username", "Repository not found"),
+)
+
+T = TypeVar("T")
 
 
-class Mirror:
+class Mirror(BareRepository):
     """The mirror of one repository, while its lock is held."""
 
-    def __init__(self, path: Path, remote: Remote, log: Callable[[str], None]) -> None:
-        self.path = path
+    def __init__(self, folder: Path, remote: GitRemote, log: Callable[[str], None]) -> None:
+        super().__init__(GIT, folder)
         self._remote = remote
         self._log = log
 
-    async def fetch(self, commit: str, ref: str, depth: int, *, has_tags: bool) -> str:
+    async def fetch_commit(self, commit: str, ref: str, depth: int, *, has_tags: bool) -> str:
         """Fetch this commit with `depth` commits of history, 0 for all; return the ref that points to it."""
         name = f"{REF_PREFIX}{commit}"
-        is_complete = (self.path / COMPLETE_FILE).exists()
+        is_complete = (self.folder / COMPLETE_FILE).exists()
         if not depth:
-            is_shallow = (self.path / "shallow").exists()
-            await self._fetch(*(("--unshallow",) if is_shallow else ()), "--prune", "--tags", "origin", *ALL_REFS)
-            (self.path / COMPLETE_FILE).touch()
-            if not await self._has(commit):
-                await self._fetch_commit(commit, ref, name, ())
-        elif is_complete or (depth == 1 and await self._has(commit)):
-            if not await self._has(commit):
-                await self._fetch_commit(commit, ref, name, ())
+            is_shallow = (self.folder / "shallow").exists()
+            await self._fetch(ALL_REFS, *(("--unshallow",) if is_shallow else ()), "--prune", "--tags")
+            (self.folder / COMPLETE_FILE).touch()
+            if not await self.has_commit(commit):
+                await self._fetch_missing(commit, ref, name)
+        elif is_complete or (depth == 1 and await self.has_commit(commit)):
+            if not await self.has_commit(commit):
+                await self._fetch_missing(commit, ref, name)
         else:
             # Never less than before, as another job may need the history.
             deepest = max(depth, self._depth())
-            (self.path / DEPTH_FILE).write_text(str(deepest))
-            await self._fetch_commit(commit, ref, name, (f"--depth={deepest}",))
+            (self.folder / DEPTH_FILE).write_text(str(deepest))
+            await self._fetch_missing(commit, ref, name, f"--depth={deepest}")
         if has_tags and depth:
-            await self._fetch("--depth=1", "--no-tags", "origin", "+refs/tags/*:refs/tags/*")
-        await self._git("update-ref", name, commit)
+            await self._fetch(["+refs/tags/*:refs/tags/*"], "--depth=1", "--no-tags")
+        await self.run("update-ref", name, commit)
         return name
 
     async def resolve(self, names: list[str]) -> tuple[str, str]:
         """Return the first of these refs that the remote has, and its commit."""
         commits: dict[str, str] = {}
-        listing = await self._retry("ls-remote", "--", "origin", *names, *(f"{name}^{{}}" for name in names))
-        for line in listing.splitlines():
+        patterns = [*names, *(f"{name}^{{}}" for name in names)]
+        args = ["ls-remote", "--", self._remote.url, *patterns]
+        listing = await self._retry(
+            lambda: self.git.run(args, remote=self._remote, timeout_seconds=self.git.profile.fetch_seconds)
+        )
+        for line in listing.decode("utf-8", "surrogateescape").splitlines():
             commit, _, name = line.partition("\t")
             if name.endswith("^{}") or name not in commits:
                 commits[name.removesuffix("^{}")] = commit
@@ -95,76 +107,75 @@ class Mirror:
 
     def _depth(self) -> int:
         try:
-            return int((self.path / DEPTH_FILE).read_text())
+            return int((self.folder / DEPTH_FILE).read_text())
         except (OSError, ValueError):
             return 0
 
-    async def _has(self, commit: str) -> bool:
-        try:
-            await self._git("cat-file", "-e", f"{commit}^{{commit}}")
-        except GitFailed:
-            return False
-        return True
-
-    async def _fetch_commit(self, commit: str, ref: str, name: str, options: tuple[str, ...]) -> None:
+    async def _fetch_missing(self, commit: str, ref: str, name: str, *options: str) -> None:
         """Fetch a commit by its id, or by the ref that contains it if the server does not allow that."""
         try:
-            await self._fetch(*options, "--no-tags", "origin", f"+{commit}:{name}")
+            await self._fetch([f"+{commit}:{name}"], *options, "--no-tags")
         except GitFailed as error:
             if not ref:
                 raise
             ref_digest = hashlib.sha256(ref.encode()).hexdigest()
-            await self._fetch(*options, "--no-tags", "origin", f"+{ref}:{REF_PREFIX}at/{ref_digest}")
-            if not await self._has(commit):
+            await self._fetch([f"+{ref}:{REF_PREFIX}at/{ref_digest}"], *options, "--no-tags")
+            if not await self.has_commit(commit):
                 raise GitFailed(
                     f"{ref} does not contain the commit {commit}, and fetching it by its id failed: {error}"
                 ) from None
 
-    async def _fetch(self, *words: str) -> None:
-        await self._retry("fetch", "--quiet", "--force", "--no-write-fetch-head", "--update-head-ok", *words)
+    async def _fetch(self, refspecs: Iterable[str], *options: str) -> None:
+        await self._retry(lambda: self.fetch(self._remote, refspecs, *options))
 
-    async def _retry(self, *words: str) -> str:
-        """Run git, and retry it after temporary errors of the connection."""
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call git, and repeat that after temporary errors of the connection."""
         backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        for attempt in itertools.count(1):
             try:
-                return await git(*words, folder=self.path, timeout_seconds=FETCH_SECONDS, remote=self._remote)
+                return await call()
             except GitFailed as error:
-                if attempt == MAX_ATTEMPTS or any(
-                    word in str(error) for word in (*_PERMANENT_ERRORS, *CORRUPTION_MESSAGES)
-                ):
+                if attempt == MAX_ATTEMPTS or any(text in str(error) for text in _PERMANENT_ERRORS):
                     raise
-                self._log(f"git {words[0]}: {error}; retrying")
+                self._log(f"{error}; retrying")
                 await asyncio.sleep(backoff.next(random.random()))
         raise AssertionError("unreachable")
 
-    async def _git(self, *words: str) -> str:
-        return await git(*words, folder=self.path, timeout_seconds=LOCAL_SECONDS)
 
-
-def mirror_path(folder: Path, remote: Remote) -> Path:
+def mirror_path(folder: Path, remote: GitRemote) -> Path:
     """Return the folder of a repository's mirror."""
     return folder / f"{hashlib.sha256(remote.url.encode()).hexdigest()[:32]}.git"
 
 
+async def use_mirror(
+    folder: Path, remote: GitRemote, log: Callable[[str], None], use: Callable[[Mirror], Awaitable[T]]
+) -> T:
+    """Call `use` with the locked mirror of a repository, and once more with a new one if the mirror is corrupt."""
+    try:
+        async with _open_mirror(folder, remote, log) as mirror:
+            return await use(mirror)
+    except GitFailed as error:
+        if not any(text in str(error) for text in CORRUPTION_MESSAGES):
+            raise
+        log(f"the mirror is corrupt: {error}; creating a new one")
+    await asyncio.to_thread(shutil.rmtree, mirror_path(folder, remote), ignore_errors=True)
+    async with _open_mirror(folder, remote, log) as mirror:
+        return await use(mirror)
+
+
 @asynccontextmanager
-async def open_mirror(folder: Path, remote: Remote, log: Callable[[str], None]) -> AsyncIterator[Mirror]:
+async def _open_mirror(folder: Path, remote: GitRemote, log: Callable[[str], None]) -> AsyncIterator[Mirror]:
     """Lock the mirror of a repository, and create it if it is missing."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = mirror_path(folder, remote)
+    mirror = Mirror(path, remote, log)
     async with _locked(path.with_suffix(".lock")):
         if not (path / "HEAD").exists():
-            shutil.rmtree(path, ignore_errors=True)  # Left incomplete by a runner that was killed.
-            path.mkdir()
-            await git("init", "--quiet", "--bare", "--template=", folder=path, timeout_seconds=LOCAL_SECONDS)
-            await git("remote", "add", "--", "origin", remote.url, folder=path, timeout_seconds=LOCAL_SECONDS)
-        for lock_file in (
-            *path.glob("*.lock"),
-            *(path / "refs").rglob("*.lock"),
-        ):  # Of a git process that was killed, as the lock is held here.
-            lock_file.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)  # Left incomplete by an older version.
+            await mirror.create()
+        mirror.remove_lock_files()
         (path / LAST_USED_FILE).touch()
-        yield Mirror(path, remote, log)
+        yield mirror
     await asyncio.to_thread(prune, folder, keep=path)
 
 

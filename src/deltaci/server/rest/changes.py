@@ -16,7 +16,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.forges.credentials import repository_path
 from deltaci.git.command import GitFailed
-from deltaci.git.mirrors import is_commit
+from deltaci.git.repository import is_commit
 from deltaci.pipeline.change import Change
 from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.request import Call, Handler, not_found

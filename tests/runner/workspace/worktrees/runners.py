@@ -16,7 +16,7 @@ from deltaci.runner.job import JobRunner
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import CellPool
-from deltaci.runner.workspace.git import KNOWN_PROTOCOLS
+from deltaci.runner.workspace.source_policy import KNOWN_PROTOCOLS
 from tests.controllers.site import RepositorySite
 from tests.runner.cells import needs
 from tests.server.rest.site import TENANT

@@ -12,8 +12,8 @@ import pytest
 
 from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Source, Worktree
-from deltaci.runner.workspace.checkout import make_remote
 from deltaci.runner.workspace.mirrors import mirror_path
+from deltaci.runner.workspace.source_policy import make_remote
 from deltaci.runner.workspace.worktrees.exact_checkout import check_out_exactly, create_git_dir, parse_author
 from deltaci.runner.workspace.worktrees.repository import StreamRepository
 from deltaci.runner.workspace.worktrees.worktree_pool import StreamRecord, WorktreeSlot, folder_name

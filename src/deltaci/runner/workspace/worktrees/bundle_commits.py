@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.git.repository import is_commit
 from deltaci.protocol.job_spec import Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES, Artifact, ArtifactRule
 from deltaci.runner.actions.context import JobContext
@@ -22,7 +23,6 @@ from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.workspace.artifacts import ArtifactFile, escape_pattern, find_files, open_file
 from deltaci.runner.workspace.collect_outputs import CollectedOutputs
 from deltaci.runner.workspace.folders import open_folder
-from deltaci.runner.workspace.git import COMMIT
 from deltaci.runner.workspace.safe_fs import remove_entry, write_file
 from deltaci.runner.workspace.worktrees.exact_checkout import parse_author
 
@@ -119,7 +119,7 @@ def _read_result(folder: Path) -> CommittedTree:
     except (Refused, OSError) as error:
         raise NothingCommitted(f"the committed changes cannot be read: {error}") from None
     bundle = files.get(BUNDLE_FILE)
-    if not COMMIT.fullmatch(head):
+    if not is_commit(head):
         raise NothingCommitted("the HEAD that the job reported is not a commit id")
     if bundle is not None and bundle.bytes > MAX_TREE_BYTES:
         raise NothingCommitted(f"the new commits have {bundle.bytes} bytes, at most {MAX_TREE_BYTES}; commit less")

@@ -17,9 +17,9 @@ from typing import Final
 from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Worktree
 from deltaci.runner.workspace.folders import open_folder, open_parent
-from deltaci.runner.workspace.git import check_ref, git
-from deltaci.runner.workspace.mirrors import LOCAL_SECONDS
+from deltaci.runner.workspace.mirrors import GIT
 from deltaci.runner.workspace.safe_fs import remove_entry, write_file
+from deltaci.runner.workspace.source_policy import check_ref
 from deltaci.runner.workspace.worktrees.repository import StreamRepository
 from deltaci.runner.workspace.worktrees.worktree_pool import WorktreeSlot
 
@@ -49,9 +49,8 @@ async def check_out_exactly(
     env = {"GIT_DIR": str(repository.path), "GIT_WORK_TREE": str(slot.path), "GIT_INDEX_FILE": str(index)}
 
     async def run_git(*arguments: str) -> str:
-        return await git(
-            *arguments, folder=slot.path, timeout_seconds=LOCAL_SECONDS, env=env, max_bytes=MAX_OUTPUT_BYTES
-        )
+        output = await GIT.run(arguments, folder=slot.path, env=env, max_output_bytes=MAX_OUTPUT_BYTES)
+        return output.decode("utf-8", "surrogateescape")
 
     entries = [
         entry.partition("\t") for entry in (await run_git("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")

@@ -20,7 +20,7 @@ from deltaci.runner.actions.checkout import CODE, open_remote
 from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.transfers import PATIENCE_SECONDS
-from deltaci.runner.workspace.git import check_commit
+from deltaci.runner.workspace.source_policy import check_commit
 from deltaci.runner.workspace.worktrees.exact_checkout import check_out_exactly, create_git_dir
 from deltaci.runner.workspace.worktrees.repository import StreamRepository
 from deltaci.runner.workspace.worktrees.worktree_pool import WorktreePool, WorktreeSlot

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from deltaci.git.command import GitFailed
+from deltaci.git.command import GitRemote
+from deltaci.git.repository import BareRepository
 from deltaci.protocol.job_spec import Source
-from deltaci.runner.workspace.git import Remote, check_commit, git
-from deltaci.runner.workspace.mirrors import CORRUPTION_MESSAGES, LOCAL_SECONDS, mirror_path, open_mirror
+from deltaci.runner.workspace.mirrors import GIT, Mirror, use_mirror
+from deltaci.runner.workspace.source_policy import check_commit
 
 COMMIT_REFS: Final = "refs/deltaci/had"
 INDEX_FOLDER: Final = "trees"  # Contains the runner's own git index of each tree.
@@ -30,6 +31,7 @@ class StreamRepository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._repository = BareRepository(GIT, path)
 
     def has_commit(self, commit: str) -> bool:
         """Return whether the commit is present with all of its objects."""
@@ -43,16 +45,8 @@ class StreamRepository:
         """Create the repository, atomically, unless a valid one exists; remove stale lock files."""
         if not self._is_valid():
             await asyncio.to_thread(_remove_path, self.path)
-            temporary = self.path.with_name(f".{self.path.name}-{secrets.token_hex(4)}")
-            temporary.mkdir()
-            try:
-                await git("init", "--quiet", "--bare", "--template=", folder=temporary, timeout_seconds=LOCAL_SECONDS)
-                (temporary / INDEX_FOLDER).mkdir()
-                temporary.rename(self.path)
-            finally:
-                await asyncio.to_thread(_remove_path, temporary)
-        for lock_file in (*self.path.glob("*.lock"), *(self.path / "refs").rglob("*.lock")):
-            lock_file.unlink(missing_ok=True)  # Of a git process that was killed, as the lock is held.
+            await self._repository.create(INDEX_FOLDER, mode=0o755)  # Jobs read the objects.
+        self._repository.remove_lock_files()
 
     def _is_valid(self) -> bool:
         try:
@@ -61,22 +55,15 @@ class StreamRepository:
         except OSError:
             return False
 
-    async def fetch_base(self, mirrors: Path, remote: Remote, source: Source, log: Callable[[str], None]) -> None:
-        """Fetch the source's commit with its history up to the source's depth. A corrupt mirror is replaced once."""
-        try:
-            await self._fetch_base(mirrors, remote, source, log)
-        except GitFailed as error:
-            if not any(word in str(error) for word in CORRUPTION_MESSAGES):
-                raise
-            log(f"the mirror is corrupt: {error}; creating a new one")
-            await asyncio.to_thread(shutil.rmtree, mirror_path(mirrors, remote), ignore_errors=True)
-            await self._fetch_base(mirrors, remote, source, log)
+    async def fetch_base(self, mirrors: Path, remote: GitRemote, source: Source, log: Callable[[str], None]) -> None:
+        """Fetch the source's commit with its history up to the source's depth."""
 
-    async def _fetch_base(self, mirrors: Path, remote: Remote, source: Source, log: Callable[[str], None]) -> None:
-        async with open_mirror(mirrors, remote, log) as mirror:
-            await mirror.fetch(check_commit(source.commit), source.ref, source.depth, has_tags=False)
-            await asyncio.to_thread(self._link_objects, mirror.path)
-        await self._mark_complete(source.commit)
+        async def fetch_and_link(mirror: Mirror) -> None:
+            await mirror.fetch_commit(check_commit(source.commit), source.ref, source.depth, has_tags=False)
+            await asyncio.to_thread(self._link_objects, mirror.folder)
+            await self._mark_complete(source.commit)
+
+        await use_mirror(mirrors, remote, log, fetch_and_link)
 
     def _link_objects(self, mirror_folder: Path) -> None:
         """Hard-link all objects of a mirror. The index of a pack is linked last: it makes the pack visible."""
@@ -98,15 +85,12 @@ class StreamRepository:
 
     async def import_bundle(self, bundle: Path, tip: str) -> None:
         """Import a bundle from the server, which adds this commit."""
-        await self._git("bundle", "unbundle", str(bundle))
+        await self._repository.run("bundle", "unbundle", str(bundle))
         await self._mark_complete(tip)
 
     async def _mark_complete(self, commit: str) -> None:
-        await self._git("cat-file", "-e", f"{commit}^{{commit}}")
-        await self._git("update-ref", f"{COMMIT_REFS}/{commit}", commit)
-
-    async def _git(self, *words: str) -> str:
-        return await git(*words, folder=self.path, timeout_seconds=LOCAL_SECONDS)
+        await self._repository.run("cat-file", "-e", f"{commit}^{{commit}}")
+        await self._repository.run("update-ref", f"{COMMIT_REFS}/{commit}", commit)
 
 
 def _hard_link(path: Path, target: Path) -> None:
