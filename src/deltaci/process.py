@@ -1,4 +1,4 @@
-"""Run other programs with bounded time and output, in threads, so that starting one never blocks the event loop.
+"""Run other programs with limited time and output, in threads, so that starting one never blocks the event loop.
 
 `asyncio` starts a child by forking the whole process on the event loop's thread. `subprocess.Popen` in a worker thread
 takes about a tenth of that time, and the event loop goes on meanwhile.
@@ -23,7 +23,7 @@ import msgspec
 
 MAX_CONCURRENT: Final = 32
 READ_BYTES: Final = 256 * 1024
-KILL_SECONDS: Final = 5.0  # How long to wait for a killed program: another process may keep its pipes open.
+KILL_SECONDS: Final = 5.0  # The longest wait for the end of a killed program.
 
 _POOL: Final = ThreadPoolExecutor(MAX_CONCURRENT, "programs")
 
@@ -34,7 +34,7 @@ class ProcessResult(msgspec.Struct, frozen=True):
     exit_code: int
     stdout: bytes
     stderr: bytes
-    is_truncated: bool = False  # The program was killed because it printed more than allowed.
+    is_truncated: bool = False  # True: the program was killed because it printed more than allowed.
 
 
 class ProcessTimeoutError(Exception):
@@ -52,11 +52,11 @@ async def run(
     input: bytes | BinaryIO = b"",
     discard_excess: bool = False,
 ) -> ProcessResult:
-    """Run a program to its end. On cancellation or timeout, its whole process group is killed.
+    """Run a program and return its result. On cancellation or timeout, kill its whole process group.
 
-    A program that prints more than `max_output_bytes` is killed, or with `discard_excess` goes on while the rest of its
-    output is dropped. An `input` file is passed as standard input. Raises `OSError` if the program cannot be started,
-    and `ProcessTimeoutError`.
+    A program that prints more than `max_output_bytes` is killed or, with `discard_excess`, continues while further
+    output is dropped. `input` is the data for its standard input, or a file that becomes its standard input. Raise
+    `OSError` if the program cannot be started, and `ProcessTimeoutError` after `timeout_seconds`.
     """
     program = _Program(argv, env, cwd, input, max_output_bytes, max_error_bytes, discard_excess=discard_excess)
     running = asyncio.get_running_loop().run_in_executor(_POOL, program.run, time.monotonic() + timeout_seconds)
@@ -71,7 +71,7 @@ async def run(
 
 
 class _Program:
-    """One program, started and read by the thread that calls `run`."""
+    """One program, which the thread that calls `run` starts and whose output it reads."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class _Program:
         self._stdout, self._stderr = bytearray(), bytearray()
 
     def kill(self) -> None:
-        """Kill the process group. Before the program was started, prevent its start."""
+        """Kill the process group of the program. If it has not been started yet, prevent its start."""
         with self._lock:
             self._is_killed = True
             if self._process is not None and self._process.returncode is None:
@@ -105,7 +105,7 @@ class _Program:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def run(self, deadline: float) -> ProcessResult:
-        """Start the program, exchange data with it and wait for its end. Blocks; for use in a thread."""
+        """Start the program, write its input, read its output and wait for its end. Blocks the calling thread."""
         stdin: int | BinaryIO = subprocess.PIPE if self._input else subprocess.DEVNULL
         if not isinstance(self._input, bytes):
             stdin = self._input
@@ -139,7 +139,10 @@ class _Program:
         return ProcessResult(process.returncode, bytes(self._stdout), bytes(self._stderr), is_truncated)
 
     def _communicate(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
-        """Write the input and read all output. Return True as soon as there is too much of it to keep."""
+        """Write the input and read the output to its end.
+
+        Return True early if the program must be killed for too much.
+        """
         assert process.stdout is not None
         assert process.stderr is not None
         unwritten = memoryview(self._input) if isinstance(self._input, bytes) else memoryview(b"")
@@ -173,7 +176,7 @@ class _Program:
 
 
 def _write_chunk(fd: int, data: memoryview) -> memoryview:
-    """Write as much as the pipe takes now and return the rest; return nothing if the reader has closed the pipe."""
+    """Write as many bytes as the pipe accepts now. Return the remaining ones, or none if the reader closed the pipe."""
     try:
         return data[os.write(fd, data[:READ_BYTES]) :]
     except BlockingIOError:
