@@ -1,7 +1,7 @@
 """Compile a pipeline and a change into a plan: which jobs run, which do not, and why.
 
     compile_pipeline(parsed, change, changed=…, …) -> CompileResult    the plan, or all problems with positions
-    check_triggers(pipeline, change, changed) -> (bool, reason)        whether `on` starts the pipeline at all
+    check_triggers(pipeline, change, changed) -> (bool, reason)        whether the change starts the pipeline (`on`)
 
 `parsed` is the result of `parse.reader.parse_pipeline`, or just a `model.Pipeline`. Compilation is pure: equal inputs
 give an equal plan with an equal hash. It decides everything that depends only on `github`, `inputs` and `vars`:
@@ -58,7 +58,7 @@ UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class CompileResult(Struct, frozen=True, kw_only=True):
-    """A plan, or None and the problems. A plan may come with warnings."""
+    """The compiled plan, or None if there are errors. `problems` also has the warnings."""
 
     plan: Plan | None
     problems: tuple[Problem, ...] = ()
@@ -82,10 +82,11 @@ def compile_pipeline(
 ) -> CompileResult:
     """Compile the plan of a pipeline for a change.
 
-    `changed` are the changed paths, None if they are unknown (`unknown_because` says why). `variables` are the context
-    `vars`. `is_untrusted` removes secrets and trusted caches and makes every job wait for an approval; a change with
-    `is_fork` is always untrusted. `grants_mentioned_secrets` gives a job the secrets that its expressions reference, as
-    on GitHub. `only` names the jobs to keep, together with their needs; `matrix` has the axis values to keep.
+    `changed` are the changed paths, None if they are unknown (`unknown_because` is the reason). `variables` are the
+    context `vars`. For an untrusted change (`is_untrusted`, or from a fork), jobs get no secrets and no trusted caches,
+    and wait for an approval. `grants_mentioned_secrets` gives a job the secrets that its expressions reference, as on
+    GitHub. `only`, if not empty, names the requested jobs: only these and their needs are planned. `matrix` has the
+    requested values by axis.
     """
     if isinstance(parsed, model.Pipeline):
         parsed = ParseResult(file=file or DEFAULT_FILE, pipeline=parsed)
@@ -112,17 +113,19 @@ def compile_pipeline(
 
 
 def _server_url(source: wire.Source | None) -> str:
-    """Return scheme and host of an http(s) repository URL, without credentials; otherwise an empty string."""
+    """Return scheme and host of the repository's http(s) URL, without credentials; for other URLs an empty string."""
     match = re.match(r"(https?://)(?:[^/@]*@)?([^/]+)", source.url) if source is not None else None
     return f"{match[1]}{match[2]}" if match else ""
 
 
 def _untrusted_scope(change: Change) -> str:
-    """Return the prefix that keeps caches and groups of an untrusted change apart from all others."""
+    """Return the prefix for caches and groups of an untrusted change, which keeps them apart from all others."""
     return f"fork:{change.repository}:{change.number or change.ref or change.commit}"
 
 
 class _Compiler:
+    """Compiles one pipeline for one change. Used once."""
+
     def __init__(self, parsed: ParseResult, pipeline: model.Pipeline, change: Change, settings: PlanSettings) -> None:
         self._parsed = parsed
         self._pipeline = pipeline
@@ -131,8 +134,8 @@ class _Compiler:
         self._interpolator = Interpolator(parsed)
         self._bytes = self._steps = 0
         self._names: dict[str, tuple[str, ...]] = {}  # job id -> names of its jobs in the run
-        self._may_skip: dict[str, bool] = {}  # job id -> whether the job may succeed although it was skipped
-        self._visible_needs: dict[str, tuple[str, ...]] = {}  # job id -> its needs that dependents check as well
+        self._may_skip: dict[str, bool] = {}  # job id -> whether the runner may skip it, which counts as success
+        self._visible_needs: dict[str, tuple[str, ...]] = {}  # job id -> needs that its dependents check, too
 
     def compile(
         self,
@@ -177,14 +180,14 @@ class _Compiler:
             planned, [excluded[name] for name in job_filter.order if name in excluded], context_values, changed
         )
 
-    def _has_room(self, name: str, jobs: int, more: int) -> bool:
-        """Return whether the plan stays within its limits with `more` jobs. Checked before these jobs are built."""
-        self._steps += more * len(self._pipeline.jobs[name].steps or ())
-        for count, limit, noun in ((jobs + more, MAX_JOBS, "jobs"), (self._steps, MAX_STEPS, "steps")):
+    def _has_room(self, job_id: str, planned_count: int, new_count: int) -> bool:
+        """Return whether the plan stays within its limits with `new_count` further jobs. Report a violated limit."""
+        self._steps += new_count * len(self._pipeline.jobs[job_id].steps or ())
+        for count, limit, noun in ((planned_count + new_count, MAX_JOBS, "jobs"), (self._steps, MAX_STEPS, "steps")):
             if count > limit:
                 expected = f"expected at most {limit:,}: split it into several files"
-                self._interpolator.report(("jobs", name), f"more than {limit:,} {noun} with all matrices", expected)
-        return self._steps <= MAX_STEPS and jobs + more <= MAX_JOBS and self._bytes <= MAX_PLAN_BYTES
+                self._interpolator.report(("jobs", job_id), f"more than {limit:,} {noun} with all matrices", expected)
+        return self._steps <= MAX_STEPS and planned_count + new_count <= MAX_JOBS and self._bytes <= MAX_PLAN_BYTES
 
     def _failure(self) -> CompileResult:
         return CompileResult(plan=None, problems=self._interpolator.problems.in_order())
@@ -198,7 +201,7 @@ class _Compiler:
     ) -> CompileResult:
         specs = [job.spec for job in planned]
         timeout_seconds = self._pipeline.timeout_minutes * 60
-        group, cancels = self._group(self._pipeline.concurrency, ("concurrency",), context_values)
+        group, cancels_in_progress = self._group(self._pipeline.concurrency, ("concurrency",), context_values)
         try:
             dependents(specs)
         except Refused as refused:
@@ -214,7 +217,7 @@ class _Compiler:
             is_fail_fast=self._pipeline.fail_fast,
             timeout_seconds=timeout_seconds,
             group=group,
-            cancels_in_progress=cancels,
+            cancels_in_progress=cancels_in_progress,
             compared_with=(self._change.base or self._change.before) if changed is not None else "",
         )
         problems = tuple(sorted({*self._parsed.problems, *self._interpolator.problems.in_order()}))
@@ -225,46 +228,46 @@ class _Compiler:
     def _plan_jobs(
         self, selected: SelectedJob, matrix_jobs: list[MatrixJob], context_values: dict[str, Any]
     ) -> list[PlannedJob]:
-        """Return the jobs of the run for one job of the file: one for each combination of its matrix."""
-        name, job = selected.id, self._pipeline.jobs[selected.id]
-        self._names[name] = tuple(matrix_job.name for matrix_job in matrix_jobs)
+        """Return the planned jobs for one job of the file: one for each of `matrix_jobs`."""
+        job_id, job = selected.id, self._pipeline.jobs[selected.id]
+        self._names[job_id] = tuple(matrix_job.name for matrix_job in matrix_jobs)
         needs = [need for need in selected.choice.needs if self._names.get(need)]
-        visible = tuple(
-            dict.fromkeys([*needs, *(indirect for need in needs for indirect in self._visible_needs[need])])
+        visible_needs = tuple(
+            dict.fromkeys([*needs, *(indirect_need for need in needs for indirect_need in self._visible_needs[need])])
         )
-        may_be_skipped = any(self._may_skip[need] for need in visible)
+        may_be_skipped = any(self._may_skip[need] for need in visible_needs)
         condition = conditions.job_condition(selected.condition, has_needs=bool(needs), may_be_skipped=may_be_skipped)
         # An approval has no condition at run time, so that it cannot pass on that a need was skipped: its dependents
         # check its needs themselves.
-        self._visible_needs[name] = visible if job.approval is not None else ()
-        self._may_skip[name] = condition is not None and job.approval is None
+        self._visible_needs[job_id] = visible_needs if job.approval is not None else ()
+        self._may_skip[job_id] = condition is not None and job.approval is None
         need_names = self._names_of(needs)
         planned = []
-        for position, matrix_job in enumerate(matrix_jobs):
+        for index, matrix_job in enumerate(matrix_jobs):
             if self._bytes > MAX_PLAN_BYTES or self._interpolator.problems.is_full:
                 break
             after = need_names if selected.condition.uses_status else ()
-            if matrix_job.max_parallel is not None and position >= matrix_job.max_parallel:
-                after = (*after, matrix_jobs[position - matrix_job.max_parallel].name)
-            fields: dict[str, Any] = {
+            if matrix_job.max_parallel is not None and index >= matrix_job.max_parallel:
+                after = (*after, matrix_jobs[index - matrix_job.max_parallel].name)
+            shared_fields: dict[str, Any] = {
                 "name": matrix_job.name,
                 "needs": () if selected.condition.uses_status else need_names,
                 "after": after,
-                "family": name if matrix_job.name != name else "",
+                "family": job_id if matrix_job.name != job_id else "",
                 "is_family_fail_fast": matrix_job.is_fail_fast and len(matrix_jobs) > 1,
                 "priority": min(job.priority, 0) if self._settings.cache_scope else job.priority,
             }
             if job.approval is not None:
-                spec = self._approval_spec(selected, job.approval, fields)
+                spec = self._approval_spec(selected, job.approval, shared_fields)
             else:
-                result_names = (*self._names_of(visible), *sorted(selected.excluded_needs))
+                result_names = (*self._names_of(visible_needs), *sorted(selected.excluded_needs))
                 instance = self._instance(selected, job, matrix_job, context_values, condition, result_names)
-                spec = self._runner_spec(instance, fields)
+                spec = self._runner_spec(instance, shared_fields)
             choice = selected.choice
             planned.append(
                 PlannedJob(
                     spec=spec,
-                    job=name,
+                    job=job_id,
                     code=choice.code,
                     reason=choice.reason,
                     path=choice.path,
@@ -274,6 +277,7 @@ class _Compiler:
         return planned
 
     def _names_of(self, ids: Collection[str]) -> tuple[str, ...]:
+        """Return the names of the planned jobs for these job ids."""
         return tuple(name for id in ids for name in self._names[id])
 
     def _instance(
@@ -283,8 +287,12 @@ class _Compiler:
         matrix_job: MatrixJob,
         context_values: dict[str, Any],
         condition: Any,
-        needs: tuple[str, ...],
+        result_names: tuple[str, ...],
     ) -> JobInstance:
+        """Return the job of the file with its contexts for one matrix combination.
+
+        `result_names` are the jobs whose results it can read.
+        """
         path: Path = ("jobs", selected.id)
         job_contexts = {
             **context_values,
@@ -295,9 +303,12 @@ class _Compiler:
         title = self._interpolator.text((*path, "name"), job.name or matrix_job.name, job_contexts)
         if job.name == title:  # As on GitHub, matrix values are appended to a name that references none.
             title += matrix_job.name.removeprefix(selected.id)
-        return JobInstance(path=path, job=job, contexts=job_contexts, condition=condition, needs=needs, title=title)
+        return JobInstance(
+            path=path, job=job, contexts=job_contexts, condition=condition, needs=result_names, title=title
+        )
 
-    def _runner_spec(self, instance: JobInstance, fields: dict[str, Any]) -> JobSpec:
+    def _runner_spec(self, instance: JobInstance, shared_fields: dict[str, Any]) -> JobSpec:
+        """Return the spec of a job for a runner. `shared_fields` are those that it shares with approvals."""
         job, path, job_contexts, interpolator = instance.job, instance.path, instance.contexts, self._interpolator
         work = job_specs.build_job_spec(self._settings, instance, interpolator)
         encoded_work: dict[str, Any] = {}
@@ -309,12 +320,12 @@ class _Compiler:
                 interpolator.report(path, f"{size:,} bytes of steps in the job {quote(str(path[-1]))}", expected)
         except msgspec.ValidationError as error:
             interpolator.report(path, f"the job {quote(str(path[-1]))}, which no runner would accept", str(error))
-        group, cancels = self._group(job.concurrency, (*path, "concurrency"), job_contexts)
-        if cancels:
+        group, cancels_in_progress = self._group(job.concurrency, (*path, "concurrency"), job_contexts)
+        if cancels_in_progress:
             expected = "expected it at the top of the file: only whole runs are cancelled"
             interpolator.report((*path, "concurrency"), "'cancel-in-progress' of a job", expected, is_warning=True)
         if job.retry is not None:
-            fields |= {
+            shared_fields |= {
                 "max_attempts": job.retry.max_attempts,
                 "base_delay_seconds": job.retry.delay_seconds,
                 "max_delay_seconds": job.retry.max_delay_seconds,
@@ -325,7 +336,7 @@ class _Compiler:
             (*path, "timeout-minutes"), job.timeout_minutes, job_contexts, maximum=model.MAX_MINUTES
         )
         return JobSpec(
-            **fields,
+            **shared_fields,
             is_required=not interpolator.boolean((*path, "allow_failure"), job.allow_failure, job_contexts),
             timeout_seconds=job_specs.minutes_to_seconds(minutes),
             queue_key=queue_key(self._labels(job, path, job_contexts)),
@@ -333,7 +344,8 @@ class _Compiler:
             work=encoded_work,
         )
 
-    def _approval_spec(self, selected: SelectedJob, approval: model.Approval, fields: dict[str, Any]) -> JobSpec:
+    def _approval_spec(self, selected: SelectedJob, approval: model.Approval, shared_fields: dict[str, Any]) -> JobSpec:
+        """Return the spec of an approval. `shared_fields` are those that it shares with jobs for runners."""
         if selected.condition.remaining is not None:
             found = "a condition of an approval that is not known when planning"
             self._interpolator.report(
@@ -341,16 +353,17 @@ class _Compiler:
             )
         expires = approval.expires
         return JobSpec(
-            **fields,
+            **shared_fields,
             kind=core_job.APPROVAL,
             approval_seconds=int(expires[:-1]) * UNIT_SECONDS[expires[-1]] if expires else 0,
             gate=Gate(role=approval.role or "", approvers=approval.approvers, not_by_starter=approval.not_by_starter),
         )
 
     def _labels(self, job: model.Job, path: Path, job_contexts: Mapping[str, Any]) -> list[str]:
+        """Return the evaluated labels of `runs-on`. Report invalid ones."""
         labels: list[str] = []
-        for position, label in enumerate(job.runs_on):
-            label_path = (*path, "runs-on", position)
+        for index, label in enumerate(job.runs_on):
+            label_path = (*path, "runs-on", index)
             resolved = self._interpolator.resolve(label_path, label, job_contexts)
             values = [] if resolved is None else resolved.value if is_list(resolved.value) else [resolved.value]
             for text in map(to_text, values):
@@ -364,24 +377,24 @@ class _Compiler:
     def _group(
         self, concurrency: model.Concurrency | None, path: Path, context_values: Mapping[str, Any]
     ) -> tuple[str, bool]:
-        """Return the name of a concurrency group and whether it cancels the run in progress.
+        """Return the name of a concurrency group, or "", and whether a new run cancels the one in progress.
 
-        The name is prefixed with the repository. That of an untrusted change has its own prefix, so that it can neither
-        block nor cancel trusted runs.
+        The name has the repository as prefix. For an untrusted change the prefix is another one, so that the change can
+        neither block nor cancel trusted runs.
         """
         if concurrency is None:
             return "", False
         group = self._interpolator.text((*path, "group"), concurrency.group, context_values)
-        cancels = self._interpolator.boolean(
+        cancels_in_progress = self._interpolator.boolean(
             (*path, "cancel-in-progress"), concurrency.cancel_in_progress, context_values
         )
         if not group:
             return "", False
         prefix = self._settings.cache_scope or self._change.repository
-        return (f"{prefix}/{group}" if prefix else group), cancels
+        return (f"{prefix}/{group}" if prefix else group), cancels_in_progress
 
     def _add_approval(self, planned: list[PlannedJob]) -> list[PlannedJob]:
-        """Return the jobs with an approval job in front, which all of them need."""
+        """Return the planned jobs after a new approval job that each of them needs."""
         used_names = {name for names in self._names.values() for name in names} | set(self._pipeline.jobs)
         name = APPROVE_FORK
         number = 1

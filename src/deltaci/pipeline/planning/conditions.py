@@ -1,4 +1,4 @@
-"""Decide conditions (`if`) as far as they are known when planning, and build those that runners evaluate."""
+"""Decide conditions (`if`) that depend only on known contexts, and build the conditions that runners evaluate."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ _SKIPPED_TEXT: Final = '{"outputs":{},"result":"skipped"}'
 
 
 class ConditionResult(Struct, frozen=True, kw_only=True):
-    """The result of an `if`. `remaining` is left for the runner; `uses_status`: it calls a status function.
+    """The result of evaluating an `if` when a run is planned.
 
-    A job whose condition uses the status also has its condition evaluated after a need has failed.
+    `remaining` is the reduced expression for the runner, if the result is not known yet. `uses_status` says that the
+    condition calls a status function: then it is also evaluated after a need of the job has failed.
     """
 
-    holds: bool | None  # None: not known yet
+    holds: bool | None  # None: it depends on values that are not known yet
     remaining: Expression | None = None
     uses_status: bool = False
     reason: str = ""
@@ -61,9 +62,9 @@ def decide_condition(
     status: Mapping[str, bool] | None = None,
     shared_budget: Budget | None = None,
 ) -> ConditionResult:
-    """Evaluate an `if` over the known contexts.
+    """Evaluate an `if` over the known contexts. Without an expression, it holds.
 
-    `skipped` are needs that are not part of the run; `status` has the status functions whose result is known.
+    `skipped` are the needs that are not part of the run. `status` has the results of status functions that are known.
     """
     if expression is None:
         return ALWAYS
@@ -84,45 +85,47 @@ def decide_condition(
 
 
 def _decided_value(reduced: Resolved | Residual) -> bool | None:
-    """Return the truth of a reduced expression, or None if it is not certain. One operand can decide `&&` and `||`."""
+    """Return whether a reduced expression is true, or None if that depends on unknown values."""
     return is_truthy(reduced.value) if isinstance(reduced, Resolved) else _truth(reduced.expression)
 
 
 def _truth(expression: Expression) -> bool | None:
+    """Return whether an expression is true, or None if its literals do not decide that. One operand can decide."""
     match expression:
         case Literal(value):
             return is_truthy(value)
         case Not(operand):
-            inner = _truth(operand)
-            return None if inner is None else not inner
+            operand_truth = _truth(operand)
+            return None if operand_truth is None else not operand_truth
         case And(operands) | Or(operands):
-            decisive = isinstance(expression, Or)
+            deciding_truth = isinstance(expression, Or)
             truths = [_truth(operand) for operand in operands]
-            return decisive if decisive in truths else None if None in truths else not decisive
+            return deciding_truth if deciding_truth in truths else None if None in truths else not deciding_truth
         case _:
             return None
 
 
 def _constant_functions(values: Mapping[str, bool]) -> Functions:
+    """Return functions that ignore their arguments and return these values, by name."""
     return {name: lambda _arguments, value=value: value for name, value in values.items()}  # type: ignore[misc]
 
 
 def _replace_skipped(expression: Expression, skipped: Collection[str]) -> Expression:
-    """Return the expression with `needs.x` replaced by the value of a skipped job, for each skipped need."""
+    """Return an expression in which `needs.ID` is the value of a skipped job, for each of the skipped needs."""
     names = {name.lower() for name in skipped}
 
-    def replacement(node: Expression) -> Expression | None:
+    def find_replacement(node: Expression) -> Expression | None:
         match node:
             case Index(Context(name), Literal(str() as key)) if name.lower() == "needs" and key.lower() in names:
                 return Call("fromJSON", (Literal(_SKIPPED_TEXT, node.column),), node.column)
             case _:
                 return None
 
-    return replace_nodes(expression, replacement) if names else expression
+    return replace_nodes(expression, find_replacement) if names else expression
 
 
 def _reason_false(expression: Expression, known_contexts: Contexts, skipped: Collection[str]) -> str:
-    """Return why a condition is false, with the values of its references."""
+    """Return the reason for a false condition, with the values of its references, as a message."""
     text = format_expression(expression)
     values = []
     contexts = {**known_contexts, "needs": dict.fromkeys(skipped, SKIPPED_NEED)}
@@ -141,14 +144,15 @@ def _reason_false(expression: Expression, known_contexts: Contexts, skipped: Col
             shortened = value_text if len(value_text) <= MAX_VALUE else f"{value_text[: MAX_VALUE - 1]}…"
             quoted = f"'{shortened}'" if isinstance(value, str) else "not given" if value is None else shortened
             values.append(f"{'.'.join((context, *keys))} is {quoted}")
-    because = f": {', '.join(values[:MAX_REASON_VALUES])}" if values else ""
-    return f"its condition is false{because} (if: {text if len(text) <= 200 else text[:199] + '…'})"
+    value_list = f": {', '.join(values[:MAX_REASON_VALUES])}" if values else ""
+    return f"its condition is false{value_list} (if: {text if len(text) <= 200 else text[:199] + '…'})"
 
 
 def job_condition(result: ConditionResult, *, has_needs: bool, may_be_skipped: bool) -> Expression | None:
-    """Return the condition that the runner evaluates before a job; None if the job runs as soon as it is queued.
+    """Return the condition that the runner evaluates before a job, or None if it runs without a condition.
 
-    `may_be_skipped` tells that a need can succeed although it was skipped: then this job is skipped, too.
+    `may_be_skipped` says that the runner may skip a need of the job. Then the condition is at least `success()`, so
+    that the job is skipped as well.
     """
     if result.holds and not has_needs:
         return None
@@ -160,12 +164,12 @@ def job_condition(result: ConditionResult, *, has_needs: bool, may_be_skipped: b
 
 
 def _with_status_function(expression: Expression) -> Expression:
-    """Return a condition that still calls a status function, so that no reader adds an implicit `success()`."""
+    """Return a condition with `always()` added if it calls no status function, so that `success()` is not implied."""
     return _conjunction(expression) if uses_status_function(expression) else _conjunction(ALWAYS_TRUE, expression)
 
 
 def _conjunction(*expressions: Expression) -> Expression:
-    """Return one condition that requires all expressions, without duplicates and constants that are true."""
+    """Return the conjunction (`&&`) of all expressions, without duplicates and without the literal true."""
     operands: list[Expression] = []
     for expression in expressions:
         operands += expression.operands if isinstance(expression, And) else (expression,)
@@ -176,7 +180,7 @@ def _conjunction(*expressions: Expression) -> Expression:
 def step_condition(
     expression: Expression | None, known_contexts: Contexts, shared_budget: Budget | None = None
 ) -> Expression | None:
-    """Return the condition that the runner evaluates before a step; None if it runs only while no step has failed."""
+    """Return the condition that the runner evaluates before a step; None for the default, `success()`."""
     if expression is None:
         return None
     uses_status = uses_status_function(expression)
@@ -193,11 +197,12 @@ def step_condition(
 
 
 def _is_runner_reference(reference: ContextReference) -> bool:
+    """Return whether a reference reads keys of `github` that only the runner knows, or the whole context."""
     return reference.context == "github" and (not reference.keys or reference.keys[0].lower() in RUNNER_GITHUB_KEYS)
 
 
 def original_condition(text: str) -> Expression:
-    """Return the condition as it is in the file, with its `success()`. It may be shorter than the reduced one."""
+    """Return the condition of the file without reduction, with `success()` added if that is implied."""
     expression = parse_bare_condition(text)
     if expression is None:
         return SUCCESS
@@ -205,9 +210,9 @@ def original_condition(text: str) -> Expression:
 
 
 def format_condition(expression: Expression, original_text: str | None) -> tuple[str, Expression] | None:
-    """Return a condition as one line, and its expression. Return None if it is too long for the runner protocol.
+    """Return the source text of a condition and its expression, or None if it is too long for the runner protocol.
 
-    If the reduced expression is too long, the original condition is used instead.
+    If the reduced expression is too long, use the condition of the file, `original_text`.
     """
     for candidate in (expression, *([original_condition(original_text)] if original_text else [])):
         text = format_expression(candidate)

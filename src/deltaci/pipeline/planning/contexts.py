@@ -1,6 +1,6 @@
 """The contexts `github`, `inputs` and `strategy` that expressions can reference when a run is planned.
 
-They have GitHub's keys. What only a runner knows is missing: `github.workspace`, `github.token`, `runner`, `job`,
+They have GitHub's keys, without those that only a runner knows: `github.workspace`, `github.token`, `runner`, `job`,
 `steps`, `secrets`.
 """
 
@@ -21,9 +21,9 @@ REF_PREFIXES: Final = ("refs/heads/", "refs/tags/", "refs/pull/", "refs/merge-re
 def github_context(
     change: Change, *, workflow: str, file: str = "", server: str = "", run_id: str = "", run_number: int = 0
 ) -> dict[str, Any]:
-    """Return the context `github` of a change.
+    """Return the context `github` for a change. `workflow` is the name of the pipeline, `server` the URL of the forge.
 
-    Without a run id, `run_id` is the commit: concurrency groups are named after either.
+    If `run_id` is empty, the context has the commit in its place, because concurrency groups may contain it.
     """
     is_pull_request = change.event == "pull_request"
     ref = change.ref or (f"refs/tags/{change.tag}" if change.tag else f"refs/heads/{change.branch}")
@@ -50,6 +50,7 @@ def github_context(
 
 
 def _short_ref(ref: str) -> str:
+    """Return a git ref without its prefix, such as `refs/heads/`."""
     return next((ref.removeprefix(prefix) for prefix in REF_PREFIXES if ref.startswith(prefix)), ref)
 
 
@@ -89,7 +90,7 @@ def _event(change: Change) -> dict[str, Any]:
 
 
 def _merge(defaults: dict[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the payload of the forge, completed recursively with defaults for its missing keys."""
+    """Return a copy of the payload in which missing keys, also in nested objects, have their values of `defaults`."""
     merged: dict[str, Any] = {**defaults, **payload}
     for key, value in payload.items():
         if isinstance(value, dict) and isinstance(defaults.get(key), dict):
@@ -98,11 +99,12 @@ def _merge(defaults: dict[str, Any], payload: Mapping[str, Any]) -> dict[str, An
 
 
 def _input_text(value: object) -> str:
+    """Return the value of an input as text; booleans are `true` and `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def strategy_context(index: int, total: int, *, is_fail_fast: bool, max_parallel: int | None) -> dict[str, Any]:
-    """Return the context `strategy` of one job of a matrix."""
+    """Return the context `strategy` of the job at `index` of the `total` jobs of a matrix."""
     return {
         "fail-fast": is_fail_fast,
         "job-index": index,
@@ -133,6 +135,7 @@ def inputs_context(pipeline: model.Pipeline, change: Change) -> dict[str, Any]:
 
 
 def _typed_inputs(declared: Mapping[str, model.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names of declared inputs with their given or default values. Raise `InputError` for an invalid one."""
     for name, declaration in declared.items():
         value = values.get(name, declaration.default)
         if value is None:
@@ -141,10 +144,11 @@ def _typed_inputs(declared: Mapping[str, model.Input], values: Mapping[str, Any]
                     name, f"no value for the input {name!r}", declaration.description or "a value is required"
                 )
             value = {"boolean": False, "number": 0}.get(declaration.type, "")
-        yield name, _typed(name, declaration, value)
+        yield name, _typed_value(name, declaration, value)
 
 
-def _typed(name: str, declaration: model.Input, value: Any) -> Any:
+def _typed_value(name: str, declaration: model.Input, value: Any) -> Any:
+    """Return the value of an input converted to its declared type. Raise `InputError` if it is invalid."""
     text = _input_text(value)
     match declaration.type:
         case "boolean":

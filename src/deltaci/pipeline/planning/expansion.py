@@ -1,4 +1,4 @@
-"""Interpolate and expand the matrices of jobs, and select the requested combinations."""
+"""Evaluate and expand the matrices of jobs, and select the requested combinations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deltaci.pipeline.planning.matrix import Expansion, MatrixError, expand, spl
 
 
 class MatrixJob(Struct, frozen=True, kw_only=True):
-    """One job of the run: one combination of a matrix, or the only job without a matrix."""
+    """One job of the run: one combination of a matrix, or the only instance of a job without a matrix."""
 
     name: str
     values: dict[str, Any] = {}
@@ -32,7 +32,7 @@ class MatrixJob(Struct, frozen=True, kw_only=True):
 class MatrixExpander:
     """Expands the jobs of a file into their matrix combinations.
 
-    `only` (names of jobs) and `requested` (values of axes) restrict the combinations, if they are not empty.
+    If they are not empty, `only` (ids and names of jobs) and `requested` (values by axis) restrict the combinations.
     """
 
     def __init__(
@@ -50,9 +50,12 @@ class MatrixExpander:
         self._requested = requested or {}
         self._existing_values: dict[str, set[str]] = {}  # requested axis -> the values that occur in a matrix
 
-    def expand(self, name: str) -> list[MatrixJob]:
-        """Return the jobs for one job of the file; none if none is requested or a problem was reported."""
-        expansion = self._expansion(name)
+    def expand(self, job_id: str) -> list[MatrixJob]:
+        """Return the requested jobs for the job of the file with this id.
+
+        Report problems of its matrix and return none.
+        """
+        expansion = self._expansion(job_id)
         if expansion is None:
             return []
         matrix_jobs = []
@@ -63,7 +66,7 @@ class MatrixExpander:
             strategy = contexts.strategy_context(
                 index, total, is_fail_fast=expansion.is_fail_fast, max_parallel=expansion.max_parallel
             )
-            if self._is_requested(name, job_name, combination.values):
+            if self._is_requested(job_id, job_name, combination.values):
                 matrix_jobs.append(
                     MatrixJob(
                         name=job_name,
@@ -76,7 +79,7 @@ class MatrixExpander:
         return matrix_jobs
 
     def check_requested_values(self) -> None:
-        """Report each requested axis value that no matrix has. To be called after all jobs are expanded."""
+        """Report each requested axis value that occurs in no matrix. To be called after all jobs are expanded."""
         for axis, texts in self._requested.items():
             existing = self._existing_values.get(axis, set())
             for text in sorted(set(texts) - existing):
@@ -87,11 +90,14 @@ class MatrixExpander:
                 found = f"there is no combination with {axis}={quote(text)[1:-1]}"
                 self._interpolator.report(("jobs",), found, "" if suggestion else expected, suggestion)
 
-    def _is_requested(self, id: str, name: str, values: Mapping[str, Value]) -> bool:
+    def _is_requested(self, job_id: str, job_name: str, values: Mapping[str, Value]) -> bool:
+        """Return whether the job of one combination is requested, by its name and by the values of its axes."""
         requested_names = {
-            requested for requested in self._only if requested.partition(" (")[0] == id and requested != id
+            requested_name
+            for requested_name in self._only
+            if requested_name.partition(" (")[0] == job_id and requested_name != job_id
         }
-        if requested_names and id not in self._only and name not in requested_names:
+        if requested_names and job_id not in self._only and job_name not in requested_names:
             return False
         is_requested = True
         for axis, texts in self._requested.items():
@@ -100,15 +106,16 @@ class MatrixExpander:
                 is_requested = is_requested and to_text(values[axis]) in texts
         return is_requested
 
-    def _expansion(self, name: str) -> Expansion | None:
-        strategy = self._pipeline.jobs[name].strategy
-        path: Path = ("jobs", name, "strategy")
+    def _expansion(self, job_id: str) -> Expansion | None:
+        """Return the expanded strategy of a job. Report problems and return None if it is invalid."""
+        strategy = self._pipeline.jobs[job_id].strategy
+        path: Path = ("jobs", job_id, "strategy")
         problem_count = len(self._interpolator.problems)
         resolved = self._resolve(strategy, path) if strategy is not None else None
         if len(self._interpolator.problems) > problem_count:
             return None
         try:
-            expansion = expand(name, resolved)
+            expansion = expand(job_id, resolved)
         except MatrixError as error:
             for problem in error.problems:
                 self._interpolator.report((*path, *problem.path), *split_message(problem.message))
@@ -118,7 +125,7 @@ class MatrixExpander:
         return expansion
 
     def _resolve(self, strategy: model.Strategy, path: Path) -> dict[str, Any]:
-        """Return a strategy with all of its expressions evaluated."""
+        """Return a strategy as plain values with all expressions evaluated. Report problems of the expressions."""
         evaluate, context_values = self._interpolator.value, self._context_values
         resolved: dict[str, Any] = {}
         matrix = strategy.matrix

@@ -36,7 +36,8 @@ KNOWN_CONTEXTS: Final = "a context that is known when planning: github, inputs, 
 class Interpolator:
     """Evaluates the texts of one file within a shared budget, and collects the problems.
 
-    Parsed templates and conditions are cached by their text, because matrix jobs repeat them.
+    Parsed templates and conditions are cached by their text, because the jobs of a matrix repeat them. In all methods,
+    `path` is the path of a value in the file and `original` its value there.
     """
 
     def __init__(self, parsed: ParseResult) -> None:
@@ -50,15 +51,18 @@ class Interpolator:
     def report(
         self, path: Path, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
     ) -> None:
-        """Add a problem at the position of a path of the file."""
+        """Add a problem at the position of the value at a path of the file."""
         self.problems.add(self._parsed.position(*path), found, expected, nearest, is_warning=is_warning)
 
     def report_expression(self, path: Path, text: str, problem: ExpressionProblem) -> None:
-        """Add a problem of an expression within the text at this path."""
+        """Add a problem of an expression within `text`, the value at this path of the file."""
         self.problems.add(*expression_problem(self._parsed.source, self._parsed.position(*path), text, problem))
 
     def resolve(self, path: Path, original: object, contexts: Contexts) -> Resolved | None:
-        """Return the value of a field of the file. If it cannot be known yet, report that and return None."""
+        """Return the value of a field with its expressions evaluated, converted to text unless it is one expression.
+
+        Report an invalid expression, and a value that is not known yet, and return None.
+        """
         if not isinstance(original, str) or OPEN not in original:
             return Resolved(original)  # type: ignore[arg-type]  # A scalar of the model.
         try:
@@ -82,11 +86,12 @@ class Interpolator:
         return None
 
     def value(self, path: Path, original: object, contexts: Contexts) -> Value:
-        """Like `resolve`, but return the value, or None if it cannot be known."""
+        """Like `resolve`, but return the value itself, or None after reporting a problem."""
         resolved = self.resolve(path, original, contexts)
         return resolved.value if resolved is not None else None
 
     def _unknown_references(self, remaining: ResidualText, contexts: Contexts) -> list[str]:
+        """Return the references of a reduced text to contexts that are not known, e.g. `needs.build.result`."""
         references = (
             reference
             for expression in parse_template(remaining.text).expressions
@@ -101,11 +106,11 @@ class Interpolator:
         )
 
     def text(self, path: Path, original: object, contexts: Contexts) -> str:
-        """Like `value`, converted to text."""
+        """Like `value`, with the result converted to text."""
         return to_text(self.value(path, original, contexts))
 
     def boolean(self, path: Path, original: object, contexts: Contexts) -> bool:
-        """Like `value`, converted to a boolean. Report a value that is none."""
+        """Return the value as a boolean; an empty text is False. Report any other value and return False."""
         resolved = self.resolve(path, original, contexts)
         if resolved is None or isinstance(resolved.value, bool):
             return bool(resolved and resolved.value)
@@ -115,7 +120,7 @@ class Interpolator:
         return text == "true"
 
     def number(self, path: Path, original: object, contexts: Contexts, *, maximum: float) -> float:
-        """Like `value`, converted to a number above 0 and up to `maximum`. Report any other value and return 1."""
+        """Return the value as a number above 0 and up to `maximum`. Report any other value and return 1."""
         resolved = self.resolve(path, original, contexts)
         if resolved is None:
             return 1
@@ -127,14 +132,17 @@ class Interpolator:
         return 1
 
     def condition(self, original: str | None) -> Expression | None:
-        """Return the parsed condition of an `if`, None if it is empty. Raise `ExpressionError` if it is invalid."""
+        """Return the parsed expression of an `if`, or None if it is empty. Raise `ExpressionError` if it is invalid."""
         text = original or ""
         if text not in self._conditions_by_text:
             self._conditions_by_text[text] = parse_bare_condition(text)
         return self._conditions_by_text[text]
 
     def references(self, path: Path, text: str) -> tuple[ContextReference, ...]:
-        """Return all context references in the expressions of a text. Report an invalid text and return none."""
+        """Return all context references of the expressions in a text.
+
+        Report a text that cannot be parsed, and return none.
+        """
         if OPEN not in text:
             return ()
         if text not in self._references_by_text:

@@ -1,4 +1,4 @@
-"""Select the jobs of a file that are part of a run, with a reason for each job that is and each that is not.
+"""Select the jobs of a file that are part of a run, with a reason for each selected and each excluded job.
 
 A job can be excluded by its `if`, by the changed paths, because a need is excluded, or because other jobs were
 requested by name.
@@ -45,11 +45,11 @@ class SelectedJob(Struct, frozen=True, kw_only=True):
     id: str
     choice: Choice
     condition: ConditionResult
-    excluded_needs: frozenset[str] = frozenset()  # ids of its needs that are not part of the run
+    excluded_needs: frozenset[str] = frozenset()  # ids of its needs that are excluded from the run
 
 
 class JobFilter:
-    """Selects the jobs of one file. Decides each job once, in an order in which needs come first."""
+    """Selects the jobs of one file for a run. Decides on the needs of a job before the job itself."""
 
     def __init__(self, pipeline: model.Pipeline, context_values: Mapping[str, Any], interpolator: Interpolator) -> None:
         self._jobs = pipeline.jobs
@@ -67,10 +67,13 @@ class JobFilter:
     def select(
         self, changed: Collection[str] | None, unknown_because: str, file: str, only: Collection[str]
     ) -> list[SelectedJob]:
-        """Return the jobs of the run, needs first. Fill `excluded` with the others."""
+        """Return the selected jobs, needs first, and add all other jobs to `excluded`.
+
+        `changed` are the changed paths, None if unknown, and `only` the requested jobs, if not empty.
+        """
         if only and not self._exclude_unrequested(only):
             return []
-        # First conditions that do not depend on the changed paths, so that excluded jobs do not keep their needs.
+        # Conditions are decided before the changed paths, so that a job with a false condition does not keep its needs.
         for name in self.order:
             if name not in self.excluded:
                 self._check_condition(name, is_final=False)
@@ -103,13 +106,16 @@ class JobFilter:
     # -- conditions
 
     def _check_condition(self, name: str, *, is_final: bool) -> None:
-        """Exclude a job whose condition is false. While not `is_final`, more of its needs may still be excluded."""
+        """Exclude a job whose condition is false.
+
+        If `is_final`, all exclusions are known: store the condition's result.
+        """
         excluded = [need for need in self._needs[name] if need in self.excluded]
         skipped = [need for need in excluded if self.excluded[need].code in (CONDITION, NEED_EXCLUDED)]
         skipped = [need for need in skipped if need not in self._optional_needs[name]]
-        remaining = [need for need in self._needs[name] if need not in self.excluded]
+        included = [need for need in self._needs[name] if need not in self.excluded]
         context_values, status = dict(self._context_values), dict[str, bool]()
-        if not remaining:
+        if not included:
             context_values["needs"] = dict.fromkeys(excluded, SKIPPED_NEED)
             status = {"success": not skipped, "failure": False, "cancelled": False}
         elif skipped:
@@ -139,6 +145,7 @@ class JobFilter:
     def _choose_by_paths(
         self, candidates: list[str], changed: Collection[str] | None, unknown_because: str, file: str
     ) -> dict[str, Choice]:
+        """Return by job id whether the changed paths affect a job. Report inconsistent projects."""
         projects = [
             Project(name=name, path=project.folder, needs=project.depends_on)
             for name, project in self._projects.items()
@@ -158,6 +165,7 @@ class JobFilter:
         return {choice.job: choice for choice in choices}
 
     def _selectable_job(self, name: str, candidates: set[str]) -> SelectableJob:
+        """Return the properties of a job that the selection by changed paths depends on."""
         job = self._jobs[name]
         needs = tuple(need for need in self._needs[name] if need in candidates)
         consumes, downloads_from = _needs_with_used_outputs(self._references(name, job), needs), set[str]()
@@ -178,6 +186,7 @@ class JobFilter:
         )
 
     def _references(self, name: str, job: model.Job) -> Iterable[ContextReference]:
+        """Yield the context references of all texts and conditions of a job."""
         for text in _interpolated_texts(job):
             yield from self._interpolator.references(("jobs", name), text)
         for condition in (job.if_, *(step.if_ for step in job.steps or ())):
@@ -193,7 +202,7 @@ class JobFilter:
     def _exclude_unrequested(self, only: Collection[str]) -> bool:
         """Exclude all jobs that are neither requested nor needed by a requested job.
 
-        Report unknown names; return whether all names are known.
+        Report unknown names. Return whether all names are known.
         """
         requested = {_job_id(name, self._jobs) for name in only}
         for name in sorted(requested - set(self._jobs)):
@@ -211,6 +220,7 @@ class JobFilter:
         return True
 
     def _choose_requested(self, candidates: Iterable[str], only: Collection[str]) -> dict[str, Choice]:
+        """Return by job id the choice to keep it, because it is requested or needed by a requested job."""
         requested = {_job_id(name, self._jobs) for name in only}
         choices = {}
         for name in candidates:
@@ -229,24 +239,24 @@ class JobFilter:
 
 
 def topological_order(needs: Mapping[str, Collection[str]]) -> list[str]:
-    """Return all names, needs first. Names of the same level are sorted, so that the input order does not matter."""
+    """Return all names sorted by the length of their longest chain of needs, then by name, so that needs come first."""
     all_needs = {name: tuple(names) for name, names in needs.items()}
     dependents = graph.dependents(all_needs)
     graph.check_acyclic(all_needs)
     open_needs = {name: len(names) for name, names in all_needs.items()}
     levels = {name: 0 for name, count in open_needs.items() if not count}
-    ready = list(levels)
-    for name in ready:  # grows during the loop
+    ready_names = list(levels)
+    for name in ready_names:  # grows during the loop
         for dependent in dependents[name]:
             levels[dependent] = max(levels.get(dependent, 0), levels[name] + 1)
             open_needs[dependent] -= 1
             if not open_needs[dependent]:
-                ready.append(dependent)
+                ready_names.append(dependent)
     return sorted(levels, key=lambda name: (levels[name], name))
 
 
 def transitive_needs(name: str, needs: Mapping[str, Collection[str]]) -> set[str]:
-    """Return all jobs that a job needs, directly or indirectly."""
+    """Return the names of all jobs that a job needs, directly or indirectly."""
     visited: set[str] = set()
     pending = [name]
     while pending:
@@ -258,18 +268,18 @@ def transitive_needs(name: str, needs: Mapping[str, Collection[str]]) -> set[str
 
 
 def uploads_artifacts(job: model.Job) -> bool:
-    """Return whether the job stores artifacts."""
+    """Return whether a job stores artifacts, by `artifacts` or in a step."""
     return bool(job.artifacts) or any(step.uses == "upload-artifact" for step in job.steps or ())
 
 
 def downloads_artifacts(job: model.Job) -> bool:
-    """Return whether the job uses artifacts of other jobs."""
+    """Return whether a step of the job downloads artifacts of other jobs."""
     return any(step.uses == "download-artifact" for step in job.steps or ())
 
 
 def _needs_with_used_outputs(references: Iterable[ContextReference], needs: Collection[str]) -> set[str]:
-    """Return the needs whose outputs are referenced. A reference to `needs.x.result` does not count."""
-    used: set[str] = set()
+    """Return the needs whose outputs are referenced. References to `needs.ID.result` do not count."""
+    used_needs: set[str] = set()
     needs_by_folded_name = {need.lower(): need for need in needs}
     for reference in references:
         if reference.context != "needs":
@@ -277,11 +287,13 @@ def _needs_with_used_outputs(references: Iterable[ContextReference], needs: Coll
         match reference.keys:
             case (_, "result", *_):
                 continue
-            case (first, *_) if first != ANY_KEY:
-                used |= {needs_by_folded_name[first.lower()]} if first.lower() in needs_by_folded_name else set()
+            case (need_id, *_) if need_id != ANY_KEY:
+                used_needs |= (
+                    {needs_by_folded_name[need_id.lower()]} if need_id.lower() in needs_by_folded_name else set()
+                )
             case _:
-                used |= set(needs)
-    return used
+                used_needs |= set(needs)
+    return used_needs
 
 
 def _interpolated_texts(job: model.Job) -> Iterable[str]:
@@ -301,9 +313,10 @@ def _interpolated_texts(job: model.Job) -> Iterable[str]:
 
 
 def _job_id(name: str, jobs: Mapping[str, model.Job]) -> str:
-    """Return the id of the job with a matrix name such as `test (3.12)`."""
+    """Return the job id for a requested name, which may be the name of a matrix job, such as `test (3.12)`."""
     return name if name in jobs else name.partition(" (")[0]
 
 
 def _escape_pattern(file: str) -> str:
+    """Return a path pattern that matches only this path."""
     return "".join(f"\\{char}" if char in "*?+[]{}\\!" else char for char in file)

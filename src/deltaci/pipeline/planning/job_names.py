@@ -18,9 +18,9 @@ _NOT_ALLOWED: Final = re.compile(r"[^A-Za-z0-9_.,:=@+() \-]+")
 
 
 def unique_names(combinations: Sequence[Combination]) -> list[str]:
-    """Return a name for each combination.
+    """Return a valid and unique job name for each combination, in order.
 
-    A name that is too long or not unique ends with a hash of its combination, which no other combination affects.
+    A name that is too long or not unique ends with a hash of its combination, so that it does not depend on the others.
     """
     plain_names = [_NOT_ALLOWED.sub("-", combination.name).strip() for combination in combinations]
     counts = Counter(plain_names)
@@ -32,6 +32,7 @@ def unique_names(combinations: Sequence[Combination]) -> list[str]:
 
 
 def _with_hash(name: str, combination: Combination) -> str:
+    """Return a name, shortened if necessary, with a hash of the combination appended."""
     encoded = msgspec.json.encode([combination.name, combination.values], order="deterministic")
     hash = sha256(encoded).hexdigest()[:HASH_DIGITS]
     return f"{name[: MAX_NAME - HASH_DIGITS - 1].rstrip()}-{hash}"

@@ -1,8 +1,8 @@
 """Build the job specification that a runner gets from one job of a pipeline file.
 
 The texts of steps, variables, outputs, services, caches, artifacts and rules keep their expressions: the runner
-evaluates them. Every other text is interpolated here. `contexts` has those known values that these texts and the
-conditions reference, and the keys of `github` that steps get as variables.
+evaluates them. Every other text is evaluated here. The field `contexts` of the specification has the known values that
+these texts and the conditions reference, and the keys of `github` that steps get as variables.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RUN_KEYS: Final = ("run_id", "run_number", "run_attempt")
 
 
 class PlanSettings(Struct, frozen=True, kw_only=True):
-    """The settings of all jobs of a plan."""
+    """The settings that all jobs of a plan share."""
 
     pipeline: model.Pipeline
     source: wire.Source | None = None
-    cache_scope: str = ""  # not empty: the change is untrusted
+    cache_scope: str = ""  # the prefix of caches of an untrusted change; empty: the change is trusted
     grants_mentioned_secrets: bool = False  # as on GitHub: jobs get each secret that their expressions reference
 
 
@@ -57,16 +57,18 @@ class JobInstance(Struct, frozen=True, kw_only=True):
 
 
 def build_job_spec(settings: PlanSettings, instance: JobInstance, interpolator: Interpolator) -> wire.JobSpec:
-    """Return the specification for the runner. Add its problems to `interpolator.problems`."""
+    """Return the specification of one job for the runner. Add problems to `interpolator.problems`."""
     return _SpecBuilder(settings, instance, interpolator).build()
 
 
 def minutes_to_seconds(minutes: float) -> int:
-    """Return minutes as whole seconds, at least one."""
+    """Return minutes as seconds, rounded up to a whole number of at least 1."""
     return max(1, ceil(minutes * 60))
 
 
 class _SpecBuilder:
+    """Builds the specification of one job, and collects the context references of its texts."""
+
     def __init__(self, settings: PlanSettings, instance: JobInstance, interpolator: Interpolator) -> None:
         self._settings = settings
         self._instance = instance
@@ -110,12 +112,15 @@ class _SpecBuilder:
     # -- texts
 
     def _text(self, *path: str | int) -> str:
-        """Interpolate a text. The last argument is the text, those before it are its path within the job."""
-        *inner, text = path
-        return self._interpolator.text((*self._instance.path, *inner), text, self._instance.contexts)
+        """Return a text with its expressions evaluated.
+
+        The last argument is the text, the others its path in the job.
+        """
+        *keys, text = path
+        return self._interpolator.text((*self._instance.path, *keys), text, self._instance.contexts)
 
     def _add_references(self, path: Path, texts: Iterable[str]) -> None:
-        """Remember the context values that the runner needs to evaluate these texts."""
+        """Collect the context references that the runner needs to evaluate these texts."""
         for text in texts:
             self._references += self._interpolator.references((*self._instance.path, *path), text)
             if "GITHUB_RUN_" in text:
@@ -124,6 +129,7 @@ class _SpecBuilder:
                 ]
 
     def _condition(self, expression: Expression | None, original: str | None, path: Path) -> str:
+        """Return a condition as text, "" for None. Report one that is too long, and collect its references."""
         if expression is None:
             return ""
         formatted = conditions.format_condition(expression, original)
@@ -138,7 +144,7 @@ class _SpecBuilder:
         return text
 
     def _contexts(self) -> dict[str, Any]:
-        """Return the referenced values of the known contexts."""
+        """Return the values of the known contexts that the collected references read."""
         contexts = {}
         for name in SENT_CONTEXTS:
             keys = [reference.keys for reference in self._references if reference.context == name]
@@ -149,13 +155,16 @@ class _SpecBuilder:
     # -- steps
 
     def _steps(self) -> Iterator[wire.Step]:
+        """Yield the steps of the job, after a checkout step unless the job has one or disables it."""
         steps = self._job.steps or ()
         depth = self._job.checkout
-        has_own = any(step.uses == "checkout" and not {"path", "repository"} & set(step.with_) for step in steps)
-        if depth is not False and self._settings.source is not None and not has_own:
+        has_checkout_step = any(
+            step.uses == "checkout" and not {"path", "repository"} & set(step.with_) for step in steps
+        )
+        if depth is not False and self._settings.source is not None and not has_checkout_step:
             yield wire.Step(uses="checkout", name="checkout")
-        for position, step in enumerate(steps):
-            yield self._step(step, ("steps", position))
+        for index, step in enumerate(steps):
+            yield self._step(step, ("steps", index))
 
     def _step(self, step: model.Step, path: Path) -> wire.Step:
         contexts, full_path = self._instance.contexts, (*self._instance.path, *path)
@@ -192,6 +201,7 @@ class _SpecBuilder:
         )
 
     def _step_condition(self, original: str | None, path: Path) -> str:
+        """Return the `if` of a step, reduced by the known contexts, as text. Report an invalid one."""
         try:
             parsed = self._interpolator.condition(original)
             expression = conditions.step_condition(parsed, self._instance.contexts, self._interpolator.budget)
@@ -203,6 +213,7 @@ class _SpecBuilder:
     # -- other fields
 
     def _source(self) -> wire.Source | None:
+        """Return the repository and commit to check out, with the depth that the job sets."""
         depth, source = self._job.checkout, self._settings.source
         if source is None or isinstance(depth, bool):
             return source
@@ -223,13 +234,13 @@ class _SpecBuilder:
             )
 
     def _artifacts(self) -> Iterator[wire.ArtifactRule]:
-        for position, artifact in enumerate(self._job.artifacts):
-            self._add_references(("artifacts", position, "path"), (artifact.path,))
+        for index, artifact in enumerate(self._job.artifacts):
+            self._add_references(("artifacts", index, "path"), (artifact.path,))
             yield wire.ArtifactRule(path_glob=artifact.path, type=artifact.type)
 
     def _caches(self) -> Iterator[wire.CacheRule]:
-        for position, cache in enumerate(self._job.caches):
-            path = ("caches", position)
+        for cache_index, cache in enumerate(self._job.caches):
+            path = ("caches", cache_index)
             self._add_references(path, (cache.key, *cache.paths))
             yield wire.CacheRule(
                 key=cache.key,
@@ -242,12 +253,15 @@ class _SpecBuilder:
             )
 
     def _rules(self) -> list[wire.ValidationRule]:
-        for position, rule in enumerate(self._job.validate):
-            self._add_references(("validate", position), evaluated_texts(rule))
-        return protocol_rules(self._job.validate, lambda position, name: self._text("validate", position, "name", name))
+        for index, rule in enumerate(self._job.validate):
+            self._add_references(("validate", index), evaluated_texts(rule))
+        return protocol_rules(self._job.validate, lambda index, name: self._text("validate", index, "name", name))
 
     def _optional_secrets(self) -> list[str]:
-        """Return the secrets that are only referenced, if that grants them. As on GitHub, a missing one is empty."""
+        """Return the secrets that the job references without declaring them, if references grant secrets; else none.
+
+        As on GitHub, such a secret is empty if it does not exist.
+        """
         if not self._settings.grants_mentioned_secrets:
             return []
         mentioned = {
@@ -256,20 +270,22 @@ class _SpecBuilder:
         return sorted(mentioned - set(self._job.secrets) - {ANY_KEY})
 
 
-def select_keys(value: Any, keys: Sequence[tuple[str, ...]]) -> Any:
-    """Return the part of a context value that the given key paths reference. Keys are case-insensitive."""
-    if not isinstance(value, Mapping) or any(not path or path[0] == ANY_KEY for path in keys):
+def select_keys(value: Any, key_paths: Sequence[tuple[str, ...]]) -> Any:
+    """Return a context value reduced to the parts that any of the key paths reads. Keys are case-insensitive."""
+    if not isinstance(value, Mapping) or any(not key_path or key_path[0] == ANY_KEY for key_path in key_paths):
         return value
-    selected: dict[str, list[tuple[str, ...]]] = {}
-    for first, *rest in keys:
-        selected.setdefault(first.lower(), []).append(tuple(rest))
+    inner_paths: dict[str, list[tuple[str, ...]]] = {}
+    for key, *inner_path in key_paths:
+        inner_paths.setdefault(key.lower(), []).append(tuple(inner_path))
     return {
-        name: select_keys(inner, selected[name.lower()]) for name, inner in value.items() if name.lower() in selected
+        name: select_keys(inner_value, inner_paths[name.lower()])
+        for name, inner_value in value.items()
+        if name.lower() in inner_paths
     }
 
 
 def parse_limits(limits: model.Limits) -> wire.Limits:
-    """Return the limits of a job as numbers; 0 means no limit."""
+    """Convert the limits of a job to numbers for the runner protocol; 0 means no limit."""
     memory = limits.memory or 0
     if isinstance(memory, str):
         memory = int(memory.rstrip("KMGT")) * UNIT_BYTES.get(memory[-1], 1)

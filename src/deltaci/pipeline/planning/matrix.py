@@ -1,7 +1,7 @@
 """Expand `strategy.matrix`: one job becomes one job for each combination of values.
 
 The rules are GitHub's: axes in their order, `exclude` before `include`. An entry of `include` extends each original
-combination whose values it does not change; if there is none, it becomes a combination of its own. Values keep their
+combination whose values it does not change; if there is none, the entry is a further combination. Values keep their
 types: the text `3.10` is never the number 3.1. Entries that GitHub ignores silently are problems or notes here.
 """
 
@@ -37,7 +37,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class MatrixProblem(Struct, frozen=True):
-    """A problem of a matrix, with its path: keys, and list indices from zero."""
+    """A problem of a strategy. `path` leads to the value: keys, and list indices from zero."""
 
     path: tuple[str | int, ...]
     message: str
@@ -49,7 +49,7 @@ class MatrixProblem(Struct, frozen=True):
 
 
 class MatrixError(Exception):
-    """A matrix cannot be expanded; `problems` has all reasons."""
+    """A strategy is invalid. `problems` has all reasons."""
 
     def __init__(self, problems: Sequence[MatrixProblem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -57,14 +57,14 @@ class MatrixError(Exception):
 
 
 class Combination(Struct, frozen=True):
-    """One job of a matrix."""
+    """One combination of a matrix: the name and the matrix values of one job."""
 
     name: str  # of the job, unique within the matrix
     values: dict[str, Value]
 
 
 class Expansion(Struct, frozen=True, kw_only=True):
-    """All jobs of a strategy, in order."""
+    """The result of expanding a strategy: its combinations in order, and its settings."""
 
     combinations: tuple[Combination, ...]
     is_fail_fast: bool = True
@@ -73,9 +73,10 @@ class Expansion(Struct, frozen=True, kw_only=True):
 
 
 def expand(job: str, strategy: object) -> Expansion:
-    """Return the jobs of a strategy whose expressions are evaluated. Raise `MatrixError` if it is invalid.
+    """Return the combinations and settings of a strategy, given as plain values without expressions.
 
-    Without a matrix, return one job without values.
+    `job` is the id of the job, for the names. Without a matrix, there is one combination without values. Raise
+    `MatrixError` if the strategy is invalid.
     """
     problems: list[MatrixProblem] = []
     if strategy is None:
@@ -89,9 +90,11 @@ def expand(job: str, strategy: object) -> Expansion:
     is_fail_fast = strategy.get("fail-fast", True)
     if not isinstance(is_fail_fast, bool):
         problems.append(MatrixProblem(("fail-fast",), f"found {_describe(is_fail_fast)}; expected true or false"))
-    parallel = strategy.get("max-parallel")
-    if parallel is not None and (isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1):
-        message = f"found {_describe_typed(parallel)}; expected a whole number of at least 1"
+    max_parallel = strategy.get("max-parallel")
+    if max_parallel is not None and (
+        isinstance(max_parallel, bool) or not isinstance(max_parallel, int) or max_parallel < 1
+    ):
+        message = f"found {_describe_typed(max_parallel)}; expected a whole number of at least 1"
         problems.append(MatrixProblem(("max-parallel",), message))
     combinations: tuple[Combination, ...] = (Combination(job, {}),)
     notes: tuple[MatrixProblem, ...] = ()
@@ -105,13 +108,16 @@ def expand(job: str, strategy: object) -> Expansion:
     return Expansion(
         combinations=combinations,
         is_fail_fast=bool(is_fail_fast),
-        max_parallel=parallel if isinstance(parallel, int) else None,
+        max_parallel=max_parallel if isinstance(max_parallel, int) else None,
         notes=notes,
     )
 
 
 class _Matrix:
-    """A checked matrix. The constructor adds each problem that shows without expansion to `problems`."""
+    """A matrix.
+
+    The constructor checks it, and adds to `problems` all problems that can be detected before expansion.
+    """
 
     def __init__(self, raw: object, problems: list[MatrixProblem]) -> None:
         self._problems = problems
@@ -130,10 +136,10 @@ class _Matrix:
         self._exclude = self._read_entries("exclude", raw.get("exclude"))
         if not self._axes and not self._include and not problems:
             self._report((), "is empty; add an axis with values, or combinations in include, or remove it")
-        for position, entry in enumerate(self._exclude):
+        for index, entry in enumerate(self._exclude):
             for key in entry:
                 if key not in self._axes:
-                    self._report(("exclude", position, key), f"is not an axis; expected {_list_axes(self._axes)}")
+                    self._report(("exclude", index, key), f"is not an axis; expected {_list_axes(self._axes)}")
         if (size := prod(map(len, self._axes.values()))) > MAX_PRODUCT:
             self._report((), f"has {size} combinations before exclude; at most {MAX_PRODUCT}")
 
@@ -141,6 +147,7 @@ class _Matrix:
         self._problems.append(MatrixProblem(("matrix", *path), message))
 
     def _read_axis(self, name: str, values: object) -> None:
+        """Check an axis and add it to the axes, or report its problems."""
         if not _AXIS.fullmatch(name):
             self._report((name,), "is not a valid axis name; expected letters, digits, '_' and '-', as in matrix.NAME")
         elif not _is_list(values):
@@ -150,15 +157,16 @@ class _Matrix:
         elif len(values) > MAX_PRODUCT:
             self._report((name,), f"has {len(values)} values; at most {MAX_COMBINATIONS} combinations")
         elif self._check_values((name,), enumerate(values)):
-            first_positions: dict[str, int] = {}
-            for position, value in enumerate(values):
-                earlier = first_positions.setdefault(_canonical(value), position)
-                if earlier != position:
-                    message = f"is {_describe_typed(value)} again, as in [{earlier}]; list each value once"
-                    self._report((name, position), message)
+            first_indices: dict[str, int] = {}
+            for index, value in enumerate(values):
+                first_index = first_indices.setdefault(_canonical(value), index)
+                if first_index != index:
+                    message = f"is {_describe_typed(value)} again, as in [{first_index}]; list each value once"
+                    self._report((name, index), message)
             self._axes[name] = tuple(values)
 
     def _check_values(self, path: tuple[str | int, ...], values: Iterator[tuple[str | int, object]]) -> bool:
+        """Report invalid values, given with their keys below `path`. Return whether all are valid."""
         is_valid = True
         for key, value in values:
             parts, problem = _check_value(value, MAX_PARTS - self._parts)
@@ -169,6 +177,7 @@ class _Matrix:
         return is_valid
 
     def _read_entries(self, kind: str, raw: object) -> tuple[Entry, ...]:
+        """Return the valid entries of `include` or `exclude`. Report the others."""
         if raw is None:
             return ()
         if not _is_list(raw):
@@ -178,80 +187,85 @@ class _Matrix:
             self._report((kind,), f"has {len(raw)} entries; at most {MAX_ENTRIES}")
             return ()
         entries: list[Entry] = []
-        for position, entry in enumerate(raw):
+        for index, entry in enumerate(raw):
             if not _is_mapping(entry):
-                self._report((kind, position), f"found {_describe(entry)}; expected names with values")
+                self._report((kind, index), f"found {_describe(entry)}; expected names with values")
             elif not entry:
-                self._report((kind, position), "is empty; expected names with values")
+                self._report((kind, index), "is empty; expected names with values")
             elif invalid_key := next((key for key in entry if not _AXIS.fullmatch(key)), None):
                 message = "is not a valid name; expected letters, digits, '_' and '-'"
-                self._report((kind, position, invalid_key), message)
-            elif self._check_values((kind, position), iter(entry.items())):
+                self._report((kind, index, invalid_key), message)
+            elif self._check_values((kind, index), iter(entry.items())):
                 entries.append(entry)
         return tuple(entries)
 
     def combinations(self, job: str) -> tuple[Combination, ...]:
-        """Return all combinations with their names, or report the problems that only the expansion shows."""
+        """Return all combinations. Report problems of the expansion, such as duplicates, and return none."""
         matcher = _AxisMatcher(self._axes)
         originals = self._original_combinations(matcher)
-        extensions, added = self._apply_include(matcher, originals)
+        extensions, new_combinations = self._apply_include(matcher, originals)
         labels = [matcher.values(original) for original in originals]
         all_values = [{**label, **extension} for label, extension in zip(labels, extensions, strict=True)]
-        all_values += [dict(entry) for _, entry in added]
+        all_values += [dict(entry) for _, entry in new_combinations]
         if not all_values:
             self._report(("exclude",), "leaves out every combination, so there would be no jobs")
         if len(all_values) > MAX_COMBINATIONS:
             self._report((), f"has {len(all_values)} combinations; at most {MAX_COMBINATIONS}")
-        self._report_duplicates(added)
+        self._report_duplicates(new_combinations)
         if self._problems:
             return ()
         # As on GitHub, a name does not contain what an entry adds to a combination.
-        names = _unique_names(job, [*labels, *(entry for _, entry in added)], all_values)
+        names = _unique_names(job, [*labels, *(entry for _, entry in new_combinations)], all_values)
         return tuple(Combination(name, values) for name, values in zip(names, all_values, strict=True))
 
     def _original_combinations(self, matcher: _AxisMatcher) -> list[tuple[int, ...]]:
-        """Return the combinations of the axes that are not excluded, as indices of their values."""
-        excluded = []
-        for position, entry in enumerate(self._exclude):
+        """Return the combinations of the axes that no entry of `exclude` matches, as indices of their values."""
+        excluded_indices = []
+        for entry_index, entry in enumerate(self._exclude):
             indices = matcher.matching_indices(entry)
-            excluded.append(indices)
+            excluded_indices.append(indices)
             for key, value in entry.items():
                 if not indices[key]:
                     values = ", ".join(map(_describe_typed, self._axes[key][:5]))
                     message = f"{_describe_typed(value)} is not a value of {key} ({values}), so it has no effect"
-                    self.notes.append(MatrixProblem(("matrix", "exclude", position, key), message))
+                    self.notes.append(MatrixProblem(("matrix", "exclude", entry_index, key), message))
         return [
             combination
             for combination in matcher.all()
-            if not any(matcher.matches(combination, indices) for indices in excluded)
+            if not any(matcher.matches(combination, indices) for indices in excluded_indices)
         ]
 
     def _apply_include(
         self, matcher: _AxisMatcher, originals: Sequence[tuple[int, ...]]
     ) -> tuple[list[dict[str, Value]], list[tuple[int, Entry]]]:
-        """Return the values added to each original combination, and the entries that are combinations of their own."""
+        """Return the values that `include` adds to each original combination, and the entries that add combinations."""
         extensions: list[dict[str, Value]] = [{} for _ in originals]
-        added: list[tuple[int, Entry]] = []
-        for position, entry in enumerate(self._include):
+        new_combinations: list[tuple[int, Entry]] = []
+        for entry_index, entry in enumerate(self._include):
             indices = matcher.matching_indices(entry)
             extension = {key: value for key, value in entry.items() if key not in self._axes}
-            extended = [number for number, original in enumerate(originals) if matcher.matches(original, indices)]
-            for number in extended:
+            matching_numbers = [
+                number for number, original in enumerate(originals) if matcher.matches(original, indices)
+            ]
+            for number in matching_numbers:
                 extensions[number].update(extension)
-            if not extended:
-                added.append((position, entry))
+            if not matching_numbers:
+                new_combinations.append((entry_index, entry))
             elif not extension:
                 message = "is a combination that already exists, so this entry has no effect"
-                self.notes.append(MatrixProblem(("matrix", "include", position), message))
-        return extensions, added
+                self.notes.append(MatrixProblem(("matrix", "include", entry_index), message))
+        return extensions, new_combinations
 
-    def _report_duplicates(self, added: Sequence[tuple[int, Entry]]) -> None:
-        """Report equal entries. Each differs from all combinations of the axes, but maybe not from other entries."""
-        first_positions: dict[str, int] = {}
-        for position, entry in added:
-            earlier = first_positions.setdefault(_canonical(entry), position)
-            if earlier != position:
-                self._report(("include", position), f"is the same as include[{earlier}]; remove one of them")
+    def _report_duplicates(self, new_combinations: Sequence[tuple[int, Entry]]) -> None:
+        """Report entries of `include` that add the same combination twice.
+
+        `new_combinations` are the entries that are not in the axes, with their indices in `include`.
+        """
+        first_indices: dict[str, int] = {}
+        for index, entry in new_combinations:
+            first_index = first_indices.setdefault(_canonical(entry), index)
+            if first_index != index:
+                self._report(("include", index), f"is the same as include[{first_index}]; remove one of them")
 
 
 class _AxisMatcher:
@@ -265,7 +279,7 @@ class _AxisMatcher:
         self._axis_indices = {name: index for index, name in enumerate(axes)}
 
     def all(self) -> Iterator[tuple[int, ...]]:
-        """Yield all combinations, as indices of their values; none without axes."""
+        """Yield all combinations of the axes, as indices of their values; none if there are no axes."""
         return product(*(range(len(values)) for values in self._axes.values())) if self._axes else iter(())
 
     def values(self, combination: tuple[int, ...]) -> dict[str, Value]:
@@ -273,7 +287,7 @@ class _AxisMatcher:
         return {name: values[index] for (name, values), index in zip(self._axes.items(), combination, strict=True)}
 
     def matching_indices(self, entry: Entry) -> dict[str, set[int]]:
-        """Return for each axis that the entry names the indices of the values that match."""
+        """Return, for each axis that an entry names, the indices of the values that match the entry."""
         return {
             key: {index for index, value in enumerate(self._axes[key]) if _matches(expected, value)}
             for key, expected in entry.items()
@@ -281,12 +295,12 @@ class _AxisMatcher:
         }
 
     def matches(self, combination: tuple[int, ...], indices: Mapping[str, set[int]]) -> bool:
-        """Return whether a combination has only the given values in the given axes."""
+        """Return whether the values of a combination are among the given indices, for each axis in `indices`."""
         return all(combination[self._axis_indices[key]] in allowed for key, allowed in indices.items())
 
 
 def _matches(expected: Value, value: Value) -> bool:
-    """Return whether a value matches: an object if it has the expected keys and values, any other value if equal."""
+    """Return whether a value equals `expected`, or is an object that has at least the keys and values of `expected`."""
     if _is_mapping(expected):
         return _is_mapping(value) and all(
             key in value and _matches(inner, value[key]) for key, inner in expected.items()
@@ -295,11 +309,12 @@ def _matches(expected: Value, value: Value) -> bool:
 
 
 def _canonical(value: Value) -> str:
-    """Return a text that only equal values share. 1 and 1.0 are equal; the text '1' and true differ from both."""
+    """Return a text that is the same for equal values only. 1 and 1.0 are equal, but not the text '1' and true."""
     return msgspec.json.encode(_normalize(value), order="deterministic").decode()
 
 
 def _normalize(value: Value) -> object:
+    """Return a copy of a value with floats that are whole numbers as integers."""
     if _is_mapping(value):
         return {key: _normalize(inner) for key, inner in value.items()}
     if _is_list(value):
@@ -310,7 +325,10 @@ def _normalize(value: Value) -> object:
 
 
 def _check_value(value: object, remaining_parts: int) -> tuple[int, str]:
-    """Return the number of parts of a value, and its problem or "". Iterative, because it may be nested deeply."""
+    """Return the number of parts of a value, and its first problem or "".
+
+    Uses no recursion: it may be nested deeply.
+    """
     pending, parts = [(value, 0)], 0
     while pending:
         part, depth = pending.pop()
@@ -344,9 +362,10 @@ def _scalar_problem(part: object) -> str:
 
 
 def _unique_names(job: str, labels: Sequence[Entry], all_values: Sequence[Entry]) -> list[str]:
-    """Return names such as `job (3.11, linux)`, all different and short enough.
+    """Return a unique name for each combination, such as `job (3.11, linux)`.
 
-    A name that is too long or not unique ends with a hash of its combination, which no other combination affects.
+    `labels` are the values that the name contains. A name that is too long or not unique ends with a hash of all values
+    of the combination, so that it does not depend on the others.
     """
     plain_names = [_plain_name(job, label) for label in labels]
     hashes = [sha256(_canonical(values).encode()).hexdigest() for values in all_values]
@@ -373,7 +392,7 @@ def _with_hash(name: str, hash: str) -> str:
 
 
 def _scalar_texts(value: Value) -> Iterator[str]:
-    """Yield the scalars of a value as printable texts on one line."""
+    """Yield the scalars within a value, except null, as printable texts on one line."""
     if _is_mapping(value):
         for inner in value.values():
             yield from _scalar_texts(inner)
@@ -398,6 +417,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[Value]]:
 
 
 def _describe(value: object) -> str:
+    """Return a description of a value for a message, such as `a list` or `the number 3`."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -408,7 +428,7 @@ def _describe(value: object) -> str:
 
 
 def _describe_typed(value: object) -> str:
-    """Like `_describe`, but a text has quotes and its type: '3.10' (text)."""
+    """Like `_describe`, but return a text in quotes with its type: `'3.10' (text)`."""
     return f"{str(value)[:50]!r} (text)" if isinstance(value, str) else _describe(value)
 
 
@@ -421,6 +441,6 @@ def _list_axes(names: Mapping[str, object]) -> str:
 
 
 def split_message(message: str) -> tuple[str, str]:
-    """Split the message of a problem into what was found and what was expected."""
+    """Split the message of a problem into `found` and `expected` for `ProblemList.add`."""
     found, _, expected = message.partition("; ")
     return found.removeprefix("found ") if found.startswith("found ") else f"something that {found}", expected

@@ -1,4 +1,4 @@
-"""A plan: the jobs that a pipeline runs for a change, and those that it does not run, each with a reason."""
+"""A plan: the jobs that a pipeline runs for a change, and the jobs that it excludes, each with a reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from deltaci.core.plan import plan_hash, restrict
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of the run, with the reason why it is part of it."""
+    """A job of the run, with the reason why it is included."""
 
     spec: JobSpec
     job: str  # its id in the file; the jobs of a matrix share it
     code: str
     reason: str
-    path: str = ""  # the changed path that decided, if any
+    path: str = ""  # the changed path because of which it is included, if any
     matrix: dict[str, object] = {}
 
 
 class ExcludedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that is not part of the run, with the reason why not."""
+    """A job of the file that is not part of the run, with the reason why it is excluded."""
 
     name: str
     job: str
@@ -48,23 +48,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exclude_jobs(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: bool) -> Plan:
-    """Return the plan without the named jobs, each of which has a code and a reason.
+    """Return a plan without some jobs. `reasons` has the code and the reason of each exclusion, by job name.
 
-    If `are_done`, dependents run as if the excluded jobs had finished; otherwise dependents are excluded as well.
+    If `are_done`, jobs that need an excluded job run as if it had succeeded; otherwise they are excluded as well.
     """
     excluded = dict(reasons)
     if not are_done:
         _exclude_dependents(plan, excluded)
-    kept = {job.spec.name: job for job in plan.jobs if job.spec.name not in excluded}
-    specs = restrict([job.spec for job in plan.jobs], kept)
-    restricted = tuple(structs.replace(kept[spec.name], spec=spec) for spec in specs)
+    included_jobs = {job.spec.name: job for job in plan.jobs if job.spec.name not in excluded}
+    specs = restrict([job.spec for job in plan.jobs], included_jobs)
+    planned_jobs = tuple(structs.replace(included_jobs[spec.name], spec=spec) for spec in specs)
     newly_excluded = [
         ExcludedJob(name=job.spec.name, job=job.job, code=excluded[job.spec.name][0], reason=excluded[job.spec.name][1])
         for job in plan.jobs
         if job.spec.name in excluded
     ]
     hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
-    return structs.replace(plan, jobs=restricted, excluded=(*plan.excluded, *newly_excluded), hash=hash)
+    return structs.replace(plan, jobs=planned_jobs, excluded=(*plan.excluded, *newly_excluded), hash=hash)
 
 
 def _exclude_dependents(plan: Plan, excluded: dict[str, tuple[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""Projects: folders that depend on other folders, and which changed folder affects which project.
+"""Projects: folders that depend on other folders. Find the projects that changed folders affect.
 
 Only folders are compared here, never patterns. A project may depend on another project, by name, or on any folder.
 A dependency on a folder includes the needs of the projects inside that folder and of the project that contains it: in
@@ -27,7 +27,7 @@ NEEDS_SUFFIX: Final = "//"
 
 
 class Project(Struct, frozen=True, kw_only=True):
-    """A named folder and its needs: names of projects, or folders."""
+    """A named folder (`path`) and its dependencies (`needs`): names of projects, or folders."""
 
     name: str
     path: str
@@ -35,33 +35,33 @@ class Project(Struct, frozen=True, kw_only=True):
 
 
 class _SearchNode(NamedTuple):
-    """A folder, and whether the path to it already contains a dependency."""
+    """A folder in the search, and whether the path to it already contains a link of kind DEPENDS."""
 
     folder: str
     is_dependency: bool
 
 
 class Link(NamedTuple):
-    """An edge of the graph: `kind` is DEPENDS, CONTAINS or INSIDE, `folder` is its target."""
+    """An edge of the graph of folders. `kind` is DEPENDS, CONTAINS or INSIDE, `folder` is its target."""
 
     kind: str
     folder: str
 
 
 class DependencyPath(NamedTuple):
-    """The links that lead from a folder to a changed folder."""
+    """A path in the graph of folders, from the folder `start` over `links` to a changed folder."""
 
     start: str
     links: tuple[Link, ...]
 
     @property
     def end(self) -> str:
-        """The changed folder."""
+        """The changed folder, at which the path ends."""
         return self.links[-1].folder if self.links else self.start
 
 
 class Projects:
-    """All projects, as a graph of folders."""
+    """All projects of a pipeline, as a graph of folders."""
 
     def __init__(self, projects: Iterable[Project]) -> None:
         sorted_projects = sorted(projects, key=lambda project: project.name)
@@ -81,23 +81,25 @@ class Projects:
             links[self.folders[project.name]].update(Link(DEPENDS, folder) for folder in self._needed_folders(project))
         for folder in {link.folder for outgoing in links.values() for link in outgoing} - set(links):
             links[folder] = set()
-            around = self._containing_project(folder)
-            if around is not None:
-                needs_node = around + NEEDS_SUFFIX
+            containing_folder = self._containing_project(folder)
+            if containing_folder is not None:
+                needs_node = containing_folder + NEEDS_SUFFIX
                 links[folder].add(Link(INSIDE, needs_node))
                 if needs_node not in links:
-                    links[needs_node] = {*links[around]}
+                    links[needs_node] = {*links[containing_folder]}
         for folder, outgoing in links.items():
             outgoing.update(Link(CONTAINS, inner) for inner in self._inside.get(folder, ()))
         self._links = {folder: tuple(sorted(outgoing)) for folder, outgoing in links.items()}
 
     def _needed_folders(self, project: Project) -> Iterator[str]:
+        """Yield the folders that a project depends on."""
         for need in project.needs:
             folder = self.folders.get(need)
             yield normalize_folder(need, f"a need of project {project.name!r}") if folder is None else folder
 
     @staticmethod
     def _check(sorted_projects: Sequence[Project]) -> None:
+        """Raise `Refused` if there are too many projects or needs, or two projects of the same name."""
         if len(sorted_projects) > MAX_PROJECTS:
             raise Refused(
                 "too_large", f"{len(sorted_projects)} projects, at most {MAX_PROJECTS}; declare larger folders"
@@ -110,34 +112,34 @@ class Projects:
 
     @property
     def watched(self) -> Iterable[str]:
-        """All folders in which a change can affect a project."""
+        """All folders of the graph: a change in any of them can affect a project."""
         return self._links
 
     def label(self, folder: str) -> str:
-        """Return the name of the project with this folder, or else the folder, for messages."""
+        """Return the name for a folder in messages: that of its project, or else its path."""
         folder = folder.removesuffix(NEEDS_SUFFIX)
         return self._names.get(folder) or folder or "the repository"
 
     def projects_of(self, folder: str) -> tuple[str, ...]:
-        """Return the project folders that a folder stands for: itself, or those inside it and the one around it."""
+        """Return the folder if it is a project, else the projects inside it and the innermost one that contains it."""
         if folder in self._names:
             return (folder,)
-        around = self._containing_project(folder)
-        return (*self._inside.get(folder, ()), *([] if around is None else [around]))
+        containing_folder = self._containing_project(folder)
+        return (*self._inside.get(folder, ()), *([] if containing_folder is None else [containing_folder]))
 
     def _containing_project(self, folder: str) -> str | None:
-        """Return the folder of the innermost project around a folder."""
+        """Return the folder of the innermost project that contains a folder, or None."""
         return next((outer for outer in ancestors(folder) if outer in self._names), None)
 
     def search(self, changed: Mapping[str, str]) -> DependencySearch:
-        """Return the shortest dependency paths to the changed folders."""
+        """Return a search for the shortest paths to changed folders. The keys of `changed` are folders."""
         return DependencySearch(self._links, changed)
 
 
 class DependencySearch:
     """The shortest path from each folder to a changed folder.
 
-    One breadth-first search, backwards from all changed folders, finds the distances for all folders.
+    The constructor computes all distances by one breadth-first search, backwards from all changed folders.
     """
 
     def __init__(self, links: Mapping[str, Sequence[Link]], changed: Mapping[str, str]) -> None:
@@ -162,7 +164,8 @@ class DependencySearch:
     def find(self, folders: Iterable[str], *, includes_own_files: bool) -> DependencyPath | None:
         """Return the shortest path from one of the folders to a changed folder, or None.
 
-        Changes in the folders themselves count only if `includes_own_files`; otherwise a dependency must lead there.
+        Changes in the folders themselves count only if `includes_own_files`. Otherwise the path must contain a
+        dependency.
         """
         nodes = [node for folder in folders if (node := _SearchNode(folder, includes_own_files)) in self._distances]
         if not nodes:
@@ -180,15 +183,18 @@ class DependencySearch:
         return DependencyPath(start.folder, tuple(path))
 
 
-def normalize_folder(text: str, subject: str) -> str:
-    """Return a folder without `./` and without slashes at its ends; the root is empty. Raise `Refused` if invalid."""
-    folder = text.removeprefix("./").strip("/")
+def normalize_folder(path: str, subject: str) -> str:
+    """Return a folder without `./` and outer slashes, "" for the root.
+
+    Raise `Refused`, naming `subject`, if invalid.
+    """
+    folder = path.removeprefix("./").strip("/")
     folder = "" if folder == "." else folder
     names = folder.split("/") if folder else []
-    if not text or any(name in ("", ".", "..") for name in names) or set(folder) & set("*?[]{}\\"):
+    if not path or any(name in ("", ".", "..") for name in names) or set(folder) & set("*?[]{}\\"):
         raise Refused(
             "bad_spec",
-            f"{subject} is {text!r}; write a folder relative to the root of the repository, without wildcards",
+            f"{subject} is {path!r}; write a folder relative to the root of the repository, without wildcards",
         )
     if len(folder) > MAX_FOLDER_LENGTH:
         raise Refused("too_large", f"{subject} has {len(folder)} characters, at most {MAX_FOLDER_LENGTH}")

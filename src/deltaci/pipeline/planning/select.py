@@ -1,7 +1,7 @@
 """Select the jobs that a change can affect, with a reason for each job. In case of doubt, a job runs.
 
-A job is left out only if the changed paths are known and none of them matches its paths, is in a folder that its
-projects depend on, or affects everything, and if no kept job consumes its outputs or artifacts. The order of jobs,
+A job is left out only if the changed paths are known, no changed path matches its paths, is in a folder that its
+projects depend on, or affects everything, and no kept job consumes its outputs or artifacts. The order of jobs,
 projects and changed files never matters; the order of the patterns of one job does.
 """
 
@@ -25,8 +25,8 @@ MAX_WORK: Final = 100_000_000_000  # characters of all paths, times the size of 
 MAX_PATH_CHARS: Final = 200  # characters of a path in a reason
 MAX_LINKS: Final = 6  # of a dependency path in a reason
 
-# What affects every job unless the pipeline says otherwise: the pipeline files, the settings that decide how files are
-# checked out, and the lock files of the whole repository.
+# Patterns of paths that affect every job unless the caller passes others: the pipeline files, the settings that decide
+# how files are checked out, and the lock files of the whole repository.
 ALWAYS: Final = (
     ".deltaci/**",
     ".deltaci.yml",
@@ -58,7 +58,7 @@ CODES: Final[Mapping[str, str]] = {
 
 
 class SelectableJob(Struct, frozen=True, kw_only=True):
-    """The properties of a job that the selection depends on. The defaults stand for the unknown, which is kept."""
+    """The properties of a job that the selection depends on. With the defaults, a job is kept in case of doubt."""
 
     name: str
     paths: tuple[str, ...] = ()
@@ -70,16 +70,16 @@ class SelectableJob(Struct, frozen=True, kw_only=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """Whether one job is kept, and why."""
+    """The decision whether one job is kept or left out, and the reason."""
 
     job: str
     is_kept: bool
     code: str
     reason: str
-    path: str = ""  # the changed file that decided: the first by name
+    path: str = ""  # the changed file because of which it is kept: the first by name
     pattern: str = ""
-    chain: tuple[str, ...] = ()  # from its project to the changed folder; or the job that needs this one
-    needs: tuple[str, ...] = ()  # the remaining needs: a need that is left out is replaced by its own needs
+    chain: tuple[str, ...] = ()  # labels from its project to the changed folder; or the job that needs it
+    needs: tuple[str, ...] = ()  # its needs that are kept; a need that is left out is replaced by its own needs
 
 
 def select(
@@ -92,8 +92,9 @@ def select(
 ) -> tuple[Choice, ...]:
     """Return a choice for each job, sorted by name. `changed` is None if the changed paths are unknown.
 
-    A renamed file must be given with both of its names. A path that ends with a slash tells that everything below it
-    may have changed, as for a submodule. Raise `Refused` if the jobs or projects are inconsistent.
+    `always` are patterns of paths that affect every job. A renamed file must be in `changed` with both names. A path
+    that ends with a slash says that everything below it may have changed, as for a submodule. Raise `Refused` if the
+    jobs or projects are inconsistent.
     """
     selection = _Selection(jobs, Projects(projects), always)
     if changed is None:
@@ -112,7 +113,7 @@ def select(
 class _Selection:
     """The jobs, with their patterns compiled into one automaton.
 
-    An owner of a pattern is the name of a job; None owns the patterns that affect every job.
+    Each pattern has owners: the names of the jobs that list it, or None for a pattern that affects every job.
     """
 
     def __init__(self, jobs: Iterable[SelectableJob], projects: Projects, always: Sequence[str]) -> None:
@@ -139,6 +140,7 @@ class _Selection:
         self.size = self._automaton.size + sum(map(len, self._owners))
 
     def _check(self, job: SelectableJob) -> None:
+        """Raise `Refused` if a job consumes outputs of a job that it does not need, or names an undeclared project."""
         if missing := sorted(set(job.consumes or ()) - set(job.needs)):
             raise Refused("bad_spec", f"job {job.name!r} uses outputs of {missing[0]!r}; add it to its needs as well")
         for name in job.projects or ():
@@ -148,6 +150,7 @@ class _Selection:
                 )
 
     def _add(self, owner: str | None, label: str, texts: Sequence[str]) -> None:
+        """Parse the patterns of an owner and register them. `label` names the owner in errors."""
         try:
             self._lists[owner] = parse_all(texts)
         except BadPattern as error:
@@ -160,14 +163,14 @@ class _Selection:
             self._owners[number].append((owner, index))
 
     def _start_folders_of(self, job: SelectableJob) -> tuple[str, ...]:
-        """Return the folders of the projects that a job belongs to."""
+        """Return the folders of the projects that a job names; else of those for the fixed folders of its patterns."""
         if job.projects is not None:
             return tuple(sorted({self._projects.folders[name] for name in job.projects}))
         folders = {pattern.folder for pattern in self._lists[job.name] if not pattern.is_negative and pattern.folder}
         return tuple(sorted({start for folder in folders for start in self._projects.projects_of(folder)}))
 
     def keep_all(self, code: str, reason: str, path: str = "", pattern: str = "") -> tuple[Choice, ...]:
-        """Keep every job for the same reason."""
+        """Return choices that keep every job, all with the same code and reason."""
         return tuple(
             Choice(
                 job=name,
@@ -182,10 +185,10 @@ class _Selection:
         )
 
     def choose(self, paths: Sequence[str]) -> tuple[Choice, ...]:
-        """Return a choice for each job. `paths` are sorted."""
+        """Return a choice for each job. `paths` are the changed paths, sorted."""
         matches = self._match(paths)
-        if everything := matches.get(None):
-            path, pattern = everything
+        if match_of_all := matches.get(None):
+            path, pattern = match_of_all
             reason = f"{_display(path)} changed, which affects every job ({pattern})"
             return self.keep_all("affects_all", reason, path, pattern)
         first_changes = _first_changes(self._projects.watched, paths)
@@ -200,42 +203,45 @@ class _Selection:
         return tuple(self._choice(name, kept, remaining_needs, has_changes=bool(paths)) for name in self._jobs)
 
     def _match(self, paths: Sequence[str]) -> dict[str | None, tuple[str, str]]:
-        """Return for each owner the first path that matches its patterns, and the pattern that decided."""
-        decided: dict[str | None, tuple[str, str]] = {}
-        seen: set[tuple[int, ...]] = set()  # sets of matching patterns of earlier paths: they decide nothing new
+        """Return for each owner the first path that its patterns match, and the last pattern that matches this path."""
+        match_by_owner: dict[str | None, tuple[str, str]] = {}
+        decided_matches: set[tuple[int, ...]] = set()  # matches of earlier paths, which decide nothing new
         current_folder, folder_state = "", self._automaton.walk("")
         for path in paths:
             folder = path[: path.rfind("/", 0, -1) + 1]
             if folder != current_folder:
                 current_folder, folder_state = folder, self._automaton.walk(folder)
-            state = self._automaton.walk(path[len(folder) :].rstrip("/"), folder_state)
-            if state.matches not in seen:
-                seen.add(state.matches)
-                self._decide(state.matches, path, decided)
+            path_state = self._automaton.walk(path[len(folder) :].rstrip("/"), folder_state)
+            if path_state.matches not in decided_matches:
+                decided_matches.add(path_state.matches)
+                self._decide(path_state.matches, path, match_by_owner)
             if path.endswith("/"):
-                possible = self._automaton.possible(self._automaton.walk("/", state))
-                self._decide(possible, path, decided, is_certain=False)
-        return decided
+                possible = self._automaton.possible(self._automaton.walk("/", path_state))
+                self._decide(possible, path, match_by_owner, is_certain=False)
+        return match_by_owner
 
     def _decide(
         self,
         pattern_numbers: Iterable[int],
         path: str,
-        decided: dict[str | None, tuple[str, str]],
+        match_by_owner: dict[str | None, tuple[str, str]],
         *,
         is_certain: bool = True,
     ) -> None:
-        """Record a path for each owner whose last matching pattern is not negative."""
+        """Record the path for each undecided owner whose last matching pattern is not negative.
+
+        With `is_certain` False, the patterns may match a path below `path`.
+        """
         last_indices: dict[str | None, int] = {}
         for number in pattern_numbers:
             for owner, index in self._owners[number]:
                 # A negative pattern that only may match excludes nothing.
-                if owner not in decided and (is_certain or not self._lists[owner][index].is_negative):
+                if owner not in match_by_owner and (is_certain or not self._lists[owner][index].is_negative):
                     last_indices[owner] = max(index, last_indices.get(owner, -1))
         for owner, index in last_indices.items():
             pattern = self._lists[owner][index]
             if not pattern.is_negative:
-                decided[owner] = (path, pattern.text)
+                match_by_owner[owner] = (path, pattern.text)
 
     def _choice_by_paths(
         self,
@@ -244,7 +250,7 @@ class _Selection:
         search: DependencySearch,
         first_changes: Mapping[str, str],
     ) -> Choice | None:
-        """Return the choice if the changed paths affect this job itself; otherwise None."""
+        """Return a choice to keep the job if the changed paths affect it, not as a need of others; otherwise None."""
         if not job.paths and not job.projects:
             return Choice(
                 job=job.name, is_kept=True, code="no_paths", reason="it names no paths: every change affects it"
@@ -270,7 +276,7 @@ class _Selection:
         )
 
     def _dependency_reason(self, dependency_path: DependencyPath, path: str) -> str:
-        """Return a sentence such as: web depends on libs/ui, where libs/ui/button.ts changed."""
+        """Return a reason such as: web depends on libs/ui, where libs/ui/button.ts changed."""
         start = self._projects.label(dependency_path.start)
         if not dependency_path.links:
             return f"{_display(path)} changed, in project {start}"
@@ -281,7 +287,7 @@ class _Selection:
         return f"{start} {', which '.join(steps)}, where {_display(path)} changed"
 
     def _keep_needed(self, kept: dict[str, Choice]) -> None:
-        """Keep the jobs whose outputs or artifacts a kept job uses, recursively."""
+        """Add to `kept` the jobs whose outputs or artifacts a kept job uses, recursively."""
         dependents: dict[str, set[str]] = {}
         pending = list(kept)
         for name in pending:  # grows during the loop
@@ -303,19 +309,19 @@ class _Selection:
                 kept[need] = Choice(job=need, is_kept=True, code="needed", reason=reason, chain=(dependent,))
 
     def _remaining_needs(self, kept: Collection[str]) -> dict[str, frozenset[str]]:
-        """Return the kept jobs that each job waits for. A need that is left out is replaced by its own needs."""
+        """Return for each job the kept jobs that it waits for. A need that is left out is replaced by its own needs."""
         remaining: dict[str, frozenset[str]] = {}
         dependents = graph.dependents(self._needs)
-        counts = {name: len(needs) for name, needs in self._needs.items()}
-        ready = [name for name, count in counts.items() if not count]
-        for name in ready:  # grows during the loop
+        open_need_counts = {name: len(needs) for name, needs in self._needs.items()}
+        ready_names = [name for name, count in open_need_counts.items() if not count]
+        for name in ready_names:  # grows during the loop
             remaining[name] = frozenset().union(
                 *({need} if need in kept else remaining[need] for need in self._needs[name])
             )
             for dependent in dependents[name]:
-                counts[dependent] -= 1
-                if not counts[dependent]:
-                    ready.append(dependent)
+                open_need_counts[dependent] -= 1
+                if not open_need_counts[dependent]:
+                    ready_names.append(dependent)
         return remaining
 
     def _choice(
@@ -327,6 +333,7 @@ class _Selection:
         return replace(choice, needs=tuple(sorted(remaining_needs[name])))
 
     def _no_match_reason(self, name: str, has_changes: bool) -> str:
+        """Return the reason why a job is left out."""
         if not has_changes:
             return "no file changed"
         start_folders = self._start_folders[name]
@@ -338,19 +345,19 @@ class _Selection:
 
 
 def _first_changes(folders: Iterable[str], paths: Sequence[str]) -> dict[str, str]:
-    """Return the first changed path in each of these folders that has one. `paths` are sorted.
+    """Return, by folder, the first changed path in each folder that has one. `paths` are sorted.
 
-    A path that ends with a slash also counts for all folders below it.
+    A path that ends with a slash counts as a change in all folders below it, too.
     """
     watched = set(folders)
     first_changes: dict[str, str] = {}
     path_by_whole_folder = {path[:-1]: path for path in reversed(paths) if path.endswith("/")}
     visited: set[str] = set()
     for path in paths if watched else ():
-        bare = path.rstrip("/")
-        if bare in watched:
-            first_changes.setdefault(bare, path)
-        for folder in ancestors(bare):
+        bare_path = path.rstrip("/")
+        if bare_path in watched:
+            first_changes.setdefault(bare_path, path)
+        for folder in ancestors(bare_path):
             if folder in visited:
                 break
             visited.add(folder)
@@ -366,12 +373,14 @@ def _first_changes(folders: Iterable[str], paths: Sequence[str]) -> dict[str, st
 
 
 def _is_path(path: str) -> bool:
-    bare = path[:-1] if path.endswith("/") else path
-    return bool(bare) and not any(name in ("", ".", "..") for name in bare.split("/"))
+    """Return whether this can be the path of a file in a repository, or of a folder with a slash at its end."""
+    bare_path = path[:-1] if path.endswith("/") else path
+    return bool(bare_path) and not any(name in ("", ".", "..") for name in bare_path.split("/"))
 
 
-def _unknown_diff(because: str) -> str:
-    return f"the changed files are not known{f' ({because})' if because else ''}, so everything runs"
+def _unknown_diff(cause: str) -> str:
+    """Return the reason to keep all jobs if the changed files are unknown because of `cause`, which may be empty."""
+    return f"the changed files are not known{f' ({cause})' if cause else ''}, so everything runs"
 
 
 def _display(path: str) -> str:

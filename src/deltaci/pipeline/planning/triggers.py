@@ -12,10 +12,13 @@ from deltaci.protocol.path_patterns import BadPattern, branch_filter
 
 
 def check_triggers(pipeline: model.Pipeline, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
-    """Return whether a change starts a pipeline, and why. `changed` are the changed paths, None if unknown."""
+    """Return whether a change starts a pipeline, and the reason. `changed` are the changed paths, None if unknown."""
     try:
         return _check_event(pipeline.on, change, changed)
-    except (BadPattern, Refused) as error:  # The parser reports these; but a pipeline may come from elsewhere.
+    except (
+        BadPattern,
+        Refused,
+    ) as error:  # The caller may pass a pipeline that was not checked.
         return True, f"it runs, because its triggers are invalid ({error})"
 
 
@@ -41,6 +44,7 @@ def _not_triggered(events: str) -> tuple[bool, str]:
 
 
 def _check_push(push: model.Push, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
+    """Return whether a push of a branch or tag starts the pipeline, and the reason."""
     has_branches = push.branches is not None or push.branches_ignore is not None
     has_tags = push.tags is not None or push.tags_ignore is not None
     if change.tag:
@@ -66,6 +70,7 @@ def _check_pull_request(
 
 
 def _check_schedule(schedules: Sequence[model.Schedule], change: Change) -> tuple[bool, str]:
+    """Return whether one of the schedules is due on the branch of the change, and the reason."""
     for schedule in schedules:
         if change.cron and schedule.cron != change.cron:
             continue
@@ -82,30 +87,34 @@ def _check_name(
     kind: str,
     name: str,
     patterns: Sequence[str] | None,
-    ignored: Sequence[str] | None,
+    ignored_patterns: Sequence[str] | None,
     event: str = "somebody pushed",
 ) -> tuple[bool, str]:
-    """Return whether a branch or tag matches the filter, and why. At most one of both lists is given."""
+    """Return whether a branch or tag passes a filter, and the reason. At most one of the two lists is given.
+
+    `event` is the beginning of the reason.
+    """
     if patterns is not None:
-        decisive = branch_filter(patterns).decided_by(name)
-        if decisive is None:
+        deciding_pattern = branch_filter(patterns).decided_by(name)
+        if deciding_pattern is None:
             return False, f"the {kind} {name} matches none of: {', '.join(patterns)}"
-        if decisive.is_negative:
-            return False, f"the {kind} {name} is excluded by {decisive.text}"
-        return True, f"{event} the {kind} {name}, which matches {decisive.text}"
-    if ignored is not None:
-        decisive = branch_filter(ignored).decided_by(name)
-        if decisive is not None and not decisive.is_negative:
-            return False, f"the {kind} {name} is ignored by {decisive.text}"
+        if deciding_pattern.is_negative:
+            return False, f"the {kind} {name} is excluded by {deciding_pattern.text}"
+        return True, f"{event} the {kind} {name}, which matches {deciding_pattern.text}"
+    if ignored_patterns is not None:
+        deciding_pattern = branch_filter(ignored_patterns).decided_by(name)
+        if deciding_pattern is not None and not deciding_pattern.is_negative:
+            return False, f"the {kind} {name} is ignored by {deciding_pattern.text}"
     return True, f"{event} the {kind} {name}"
 
 
 def _check_paths(
-    reason: str, paths: Sequence[str] | None, ignored: Sequence[str] | None, changed: Collection[str] | None
+    reason: str, paths: Sequence[str] | None, ignored_patterns: Sequence[str] | None, changed: Collection[str] | None
 ) -> tuple[bool, str]:
-    if paths is None and ignored is None:
+    """Return whether the changed paths pass a filter, and the reason. `reason` is that of the filter before."""
+    if paths is None and ignored_patterns is None:
         return True, reason
-    patterns = tuple(paths) if paths is not None else ("**", *map(_negated, ignored or ()))
+    patterns = tuple(paths) if paths is not None else ("**", *map(_negated, ignored_patterns or ()))
     [choice] = select([SelectableJob(name="on", paths=patterns)], changed, always=())
     if choice.is_kept and (paths is not None or not choice.path):
         return True, f"{reason}; {choice.reason}"
@@ -113,8 +122,9 @@ def _check_paths(
         return True, f"{reason}; {choice.path} changed, which none of the ignored paths matches"
     if paths is not None:
         return False, f"no changed file matches its paths: {', '.join(paths)}"
-    return False, f"every changed file matches its ignored paths: {', '.join(ignored or ())}"
+    return False, f"every changed file matches its ignored paths: {', '.join(ignored_patterns or ())}"
 
 
 def _negated(pattern: str) -> str:
+    """Return a pattern with `!` added at its beginning, or removed from it."""
     return pattern[1:] if pattern.startswith("!") else f"!{pattern}"
