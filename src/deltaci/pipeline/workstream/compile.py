@@ -1,4 +1,4 @@
-"""Compiles a workstream to the job specs of its run, and its tasks to levels. Pure."""
+"""Compiles a workstream to the job specs of its run, and groups its tasks by level. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARED_WORKTREE_GROUP: Final = "workstream:"  # prefix of the concurrency group 
 
 
 def compile_jobs(workstream: Workstream, *, id: str, source: wire.Source, branch: str) -> tuple[JobSpec, ...]:
-    """Return the job specs of a workstream in the order of its file. `source.commit` is the start of its branch.
+    """Return the job spec of each task, in the order of the file. `source.commit` is the start of the branch.
 
     Tasks that share the worktree form a concurrency group, so that one of them runs at a time. Raise
     `msgspec.ValidationError` if a spec violates the runner protocol.
@@ -29,21 +29,22 @@ def compile_jobs(workstream: Workstream, *, id: str, source: wire.Source, branch
 
 
 def task_levels(workstream: Workstream) -> tuple[tuple[str, ...], ...]:
-    """Return the task names by level; see `dependency_levels`. Within a level, in the order of the file."""
+    """Return the task names grouped by level, as `dependency_levels` does. A level has the order of the file."""
     return dependency_levels([(task.name, task.needs) for task in workstream.tasks])
 
 
 def dependency_levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple[str, ...], ...]:
-    """Group names by level, so that each name is in a later level than all that it needs.
+    """Group names by level, so that each name is in a later level than all names that it needs.
 
-    Needs that are not among the names count as done. Names in a cycle, and those that need them, are left out.
+    `needs` has each name with the names that it needs. Needs that are not among the names are ignored. Names in a
+    cycle, and names that need them, are left out.
     """
     names = {name for name, _ in needs}
-    pending = {name: {need for need in needed if need in names} for name, needed in needs}
+    pending = {name: {need for need in needed_names if need in names} for name, needed_names in needs}
     levels: list[tuple[str, ...]] = []
-    while level := tuple(name for name, needed in pending.items() if not needed):
+    while level := tuple(name for name, needed_names in pending.items() if not needed_names):
         levels.append(level)
-        pending = {name: needed.difference(level) for name, needed in pending.items() if name not in level}
+        pending = {name: needed_names.difference(level) for name, needed_names in pending.items() if name not in level}
     return tuple(levels)
 
 
@@ -88,12 +89,12 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
 
 
 def required_labels(workstream: Workstream, task: Task | None = None) -> list[str]:
-    """Return the labels that a worker must have, for a task or for the validation before the merge."""
+    """Return the labels that a worker must have for a task or, without a task, for the validation before the merge."""
     return list(dict.fromkeys([*workstream.runs_on, *(task.runs_on if task is not None else ())]))
 
 
 def validation_job_spec(workstream: Workstream) -> dict[str, Any]:
-    """Return the job spec of the validation before the merge, without tree and rules, as plain values."""
+    """Return the job spec of the validation before the merge as plain values. The caller adds worktree and rules."""
     work = wire.JobSpec(
         image=workstream.image,
         executor=workstream.executor,
@@ -109,6 +110,7 @@ def _env_texts(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _retry_settings(retry: model.Retry | None) -> dict[str, Any]:
+    """Return the fields of a job spec for `retry` of a task; none without it."""
     if retry is None:
         return {}
     return {

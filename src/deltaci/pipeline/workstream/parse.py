@@ -36,7 +36,7 @@ from deltaci.pipeline.parse.yaml import (
 from deltaci.pipeline.workstream.model import Branch, Workstream
 
 DEFAULT_FILE: Final = "workstream.yml"
-VALUES_FILE: Final = "spec"  # in place of a file name, where values are parsed
+VALUES_FILE: Final = "spec"  # the file name in problems of values that are not from a file
 MAX_INTEGER_BITS: Final = 59
 EMPTY_FILE_HINT: Final = "expected at least: workstream, and tasks with name and run"
 
@@ -82,7 +82,7 @@ _INVALID_BRANCH: Final = re.compile(r"\.\.|@\{|//|/\.|^[./-]|[./]$|\.lock(?:/|$)
 
 
 class ParsedWorkstream(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of parsing a file. `workstream` is None if a problem is more than a warning."""
+    """The result of parsing a workstream file. `workstream` is None if a problem is more than a warning."""
 
     file: str
     workstream: Workstream | None
@@ -90,12 +90,13 @@ class ParsedWorkstream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_workstream(content: bytes) -> bool:
-    """Return whether this is probably meant as a workstream file, even if it is invalid."""
+    """Return whether the content of a file has keys of a workstream and not of a pipeline, even if it is invalid."""
     text = content[:MAX_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
     return _WORKSTREAM_KEYS.search(text) is not None and _PIPELINE_KEYS.search(text) is None
 
 
 def parse_file(content: str | bytes, file: str = DEFAULT_FILE) -> ParsedWorkstream:
+    """Parse the content of a workstream file. `file` is its name, for messages."""
     problems = ProblemList(file)
     try:
         text = decode_utf8(content, problems) if isinstance(content, bytes) else content
@@ -109,7 +110,10 @@ def parse_file(content: str | bytes, file: str = DEFAULT_FILE) -> ParsedWorkstre
 
 
 def parse_values(value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
-    """Parse a workstream from JSON values. Each problem is a message that begins with a path, e.g. `tasks[0].run`."""
+    """Return the workstream that JSON values describe, or None, and the problems as messages.
+
+    Each message begins with the path of the value, e.g. `tasks[0].run`.
+    """
     problems = ProblemList(VALUES_FILE)
     builder = _NodeBuilder(problems)
     try:
@@ -121,8 +125,9 @@ def parse_values(value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
 
 
 def _read_workstream(root: Node, text: str, problems: ProblemList) -> Workstream | None:
-    part = parse_node(root, Workstream, (), problems, VOCABULARY)
-    for expression in part.expressions:
+    """Convert the root node of a workstream and run all checks. Return None if there are errors."""
+    parsed = parse_node(root, Workstream, (), problems, VOCABULARY)
+    for expression in parsed.expressions:
         hint = "expressions are not evaluated in a workstream: write the text itself, or use a script"
         problems.add(expression.position, f"an expression, {quote(expression.text)}", hint)
     tasks = items(child(root, "tasks"))
@@ -132,11 +137,11 @@ def _read_workstream(root: Node, text: str, problems: ProblemList) -> Workstream
         validation_rules.check_rules(child(task, "post_execution"), text, problems, is_workstream=True)
     validation_rules.check_rules(child(root, "validation"), text, problems, is_workstream=True)
     _check_base(child(root, "base"), problems)
-    return part.value if isinstance(part.value, Workstream) and not problems.has_errors else None
+    return parsed.value if isinstance(parsed.value, Workstream) and not problems.has_errors else None
 
 
 def _check_names(tasks: list[Node], problems: ProblemList) -> None:
-    """Check that task names are unique and that needs name existing tasks."""
+    """Report task names that are not unique, and needs that are unknown, repeated or cyclic."""
     name_nodes: dict[str, Node] = {}
     needs: dict[str, list[Node]] = {}
     for task in tasks:
@@ -144,9 +149,9 @@ def _check_names(tasks: list[Node], problems: ProblemList) -> None:
         if name is None or name.kind != TEXT:
             continue
         if name.value in name_nodes:
-            first = name_nodes[name.value].position
+            first_position = name_nodes[name.value].position
             is_file = problems.file != VALUES_FILE
-            hint = f"the task in line {first.line} has it" if is_file else "another task has it"
+            hint = f"the task in line {first_position.line} has it" if is_file else "another task has it"
             problems.add(name.position, f"the name {quote(name.value)} a second time", hint)
             continue
         name_nodes[name.value] = name
@@ -156,16 +161,17 @@ def _check_names(tasks: list[Node], problems: ProblemList) -> None:
 
 
 def parse_branch_name(name: str) -> str:
-    """Validate a branch name that was given outside of the file. Raise Refused if git would refuse it."""
+    """Return a branch name that was not read from a file. Raise Refused if it is not valid."""
     problems = ProblemList(VALUES_FILE)
-    part = parse_node(Node(TEXT, Position(), name, name, '"'), Branch, ("base",), problems, VOCABULARY)
+    parsed = parse_node(Node(TEXT, Position(), name, name, '"'), Branch, ("base",), problems, VOCABULARY)
     _check_base(Node(TEXT, Position(), name, name), problems)
     for problem in problems.in_order():
         raise Refused("bad_request", f"base: {str(problem).split(': ', 1)[1]}")
-    return str(part.value)
+    return str(parsed.value)
 
 
 def _check_base(base: Node | None, problems: ProblemList) -> None:
+    """Report a base that git would refuse as the name of a branch."""
     if base is None or base.kind != TEXT or not base.value:
         return
     name = base.value
@@ -178,7 +184,7 @@ def _check_base(base: Node | None, problems: ProblemList) -> None:
 
 
 class _NodeBuilder:
-    """Converts JSON values to nodes. Each gets a line number of its own, by which `describe` finds its path again."""
+    """Converts JSON values to nodes. Each node has its own line number, from which `describe` derives its path."""
 
     def __init__(self, problems: ProblemList) -> None:
         self._problems = problems
@@ -186,33 +192,38 @@ class _NodeBuilder:
         self._chars = 0
 
     def build(self, value: Any, path: Path, depth: int) -> Node:
-        """Convert a value recursively. Report a problem and raise `NotYaml` if it exceeds a limit."""
-        at = self._new_line(path)
+        """Convert a value at a path to a node, recursively.
+
+        Report a problem and raise `YamlError` if it exceeds a limit.
+        """
+        position = self._new_line(path)
         self._chars += len(value) if isinstance(value, str) else 0
-        for amount, limit, unit in (
+        for count, limit, unit in (
             (depth, MAX_DEPTH, "nested levels"),
             (len(self._paths), MAX_NODES, "values and keys"),
             (self._chars, MAX_BYTES, "characters"),
         ):
-            if amount > limit:
-                self._problems.add(at, f"more than {limit:,} {unit}", "a workstream needs fewer")
+            if count > limit:
+                self._problems.add(position, f"more than {limit:,} {unit}", "a workstream needs fewer")
                 raise YamlError
         match value:
             case None:
-                return Node(NULL, at)
+                return Node(NULL, position)
             case bool():
-                return Node(BOOL, at, value, str(value).lower())
+                return Node(BOOL, position, value, str(value).lower())
             case int() if value.bit_length() > MAX_INTEGER_BITS:  # As in a file: so many digits are a text.
-                return Node(TEXT, at, str(value), str(value), '"')
+                return Node(TEXT, position, str(value), str(value), '"')
             case int() | float():
-                return Node(NUMBER, at, value, str(value))
+                return Node(NUMBER, position, value, str(value))
             case list():
                 children = [self.build(item, (*path, index), depth + 1) for index, item in enumerate(value)]
-                return Node(LIST, at, children)
+                return Node(LIST, position, children)
             case dict():
-                return Node(OBJECT, at, [self._build_pair(name, item, path, depth) for name, item in value.items()])
+                return Node(
+                    OBJECT, position, [self._build_pair(name, item, path, depth) for name, item in value.items()]
+                )
             case _:
-                return Node(TEXT, at, str(value), str(value), '"')
+                return Node(TEXT, position, str(value), str(value), '"')
 
     def _build_pair(self, name: Any, value: Any, path: Path, depth: int) -> tuple[Node, Node]:
         inner_path = (*path, str(name))
@@ -220,12 +231,13 @@ class _NodeBuilder:
         return key, self.build(value, inner_path, depth + 1)
 
     def _new_line(self, path: Path) -> Position:
+        """Return a position on a new line, which stands for this path."""
         self._paths.append(path)
         return Position(len(self._paths), 1)
 
     def describe(self, problem: Problem) -> str:
-        """Format a problem with its path instead of the line."""
+        """Return the message of a problem with the path of its value instead of file, line and column."""
         path = self._paths[problem.line - 1] if problem.line <= len(self._paths) else ()
-        location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+        location = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
         message = str(problem).split(": ", 1)[1]
         return f"{location[:200] or VALUES_FILE}: {message}"
