@@ -21,7 +21,7 @@ from deltaci.pipeline.detect.findings import LIKELY, Finding, JobDraft, Project,
 from deltaci.pipeline.detect.projects import find_projects
 from deltaci.pipeline.detect.tree import MAX_DEPTH, MAX_READ_FILES, Tree, is_third_party, join_path, normalize_paths
 
-__all__ = ["Finding", "Proposal", "discovered", "propose", "wanted"]
+__all__ = ["Finding", "Proposal", "detect_pipeline", "files_to_read", "propose"]
 
 MAX_TEST_FILES: Final = 40
 TASK_ORDER: Final = ("build", "test", "lint", "types", "format", "clippy")
@@ -44,7 +44,7 @@ _READS_FILE: Final = (
 
 
 def files_to_read(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the files to read, at most `MAX_READ_FILES`: first those near the root, test files last."""
+    """Return the paths of files to read, at most `MAX_READ_FILES`: the least nested first, test files last."""
     candidates: list[tuple[bool, int, str]] = []
     for path in normalize_paths(paths):
         folder, _, name = path.rpartition("/")
@@ -67,10 +67,12 @@ def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
     findings: list[Finding] = []
     used_ids: set[str] = set()
     for project in detected.projects:
-        others = [other for other in detected.projects if other.folder == project.folder and other is not project]
-        tasks_of_others = {draft.task for other in others for draft in other.drafts}
+        siblings = [
+            sibling for sibling in detected.projects if sibling.folder == project.folder and sibling is not project
+        ]
+        sibling_tasks = {draft.task for sibling in siblings for draft in sibling.drafts}
         for draft in sorted(project.drafts, key=_task_order):
-            id_parts = [project.folder, project.ecosystem if draft.task in tasks_of_others else "", draft.task]
+            id_parts = [project.folder, project.ecosystem if draft.task in sibling_tasks else "", draft.task]
             job_id = _unique_id(_job_id("-".join(part for part in id_parts if part)), used_ids)
             findings.append(_finding(tree, project, draft, job_id))
     unclear = [_with_folder(project, message) for project in detected.projects for message in project.unclear]
@@ -81,10 +83,13 @@ def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
     return Proposal(findings=tuple(findings), unclear=tuple(map(_printable, unclear)), pipeline=pipeline)
 
 
-def detect_pipeline(paths: Iterable[str], read: Callable[[str], str | None]) -> model.Pipeline:
-    """Return the pipeline of a repository without a pipeline file. Raise `Refused` if no job is certain enough."""
+def detect_pipeline(paths: Iterable[str], read_text: Callable[[str], str | None]) -> model.Pipeline:
+    """Return the pipeline of the jobs that are certain enough. Raise `Refused` if there are none.
+
+    `read_text` returns the text of a file of the repository.
+    """
     normalized = normalize_paths(paths)
-    proposal = propose(normalized, {path: read(path) for path in files_to_read(normalized)})
+    proposal = propose(normalized, {path: read_text(path) for path in files_to_read(normalized)})
     if proposal.pipeline is None:
         possible_jobs = (
             f"; possible jobs: {', '.join(finding.title for finding in proposal.findings[:5])}"
@@ -104,6 +109,7 @@ def _task_order(draft: JobDraft) -> int:
 
 
 def _finding(tree: Tree, project: Project, draft: JobDraft, job_id: str) -> Finding:
+    """Return the finding for the draft of a job: its job in a pipeline file, with the evidence for it."""
     folder = project.folder
     if not folder and tree.has(".gitmodules") and draft.task in ("build", "test"):
         draft = msgspec.structs.replace(
@@ -147,11 +153,13 @@ def _path_filter(tree: Tree, folder: str) -> tuple[str, ...] | None:
 
 
 def _job_id(text: str) -> str:
+    """Return a valid job id that resembles a text."""
     job_id = re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[:80]
     return job_id if re.match(r"[A-Za-z_]", job_id) else f"_{job_id}"
 
 
 def _unique_id(job_id: str, used_ids: set[str]) -> str:
+    """Return an id that is not in `used_ids`, with a number appended if necessary, and add it to them."""
     unique_id = next(
         candidate
         for candidate in (job_id, *(f"{job_id}-{number}" for number in range(2, len(used_ids) + 3)))

@@ -69,11 +69,11 @@ class Proposal(Struct, frozen=True, kw_only=True):
 
 
 def weaker(first: Confidence, second: Confidence) -> Confidence:
-    """Return the lower of two confidences."""
+    """Return the less certain one of two confidences."""
     return max(first, second, key=CONFIDENCES.index)
 
 
 def quoted(text: str, max_chars: int = 60) -> str:
-    """Return text from a file for a message: quoted, on one line, in printable ASCII and shortened."""
+    """Return text from a file for a message: in single quotes, on one line, in printable ASCII, and shortened."""
     single_line = "".join(char if " " <= char <= "~" else "?" for char in " ".join(text[: max_chars * 4].split()))
     return f"'{single_line}'" if len(single_line) <= max_chars else f"'{single_line[: max_chars - 3]}...'"

@@ -73,8 +73,8 @@ def _lint(folder: Folder) -> list[JobDraft]:
     config = folder.find_file(*LINTER)
     if config is None:
         return []
-    is_second = re.search(r"""(?m)^["']?version["']?\s*[:=]\s*["']?2""", folder.text(config)) is not None
-    module = "golangci-lint/v2" if is_second else "golangci-lint"
+    is_version_2 = re.search(r"""(?m)^["']?version["']?\s*[:=]\s*["']?2""", folder.text(config)) is not None
+    module = "golangci-lint/v2" if is_version_2 else "golangci-lint"
     return [
         JobDraft(
             task="lint",

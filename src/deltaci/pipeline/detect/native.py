@@ -38,12 +38,12 @@ def find(folder: Folder) -> Project | None:
     Makefile if it declares tests itself.
     """
     task_file = read_task_file(folder)
-    has_target = task_file is not None and any(name in task_file.targets for name in ("test", "check"))
+    has_test_target = task_file is not None and any(name in task_file.targets for name in ("test", "check"))
     steps: tuple[str, ...] = ()
     artifacts: tuple[model.Artifact, ...] = ()
     if folder.find_file("CMakeLists.txt"):
         is_tested = _has_cmake_tests(folder)
-        if has_target and not is_tested:
+        if has_test_target and not is_tested:
             return None
         evidence, title = "there is CMakeLists.txt", "CMake build"
         steps = ("cmake -S . -B _build -DCMAKE_BUILD_TYPE=Release", "cmake --build _build --parallel")
@@ -51,13 +51,13 @@ def find(folder: Folder) -> Project | None:
             steps += ("ctest --test-dir _build --output-on-failure --output-junit test-results.xml",)
             artifacts = (model.Artifact(path=folder.from_root("_build/test-results.xml"), type="junit"),)
     elif folder.find_file("meson.build"):
-        if has_target or not re.search(r"(?m)^[ \t]*project[ \t]*\(", folder.text("meson.build")):
+        if has_test_target or not re.search(r"(?m)^[ \t]*project[ \t]*\(", folder.text("meson.build")):
             return None
         is_tested, evidence, title = True, "there is meson.build", "Meson build"
         steps = ("meson setup _build", "meson compile -C _build", "meson test -C _build --print-errorlogs")
         artifacts = (model.Artifact(path=folder.from_root("_build/meson-logs/testlog.junit.xml"), type="junit"),)
     elif config := folder.find_file(*AUTOTOOLS, "configure"):
-        return None if has_target and folder.find_file("Makefile") else _autotools(folder, config)
+        return None if has_test_target and folder.find_file("Makefile") else _autotools(folder, config)
     else:
         return None
     return Project(
@@ -92,8 +92,8 @@ def _has_cmake_tests(folder: Folder) -> bool:
 
 
 def _autotools(folder: Folder, config: str) -> Project:
-    make_configure = "sh ./autogen.sh" if folder.find_file("autogen.sh") else "autoreconf -fi"
-    first = () if folder.find_file("configure") else (make_configure,)
+    generate_configure = "sh ./autogen.sh" if folder.find_file("autogen.sh") else "autoreconf -fi"
+    generation_steps = () if folder.find_file("configure") else (generate_configure,)
     automake_text = "".join(folder.text(name) for name in ("Makefile.am", "tests/Makefile.am", "test/Makefile.am"))
     makefile_text = folder.text("Makefile.in") + folder.text("Makefile.pre.in")
     check_target = re.search(r"(?m)^(TESTS|check_PROGRAMS|check_SCRIPTS|check-local|check)\b", automake_text)
@@ -104,7 +104,7 @@ def _autotools(folder: Folder, config: str) -> Project:
         title="autotools build" + (" with tests" if target else ""),
         confidence=LIKELY,
         reason=f"{LIBRARIES}, and configure may need options",
-        steps=(*first, "sh ./configure", "make", *((f"make {target}",) if target else ())),
+        steps=(*generation_steps, "sh ./configure", "make", *((f"make {target}",) if target else ())),
         evidence=(f"there is {config}",),
     )
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(draft,))

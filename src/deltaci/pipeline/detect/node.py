@@ -237,7 +237,7 @@ def _test(folder: Folder, package: dict[str, Any], scripts: dict[str, str], mana
 
 
 def _uncertainty(folder: Folder, package: dict[str, Any], name: str, text: str) -> str:
-    """Return why a test script may fail on a runner although the code is correct; empty if it is not expected to."""
+    """Return the reason why a test script may fail on a runner although the code is correct; empty if there is none."""
     has_browser_package = any(BROWSER_TOOLS.search(dependency) for dependency in get_table(package, "devDependencies"))
     if BROWSER_TOOLS.search(text):
         return "the script uses a browser, which the runner must have"
@@ -311,7 +311,7 @@ def _build_script_before_tests(
 
 
 def _offers_missing_build_output(folder_path: str, package: dict[str, Any], folder: Folder) -> bool:
-    """Return whether an entry point of the package is in a build output folder that is not in the repository."""
+    """Return whether an entry point of a package is in a build output folder that the repository does not contain."""
     entries = [string_or_empty(package.get(key)) for key in ("main", "module", "types")]
     entries += string_list(package.get("bin")) or string_list(list(get_table(package, "bin").values()))
     output_folders = {folder_path + match[1] for entry in entries if (match := BUILD_OUTPUT.match(entry))}

@@ -59,7 +59,7 @@ def _draft(
 def _test(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
     requirements = {**get_table(composer, "require"), **get_table(composer, "require-dev")}
     config = folder.find_file("phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml")
-    report = (model.Artifact(path=folder.from_root("test-results.xml"), type="junit"),)
+    report_artifacts = (model.Artifact(path=folder.from_root("test-results.xml"), type="junit"),)
     if folder.find_file("artisan") and folder.find_file(".env.example"):
         steps = ("cp .env.example .env", "php artisan key:generate", "php artisan test")
         return [_draft(folder, "test", "Laravel tests", steps, "there is artisan", LIKELY, "it may need a database")]
@@ -71,7 +71,7 @@ def _test(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
                 "PHP tests with Pest",
                 ("vendor/bin/pest --log-junit test-results.xml",),
                 "composer.json requires Pest",
-                artifacts=report,
+                artifacts=report_artifacts,
             )
         ]
     if config and "phpunit/phpunit" in requirements:
@@ -82,7 +82,7 @@ def _test(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
                 "PHP tests with PHPUnit",
                 ("vendor/bin/phpunit --log-junit test-results.xml",),
                 f"there is {config}, and composer.json requires PHPUnit",
-                artifacts=report,
+                artifacts=report_artifacts,
             )
         ]
     if config and folder.find_file("phpunit"):

@@ -67,7 +67,7 @@ class DetectedProjects(NamedTuple):
 
 
 def find_projects(tree: Tree) -> DetectedProjects:
-    """Return the projects of all folders, those of the root first."""
+    """Return the projects of all folders, the root first, and messages about skipped folders."""
     projects: list[Project] = []
     unclear: list[str] = []
     skipped_counts: dict[str, int] = {}
@@ -87,7 +87,10 @@ def find_projects(tree: Tree) -> DetectedProjects:
             adjusted = _adjusted(tree, project, projects)
             if adjusted is None:
                 continue
-            if adjusted.drafts and len({other.folder for other in projects if other.drafts} | {folder}) > MAX_PROJECTS:
+            if (
+                adjusted.drafts
+                and len({accepted.folder for accepted in projects if accepted.drafts} | {folder}) > MAX_PROJECTS
+            ):
                 skipped_counts["beyond_limit"] = skipped_counts.get("beyond_limit", 0) + 1
             else:
                 projects.append(adjusted)
@@ -102,7 +105,7 @@ def _has_manifest(tree: Tree, folder: str) -> bool:
 
 
 def _skip_reason(folder: str) -> str:
-    """Return the reason for skipping a folder; empty if it is not skipped."""
+    """Return the code of the reason for skipping a folder; empty if it is not skipped."""
     if is_third_party(f"{folder}/x"):
         return "third_party"
     if not is_plain(folder):
@@ -122,6 +125,7 @@ def _skip_message(reason: str, count: int) -> str:
 
 
 def _in_folder(tree: Tree, path: str, projects_before: list[Project]) -> Iterator[Project]:
+    """Yield the projects of one folder, for each ecosystem. `projects_before` are those of earlier folders."""
     folder = Folder(tree, path)
     projects = [project for find in ECOSYSTEMS if (project := find(folder)) is not None]
     projects += others.find_all(folder)
@@ -213,6 +217,7 @@ def _matches(pattern: str, folder: str) -> bool:
 
 
 def _with_confidence_at_most(project: Project, confidence: Confidence, reason: str) -> Project:
+    """Return a project with the confidence of its drafts lowered to `confidence`, for this reason."""
     drafts = tuple(
         draft
         if weaker(draft.confidence, confidence) == draft.confidence

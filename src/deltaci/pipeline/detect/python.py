@@ -75,9 +75,9 @@ def reads_file(name: str, folder: str) -> bool:
     """Return whether the detection of Python projects reads this file."""
     if name in MANIFESTS or name in ("noxfile.py", "hatch.toml", "tox.toml", "mypy.ini"):
         return True
-    is_list = name.endswith(".txt") and "requirements" in f"{folder}/{name}".lower()
+    is_requirements_file = name.endswith(".txt") and "requirements" in f"{folder}/{name}".lower()
     is_test = re.fullmatch(TEST_FILE, name) is not None
-    return is_list or is_test
+    return is_requirements_file or is_test
 
 
 def find(folder: Folder) -> Project | None:
@@ -111,8 +111,8 @@ def _read_project(folder: Folder) -> PythonProject | None:
         tests=tests,
     )
     project.pytest = _pytest_evidence(project)
-    declared = folder.text("pyproject.toml") + folder.text("setup.cfg") + project.setup_py
-    project.checkout = 0 if any(name in declared for name in GIT_VERSION_TOOLS) else True
+    metadata_text = folder.text("pyproject.toml") + folder.text("setup.cfg") + project.setup_py
+    project.checkout = 0 if any(name in metadata_text for name in GIT_VERSION_TOOLS) else True
     return project
 
 
@@ -140,18 +140,19 @@ def _pytest_evidence(project: PythonProject) -> str | None:
 
 
 def _tests(project: PythonProject) -> tuple[tuple[JobDraft, ...], tuple[str, ...]]:
+    """Return at most one job that runs the tests, and messages about tests that no job runs."""
     folder = project.folder
     has_lock = folder.find_file("uv.lock", "poetry.lock", "pdm.lock") is not None
     tox, nox = read_tox(folder, project.pyproject, project.setup_cfg), read_nox(folder)
     if tox and tox.test and not (has_lock and project.pytest):
         return (_tox_draft(project, tox),), ()
     installation = plan_installation(project)
-    inner_manage = (
+    nested_manage_path = (
         folder.first_match(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/manage\.py") if folder.find_file("manage.py") is None else None
     )
-    manage = folder.find_file("manage.py") or inner_manage
-    if manage and not project.pytest:
-        return (_django_draft(project, installation, manage),), ()
+    manage_path = folder.find_file("manage.py") or nested_manage_path
+    if manage_path and not project.pytest:
+        return (_django_draft(project, installation, manage_path),), ()
     if nox and nox.test and not (installation.is_declared and project.pytest):
         return (_nox_draft(project, nox),), ()
     is_undeclared = not installation.is_declared and not installation.is_locked
@@ -262,24 +263,26 @@ def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraf
 
 def _installs_pytest(project: PythonProject) -> bool:
     """Return whether the declared dependencies include pytest."""
-    declared = [*get_table(project.pyproject, "dependency-groups").values(), *package_extras(project).values()]
-    requirements = " ".join(requirement for group in declared for requirement in string_list(group))
+    groups = [*get_table(project.pyproject, "dependency-groups").values(), *package_extras(project).values()]
+    requirements = " ".join(
+        requirement for group_requirements in groups for requirement in string_list(group_requirements)
+    )
     requirements_file = project.folder.find_file(*REQUIREMENTS)
     return "pytest" in requirements or bool(
         requirements_file and re.search(r"(?m)^pytest\b", project.folder.text(requirements_file))
     )
 
 
-def _django_draft(project: PythonProject, installation: Installation, manage: str) -> JobDraft:
+def _django_draft(project: PythonProject, installation: Installation, manage_path: str) -> JobDraft:
     return JobDraft(
         task="test",
         title="Django tests",
         confidence=LIKELY,
-        evidence=(f"there is {manage}", *installation.evidence),
+        evidence=(f"there is {manage_path}", *installation.evidence),
         reason="its settings may need a database or secrets",
         env=installation.env,
         caches=installation.caches,
-        steps=(*installation.steps, f".venv/bin/python {manage} test"),
+        steps=(*installation.steps, f".venv/bin/python {manage_path} test"),
         checkout=project.checkout,
     )
 
@@ -327,9 +330,9 @@ def _version_hints(project: PythonProject) -> tuple[str, ...]:
 
     They are not used for jobs, because it is unknown whether the runners have these versions.
     """
-    declared = " ".join(string_list(get_nested(project.pyproject, "project", "classifiers")))
-    declared += project.setup_py + string_or_empty(get_nested(project.setup_cfg, "metadata", "classifiers"))
-    minor_versions = sorted({int(minor) for minor in re.findall(r"Python :: 3\.(\d{1,2})(?!\d)", declared)})
+    metadata_text = " ".join(string_list(get_nested(project.pyproject, "project", "classifiers")))
+    metadata_text += project.setup_py + string_or_empty(get_nested(project.setup_cfg, "metadata", "classifiers"))
+    minor_versions = sorted({int(minor) for minor in re.findall(r"Python :: 3\.(\d{1,2})(?!\d)", metadata_text)})
     required_version = string_or_empty(get_nested(project.pyproject, "project", "requires-python"))
     if len(minor_versions) > 1:
         versions = ", ".join(f"'3.{minor}'" for minor in minor_versions[-5:])
@@ -345,7 +348,7 @@ def _version_hints(project: PythonProject) -> tuple[str, ...]:
 
 
 def _compiler_backend(project: PythonProject) -> str:
-    """Return what compiles the package, for messages; empty if the build only copies files."""
+    """Return the name of the tool that compiles the package, for messages; empty if the build only copies files."""
     backend = build_backend(project)
     if backend == "mesonpy":
         return backend

@@ -147,9 +147,7 @@ def _install_with_pip(project: PythonProject, groups: dict[str, Any], extras: di
     if pip_arguments:
         steps.append(f".venv/bin/python -m pip install {' '.join(pip_arguments)}")
     lock_files = [
-        group_name
-        for group_name in ("pyproject.toml", "setup.py", "setup.cfg", *RUNTIME)
-        if folder.find_file(group_name)
+        file_name for file_name in ("pyproject.toml", "setup.py", "setup.cfg", *RUNTIME) if folder.find_file(file_name)
     ]
     cache = _cache(folder, "pip", ".cache/pip", *lock_files, *([requirements_file] if requirements_file else []))
     return Installation(
@@ -161,24 +159,24 @@ def _install_with_pip(project: PythonProject, groups: dict[str, Any], extras: di
     )
 
 
-def test_group_name(declared: dict[str, Any]) -> str | None:
-    """Return the extra or group to install for tests, or None.
+def test_group_name(requirements_by_name: dict[str, Any]) -> str | None:
+    """Return the name of the extra or dependency group to install for tests, or None.
 
     A usual name for tests comes first, then a group that contains pytest, then a group for development.
     """
-    usual_names = [name for name in TEST_WORDS if name in declared]
+    usual_names = [name for name in TEST_WORDS if name in requirements_by_name]
     names_with_pytest = (
         name
-        for name, requirements in sorted(declared.items())
+        for name, requirements in sorted(requirements_by_name.items())
         if any(requirement.startswith("pytest") for requirement in string_list(requirements))
     )
     plain_names = [name for name in names_with_pytest if re.fullmatch(r"[A-Za-z][\w-]{0,40}", name, re.ASCII)]
-    development_names = [name for name in DEV_WORDS if name in declared]
+    development_names = [name for name in DEV_WORDS if name in requirements_by_name]
     return next(iter([*usual_names, *plain_names, *development_names]), None)
 
 
-def _options(option: str, declared: dict[str, Any]) -> list[str]:
-    name = test_group_name(declared)
+def _options(option: str, requirements_by_name: dict[str, Any]) -> list[str]:
+    name = test_group_name(requirements_by_name)
     return [f"{option} {name}"] if name else []
 
 

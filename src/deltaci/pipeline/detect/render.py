@@ -61,5 +61,5 @@ def _job_lines(name: str, job: model.Job) -> list[str]:
 
 
 def _comment_lines(text: str, indent: str, hanging_indent: str = "") -> Iterator[str]:
-    for number, line in enumerate(wrap(text, WIDTH, break_on_hyphens=False)):
-        yield f"{indent}# {hanging_indent if number else ''}{line}"
+    for index, line in enumerate(wrap(text, WIDTH, break_on_hyphens=False)):
+        yield f"{indent}# {hanging_indent if index else ''}{line}"

@@ -53,8 +53,8 @@ def read_task_file(folder: Folder) -> TaskFile | None:
             targets = {"make": _make_targets, "just": _just_recipes, "task": _task_names}[tool](text)
             if tool == "make" and ".DEFAULT" in targets and folder.find_file("src/Makefile"):
                 targets += [name for name in _make_targets(folder.text("src/Makefile")) if name not in targets]
-            first = next((name for name in targets if not name.startswith(".")), "")
-            return TaskFile(tool=tool, file=file, targets=tuple(targets), first=first)
+            default_target = next((name for name in targets if not name.startswith(".")), "")
+            return TaskFile(tool=tool, file=file, targets=tuple(targets), first=default_target)
     return None
 
 
@@ -74,8 +74,8 @@ def _just_recipes(text: str) -> list[str]:
 
 
 def _task_names(text: str) -> list[str]:
-    _, _, rest = text.partition("\ntasks:")
-    return re.findall(r"""(?m)^  ["']?([A-Za-z_][\w-]*)["']?:\s*(?:$|[\[{#&'"a-z])""", rest)
+    _, _, tasks_text = text.partition("\ntasks:")
+    return re.findall(r"""(?m)^  ["']?([A-Za-z_][\w-]*)["']?:\s*(?:$|[\[{#&'"a-z])""", tasks_text)
 
 
 def test_recipe(folder: Folder) -> str:
@@ -97,7 +97,7 @@ def test_recipe(folder: Folder) -> str:
 
 
 def find(folder: Folder, provided_tasks: frozenset[str], is_alone: bool) -> Project | None:
-    """Return jobs for targets whose task is not in `provided_tasks`, the tasks that ecosystems already provide.
+    """Return a project with jobs for targets whose task is not in `provided_tasks`, which ecosystems already provide.
 
     `is_alone` states that no ecosystem builds or tests the folder. Return None if there is no file with targets.
     """

@@ -56,7 +56,7 @@ def is_plain(path: str) -> bool:
 
 
 def normalize_paths(paths: Iterable[str]) -> list[str]:
-    """Return the distinct relative paths, sorted. If there are too many, those with the most folders are dropped."""
+    """Return the distinct relative paths, sorted. If there are too many, the most nested ones are dropped."""
     ordered = sorted({path for path in paths if path and not path.startswith("/")}, key=lambda p: (p.count("/"), p))
     return sorted(ordered[:MAX_PATHS])
 
@@ -72,12 +72,12 @@ def join_path(folder: str, name: str) -> str:
 
 
 def is_third_party(path: str) -> bool:
-    """Return whether a path is in a folder for third-party code or build output."""
+    """Return whether a path is inside a folder for third-party code or build output, by the names of its folders."""
     return any(name in THIRD_PARTY_NAMES for name in path.split("/")[:-1])
 
 
 def is_auxiliary(folder: str) -> bool:
-    """Return whether a folder is hidden, or contains examples, documentation, tests or tools."""
+    """Return whether the path of a folder has a name that is hidden, or usual for examples, docs, tests or tools."""
     return any(name.lower() in AUXILIARY_NAMES or name.startswith(".") for name in folder.split("/") if folder)
 
 
@@ -156,7 +156,7 @@ class Tree:
 
 
 def _within_limits(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts that are not too long, from the root downwards, up to a total size."""
+    """Return the texts by path that are not too long, the least nested first, up to a total size."""
     remaining_chars, accepted = MAX_TOTAL_CHARS, {}
     for path, text in sorted(texts.items(), key=lambda item: (item[0].count("/"), item[0])):
         remaining_chars -= len(text)
