@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from deltaci.core import attempt, lease, worker
@@ -48,6 +50,24 @@ def test_a_silent_worker_loses_all_that_it_held_and_its_tasks_go_to_others() -> 
     for name in "ab":
         lab.claim(lab.attempt(name), by="w2")
         assert lab.job(name).worker_id == "w2"
+    lab.verified()
+
+
+@pytest.mark.proves("WST-K4")
+def test_losing_one_task_may_cancel_another_of_the_same_worker() -> None:
+    """The first task fails its fail-fast family, which asks the second to stop: that one keeps its lease until then."""
+    lab = Lab()
+    lab.register("w1", slots=2)
+    family: dict[str, Any] = {"family": "m", "is_family_fail_fast": True, "max_lost_leases": 0, "max_attempts": 1}
+    lab.plan(task("a", **family), task("b", **family))
+    for name in "ab":
+        lab.claim(lab.attempt(name))
+
+    lab.after(10).do(worker.MissHealthChecks(id="w1"))
+
+    assert (lab.attempt("a").state, lab.attempt("b").state) == (attempt.FAILED, attempt.CANCEL_REQUESTED)
+    assert lab.attempt("b").lease is not None
+    assert worker_state(lab.worker_record("w1")) == "unresponsive"
     lab.verified()
 
 

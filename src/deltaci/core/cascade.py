@@ -51,6 +51,15 @@ class CancelLiveJob(Command, frozen=True, kw_only=True):
     reason: str
 
 
+class StallLiveAttempt(Command, frozen=True, kw_only=True):
+    """Stall an attempt if it is active when this command is applied; otherwise do nothing.
+
+    When a worker loses several leases at once, losing one may fail its job, which may cancel the others.
+    """
+
+    reason: str
+
+
 FollowUp = Callable[[UnitOfWork, Event], Iterable[Command]]
 
 
@@ -217,6 +226,17 @@ def open_job(ready: job.Job) -> Command:
     return job.OpenApproval(id=ready.id) if ready.spec.kind == job.APPROVAL else job.Schedule(id=ready.id)
 
 
+def resolve(unit: UnitOfWork, command: CancelLiveJob | StallLiveAttempt) -> Command | None:
+    """Return the command that this one stands for in the current state of its record, or None if it has no effect."""
+    if isinstance(command, StallLiveAttempt):
+        is_active = unit.attempt(command.id).state in attempt.ACTIVE_STATES
+        return attempt.Stall(id=command.id, reason=command.reason, request_id=command.request_id) if is_active else None
+    live = unit.job(command.id)
+    if live.state in job.TERMINAL:
+        return None
+    return cancel_job(live, command.reason, command.actor, command.request_id)
+
+
 def cancel_job(live: job.Job, reason: str, actor: str, request_id: str = "") -> Command:
     """Return the command that cancels a job: through its attempt while one is live, directly otherwise."""
     if live.state in (job.QUEUED, job.RUNNING):
@@ -258,8 +278,7 @@ def _stall_tasks(unit: UnitOfWork, event: Event) -> Iterable[Command]:
     unit.require(event.metadata["attempts"])
     for id in event.metadata["attempts"]:
         # An attempt whose cancel was requested keeps its lease: the deadline or the end of the lease finishes it.
-        if unit.attempt(id).state in attempt.ACTIVE_STATES:
-            yield attempt.Stall(id=id, reason=attempt.WORKER_LOST)
+        yield StallLiveAttempt(id=id, reason=attempt.WORKER_LOST)
 
 
 def _settle_recovered_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:

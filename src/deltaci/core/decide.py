@@ -15,7 +15,16 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core import approvals, attempt, job, lease, plan, run, worker
-from deltaci.core.cascade import CASCADE, CancelLiveJob, CreateRecords, FollowUp, NewRecord, cancel_job
+from deltaci.core.cascade import (
+    CASCADE,
+    CancelLiveJob,
+    CreateRecords,
+    FollowUp,
+    NewRecord,
+    StallLiveAttempt,
+    cancel_job,
+    resolve,
+)
 from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event, actor_kind
 from deltaci.core.ids import attempt_id, job_id
@@ -181,11 +190,11 @@ def _apply(unit: UnitOfWork, command: Command, at: int) -> Record:
             part, is_submitted, may_refuse = pending.popleft()
             if command.request_id and not part.request_id:
                 part = msgspec.structs.replace(part, request_id=command.request_id)
-            if type(part) is CancelLiveJob:
-                live = unit.job(part.id)
-                if live.state in job.TERMINAL:
+            if isinstance(part, (CancelLiveJob, StallLiveAttempt)):
+                resolved = resolve(unit, part)
+                if resolved is None:
                     continue
-                part = cancel_job(live, part.reason, part.actor, part.request_id)
+                part = resolved
             event_count = len(unit.events)
             _apply_one(unit, part, at, is_submitted=is_submitted, may_refuse=may_refuse)
             for event in unit.events[event_count:]:
