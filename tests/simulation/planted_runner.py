@@ -30,13 +30,23 @@ from tests.simulation.planting import fault, patched
 
 # -- leases
 
+# The supervisor ends a job with its lease, which would hide most mistakes of the keeper.
+WITHOUT_SUPERVISOR = (SimCell, "check_lease", lambda self: None)
+
+
+@fault
+def supervisor_ignores_the_lease() -> Iterator[None]:
+    """The supervisor leaves it to the lease keeper to end a job in time."""
+    with patched(WITHOUT_SUPERVISOR):
+        yield
+
 
 @fault
 def unconfirmed_lease_is_kept() -> Iterator[None]:
     """A job continues after its lease can no longer be confirmed."""
     real = LeaseKeeper.wait_seconds
     patched_wait = (LeaseKeeper, "wait_seconds", lambda self: max(1.0, real(self)))
-    with patched((LeaseKeeper, "_stop_unconfirmed", lambda self: None), patched_wait):
+    with patched((LeaseKeeper, "_stop_unconfirmed", lambda self: None), patched_wait, WITHOUT_SUPERVISOR):
         yield
 
 
@@ -45,12 +55,12 @@ def lease_has_no_safety_margin() -> Iterator[None]:
     """A job is stopped only after its lease has surely ended."""
     real = keeper_module._LeaseState.__init__
 
-    def init(self: Any, order: Any, now: float) -> None:
-        real(self, order, now)
+    def init(self: Any, order: Any, now: float, renewals: Any) -> None:
+        real(self, order, now, renewals)
         self.margin = -30.0
         self.confirmed_until = order.confirmed_at + order.ttl_seconds + 30.0
 
-    with patched((keeper_module._LeaseState, "__init__", init)):
+    with patched((keeper_module._LeaseState, "__init__", init), WITHOUT_SUPERVISOR):
         yield
 
 
@@ -59,14 +69,14 @@ def revoked_lease_is_kept() -> Iterator[None]:
     """The runner ignores that its lease was given to another worker."""
     real = LeaseKeeper.wait_seconds
     patched_wait = (LeaseKeeper, "wait_seconds", lambda self: max(1.0, real(self)))
-    with patched((LeaseKeeper, "_drop", lambda self, lease, reason: None), patched_wait):
+    with patched((LeaseKeeper, "_drop", lambda self, lease, reason: None), patched_wait, WITHOUT_SUPERVISOR):
         yield
 
 
 @fault
 def jobs_outlive_their_runner() -> Iterator[None]:
     """A keeper whose runner is dead does not stop the jobs."""
-    with patched((LeaseKeeper, "stop_all", lambda self: self._leases.clear())):
+    with patched((LeaseKeeper, "stop_all", lambda self: self._leases.clear()), WITHOUT_SUPERVISOR):
         yield
 
 
@@ -80,7 +90,7 @@ def jobs_outlive_their_keeper() -> Iterator[None]:
     async def empty(_self: SimCell) -> bool:
         return True
 
-    with patched((Agent, "_stop_jobs", nothing), (SimCell, "close", empty)):
+    with patched((Agent, "_stop_jobs", nothing), (SimCell, "close", empty), WITHOUT_SUPERVISOR):
         yield
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from deltaci.simulation.history import History, Simulation
 from deltaci.simulation.scenario import Fault, Scenario, UserAction, draw_scenario
+from tests.simulation.planted_runner import WITHOUT_SUPERVISOR
+from tests.simulation.planting import patched
 
 RUNNERS = 5
 OUTAGE_SECONDS = 1200.0
@@ -71,3 +74,20 @@ def test_a_machine_that_wakes_late_starts_no_step_under_a_lost_lease() -> None:
     faults = tuple(Fault(at=90.0 * n, kind="freeze machine", target=2 * n + 1, seconds=300.0) for n in range(1, 12))
 
     check_legal(minimal_scenario(*faults, actions=actions))
+
+
+@pytest.mark.proves("MOD-L7")
+@pytest.mark.parametrize(
+    ("seed", "invariant"),
+    [
+        pytest.param(301, "self-stop", id="a-runner-hangs-and-its-keeper-is-killed"),
+        pytest.param(384, "overlap", id="a-frozen-machine-starts-a-step-after-its-lease"),
+    ],
+)
+def test_a_job_ends_with_its_lease_without_runner_and_keeper(seed: int, invariant: str) -> None:
+    """Only the keeper ended jobs in time. Now the supervisor of the job knows the deadline, too."""
+    scenario = draw_scenario(seed, hours=6.0)
+    with patched(WITHOUT_SUPERVISOR):
+        assert Simulation(scenario).run().invariant == invariant
+
+    check_legal(scenario)

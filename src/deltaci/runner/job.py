@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Final
 
 from deltaci.core.backoff import Backoff
@@ -42,6 +44,7 @@ from deltaci.runner.lease.keeper import (
     Ready,
     Release,
     stop_margin_seconds,
+    supervisor_deadline,
 )
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.stream import LogStream
@@ -88,6 +91,7 @@ class JobRunner:
         self._steps_ended_at: datetime | None = None
         self._spec = granted.job_spec
         self._cell: Cell | None = None
+        self._renewals: Path | None = None
         self._worktree_path = ""
         self._cancel: Cancel | None = None
         self._stopping: asyncio.Task[bool] | None = None
@@ -183,6 +187,10 @@ class JobRunner:
         cell, spec = job_dir.cell, self._spec
         assert cell is not None
         assert spec is not None
+        self._renewals = job_dir.folder / "renewals"
+        os.mkfifo(self._renewals, 0o600)
+        deadline = supervisor_deadline(self._confirmed_until, self._granted.lease_ttl_seconds)
+        await cell.bind_lease(deadline, self._renewals)  # It opens the FIFO, so that the keeper can.
         self._update_keeper(None, log)
         job_log = JobLog(log, self._nonce())
         job_log.write_line(cell.description)
@@ -242,6 +250,7 @@ class JobRunner:
                 progress=progress,
                 bytes_sent=log.bytes_sent,
                 log_path=str(log.path),
+                renewals=str(self._renewals),
             )
         )
 
@@ -251,6 +260,8 @@ class JobRunner:
         If it has ended by this machine's clock, first ask the keeper for a renewal; without one, mark the lease as
         lost, because another runner may hold the job.
         """
+        if self._cell is not None and self._cell.is_lease_over:
+            self._is_lost = True
         if self._cell is not None and not self._is_lost and self._clock() >= self._confirmed_until:
             # Ask the keeper: its messages may not have been read yet, for example after this process was suspended.
             self._has_keeper_answered.clear()

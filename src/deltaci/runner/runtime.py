@@ -17,6 +17,7 @@ from deltaci.runner.client import RunnerClient
 from deltaci.runner.lease.keeper import KeeperCommand, KeeperEvent, decode_event
 from deltaci.runner.log.sections import new_nonce
 from deltaci.runner.sandbox import Executors
+from deltaci.runner.sandbox.supervisor import boottime
 from deltaci.runner.tls import TlsConfig
 from deltaci.runner.workspace.source_policy import allowed_protocols
 
@@ -41,8 +42,8 @@ class Runtime:
         self._tls = tls or TlsConfig()
 
     def clock(self) -> float:
-        """Return monotonic time in seconds; the keeper process reads the same clock."""
-        return time.monotonic()
+        """Return the seconds since boot, suspension included; the keeper and the supervisors read the same clock."""
+        return boottime()
 
     def now(self) -> datetime:
         """Return the wall-clock time, for display only."""

@@ -6,6 +6,7 @@ Every start and end of a pretended process is reported to the `ExecutionChecker`
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
@@ -19,7 +20,7 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Heartbeat, Limits
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.lease.heartbeat import Answers
-from deltaci.runner.lease.keeper import Hold, KeeperCommand, KeeperEvent, LeaseKeeper, Ready
+from deltaci.runner.lease.keeper import MAX_OVERRUN_SECONDS, Hold, KeeperCommand, KeeperEvent, LeaseKeeper, Ready
 from deltaci.runner.lease.log_recovery import UnsentLog, send_logs
 from deltaci.runner.runtime import KeeperConnection, Runtime
 from deltaci.runner.sandbox import SHELL, BindMount, Cell, Executor, Executors, Exit
@@ -72,6 +73,7 @@ class SimMachine(Runtime):
         self.keepers: list[SimKeeper] = []
         self.running: dict[str, SimCell] = {}  # Cells with a running step, by marker.
         self.leases: dict[str, tuple[str, int]] = {}  # The lease of each cell, by marker.
+        self.cells_by_fifo: dict[str, SimCell] = {}  # Cells that are bound to a lease, by the path of their FIFO.
         self.lease_ids: dict[str, None] = {}  # All leases that this machine held, in order.
         self.sent_requests: deque[SimRequest] = deque(maxlen=MAX_SENT_REQUESTS)  # Recent messages, for forging others.
 
@@ -128,16 +130,17 @@ class SimMachine(Runtime):
             cell.freeze()
 
     def thaw(self) -> None:
-        """Continue everything; the jobs a moment after the keepers."""
+        """Continue everything. The supervisors act a moment after their jobs have continued."""
         self.is_frozen = False
-        # The keepers wake first, so that they can stop a job whose lease has expired.
         for keeper in self.keepers:
             self.loop.thaw(keeper.node)
-        self.loop.call_outside(WAKE_SECONDS, self._resume)
-
-    def _resume(self) -> None:
         for cell in list(self.running.values()):
             cell.thaw()
+        self.loop.call_outside(WAKE_SECONDS, self._wake_supervisors)
+
+    def _wake_supervisors(self) -> None:
+        for cell in list(self.cells_by_fifo.values()):
+            cell.check_lease()
 
 
 class SimClient(RunnerClient):
@@ -230,6 +233,10 @@ class SimCell:
     def __init__(self, machine: SimMachine) -> None:
         self._machine = machine
         self.handle = JobHandle(marker=machine.nonce())
+        self.is_lease_over = False
+        self._fifo = ""
+        self._deadline = math.inf  # Of the supervisor, by the clock of the machine.
+        self._deadline_timer: Any = None
         self._is_over = False
         self._is_stubborn = self._is_rule = False
         self._exit: asyncio.Future[tuple[int | None, int | None, bool]] | None = None
@@ -238,9 +245,31 @@ class SimCell:
         self._ends_at = 0.0
         self._code = 0
         self._timer: Any = None
+        self._resumed_timer: Any = None
 
     async def open(self) -> None:
         """Do nothing."""
+
+    async def bind_lease(self, deadline: float, renewals: Path) -> None:
+        """Play the supervisor, which ends the job at this time."""
+        self._fifo = str(renewals)
+        self._machine.cells_by_fifo[self._fifo] = self
+        self.set_deadline(deadline)
+
+    def set_deadline(self, deadline: float) -> None:
+        """Replace the time at which the supervisor ends the job."""
+        machine = self._machine
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline = deadline
+        seconds = max(0.0, deadline - machine.clock()) / machine.clock_rate
+        self._deadline_timer = machine.loop.call_outside(seconds, self.check_lease)
+
+    def check_lease(self) -> None:
+        """End the job if its deadline has passed and the machine is not frozen."""
+        if self._machine.clock() >= self._deadline and not self._machine.is_frozen and not self._is_over:
+            self.is_lease_over = True
+            self.kill(KILLED)
 
     async def run(
         self,
@@ -252,7 +281,8 @@ class SimCell:
         on_output: Callable[[bytes], None],
         shell: tuple[str, ...] = SHELL,
     ) -> Exit:
-        """Pretend to run one step."""
+        """Pretend to run one step. The supervisor checks the deadline before it starts the step."""
+        self.check_lease()
         if self._is_over:
             return Exit(None, KILLED, 0.0)
         seconds, code, *flags = script.split()
@@ -261,7 +291,7 @@ class SimCell:
         self._exit = machine.loop.create_future()
         started_at = machine.loop.now
         machine.running[self.handle.marker] = self
-        machine.executions.record_start(*machine.leases.get(self.handle.marker, UNKNOWN_LEASE), machine.name)
+        machine.executions.record_start(*self._lease, machine.name)
         on_output(b"begins\n")
         self._resume(float(seconds))
         timeout = (
@@ -284,20 +314,26 @@ class SimCell:
             return
         self._is_paused = True
         self._timer.cancel()
+        if self._resumed_timer is not None:
+            self._resumed_timer.cancel()
         self._seconds_left = max(0.0, self._ends_at - self._machine.loop.now)
-        self._record_pause()
+        self._machine.executions.record_pause(*self._lease, self._machine.name)
 
     def thaw(self) -> None:
         """Continue the step, unless its machine is still frozen."""
         if self._is_paused and not self._machine.is_frozen:
             self._is_paused = False
-            self._record_pause()
+            self._resumed_timer = self._machine.loop.call_outside(MAX_OVERRUN_SECONDS, self._record_resume)
             self._resume(self._seconds_left)
 
-    def _record_pause(self) -> None:
-        machine = self._machine
-        lease = machine.leases.get(self.handle.marker, UNKNOWN_LEASE)
-        machine.executions.record_pause(*lease, machine.name, is_paused=self._is_paused)
+    @property
+    def _lease(self) -> tuple[str, int]:
+        return self._machine.leases.get(self.handle.marker, UNKNOWN_LEASE)
+
+    def _record_resume(self) -> None:
+        """Record that the step runs again, unless it has ended since."""
+        if self.handle.marker in self._machine.running:
+            self._machine.executions.record_start(*self._lease, self._machine.name)
 
     def _time_out(self) -> None:
         self._end(None, TERMINATED, is_timed_out=True)
@@ -312,9 +348,7 @@ class SimCell:
         if machine.running.pop(marker, None) is None or self._exit is None:
             return
         self._timer.cancel()
-        machine.executions.record_end(
-            *machine.leases.get(marker, UNKNOWN_LEASE), machine.name, code, is_rule=self._is_rule
-        )
+        machine.executions.record_end(*self._lease, machine.name, code, is_rule=self._is_rule)
         if not self._exit.done():
             self._exit.set_result((code, signal, is_timed_out))
 
@@ -328,6 +362,7 @@ class SimCell:
 
     async def close(self) -> bool:
         self.kill(KILLED)
+        self._machine.cells_by_fifo.pop(self._fifo, None)
         return True
 
 
@@ -378,7 +413,9 @@ class SimKeeper:
             kill=machine.kill_job,
             send=self._send,
             now=machine.now,
+            open_renewals=self._open_renewals,
         )
+        self._renewals: list[SimRenewals] = []
         self._soon(send_to_runner, Ready())
 
     def deliver(self, command: KeeperCommand) -> None:
@@ -394,9 +431,15 @@ class SimKeeper:
         self._soon(self._leave)
 
     def kill(self) -> None:
-        """Kill the keeper, as by SIGKILL; its runner notices."""
+        """Kill the keeper, as by SIGKILL; its runner and the supervisors of its jobs notice."""
         self._machine.loop.kill(self.node)
+        for renewals in self._renewals:
+            renewals.close()
         self._send_to_runner(None)
+
+    def _open_renewals(self, path: str) -> SimRenewals:
+        self._renewals.append(SimRenewals(self._machine.cells_by_fifo.get(path)))
+        return self._renewals[-1]
 
     def _soon(self, callback: Callable[..., object], *args: Any) -> None:
         self._machine.loop.call_soon(callback, *args, context=self._context)
@@ -421,6 +464,25 @@ class SimKeeper:
 
     def _send(self, client: RunnerClient, unsent_logs: Sequence[UnsentLog], clock: Callable[[], float]) -> None:
         send_logs(client, [log for log in unsent_logs if log.fd >= 0], clock, self._machine.sleep)
+
+
+class SimRenewals:
+    """The keeper's end of the FIFO to the supervisor of a simulated cell."""
+
+    def __init__(self, cell: SimCell | None) -> None:
+        self._cell = cell
+
+    def write(self, deadline: float) -> None:
+        """Replace the deadline of the supervisor."""
+        if self._cell is not None:
+            self._cell.set_deadline(deadline)
+
+    def close(self) -> None:
+        """Make the supervisor end the job."""
+        if self._cell is not None:
+            self._cell.set_deadline(0.0)
+            self._cell.check_lease()
+            self._cell = None
 
 
 class SimHeartbeatSender:

@@ -10,6 +10,7 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import Executors, bubblewrap, container, process_tree
 from deltaci.runner.sandbox.container import ContainerCell, ContainerExecutor
+from deltaci.runner.sandbox.zygote import Zygote
 
 
 @pytest.fixture
@@ -56,7 +57,8 @@ def test_the_error_of_a_broken_tool_is_quoted(monkeypatch: pytest.MonkeyPatch, t
     container.working_tool.cache_clear()
 
     assert (
-        ContainerExecutor().unavailable_reason() == "podman is not installed; docker does not work (the daemon sleeps)"
+        ContainerExecutor(Zygote()).unavailable_reason()
+        == "podman is not installed; docker does not work (the daemon sleeps)"
     )
     container.working_tool.cache_clear()
 
@@ -64,7 +66,7 @@ def test_the_error_of_a_broken_tool_is_quoted(monkeypatch: pytest.MonkeyPatch, t
 def test_a_secret_is_not_in_the_arguments_of_the_container_tool(tmp_path: Path) -> None:
     """Every user of the machine can read the arguments of a command."""
     limits = Limits(memory_bytes=1 << 28, processes=9, cpus=0.5)
-    cell = ContainerCell("/bin/podman", workspace=tmp_path, limits=limits, has_network=False, image="debian")
+    cell = ContainerCell("/bin/podman", Zygote(), workspace=tmp_path, limits=limits, has_network=False, image="debian")
 
     step = cell.step_command("make", {"TOKEN": "hunter2", "HOME": "/w"}, tmp_path, ("sh", "-c"))
     start = " ".join(cell.start_command())

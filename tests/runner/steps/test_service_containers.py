@@ -12,6 +12,7 @@ from deltaci.protocol.messages import JobSpec, Limits, Service
 from deltaci.runner.actions.context import JobContext, StepFailed
 from deltaci.runner.sandbox import container, process_tree
 from deltaci.runner.sandbox.container import ContainerCell
+from deltaci.runner.sandbox.zygote import Zygote
 from deltaci.runner.steps import service_containers as module
 from deltaci.runner.steps.service_containers import ServiceContainers
 from tests.contract.places import on_loop
@@ -140,7 +141,7 @@ async def test_a_job_in_a_container_shares_a_network_with_its_services(calls: Pa
     assert container.TOOLS
 
     async def scenario(job: JobContext, _desk: LeasedJob) -> None:
-        cell = ContainerCell("podman", workspace=tmp_path, limits=Limits(), has_network=True, image="debian")
+        cell = ContainerCell("podman", Zygote(), workspace=tmp_path, limits=Limits(), has_network=True, image="debian")
         services = ServiceContainers(job.spec, cell, job.log)
         told = await services.start(job.expressions, 60)
         network = told["cache"]["network"]

@@ -4,8 +4,11 @@ It is a process of its own so that neither a job that uses all resources nor a r
 heartbeats, and a confirmed heartbeat extends a lease. If a lease is not confirmed in time, it kills the job before the
 server may grant the lease to another runner. If the runner dies, it kills all jobs and sends the rest of their logs.
 
-Commands arrive on stdin and events leave on stdout, as JSON lines. Times are those of the machine's monotonic clock,
-which all of its processes share.
+Commands arrive on stdin and events leave on stdout, as JSON lines. Times are those of the machine's boot clock, which
+all of its processes share and which goes on while the machine is suspended.
+
+The keeper is not alone: it passes each confirmed deadline on to the job's supervisor, which kills the job a little
+later, also if the keeper hangs or ends.
 """
 
 from __future__ import annotations
@@ -13,11 +16,10 @@ from __future__ import annotations
 import os
 import selectors
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -26,6 +28,7 @@ from deltaci.runner.client import RunnerClient
 from deltaci.runner.lease.heartbeat import HeartbeatSender, HeartbeatThread
 from deltaci.runner.lease.log_recovery import UnsentLog, open_log, send_unsent_logs
 from deltaci.runner.sandbox.process_tree import JobHandle, kill_all
+from deltaci.runner.sandbox.supervisor import RENEWAL_BYTES, BoottimeTimer, boottime
 from deltaci.runner.tls import TlsConfig
 
 RETRY_SECONDS: Final = 1.0
@@ -34,13 +37,15 @@ MAX_CALL_SECONDS: Final = 5.0
 TIMEOUT_FACTOR: Final = 4  # The next call may take this many times as long as the last one.
 KILL_SECONDS: Final = 2.0
 FIRST_PROGRESS_SECONDS: Final = 1.0  # From the first step to an extra heartbeat that reports it.
+MAX_OVERRUN_SECONDS: Final = 0.1  # That a job may run past its supervisor's deadline when a suspended machine resumes.
 LOG_RECOVERY_SECONDS: Final = 10.0  # For the logs of a dead runner, while their leases last.
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     """Keep this lease; sent again when something has changed.
 
-    `confirmed_at` is a time of the monotonic clock, not an age, as this message may be read late.
+    `confirmed_at` is a time of the boot clock, not an age, as this message may be read late. `renewals` is the path of
+    the FIFO from which the job's supervisor reads its deadline.
     """
 
     lease_id: str
@@ -52,6 +57,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     progress: Progress | None = None
     bytes_sent: int = 0
     log_path: str = ""
+    renewals: str = ""
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
@@ -88,7 +94,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
 
 
 class Confirmed(msgspec.Struct, frozen=True, kw_only=True, tag="proved"):
-    """The lease is valid until this time of the monotonic clock. The reply to every `Hold`."""
+    """The lease is valid until this time of the boot clock. The reply to every `Hold`."""
 
     lease_id: str
     until: float
@@ -105,13 +111,54 @@ def stop_margin_seconds(ttl_seconds: float) -> float:
     return min(10.0, ttl_seconds / 4)
 
 
+def supervisor_deadline(confirmed_until: float, ttl_seconds: float) -> float:
+    """Return when the job's supervisor kills the job: halfway from the keeper's deadline to the end of the lease."""
+    return confirmed_until + stop_margin_seconds(ttl_seconds) / 2
+
+
+class RenewalPipe(Protocol):
+    """The keeper's end of a FIFO to the supervisor of a job."""
+
+    def write(self, deadline: float) -> None:
+        """Replace the time at which the supervisor kills the job."""
+
+    def close(self) -> None:
+        """Make the supervisor kill the job now, if one is left."""
+
+
+class RenewalFifo:
+    """The writing end of a FIFO whose reader is the supervisor, or the runner before it has started one."""
+
+    def __init__(self, path: str) -> None:
+        self._file = -1
+        with suppress(OSError):  # Without a reader, there is no job.
+            self._file = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def write(self, deadline: float) -> None:
+        """Write the deadline. If the FIFO is full or has no reader, nothing is written."""
+        with suppress(OSError):
+            os.write(self._file, int(deadline * 1e9).to_bytes(RENEWAL_BYTES, "little"))
+
+    def close(self) -> None:
+        """Close the FIFO."""
+        with suppress(OSError):
+            os.close(self._file)
+        self._file = -1
+
+
 class _LeaseState:
-    def __init__(self, command: Hold, now: float) -> None:
+    def __init__(self, command: Hold, now: float, renewals: RenewalPipe) -> None:
         self.command = command
         self.margin = stop_margin_seconds(command.ttl_seconds)
         self.confirmed_until = command.confirmed_at + command.ttl_seconds - self.margin
         self.heartbeat_at = now + command.interval_seconds
         self.is_canceling = False
+        self.renewals = renewals
+
+    def renew(self, confirmed_at: float, ttl_seconds: float) -> None:
+        """Extend the lease, and tell the job's supervisor."""
+        self.confirmed_until = confirmed_at + ttl_seconds - self.margin
+        self.renewals.write(supervisor_deadline(self.confirmed_until, self.command.ttl_seconds))
 
 
 class LeaseKeeper:
@@ -121,11 +168,12 @@ class LeaseKeeper:
         self,
         connect: Callable[[], RunnerClient],
         emit: Callable[[KeeperEvent], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = boottime,
         start_sender: Callable[[RunnerClient], HeartbeatSender] = HeartbeatThread,
         kill: Callable[[JobHandle, float], object] = kill_all,
         send: Callable[[RunnerClient, Sequence[UnsentLog], Callable[[], float]], None] = send_unsent_logs,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        open_renewals: Callable[[str], RenewalPipe] = RenewalFifo,
     ) -> None:
         self._connect = connect
         self._emit = emit
@@ -136,6 +184,7 @@ class LeaseKeeper:
         self._kill_job = kill
         self._send_unsent_logs = send
         self._now = now
+        self._open_renewals = open_renewals
         self._sender = start_sender(connect())
         self._awaiting_answer: list[_LeaseState] = []  # The leases in the batch that is being sent.
         self._sent_at = self._answer_deadline = 0.0
@@ -150,9 +199,12 @@ class LeaseKeeper:
         if isinstance(command, NewToken):
             self._token = self._sender.client.token = command.token
         elif isinstance(command, Release):
-            self._leases.pop(command.lease_id, None)
+            if (lease := self._leases.pop(command.lease_id, None)) is not None:
+                lease.renewals.close()
         else:
-            lease = self._leases.setdefault(command.lease_id, _LeaseState(command, self._clock()))
+            if (lease := self._leases.get(command.lease_id)) is None:
+                lease = _LeaseState(command, self._clock(), self._open_renewals(command.renewals))
+                self._leases[command.lease_id] = lease
             if lease.command.progress is None and command.progress is not None:
                 # Report the start of the steps early, unless the job ends at once.
                 lease.heartbeat_at = min(lease.heartbeat_at, self._clock() + FIRST_PROGRESS_SECONDS)
@@ -186,6 +238,8 @@ class LeaseKeeper:
             # Opened first: a restarted runner removes the files of this one.
             unsent_logs.append(UnsentLog(lease_id, open_log(lease.command.log_path), until))
         for lease in self._leases.values():
+            lease.renewals.close()
+        for lease in self._leases.values():
             self._kill_job(lease.command.handle, KILL_SECONDS)
         self._leases.clear()
         self._sender.close()
@@ -203,6 +257,7 @@ class LeaseKeeper:
         self._leases.pop(lease.command.lease_id, None)
         # Report first, then kill: otherwise the runner could report the killed job as a result.
         self._emit(Lost(lease_id=lease.command.lease_id, reason=reason))
+        lease.renewals.close()
         self._kill_job(lease.command.handle, KILL_SECONDS)
 
     def _send_heartbeats(self, due: list[_LeaseState]) -> None:
@@ -252,7 +307,7 @@ class LeaseKeeper:
             reason = getattr(answer, "reason", None) or getattr(answer, "code", "STALE")
             self._drop(lease, str(reason))
             return
-        lease.confirmed_until = self._sent_at + answer.new_lease_ttl_seconds - lease.margin
+        lease.renew(self._sent_at, answer.new_lease_ttl_seconds)
         lease.heartbeat_at = self._sent_at + lease.command.interval_seconds
         if answer.cancel_requested and not lease.is_canceling:
             lease.is_canceling = True
@@ -265,11 +320,14 @@ class LeaseKeeper:
 def serve(keeper: LeaseKeeper, commands_fd: int) -> None:
     """Execute commands and keep leases until the runner closes its end."""
     pending = b""
+    timer = BoottimeTimer()  # The timeout of a selector would not count suspension.
     while True:
+        timer.set(boottime() + keeper.wait_seconds())
         with selectors.DefaultSelector() as selector:
             selector.register(commands_fd, selectors.EVENT_READ)
             selector.register(keeper, selectors.EVENT_READ)
-            ready = {key.fd for key, _ in selector.select(keeper.wait_seconds())}
+            selector.register(timer, selectors.EVENT_READ)
+            ready = {key.fd for key, _ in selector.select()}
         if commands_fd in ready:
             data = os.read(commands_fd, 1 << 16)
             if not data:

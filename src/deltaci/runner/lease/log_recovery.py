@@ -16,6 +16,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.sandbox.supervisor import boottime
 
 CHUNK_BYTES: Final = 1024 * 1024
 RETRY_SECONDS: Final = 0.1
@@ -40,7 +41,7 @@ def open_log(path: str) -> int:
 
 
 def send_unsent_logs(
-    client: RunnerClient, unsent_logs: Sequence[UnsentLog], clock: Callable[[], float] = time.monotonic
+    client: RunnerClient, unsent_logs: Sequence[UnsentLog], clock: Callable[[], float] = boottime
 ) -> None:
     """Send all logs in a thread, and return when they are sent or their leases have ended."""
     readable = [unsent_log for unsent_log in unsent_logs if unsent_log.fd != NO_FILE]

@@ -28,7 +28,11 @@ class Executors:
     def __init__(self, defaults: Sequence[str] = DEFAULT_EXECUTORS) -> None:
         self._defaults = list(defaults)  # For a job that requests none: the first usable one.
         self._zygote = Zygote()
-        executors: tuple[Executor, ...] = (ContainerExecutor(), SandboxExecutor(), ProcessExecutor(self._zygote))
+        executors: tuple[Executor, ...] = (
+            ContainerExecutor(self._zygote),
+            SandboxExecutor(),
+            ProcessExecutor(self._zygote),
+        )
         self._executors = {executor.name: executor for executor in executors}  # In order of isolation.
         cgroups.remove_stale()  # Of runners that were killed.
 

@@ -50,8 +50,18 @@ class Cell(Protocol):
     def description(self) -> str:
         """One sentence for the log: the executor, and which limits are in force."""
 
+    @property
+    def is_lease_over(self) -> bool:
+        """Return whether the cell has ended its processes because the lease was over; see `bind_lease`."""
+
     async def open(self) -> None:
         """Prepare the cell, which the first step would otherwise do. Raises `CellFailed`."""
+
+    async def bind_lease(self, deadline: float, renewals: Path) -> None:
+        """End all processes and start no more at this time of the boot clock, or when the lease keeper ends.
+
+        `renewals` is a FIFO: the keeper writes later deadlines into it, and its end closes it.
+        """
 
     async def run(
         self,

@@ -2,6 +2,10 @@
 
 The tool starts the container's processes outside of the runner's process tree. They are found by the marker in their
 environment, by the container's first pid and by its cgroup; the tool is also asked to remove the container.
+
+A supervisor outside of the container runs the commands of the tool and ends them with the lease. It also holds the
+writing end of a FIFO that the container's first process reads. When the supervisor ends, the kernel closes the FIFO,
+the first process exits, and with it the kernel ends all processes of the container.
 """
 
 from __future__ import annotations
@@ -13,24 +17,25 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from deltaci.core.errors import InvariantBroken
 from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import process_tree
 from deltaci.runner.sandbox.cell import SHELL, BindMount, CellFailed, Exit
 from deltaci.runner.sandbox.environment import environment
+from deltaci.runner.sandbox.process import ProcessExecutor
 from deltaci.runner.sandbox.process_tree import JobHandle
-from deltaci.runner.sandbox.supervised_cell import KILL_SECONDS, MAX_READ_BYTES
+from deltaci.runner.sandbox.supervised_cell import KILL_SECONDS
+from deltaci.runner.sandbox.zygote import Zygote
 
 TOOLS: Final = ("podman", "docker")
 PROBE_SECONDS: Final = 10.0
 TOOL_SECONDS: Final = 600.0  # A call of the tool may have to download an image.
-KEEP_ALIVE_SCRIPT: Final = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+SUPERVISOR_FIFO: Final = "/run/deltaci-supervisor"  # In the container.
+KEEP_ALIVE_SCRIPT: Final = f"trap 'exit 0' TERM; cat {SUPERVISOR_FIFO} >/dev/null & wait $!"
 SIGNALED: Final = 128  # The tool reports a signal as an exit code above this.
 # Variables of the runner that the tool itself needs. They are not passed to the container.
 TOOL_VARIABLES: Final = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DOCKER_CONFIG", "TMPDIR")
@@ -40,6 +45,9 @@ class ContainerExecutor:
     """For jobs that name an image."""
 
     name = "container"
+
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
 
     def unavailable_reason(self) -> str:
         """Return why no container tool works here; tested once per process."""
@@ -54,14 +62,23 @@ class ContainerExecutor:
             raise CellFailed(f"no container can be started: {reasons}")
         workspace = workspace.resolve()
         return ContainerCell(
-            tool, workspace=workspace, limits=limits, has_network=network, image=image, bind_mounts=bind_mounts
+            tool,
+            self._zygote,
+            workspace=workspace,
+            limits=limits,
+            has_network=network,
+            image=image,
+            bind_mounts=bind_mounts,
         )
 
 
 class ContainerCell:
+    """One job in one container, and outside of it a cell in which the commands of the tool run."""
+
     def __init__(
         self,
         tool: str,
+        zygote: Zygote,
         *,
         workspace: Path,
         limits: Limits,
@@ -71,7 +88,10 @@ class ContainerCell:
     ) -> None:
         self._tool = tool
         self._bind_mounts = tuple(bind_mounts)
-        self._marker = secrets.token_hex(16)
+        executor = ProcessExecutor(zygote, use_cgroups=False)
+        self._tool_cell = executor.cell(workspace=workspace, limits=Limits(), network=True, image="")
+        self._marker = secrets.token_hex(16)  # Not that of `_tool_cell`, which outlives a container that is replaced.
+        self._fifo = workspace.parent / f"{self._marker}.supervisor"
         self._name = f"deltaci-{self._marker}"
         self._workspace = workspace
         self._limits = limits
@@ -79,7 +99,6 @@ class ContainerCell:
         self._image = image
         self._handle = JobHandle(marker=self._marker)
         self._is_started = False
-        self._is_running = False
         self.network = ""  # The network that it shares with service containers, if any.
         self._is_stopping = asyncio.Event()  # Then nothing more is started.
         limit_texts = [
@@ -97,6 +116,11 @@ class ContainerCell:
         """Return the data that finds the job's processes now."""
         return self._handle
 
+    @property
+    def is_lease_over(self) -> bool:
+        """Return whether the supervisor has ended because the lease was over."""
+        return self._tool_cell.is_lease_over
+
     def start_command(self) -> list[str]:
         workspace = str(self._workspace)
         limits = self._limits
@@ -110,6 +134,8 @@ class ContainerCell:
             *(
                 "--volume",
                 f"{workspace}:{workspace}",
+                "--volume",
+                f"{self._fifo}:{SUPERVISOR_FIFO}:ro",
                 *self._volumes(),
                 "--workdir",
                 workspace,
@@ -124,10 +150,14 @@ class ContainerCell:
             yield from ("--volume", f"{mount.path}:{mount.path}{'' if mount.is_writable else ':ro'}")
 
     def step_command(self, script: str, env: dict[str, str], workdir: Path, shell: tuple[str, ...]) -> list[str]:
-        """Return the command that runs a step; only variables that the tool itself reads have their values in it."""
+        """Return the command that runs a step.
+
+        Only the variables that the tool itself reads and the marker have their values in it.
+        """
         arguments = []
         for name, value in env.items():
-            arguments += ["--env", f"{name}={value}" if name in TOOL_VARIABLES else name]
+            is_public = name in TOOL_VARIABLES or name == process_tree.MARKER_VARIABLE
+            arguments += ["--env", f"{name}={value}" if is_public else name]
         command = [*shell, script]
         if shell == SHELL:
             choose_shell = (
@@ -137,7 +167,12 @@ class ContainerCell:
         return [self._tool, "exec", "--workdir", str(workdir), *arguments, self._name, *command]
 
     async def open(self) -> None:
-        """Do nothing: the first step starts the container."""
+        """Start the supervisor. The first step starts the container."""
+        await self._tool_cell.open()
+
+    async def bind_lease(self, deadline: float, renewals: Path) -> None:
+        """Make the supervisor end the job with its lease; see `Cell.bind_lease`."""
+        await self._tool_cell.bind_lease(deadline, renewals)
 
     async def run(
         self,
@@ -150,72 +185,52 @@ class ContainerCell:
         shell: tuple[str, ...] = SHELL,
     ) -> Exit:
         """Run one step; see `Cell.run`. A timeout removes the container, and the next step starts a new one."""
-        if self._is_running:
-            raise InvariantBroken("a cell runs one step at a time, but a second one was started")
         if self._is_stopping.is_set():
             return Exit(None, int(signal.SIGKILL), 0.0)
-        began = time.monotonic()
-        self._is_running = True
-        try:
-            if not self._is_started:
-                await self._start_container()
-            step_env = environment(self._workspace, self._marker, env)
-            if "PATH" not in env:
-                del step_env["PATH"]  # The image sets its own.
-            code, is_timed_out = await self._run_command(
-                self.step_command(script, step_env, workdir, shell), step_env, timeout_seconds, on_output
-            )
-        finally:
-            self._is_running = False
-        seconds = time.monotonic() - began
-        if is_timed_out or self._is_stopping.is_set() or code < 0:
-            return Exit(None, int(signal.SIGKILL), seconds, is_timed_out)
+        if not self._is_started:
+            await self._start_container()
+        step_env = environment(self._workspace, self._marker, env)
+        if "PATH" not in env:
+            del step_env["PATH"]  # The image sets its own.
+        *command, script = self.step_command(script, step_env, workdir, shell)
+        result = await self._tool_cell.run(
+            script,
+            env={name: value for name, value in step_env.items() if name not in TOOL_VARIABLES} | tool_environment(),
+            workdir=self._workspace,
+            timeout_seconds=timeout_seconds,
+            on_output=on_output,
+            shell=tuple(command),
+        )
+        if result.is_timed_out:
+            await self._remove_container()
+        code = result.exit_code
+        if result.is_timed_out or self._is_stopping.is_set() or code is None:
+            return Exit(None, int(signal.SIGKILL), result.seconds, result.is_timed_out)
         if SIGNALED < code <= SIGNALED + 64:
-            return Exit(None, code - SIGNALED, seconds)
-        return Exit(code, None, seconds)
+            return Exit(None, code - SIGNALED, result.seconds)
+        return Exit(code, None, result.seconds)
 
     async def stop(self, grace_seconds: float) -> bool:
         """Terminate, wait and kill; see `Cell.stop`."""
         self._is_stopping.set()
         if self._is_started and grace_seconds > 0:
             await asyncio.to_thread(process_tree.terminate, self._handle, grace_seconds, self._handle.root_pids)
-        return await self._remove_container()
+        is_removed = await self._remove_container()
+        return await self._tool_cell.stop(0.0) and is_removed
 
     async def close(self) -> bool:
         """Remove the container; see `Cell.close`."""
         self._is_stopping.set()
-        return await self._remove_container()
-
-    async def _run_command(
-        self, command: list[str], env: dict[str, str], timeout_seconds: float, on_output: Callable[[bytes], None]
-    ) -> tuple[int, bool]:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={name: value for name, value in env.items() if name not in TOOL_VARIABLES} | tool_environment(),
-        )
-        is_timed_out = False
-        reading = asyncio.create_task(_copy_output(process, on_output))
-        waiting = asyncio.create_task(process.wait())
-        try:
-            await asyncio.wait([waiting], timeout=timeout_seconds or None)
-            if not waiting.done():
-                is_timed_out = True
-                await self._remove_container()
-                await asyncio.wait([waiting], timeout=KILL_SECONDS)
-            await asyncio.wait([reading], timeout=KILL_SECONDS)
-        finally:
-            reading.cancel()
-            if not waiting.done():
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            await asyncio.gather(reading, waiting, return_exceptions=True)
-        return process.returncode or 0, is_timed_out
+        is_removed = await self._remove_container()
+        self._fifo.unlink(missing_ok=True)
+        return await self._tool_cell.close() and is_removed
 
     async def _start_container(self) -> None:
         self._is_started = True  # Set before the call: a call that fails may have started a container.
+        if not self._fifo.exists():
+            os.mkfifo(self._fifo, 0o644)
+            # For reading, too: opening it only for writing would wait for a reader.
+            await self._tool_cell.keep_open(os.open(self._fifo, os.O_RDWR | os.O_CLOEXEC))
         code, output = await self._call_tool(*self.start_command()[1:])
         if code:
             await self._remove_container()
@@ -255,12 +270,6 @@ class ContainerCell:
             return 1, f"{Path(self._tool).name} {arguments[0]} did not answer within {TOOL_SECONDS:.0f} s"
         code = process.returncode or 0
         return code, (error if code else out).decode(errors="replace").strip()[:2000]
-
-
-async def _copy_output(process: asyncio.subprocess.Process, on_output: Callable[[bytes], None]) -> None:
-    if process.stdout is not None:
-        while data := await process.stdout.read(MAX_READ_BYTES):
-            on_output(data)
 
 
 def tool_environment() -> dict[str, str]:

@@ -117,6 +117,8 @@ class SupervisedCell:
         )  # Not the job's: the supervisor and its guard or sandbox.
         self._outputs: list[StepOutput] = []
         self._on_output: Callable[[bytes], None] | None = None
+        self._lease_order: tuple[float, int] | None = None  # For the supervisor: the deadline and the FIFO of renewals.
+        self.is_lease_over = False
         self._was_killed_here = False  # Whether the runner had to kill the supervisor.
         self._is_stopping = asyncio.Event()  # Then nothing more is started.
 
@@ -129,6 +131,22 @@ class SupervisedCell:
         """Start the supervisor; see `Cell.open`."""
         if self._guard is None and not self._is_stopping.is_set():
             await self._start_supervisor()
+
+    async def bind_lease(self, deadline: float, renewals: Path) -> None:
+        """Make the supervisor end the job with its lease; see `Cell.bind_lease`."""
+        self._lease_order = (deadline, os.open(renewals, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        if self._guard is not None:
+            await self._send_lease()
+
+    async def keep_open(self, file: int) -> None:
+        """Move a descriptor into the supervisor, whose end closes it. Starts the supervisor if none runs."""
+        await self.open()
+        await self._send_order(file, "keep_open")
+
+    async def _send_lease(self) -> None:
+        if self._lease_order is not None:
+            (deadline, renewals), self._lease_order = self._lease_order, None
+            await self._send_order(renewals, "lease", str(deadline))
 
     async def run(
         self,
@@ -190,6 +208,9 @@ class SupervisedCell:
             await asyncio.to_thread(self._groups.remove)
         for output in self._outputs:
             output.close()
+        if self._lease_order is not None:
+            os.close(self._lease_order[1])
+            self._lease_order = None
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
@@ -236,6 +257,7 @@ class SupervisedCell:
                 return
             self._is_stopping.set()
             raise CellFailed(f"the cell did not start: {await self._startup_error()}")
+        await self._send_lease()
         if self._is_isolated:
             # No step has run yet, so no process is the job's.
             self._infrastructure_pids = frozenset(await asyncio.to_thread(process_tree.members, self._handle))
@@ -269,6 +291,8 @@ class SupervisedCell:
         if verb == "exit":
             code, cpu_seconds, peak = report.split()
             self._on_exit((int(code), (float(cpu_seconds), int(peak))))
+        elif verb == "lease_over":
+            self.is_lease_over = True
         elif self._ready is not None and not self._ready.done():
             if verb == "ready":
                 self._ready.set_result(int(report))

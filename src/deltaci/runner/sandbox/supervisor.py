@@ -5,7 +5,8 @@ most of a small job's time. In a sandbox it is started inside. Without a sandbox
 this script with the argument `zygote`) forks one for each cell.
 
 Its stdin is a socket to the runner. It is a subreaper: all processes that a step leaves behind stay its descendants.
-When the runner ends, which it learns by the end of the socket or by a signal from the kernel, it kills them.
+It kills them and exits when the runner ends, which it learns by the end of the socket or by a signal from the kernel,
+and when the job's lease is over: at the deadline, by a clock that counts suspension, or when the lease keeper ends.
 
 An order is a length and that many bytes: texts separated by NUL, which no text can contain. A reply is a line.
 """
@@ -21,6 +22,7 @@ import os
 import resource
 import select
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +38,14 @@ CANNOT_JOIN_CGROUP = 125
 LENGTH_BYTES = 4
 DESCRIPTOR_BYTES = 4  # of a descriptor on its way through a socket
 MARKER_VARIABLE = "DELTACI_JOB_MARK"
+RENEWAL_BYTES = 8  # of a renewal in the FIFO of the lease keeper: a time of CLOCK_BOOTTIME in nanoseconds
+TFD_TIMER_ABSTIME = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def boottime() -> float:
+    """Return the seconds since the machine was booted, which include the time that it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def prctl(option: int, value: int) -> None:
@@ -73,8 +82,8 @@ def find_program(name: str, path: str) -> str:
     return next((candidate for folder in path.split(":") if os.access(candidate := f"{folder}/{name}", os.X_OK)), "")
 
 
-def become_step(order: list[str], output: int) -> NoReturn:
-    """Turn this forked child into the step. Never returns."""
+def become_step(order: list[str], output: int, deadline: LeaseDeadline) -> NoReturn:
+    """Turn this forked child into the step, unless the lease is over by now. Never returns."""
     code = NOT_EXECUTABLE
     try:
         os.setsid()
@@ -105,6 +114,9 @@ def become_step(order: list[str], output: int) -> NoReturn:
             program = find_program("sh", env["PATH"])
         if not program:
             raise FileNotFoundError(errno.ENOENT, "there is no such program on the search path", argv[0])
+        # The last moment: the machine may have been suspended since the order was sent.
+        if deadline.has_passed():
+            os.kill(os.getpid(), signal.SIGKILL)
         os.execve(program, argv, env)
     except BaseException as error:
         code = PROGRAM_NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
@@ -153,6 +165,76 @@ def kill_descendants(on_exit: Callable[[int, int], None] = lambda _pid, _status:
         options = 0
 
 
+class BoottimeTimer:
+    """A file descriptor that becomes readable at a time of CLOCK_BOOTTIME, also if the machine was suspended then.
+
+    The timeouts of `poll` and of asyncio do not count suspension.
+    """
+
+    def __init__(self) -> None:
+        self._file: int = LIBC.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+
+    def fileno(self) -> int:
+        return self._file
+
+    def set(self, at: float) -> None:
+        """Become readable at this time, or at once if it has passed. It replaces the time that was set before."""
+        nanoseconds = max(1, int(at * 1e9))  # 0 would switch the timer off.
+        interval_and_value = (ctypes.c_long * 4)(0, 0, nanoseconds // 10**9, nanoseconds % 10**9)
+        if LIBC.timerfd_settime(self._file, TFD_TIMER_ABSTIME, interval_and_value, None):
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+
+class LeaseDeadline:
+    """The time at which the job must be dead. The lease keeper moves it with each renewal, over a FIFO."""
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self._timer = BoottimeTimer()
+        self._renewals = -1
+        self._at = float("inf")
+        poll.register(self._timer.fileno(), select.POLLIN)
+
+    def bind(self, at: float, renewals: int) -> None:
+        """Set the first deadline and the FIFO from which later ones are read."""
+        self._renewals = renewals
+        os.set_blocking(renewals, False)
+        self._poll.register(renewals, select.POLLIN)
+        self._set(at)
+
+    def _set(self, at: float) -> None:
+        self._at = at
+        self._timer.set(at)
+
+    def read_renewals(self, events: int) -> None:
+        """Read the latest deadline after these events of `poll`. If the keeper has closed the FIFO, it is now."""
+        data = b""
+        while events & select.POLLIN:
+            try:
+                chunk = os.read(self._renewals, RENEWAL_BYTES * 64)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            data = chunk
+        if data:
+            self._set(int.from_bytes(data[-RENEWAL_BYTES:], "little") / 1e9)
+        if events & select.POLLHUP:
+            self._set(0.0)
+
+    def has_passed(self) -> bool:
+        """Return whether the job must be dead, according to the renewals that were read."""
+        return boottime() >= self._at
+
+    def is_over(self, events: dict[int, int]) -> bool:
+        """Return whether the job must be dead, after these events of `poll` by file descriptor."""
+        if self._renewals in events:
+            self.read_renewals(events[self._renewals])
+        return self.has_passed()
+
+
 class SignalPipe:
     """Makes signals readable from a pipe, so that `poll` can wait for them."""
 
@@ -165,13 +247,21 @@ class SignalPipe:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, ORPHANED):
             signal.signal(number, lambda *_: None)
 
-    def serve(self, runner: _socket.socket, execute_order: Callable[[], bool], reap: Callable[[], None]) -> None:
-        """Execute orders and reap children until the runner is gone."""
-        poll = select.poll()
+    def serve(
+        self,
+        poll: select.poll,
+        runner: _socket.socket,
+        execute_order: Callable[[], bool],
+        reap: Callable[[], None],
+        is_lease_over: Callable[[dict[int, int]], bool] = lambda _: False,
+    ) -> None:
+        """Execute orders and reap children until the runner is gone or the lease is over."""
         poll.register(runner.fileno(), select.POLLIN)
         poll.register(self.file, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = dict(poll.poll())
+            if is_lease_over(ready):
+                return
             if self.file in ready:
                 if ORPHANED in os.read(self.file, 4096):
                     return
@@ -196,9 +286,11 @@ def reap_children() -> list[tuple[int, int]]:
 class Supervisor:
     """Runs one step at a time, beside any number of processes that earlier steps left."""
 
-    def __init__(self, runner: _socket.socket) -> None:
+    def __init__(self, runner: _socket.socket, deadline: LeaseDeadline) -> None:
         self.runner = runner
+        self.deadline = deadline
         self.step = 0
+        self.open_files: list[int] = []  # The kernel closes them when this process ends, which their readers notice.
 
     def send(self, *words: object) -> None:
         """Send a reply to the runner."""
@@ -239,7 +331,13 @@ class Supervisor:
         (verb, *order), output = received
         if verb == "signal":
             self.signal_step(int(order[0]))
-        elif output is not None:
+        elif output is None:
+            return True
+        elif verb == "lease":
+            self.deadline.bind(float(order[0]), output)
+        elif verb == "keep_open":
+            self.open_files.append(output)
+        else:
             try:
                 self.step = os.fork()
             except OSError as error:
@@ -249,20 +347,24 @@ class Supervisor:
                 self.send("exit", NOT_EXECUTABLE, 0.0, 0)
             else:
                 if not self.step:
-                    become_step(order, output)
+                    become_step(order, output, self.deadline)
             os.close(output)
         return True
 
 
 def supervise(runner: _socket.socket) -> None:
-    """Supervise one job until the runner is gone."""
+    """Supervise one job until the runner is gone or the job's lease is over."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal_pipe = SignalPipe()
     prctl(PR_SET_PDEATHSIG, ORPHANED)
-    supervisor = Supervisor(runner)
+    poll = select.poll()
+    deadline = LeaseDeadline(poll)
+    supervisor = Supervisor(runner, deadline)
     try:
         supervisor.send("ready", os.getpid())
-        signal_pipe.serve(runner, supervisor.execute_order, supervisor.reap)
+        signal_pipe.serve(poll, runner, supervisor.execute_order, supervisor.reap, deadline.is_over)
+        if deadline.has_passed():
+            supervisor.send("lease_over")
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ECONNRESET):
             raise
@@ -379,7 +481,7 @@ def main() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     fork_server = ForkServer(runner)
     runner.sendall(b"ready\n")
-    signal_pipe.serve(runner, fork_server.execute_order, fork_server.reap)
+    signal_pipe.serve(select.poll(), runner, fork_server.execute_order, fork_server.reap)
     os._exit(0)
 
 

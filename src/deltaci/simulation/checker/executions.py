@@ -87,12 +87,13 @@ class ExecutionChecker:
                 self.unreported_ends[attempt_id, number] = worker_id
         self._note(f"ended {attempt_id} {number} {exit_code}")
 
-    def record_pause(self, attempt_id: str, number: int, worker_id: str, *, is_paused: bool) -> None:
-        """Record that the machine of the process was frozen or thawed; a frozen process does not count as running."""
-        if is_paused:
-            self.executing.get(attempt_id, set()).discard((number, worker_id))
-        else:
-            self.record_start(attempt_id, number, worker_id)
+    def record_pause(self, attempt_id: str, number: int, worker_id: str) -> None:
+        """Record that the machine of the process was frozen; a frozen process does not count as running.
+
+        When the machine continues, the process starts again for this class `MAX_OVERRUN_SECONDS` later: only then must
+        its supervisor have ended it, if its lease is over.
+        """
+        self.executing.get(attempt_id, set()).discard((number, worker_id))
 
     def set_log_file(self, attempt_id: str, number: int, path: str) -> None:
         """Set the file that the job's output is written to."""

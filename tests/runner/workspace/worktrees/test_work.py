@@ -23,6 +23,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.git.commit_builder import Signature
 from deltaci.protocol.messages import Limits, Worktree
 from deltaci.runner.sandbox.container import ContainerCell
+from deltaci.runner.sandbox.zygote import Zygote
 from deltaci.runner.workspace.worktrees import bundle_commits, worktree_pool
 from deltaci.storage.blobs import keys
 from tests.contract.places import Place, on_loop
@@ -440,8 +441,9 @@ async def test_a_runner_starts_even_if_it_cannot_create_worktrees(
 def test_a_container_mounts_the_worktree(tmp_path: Path) -> None:
     """At the same paths; the runner's repository is read-only."""
     slot = worktree_pool.WorktreeSlot(tmp_path / "s", "tree", worktree_pool.StreamRecord("s", False))
+    mounts = slot.bind_mounts()
     cell = ContainerCell(
-        "docker", workspace=tmp_path, limits=Limits(), has_network=False, image="x", bind_mounts=slot.bind_mounts()
+        "docker", Zygote(), workspace=tmp_path, limits=Limits(), has_network=False, image="x", bind_mounts=mounts
     )
 
     volumes = [word for word in cell.start_command() if str(slot.stream) in word]
