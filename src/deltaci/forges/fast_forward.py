@@ -230,7 +230,7 @@ class GitLabFastForwarder:
         return project.merge_method == "ff" and project.squash_option != "always"
 
     async def move(self, api: RepositoryApi, move: BranchMove) -> None:
-        """Open the merge fields unless it exists, wait until the forge has checked it, and accept it."""
+        """Open the merge request unless it exists, wait until the forge has checked it, and accept it."""
         iid = await self._open_merge_request(api, move)
         for _ in range(MAX_POLLS):
             response, body = await api.request("GET", f"/merge_requests/{iid}")

@@ -39,7 +39,7 @@ class Gitea:
         return delivery.header(b"x-forgejo-delivery") or delivery.header(b"x-gitea-delivery")
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-        """Return the event of a push or a pull request. Any event_name event is ignored.
+        """Return the event of a push or a pull request. Any other event is ignored.
 
         A test delivery is a push with the same commit before and after, which is ignored, too.
         """

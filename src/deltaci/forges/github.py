@@ -61,7 +61,7 @@ class _Commit(msgspec.Struct, frozen=True):
 
 
 class _PushPayload(msgspec.Struct, frozen=True):
-    """The event `push`."""
+    """The used parts of the payload of the event `push`."""
 
     ref: Ref
     before: Sha
@@ -95,7 +95,7 @@ class _PullRequest(msgspec.Struct, frozen=True):
 
 
 class _PullRequestPayload(msgspec.Struct, frozen=True):
-    """The event `pull_request`."""
+    """The used parts of the payload of the event `pull_request`."""
 
     action: Name
     number: Number
@@ -172,7 +172,7 @@ class GitHub:
         return delivery.header(b"x-github-delivery")
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-        """Return the event of a push or a pull request. A ping and any event_name event are ignored."""
+        """Return the event of a push or a pull request. A ping and any other event are ignored."""
         match delivery.header(b"x-github-event"):
             case "push":
                 return parse_push(delivery.body)

@@ -60,7 +60,7 @@ class _Commit(msgspec.Struct, frozen=True):
 
 
 class _PushPayload(msgspec.Struct, frozen=True):
-    """`Push Hook` and `Tag Push Hook`. After a deletion, `checkout_sha` is missing."""
+    """The used parts of the payload of `Push Hook` and `Tag Push Hook`. After a deletion, `checkout_sha` is missing."""
 
     ref: Ref
     before: Sha
@@ -81,7 +81,7 @@ class _Label(msgspec.Struct, frozen=True):
 
 
 class _MergeRequest(msgspec.Struct, frozen=True):
-    """`object_attributes` of a merge request. `oldrev` is present if new commits were pushed."""
+    """The used parts of `object_attributes` of a merge request. `oldrev` is present if new commits were pushed."""
 
     iid: Number
     source_branch: Ref
@@ -115,7 +115,7 @@ class _Changes(msgspec.Struct, frozen=True):
 
 
 class _MergeRequestPayload(msgspec.Struct, frozen=True):
-    """`Merge Request Hook`."""
+    """The used parts of the payload of `Merge Request Hook`."""
 
     project: _Project
     object_attributes: _MergeRequest
@@ -155,7 +155,7 @@ class GitLab:
         return next((id for name in names if (id := delivery.header(name))), "")
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-        """Return the event of a push to a branch or tag or of a merge request. Any event_name event is ignored."""
+        """Return the event of a push to a branch or tag or of a merge request. Any other event is ignored."""
         match delivery.header(b"x-gitlab-event"):
             case "Push Hook" | "Tag Push Hook":
                 return _parse_push(delivery)
@@ -228,8 +228,8 @@ def _action(payload: _MergeRequestPayload) -> str:
     if changes.draft is not None and changes.draft.previous and not changes.draft.current:
         return "ready_for_review"
     if changes.labels is not None:
-        before = {label.title for label in changes.labels.previous}
-        return "labeled" if {label.title for label in changes.labels.current} - before else "unlabeled"
+        labels_before = {label.title for label in changes.labels.previous}
+        return "labeled" if {label.title for label in changes.labels.current} - labels_before else "unlabeled"
     return "edited"
 
 

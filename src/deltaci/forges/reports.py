@@ -136,6 +136,6 @@ def _summary(jobs: list[job.Job]) -> str:
 
 def _escape_markdown(text: str) -> str:
     escaped = plain_line(text, 100)
-    for mark in "\\`*_{}[]<>()#+!|~@":
-        escaped = escaped.replace(mark, f"\\{mark}")
+    for character in "\\`*_{}[]<>()#+!|~@":
+        escaped = escaped.replace(character, f"\\{character}")
     return escaped

@@ -180,8 +180,8 @@ def next_action(
         return CheckLater(state.claimed_until)
     if state.failing == version and state.retry_at > now:
         return CheckLater(state.retry_at)
-    claimed = replace(state, attempted=version, claimed_by=server, claimed_until=now + policy.claim_seconds)
-    return SendStatus(claimed)
+    claimed_state = replace(state, attempted=version, claimed_by=server, claimed_until=now + policy.claim_seconds)
+    return SendStatus(claimed_state)
 
 
 def after_success(state: StatusState, version: RunVersion, report: StatusReport, id: str) -> StatusState:

@@ -66,10 +66,12 @@ class FailureRules:
         document = await self._store.find_document(KIND, KIND, tenant)
         if document is None:
             return RulesRecord()
-        stored = _decode(document.body)
+        stored_rules = _decode(document.body)
         # A file that this version cannot parse is shown, but not applied.
-        rules = failure_rules.parse_failure_rules(stored.text).rules or ()
-        return RulesRecord(text=stored.text, by=stored.by, at=stored.at, version=document.version, rules=rules)
+        rules = failure_rules.parse_failure_rules(stored_rules.text).rules or ()
+        return RulesRecord(
+            text=stored_rules.text, by=stored_rules.by, at=stored_rules.at, version=document.version, rules=rules
+        )
 
     async def save(self, tenant: str, text: str, *, by: str, at: int, expected_version: int | None) -> None:
         """Replace the tenant's own rules file; `by` and `at` are stored for display.

@@ -72,5 +72,5 @@ class Follower:
 
 def read_records(record_ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:
     """Return the store's time, and the records with these ids that exist. Writes nothing."""
-    now, stored = yield Begin(tuple(record_ids))
-    return now, [entry.record for entry in stored]
+    now, stored_records = yield Begin(tuple(record_ids))
+    return now, [entry.record for entry in stored_records]

@@ -86,12 +86,12 @@ class LogIndex:
 
     def _apply_marker(self, marker: StepMarker, line: int) -> None:
         """Begin or end a section for a step marker. Ignores an end marker that does not belong to the open section."""
-        last = self.sections[-1] if self.sections else None
+        last_section = self.sections[-1] if self.sections else None
         if marker.name is not None:
             if len(self.sections) >= MAX_SECTIONS:
                 return
-            if last is not None and not last.is_over:  # The runner died before it wrote the end marker.
-                self._end_section(last, line - 1, StepMarker(index=last.index))
+            if last_section is not None and not last_section.is_over:  # The runner died before it wrote the end marker.
+                self._end_section(last_section, line - 1, StepMarker(index=last_section.index))
             self.sections.append(
                 LogSection(
                     index=marker.index,
@@ -103,8 +103,8 @@ class LogIndex:
                     seconds=None,
                 )
             )
-        elif last is not None and not last.is_over and last.index == marker.index:
-            self._end_section(last, line, marker)
+        elif last_section is not None and not last_section.is_over and last_section.index == marker.index:
+            self._end_section(last_section, line, marker)
 
     def _end_section(self, section: LogSection, line: int, marker: StepMarker) -> None:
         self.sections[-1] = LogSection(

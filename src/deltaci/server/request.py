@@ -115,7 +115,7 @@ class Request:
     def offset(self) -> int:
         """Return the offset in the header: the byte of the log at which this body begins.
 
-        Raises `Refused` for no number.
+        Raises `Refused` if the header is missing or not a number.
         """
         offset = self.header(_OFFSET)
         if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_OFFSET_DIGITS:

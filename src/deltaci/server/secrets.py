@@ -199,7 +199,7 @@ class Secrets:
         return values
 
     def _narrowest_scopes(self, tenant: str, job_scope: JobScope) -> dict[str, SecretScope]:
-        """Return the narrowest scope that matches the job, by the names of the secrets of the job's project."""
+        """Return the narrowest scope that matches the job, by secret name, of the secrets of the job's project."""
         scopes: dict[str, SecretScope] = {}
         for key in all_keys(self._blobs, project_secrets(tenant, job_scope.project)):
             if key.endswith(f"/{ANY_BRANCH}"):
@@ -227,11 +227,11 @@ class Secrets:
         with it.
         """
         try:
-            stored = self._blobs.get(key)
+            blob = self._blobs.get(key)
         except Refused:
             return None
         try:
-            metadata = _decode(_split(stored)[0])
+            metadata = _decode(_split(blob)[0])
             expected_key = secret_key(tenant, metadata.name, metadata.scope.project, metadata.scope.branch)
         except (ValueError, Refused):  # Of an earlier version or corrupt: list it, so that it can be removed.
             return (
@@ -243,17 +243,17 @@ class Secrets:
 
     def _decrypt(self, tenant: str, name: str, scope: SecretScope) -> str:
         try:
-            stored = self._blobs.get(secret_key(tenant, name, scope.project, scope.branch))
+            blob = self._blobs.get(secret_key(tenant, name, scope.project, scope.branch))
         except Refused:
             raise Refused(
                 "no_secret",
                 f"there is no secret {name[:80]!r} for this job; set it with: deltaci secret set NAME",
             ) from None
         try:
-            if stored[:1] == LEGACY_VERSION and scope == TENANT_WIDE:
-                metadata_json, encrypted, associated_data = b"", stored[1:], msgspec.json.encode([tenant, name])
+            if blob[:1] == LEGACY_VERSION and scope == TENANT_WIDE:
+                metadata_json, encrypted, associated_data = b"", blob[1:], msgspec.json.encode([tenant, name])
             else:
-                metadata_json, encrypted = _split(stored)
+                metadata_json, encrypted = _split(blob)
                 associated_data = _associated_data(tenant, name, scope)
             value: bytes = self._cipher().decrypt(
                 encrypted[:NONCE_BYTES], encrypted[NONCE_BYTES:], associated_data + metadata_json
@@ -273,13 +273,16 @@ class Secrets:
         return _optional_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM(key)
 
 
-def _split(stored: bytes) -> tuple[bytes, bytes]:
-    """Split a stored secret into its metadata and its nonce with ciphertext. Raises `ValueError` for another format."""
-    if stored[:1] != VERSION:
+def _split(blob: bytes) -> tuple[bytes, bytes]:
+    """Split a stored blob into the metadata and the nonce with the ciphertext.
+
+    Raises `ValueError` for another format.
+    """
+    if blob[:1] != VERSION:
         raise ValueError("not a secret of this version")
     start = 1 + SIZE_BYTES
-    end = start + int.from_bytes(stored[1:start], "big")
-    return stored[start:end], stored[end:]
+    end = start + int.from_bytes(blob[1:start], "big")
+    return blob[start:end], blob[end:]
 
 
 def _associated_data(tenant: str, name: str, scope: SecretScope) -> bytes:

@@ -97,13 +97,15 @@ def _read_files(
         except Refused:
             problems.append(f"the test report {path[:200]} has a name that cannot be stored")
             continue
-        stored = blobs.stat(key)
-        if stored is None:
+        blob_stat = blobs.stat(key)
+        if blob_stat is None:
             problems.append(f"the test report {path[:200]} is no longer stored")
-        elif stored.bytes > remaining_bytes:
-            problems.append(f"the test report {path[:200]} has {stored.bytes} bytes; at most {MAX_BYTES} are read here")
+        elif blob_stat.bytes > remaining_bytes:
+            problems.append(
+                f"the test report {path[:200]} has {blob_stat.bytes} bytes; at most {MAX_BYTES} are read here"
+            )
         else:
-            remaining_bytes -= stored.bytes
+            remaining_bytes -= blob_stat.bytes
             yield path, b"".join(keys.read_all(blobs, key))
 
 

@@ -42,7 +42,10 @@ INCLUDED: Final[dict[Scope, frozenset[Scope]]] = {
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """An authenticated caller of the API and its scopes. `expires_at` is 0 for a key that does not expire."""
+    """An authenticated caller of the API: a person with the scopes and roles of a key, or the server's operator.
+
+    `expires_at` is 0 for a key that does not expire.
+    """
 
     tenant: str
     person: str
@@ -52,13 +55,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int = 0
     is_operator: bool = False
 
-    def check(self, needed: RequiredScope) -> None:
+    def check(self, required_scope: RequiredScope) -> None:
         """Raise `Refused` if the caller lacks this scope."""
-        if needed == ANY_KEY or needed in self.scopes:
+        if required_scope == ANY_KEY or required_scope in self.scopes:
             return
-        if needed != OPERATOR:
-            has = ", ".join(sorted(self.scopes)) or "none"
-            raise Refused("missing_scope", f"this needs the scope {needed!r}; the key has {has}")
+        if required_scope != OPERATOR:
+            scope_names = ", ".join(sorted(self.scopes)) or "none"
+            raise Refused("missing_scope", f"this needs the scope {required_scope!r}; the key has {scope_names}")
         if not self.is_operator:
             raise Refused("missing_scope", "only the operator of the server may do this; no API key is enough")
 
@@ -107,8 +110,8 @@ class ApiKeys:
         record = await self._find(match[1]) if match else None
         # Compared even if there is no such key, so that the response time does not reveal whether a key exists.
         digest = sha256(match[2].encode() if match else b"").hexdigest()
-        is_good = hmac.compare_digest(digest, record.digest if record is not None else "0" * 64)
-        return self._valid_caller(record if is_good else None)
+        is_valid = hmac.compare_digest(digest, record.digest if record is not None else "0" * 64)
+        return self._valid_caller(record if is_valid else None)
 
     async def caller_by_id(self, id: str) -> Caller:
         """Return the caller of a key by its id, without its secret, which was verified before.

@@ -326,7 +326,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _time_claim(claims: dict[str, Any], name: str, default: float | None = None) -> float:
-    """Return a claim with a time in Unix seconds, or the default if it is missing. Raises `Refused` for no number."""
+    """Return a claim in Unix seconds, or the default if it is missing. Raises `Refused` if it is not a number."""
     value = claims.get(name, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
         raise bad_token(f"{name} is {quote_value(value)}; expected a time in seconds")

@@ -228,7 +228,7 @@ class EventStreams:
         self._store = store
         self.channels: dict[tuple[str, str], Channel] = {}
         self._last_seq: int | None = None
-        self._buffered: deque[tuple[Channel, int]] = deque()
+        self._eviction_order: deque[tuple[Channel, int]] = deque()
         self._buffered_bytes = 0
         self._count_by_tenant: dict[str, int] = {}
         self.count = 0
@@ -305,15 +305,17 @@ class EventStreams:
 
     async def check_seq(self, seq: int) -> None:
         """Raise Refused for a seq that no event has yet: a stream from there could wait for ever."""
-        if seq > (self._last_seq or 0) and seq > (last := await self._store.last_seq()):
-            raise Refused("bad_request", f"there is no event {seq} yet, the newest is {last}; start from a known event")
+        if seq > (self._last_seq or 0) and seq > (last_seq := await self._store.last_seq()):
+            raise Refused(
+                "bad_request", f"there is no event {seq} yet, the newest is {last_seq}; start from a known event"
+            )
 
     async def buffered_since(self, channel: Channel) -> int:
         """Return the seq after which the channel has all events."""
         if channel.since is None:
-            last = await self._store.last_seq()
+            last_seq = await self._store.last_seq()
             if channel.since is None:
-                channel.since = last
+                channel.since = last_seq
         return channel.since
 
     async def read(self, after: int, run_id: str) -> list[Event]:
@@ -336,9 +338,9 @@ class EventStreams:
         """Buffer an event; above MAX_BUFFERED_BYTES, drop the oldest events of all channels."""
         channel.add(frame)
         size = len(frame.text) + _OVERHEAD_BYTES
-        self._buffered.append((channel, size))
+        self._eviction_order.append((channel, size))
         self._buffered_bytes += size
         while self._buffered_bytes > MAX_BUFFERED_BYTES:
-            oldest, size = self._buffered.popleft()
+            oldest, size = self._eviction_order.popleft()
             self._buffered_bytes -= size
             oldest.drop_first()

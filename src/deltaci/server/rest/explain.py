@@ -70,13 +70,13 @@ async def _tenant_state(call: Call, run: Run, attempts: list[Attempt]) -> explai
 async def get_workers(call: Call) -> list[Worker]:
     """Return the registered workers of the tenant, the newest MAX_WORKERS of them."""
     workers: list[Worker] = []
-    before = None
+    before_position = None
     while len(workers) < MAX_WORKERS:
-        search = ListQuery(tenant=call.caller.tenant, lists=[WORKERS], before=before, limit=_PAGE)
-        page = await call.app.store.page(search)
+        list_query = ListQuery(tenant=call.caller.tenant, lists=[WORKERS], before=before_position, limit=_PAGE)
+        page = await call.app.store.page(list_query)
         workers += [record for record in page.records if isinstance(record, Worker)]
-        before = page.next
-        if before is None:
+        before_position = page.next
+        if before_position is None:
             break
     return workers
 

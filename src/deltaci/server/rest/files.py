@@ -29,8 +29,8 @@ JOBS_PER_BATCH: Final = 200
 async def list_artifacts(call: Call) -> api.Artifacts:
     """Return the artifacts of the last lease of an attempt."""
     attempt = await get_attempt(call)
-    blobs, job = call.app.blobs, call.params["job"]
-    return api.Artifacts(artifacts=await call.app.disk.run(lambda: _artifacts(blobs, attempt, job)))
+    blobs, job_name = call.app.blobs, call.params["job"]
+    return api.Artifacts(artifacts=await call.app.disk.run(lambda: _artifacts(blobs, attempt, job_name)))
 
 
 async def list_run_artifacts(call: Call) -> api.Artifacts:
@@ -73,22 +73,22 @@ async def read_artifact(call: Call) -> FileResponse:
         key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, path)
     except Refused:
         raise not_found("artifact", path) from None  # No artifact can have this path.
-    stored = await call.app.disk.run(lambda: blobs.stat(key))
-    if stored is None:
+    blob_stat = await call.app.disk.run(lambda: blobs.stat(key))
+    if blob_stat is None:
         raise not_found("artifact", path)
     range_header = call.request.header(b"range")
-    if call.request.header(b"if-range") not in ("", _etag(stored)):
+    if call.request.header(b"if-range") not in ("", _etag(blob_stat)):
         range_header = ""  # The file was replaced: a range of it does not continue what the client has.
-    return FileResponse(call, key, stored, requested_range(range_header, stored.bytes))
+    return FileResponse(call, key, blob_stat, requested_range(range_header, blob_stat.bytes))
 
 
 class FileResponse:
     """A file, or a range of it, as a download."""
 
-    def __init__(self, call: Call, key: str, stored: BlobStat, byte_range: ByteRange) -> None:
+    def __init__(self, call: Call, key: str, blob_stat: BlobStat, byte_range: ByteRange) -> None:
         self._call = call
         self._key = key
-        self._stored = stored
+        self._blob_stat = blob_stat
         self._range = byte_range
 
     async def send(self, send: Send) -> None:
@@ -99,11 +99,11 @@ class FileResponse:
             "Content-Security-Policy": "sandbox",
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",
-            "ETag": _etag(self._stored),
+            "ETag": _etag(self._blob_stat),
             **self._range.headers,
         }
         if not self._range.is_part:
-            headers[SHA256_HEADER] = self._stored.sha256
+            headers[SHA256_HEADER] = self._blob_stat.sha256
         async with open_response(send, self._call.request) as out:
             await out.start(headers, self._range.status)
             await write_range(out, self._range, self._call.app.disk, self._read)
@@ -115,8 +115,8 @@ class FileResponse:
         return chunk
 
 
-def _etag(stored: BlobStat) -> str:
-    return f'"{stored.sha256}"'
+def _etag(blob_stat: BlobStat) -> str:
+    return f'"{blob_stat.sha256}"'
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {

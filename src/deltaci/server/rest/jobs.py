@@ -18,8 +18,8 @@ from deltaci.server.rest.http.request import Call, Handler
 async def list_jobs(call: Call) -> api.JobPage:
     """Return a page of the jobs of a run, in the order of the plan."""
     jobs = await get_jobs(call, await get_run(call))
-    after = decode_cursor(call.query.cursor) if call.query.cursor else ""
-    start = next((n + 1 for n, job in enumerate(jobs) if job.spec.name == after), 0)
+    after_name = decode_cursor(call.query.cursor) if call.query.cursor else ""
+    start = next((n + 1 for n, job in enumerate(jobs) if job.spec.name == after_name), 0)
     page = jobs[start : start + call.query.limit]
     attempts = await get_attempts(call, page)
     has_more = start + len(page) < len(jobs)

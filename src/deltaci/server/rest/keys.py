@@ -66,7 +66,7 @@ async def read_tenant(call: Call) -> api.Tenant:
 
 
 async def set_quotas(call: Call) -> api.Tenant:
-    """Set the quotas of any tenant."""
+    """Set the quotas of the tenant in the path, which need not be the caller's. Return them with its usage."""
     name = str(call.params["tenant"])
     if not name.strip():
         raise Refused("not_found", f"there is no tenant {name!r}")

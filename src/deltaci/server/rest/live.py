@@ -75,7 +75,7 @@ async def read_events(call: Call) -> JsonResponse | EventStream:
 
 
 def _page(events: list[Event], last_seq: int) -> JsonResponse:
-    """Return a page of events, each encoded as in a stream."""
+    """Return a page of events, each encoded as in a stream, with the seq after which the next page begins."""
     return JsonResponse(value={"events": [msgspec.Raw(to_json_line(event)) for event in events], "last": last_seq})
 
 
@@ -121,7 +121,7 @@ class EventStream:
         self._has_last = has_last
 
     async def send(self, send: Send) -> None:
-        """Send events until the stream ends. A client that is cut off resumes after the last event that it received."""
+        """Send events until the stream ends."""
         async with open_response(send, self._call.request) as out:
             with self._subscription as subscription:
                 out.on_disconnect(subscription.wake)

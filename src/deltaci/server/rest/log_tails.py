@@ -80,11 +80,11 @@ async def _log(call: Call, job_id: str, attempt_id: str, attempt: Attempt | None
 
 def _lease_number(attempt: Attempt | None, requested: int) -> int:
     """Return the requested lease number, else that of the last lease, else 0. Raise Refused for an unknown one."""
-    last = last_lease(attempt) if attempt is not None else None
-    number = last.number if last is not None else 0
-    if requested > number:
+    lease = last_lease(attempt) if attempt is not None else None
+    last_number = lease.number if lease is not None else 0
+    if requested > last_number:
         raise not_found("lease", str(requested))
-    return requested or number
+    return requested or last_number
 
 
 async def read_log_index(call: Call) -> LogIndex:
@@ -236,8 +236,8 @@ class LogStream:
             await subscription.wait()
 
     async def _is_time_up(self, subscription: Subscription) -> bool:
-        is_late = self._clock() >= self._deadline
-        return is_late or subscription.is_closed or await self._revalidation.is_revoked()
+        is_past_deadline = self._clock() >= self._deadline
+        return is_past_deadline or subscription.is_closed or await self._revalidation.is_revoked()
 
     async def _refresh(self) -> None:
         """Update whether the lease is over.
@@ -247,8 +247,8 @@ class LogStream:
         records = await self._call.app.store.find_all(self._ids)
         attempt = next((record for record in records if isinstance(record, Attempt)), None)
         job = next((record for record in records if isinstance(record, Job)), None)
-        if not self._lease_number and attempt is not None and (first := last_lease(attempt)) is not None:
-            self._lease_number = first.number
+        if not self._lease_number and attempt is not None and (new_lease := last_lease(attempt)) is not None:
+            self._lease_number = new_lease.number
         if self._lease_number:
             lease = attempt.lease if attempt is not None else None
             self._is_over = lease is None or lease.number != self._lease_number

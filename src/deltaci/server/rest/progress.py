@@ -39,8 +39,8 @@ def _load_progress(ids: Sequence[str]) -> ReadTransaction[dict[str, TaskProgress
     failed_attempt_ids = {
         id: tasks.failed.attempt_id for id, tasks in progress_by_id.items() if tasks.failed and tasks.failed.attempt_id
     }
-    stored = (yield Load(tuple(failed_attempt_ids.values()))) if failed_attempt_ids else []
-    attempts = {row.record.id: row.record for row in stored if isinstance(row.record, Attempt)}
+    stored_records = (yield Load(tuple(failed_attempt_ids.values()))) if failed_attempt_ids else []
+    attempts = {row.record.id: row.record for row in stored_records if isinstance(row.record, Attempt)}
     return {
         id: TaskProgress(tasks, attempts.get(failed_attempt_ids.get(id, ""))) for id, tasks in progress_by_id.items()
     }

@@ -34,9 +34,11 @@ async def save_project(call: Call) -> wire.Project:
     if params.api_url and not params.api_url.startswith(("https://", "http://")):
         raise Refused("bad_request", f"{params.api_url[:200]!r} is no URL of an API; it must start with https://")
     existing = await repositories.projects.find(call.caller.tenant, name)
-    current = existing.version if existing is not None else 0
-    if params.expected_version is not None and params.expected_version != current:
-        raise Refused("stale_version", f"project {name!r} is at version {current}, not {params.expected_version}")
+    current_version = existing.version if existing is not None else 0
+    if params.expected_version is not None and params.expected_version != current_version:
+        raise Refused(
+            "stale_version", f"project {name!r} is at version {current_version}, not {params.expected_version}"
+        )
     if existing is None and await repositories.projects.is_full(call.caller.tenant):
         raise Refused("over_quota", f"a tenant has at most {projects.MAX_PROJECTS:,} projects")
     project = projects.made(call.caller.tenant, name, params, by=call.caller.person, now=call.app.keys.now())
@@ -71,10 +73,10 @@ async def list_projects(call: Call) -> wire.ProjectPage:
 
 
 async def report_push(call: Call) -> wire.AcceptedChanges:
-    """Accept a push as one change per ref."""
+    """Create one change for each pushed ref. A repeated delivery creates none."""
     params: wire.PushInput = call.body
     project, changes = await get_project(call), call.app.repositories.changes
-    accepted: list[wire.AcceptedChange] = []
+    accepted_changes: list[wire.AcceptedChange] = []
     for ref_change in params.refs:
         change = push(
             ref_change.ref,
@@ -85,8 +87,8 @@ async def report_push(call: Call) -> wire.AcceptedChanges:
         )
         delivery = f"push {params.delivery} {ref_change.ref}"
         acceptance = await changes.accept(project.tenant, project.name, change, delivery)
-        accepted.append(wire.AcceptedChange(id=acceptance.id, is_new=acceptance.is_new, ref=ref_change.ref))
-    return wire.AcceptedChanges(changes=accepted)
+        accepted_changes.append(wire.AcceptedChange(id=acceptance.id, is_new=acceptance.is_new, ref=ref_change.ref))
+    return wire.AcceptedChanges(changes=accepted_changes)
 
 
 def serialize_project(project: Project) -> wire.Project:

@@ -81,9 +81,9 @@ async def list_queue(call: Call) -> api_queue.Queue:
 async def _read_snapshot(call: Call) -> Snapshot:
     tenant, store = call.caller.tenant, call.app.store
     needs_all = call.query.part == "all"
-    ready = await store.queued_attempts(tenant, MAX_QUEUED, MAX_QUEUES) if needs_all else []
+    ready_attempts = await store.queued_attempts(tenant, MAX_QUEUED, MAX_QUEUES) if needs_all else []
     counts: dict[str, int] = {}
-    for attempt in ready:
+    for attempt in ready_attempts:
         counts[attempt.queue_key] = counts.get(attempt.queue_key, 0) + 1
     is_complete = len(counts) < MAX_QUEUES and all(count < MAX_QUEUED for count in counts.values())
     workers = await get_workers(call)
@@ -93,7 +93,7 @@ async def _read_snapshot(call: Call) -> Snapshot:
         open_runs += [record for record in page.records if isinstance(record, Run)]
         is_complete = is_complete and page.next is None
     jobs, has_all_jobs = await store.read(lambda: _load_jobs([run.id for run in open_runs]))
-    ids = dict.fromkeys([attempt.id for attempt in ready])
+    ids = dict.fromkeys([attempt.id for attempt in ready_attempts])
     leased_ids = [attempt_id for worker in workers for attempt_id in worker.tasks]
     ids |= dict.fromkeys(leased_ids[:MAX_TASKS])
     ids |= dict.fromkeys(explain_queue.current_attempts(jobs))

@@ -55,9 +55,11 @@ async def _plan_and_origin(call: Call, params: RunInput) -> tuple[PlanInput, Ori
         labels=tuple(dict.fromkeys(params.labels)),
     )
     if (params.template is None) == (params.plan is None):
-        provided = "both" if params.plan is not None else "neither"
-        hint = ", or a 'repository' instead" if provided == "neither" else ""
-        raise Refused("bad_request", f"{provided} of 'template' and 'plan' is given; give exactly one of them{hint}")
+        provided_text = "both" if params.plan is not None else "neither"
+        hint = ", or a 'repository' instead" if provided_text == "neither" else ""
+        raise Refused(
+            "bad_request", f"{provided_text} of 'template' and 'plan' is given; give exactly one of them{hint}"
+        )
     if params.file:
         raise Refused("bad_request", "'file' belongs to a repository; leave it out with a template or a plan")
     if params.plan is not None:
@@ -72,7 +74,7 @@ async def _plan_and_origin(call: Call, params: RunInput) -> tuple[PlanInput, Ori
 
 
 async def rerun_run(call: Call) -> JsonResponse:
-    """Start a run with the jobs of an earlier run, or with its failed ones."""
+    """Start a new run with all jobs of an earlier run, or with its failed jobs and the jobs that depend on them."""
     params: RerunInput = call.body
     request = IdempotentRequest(call, f"rerun {call.params['run']}", params)
     if (existing := await request.find_existing()) is not None:
@@ -116,9 +118,9 @@ async def _create(call: Call, request: IdempotentRequest, command: Command) -> J
         if (existing := await request.find_existing()) is not None:
             return _response(existing, 200, is_repeat=True)
         raise
-    created = decision.record
-    assert isinstance(created, Run)
-    return _response(created, 201, is_repeat=False)
+    created_run = decision.record
+    assert isinstance(created_run, Run)
+    return _response(created_run, 201, is_repeat=False)
 
 
 def _response(record: Run, status: int, *, is_repeat: bool) -> JsonResponse:
@@ -134,7 +136,7 @@ def _response(record: Run, status: int, *, is_repeat: bool) -> JsonResponse:
 async def list_runs(call: Call) -> api.RunPage:
     """Return a page of runs, the newest first."""
     query: RunQuery = call.query
-    search = ListQuery(
+    list_query = ListQuery(
         tenant=call.caller.tenant,
         lists=_lists(query),
         before=decode_position(query.cursor),
@@ -142,7 +144,7 @@ async def list_runs(call: Call) -> api.RunPage:
         until=from_datetime(query.until) if query.until is not None else 0,
         limit=query.limit,
     )
-    page = await call.app.store.page(search)
+    page = await call.app.store.page(list_query)
     runs = [serializers.run(record) for record in page.records if isinstance(record, Run)]
     return api.RunPage(runs=runs, next=encode_position(page.next))
 
@@ -255,20 +257,20 @@ async def _decide(call: Call, command_type: type[job.Approve] | type[job.Reject]
         )
         for gate in gates
     ]
-    decided: list[Job] = []
-    refused: list[Refused] = []
+    decided_jobs: list[Job] = []
+    refusals: list[Refused] = []
     for result in await call.app.engine.do_all(commands):
         if isinstance(result, Refused):
-            refused.append(result)
+            refusals.append(result)
         elif isinstance(result.record, Job):
-            decided.append(result.record)
-    if refused and not decided:
-        raise refused[0]
-    updated = await get_run(call)
+            decided_jobs.append(result.record)
+    if refusals and not decided_jobs:
+        raise refusals[0]
+    updated_run = await get_run(call)
     return api.DecisionResult(
-        run=serializers.run(updated),
-        jobs=[gate.spec.name for gate in decided],
-        still_waiting=[gate.spec.name for gate in decided if job.MACHINE.changes(gate.state, command_type)],
+        run=serializers.run(updated_run),
+        jobs=[gate.spec.name for gate in decided_jobs],
+        still_waiting=[gate.spec.name for gate in decided_jobs if job.MACHINE.changes(gate.state, command_type)],
     )
 
 

@@ -19,8 +19,8 @@ async def list_secrets(call: Call) -> api.SecretPage:
     """Return a page of secrets: their names and scopes."""
     query = call.query
     after = decode_cursor(query.cursor) if query.cursor else ""
-    stored = await call.app.disk.run(lambda: call.app.secrets.list_all(call.caller.tenant))
-    remaining = sorted((secret for secret in stored if _position(secret) > after), key=_position)
+    all_secrets = await call.app.disk.run(lambda: call.app.secrets.list_all(call.caller.tenant))
+    remaining = sorted((secret for secret in all_secrets if _position(secret) > after), key=_position)
     page = remaining[: query.limit]
     return api.SecretPage(
         secrets=[serialize_secret(secret) for secret in page],

@@ -98,7 +98,7 @@ def failure(error: Failure | None) -> api.Failure | None:
 def attempt(record: Attempt) -> api.Attempt:
     """Return an attempt, without its specification and its outputs, which have their own paths."""
     lease = record.lease or record.ended_lease
-    ready = ready_at(record)
+    ready_time = ready_at(record)
     return api.Attempt(
         id=record.id,
         index=record.index,
@@ -113,7 +113,7 @@ def attempt(record: Attempt) -> api.Attempt:
         started_at=to_optional_datetime(record.started_at),
         updated_at=to_datetime(record.updated_at),
         times_out_at=to_optional_datetime(record.times_out_at),
-        run_at=to_datetime(ready) if ready is not None and ready > record.created_at else None,
+        run_at=to_datetime(ready_time) if ready_time is not None and ready_time > record.created_at else None,
         cancel_by=to_optional_datetime(record.cancel_by),
         cancel_reason=record.cancel_reason,
         error=failure(record.error),

@@ -59,19 +59,19 @@ async def get_template(call: Call, name: str, version: int | None = None) -> api
     _, head = await _find_head(call, name)
     if head is None or head.is_removed:
         raise not_found("template", name)
-    number = version if version is not None else head.version
-    document = await call.app.store.find_document(VERSION, _document_name(name, number), call.caller.tenant)
+    version_number = version if version is not None else head.version
+    document = await call.app.store.find_document(VERSION, _document_name(name, version_number), call.caller.tenant)
     if document is None:
-        raise not_found("version of this template:", str(number))
-    stored = _decode_version(document.body)
+        raise not_found("version of this template:", str(version_number))
+    stored_version = _decode_version(document.body)
     return api.Template(
         name=name,
-        version=stored.version,
-        description=stored.description,
-        inputs=stored.inputs,
-        plan=stored.plan,
-        created_at=to_datetime(stored.created_at),
-        created_by=stored.created_by,
+        version=stored_version.version,
+        description=stored_version.description,
+        inputs=stored_version.inputs,
+        plan=stored_version.plan,
+        created_at=to_datetime(stored_version.created_at),
+        created_by=stored_version.created_by,
     )
 
 
@@ -92,9 +92,11 @@ async def save_template(call: Call) -> api.Template:
     if len(job_specs.as_env(dict.fromkeys(params.inputs, ""))) < len(params.inputs):
         raise Refused("bad_request", "two inputs differ only in case; rename one of them")
     document_version, head = await _find_head(call, name)
-    current = head.version if head is not None and not head.is_removed else 0
-    if params.expected_version is not None and params.expected_version != current:
-        raise Refused("stale_version", f"template {name!r} is at version {current}, not {params.expected_version}")
+    current_version = head.version if head is not None and not head.is_removed else 0
+    if params.expected_version is not None and params.expected_version != current_version:
+        raise Refused(
+            "stale_version", f"template {name!r} is at version {current_version}, not {params.expected_version}"
+        )
     version = (head.version if head is not None else 0) + 1
     now = call.app.keys.now()
     new_version = _Version(
@@ -131,7 +133,7 @@ async def remove_template(call: Call) -> api.TemplateSummary:
     document_version, head = await _find_head(call, name)
     if head is None or head.is_removed:
         raise not_found("template", name)
-    removed = msgspec.structs.replace(head, is_removed=True)
+    removed_head = msgspec.structs.replace(head, is_removed=True)
     try:
         await call.app.store.put_documents(
             [
@@ -141,7 +143,7 @@ async def remove_template(call: Call) -> api.TemplateSummary:
                     name=name,
                     version=document_version,
                     at=0,
-                    body=_encode(removed),
+                    body=_encode(removed_head),
                 )
             ]
         )

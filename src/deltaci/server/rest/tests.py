@@ -60,7 +60,7 @@ class ListedTest(NamedTuple):
         return self.case.is_flaky or self.flake is not None
 
     @property
-    def groups(self) -> Iterable[str]:
+    def outcome_filters(self) -> Iterable[str]:
         """Yield the values of the `outcome` filter that select the test."""
         if self.is_flaky:
             yield "flaky"
@@ -86,8 +86,8 @@ async def read_tests(call: Call) -> RunTests:
     past_attempts = await _past_attempts(call, earlier, list(dict.fromkeys(test.job for test in page))[:MAX_PAST_JOBS])
     counts = dict.fromkeys(_FILTERS, 0)
     for test in tests:
-        for group in test.groups:
-            counts[group] += 1
+        for outcome in test.outcome_filters:
+            counts[outcome] += 1
     return RunTests(
         jobs=totals,
         match_count=len(matches),
@@ -180,7 +180,7 @@ def _recorded_failures(attempt: Attempt) -> list[TestCase]:
 
 
 def _matches(test: ListedTest, query: RunTestQuery) -> bool:
-    if query.outcome is not None and query.outcome not in test.groups:
+    if query.outcome is not None and query.outcome not in test.outcome_filters:
         return False
     text = query.q.lower()
     return not text or text in test.case.name.lower() or text in test.case.message.lower()
@@ -211,8 +211,8 @@ async def _earlier_runs(call: Call, run: Run) -> list[Run]:
         lists = [listing.runs_of_template(origin.template)]
     else:
         return []
-    search = ListQuery(tenant=run.tenant, lists=lists, until=run.created_at, limit=MAX_EARLIER)
-    page = await call.app.store.page(search)
+    list_query = ListQuery(tenant=run.tenant, lists=lists, until=run.created_at, limit=MAX_EARLIER)
+    page = await call.app.store.page(list_query)
     return [record for record in page.records if isinstance(record, Run)]
 
 

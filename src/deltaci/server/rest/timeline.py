@@ -18,7 +18,7 @@ async def read_timeline(call: Call) -> wire.Timeline:
     run, jobs, attempts_by_job = await get_run_records(call)
     events = await feed.read(call.app.store, 0, MAX_EVENTS, run_id=run.id)
     run_timeline = timeline.timeline(
-        run, jobs, (attempt for group in attempts_by_job.values() for attempt in group), events
+        run, jobs, (attempt for job_attempts in attempts_by_job.values() for attempt in job_attempts), events
     )
     return wire.Timeline(
         run_id=run.id,

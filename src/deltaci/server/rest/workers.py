@@ -25,8 +25,10 @@ async def list_workers(call: Call) -> api.WorkerPage:
     """Return a page of workers, the newest first."""
     query = call.query
     lists = [GONE_WORKERS if query.gone else WORKERS]
-    search = ListQuery(tenant=call.caller.tenant, lists=lists, before=decode_position(query.cursor), limit=query.limit)
-    page = await call.app.store.page(search)
+    list_query = ListQuery(
+        tenant=call.caller.tenant, lists=lists, before=decode_position(query.cursor), limit=query.limit
+    )
+    page = await call.app.store.page(list_query)
     workers = [_serialize(call, record) for record in page.records if isinstance(record, Worker)]
     return api.WorkerPage(workers=workers, next=encode_position(page.next))
 
@@ -43,7 +45,7 @@ async def drain_worker(call: Call) -> api.Worker:
 
 
 async def resume_worker(call: Call) -> api.Worker:
-    """Give work to a worker again. Has no effect if it is not on hold."""
+    """Let a worker get work again. Has no effect if it is not on hold."""
     _, record = await _load_latest(call)
     return await _execute(call, worker.Resume(id=record.id, actor=call.actor))
 
@@ -51,11 +53,11 @@ async def resume_worker(call: Call) -> api.Worker:
 async def remove_worker(call: Call) -> api.Worker:
     """Remove a worker. A worker that has already stopped is marked, so that it cannot register again by itself."""
     incarnation, record = await _load_latest(call)
-    removed = _serialize(call, record)
+    removed_worker = _serialize(call, record)
     if not incarnation.is_over:
-        removed = await _execute(call, _removal(call, record))
+        removed_worker = await _execute(call, _removal(call, record))
     await call.app.incarnations.mark_removed(call.caller.tenant, incarnation, call.actor, await call.app.store.now())
-    return removed
+    return removed_worker
 
 
 def _removal(call: Call, record: Worker) -> Command:

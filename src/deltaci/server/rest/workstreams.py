@@ -58,7 +58,7 @@ async def create_workstream(call: Call) -> JsonResponse:
     stream = await asyncio.to_thread(_parse, params)  # A large file takes seconds, which must not block other requests.
     await call.app.tenants.check_queue(call.caller.tenant)
     try:
-        created = await _service(call).create(
+        workstream = await _service(call).create(
             call.caller.tenant,
             stream,
             id=request.id,
@@ -71,7 +71,7 @@ async def create_workstream(call: Call) -> JsonResponse:
         if (existing := await request.find_existing()) is not None:
             return await _response(call, existing.id, is_repeat=True)
         raise
-    return await _response(call, created.id, is_repeat=False)
+    return await _response(call, workstream.id, is_repeat=False)
 
 
 async def _response(call: Call, id: str, *, is_repeat: bool) -> JsonResponse:
@@ -82,8 +82,8 @@ async def _response(call: Call, id: str, *, is_repeat: bool) -> JsonResponse:
 def _parse(params: wire.WorkstreamInput) -> model.Workstream:
     """Return the parsed workstream. Raise Refused with its problems if it has any."""
     if (params.file is None) == (params.spec is None):
-        provided = "both" if params.file is not None else "neither"
-        raise Refused("bad_request", f"{provided} of 'file' and 'spec' is given; give exactly one of them")
+        provided_text = "both" if params.file is not None else "neither"
+        raise Refused("bad_request", f"{provided_text} of 'file' and 'spec' is given; give exactly one of them")
     problems: Sequence[str]
     if params.file is not None:
         result = parse.parse_file(params.file, params.name or parse.DEFAULT_FILE)
@@ -130,8 +130,10 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     names = [list_name(value) for list_name, value in filters if value]
     if not query.state:  # The lists by state contain only workstreams.
         names = [listing.WORKSTREAMS, *names]
-    search = ListQuery(tenant=call.caller.tenant, lists=names, before=decode_position(query.cursor), limit=query.limit)
-    page = await call.app.store.page(search)
+    list_query = ListQuery(
+        tenant=call.caller.tenant, lists=names, before=decode_position(query.cursor), limit=query.limit
+    )
+    page = await call.app.store.page(list_query)
     now = await call.app.store.now()
     runs = [record for record in page.records if isinstance(record, Run)]
     tasks_by_id = await load_progress(call.app.store, runs) if query.progress else {}
@@ -141,8 +143,8 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     for workstream_run in runs:
         fields = _summary_fields(workstream_run, now)
         # The document has the repository's default branch, which is known only after planning.
-        is_needed = query.progress or not fields["base"]
-        record = await documents.find(call.caller.tenant, workstream_run.id) if is_needed else None
+        is_document_needed = query.progress or not fields["base"]
+        record = await documents.find(call.caller.tenant, workstream_run.id) if is_document_needed else None
         if record is not None:
             fields["base"] = fields["base"] or record.base
             fields["progress"] = _progress(tasks_by_id[workstream_run.id], record, queues) if query.progress else None
@@ -211,7 +213,9 @@ def _serialize(
     stream = msgspec.convert(record.spec, model.Workstream)
     jobs_by_name = {job.spec.name: job for job in run_records.jobs}
     stages = task_levels(stream)
-    stage_of = {task_name: number for number, task_names in enumerate(stages, 1) for task_name in task_names}
+    stage_of = {
+        task_name: stage_number for stage_number, task_names in enumerate(stages, 1) for task_name in task_names
+    }
     integrated = {commits.task: commits for commits in record.joined}
     tasks = [
         _task(task, stage_of[task.name], jobs_by_name, run_records, integrated.get(task.name), record, now)
@@ -301,13 +305,13 @@ def _task_commits(integrated: records.IntegratedTask | None) -> wire.TaskCommits
 
 
 def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamMerge:
-    positions = [
+    queue_positions = [
         (position, (entry, next((batch for batch in queue.batches if batch.number == entry.batch), None), queue))
         for queue in queues
         for position, entry in enumerate(queue.entries, 1)
         if entry.id == record.id
     ]
-    position, (entry, batch, queue) = positions[0] if positions else (0, (None, None, None))
+    position, (entry, batch, queue) = queue_positions[0] if queue_positions else (0, (None, None, None))
     return wire.WorkstreamMerge(
         method=stream.merge.method if stream.merge is not False else NONE,
         position=position,

@@ -31,7 +31,10 @@ class TtlCache(Generic[K, V]):
         return value
 
     def update(self, key: K, change: Callable[[V], V]) -> None:
-        """Replace a cached value by `change(value)`. It expires at the same time as before."""
+        """Replace the cached value of a key, if there is one, by `change(value)`.
+
+        It expires at the same time as before.
+        """
         if (entry := self._entries.get(key)) is not None:
             self._entries[key] = (entry[0], change(entry[1]))
 

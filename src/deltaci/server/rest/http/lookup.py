@@ -90,7 +90,7 @@ async def get_jobs(call: Call, run: Run) -> list[Job]:
 
 def load_all_jobs(run_id: str) -> ReadTransaction[list[Record]]:
     """Return all jobs of a run, also finished ones, in no particular order."""
-    return [stored.record for stored in (yield LoadJobs(run_id))]
+    return [entry.record for entry in (yield LoadJobs(run_id))]
 
 
 def _in_plan_order(records: Iterable[Record]) -> list[Job]:

@@ -51,21 +51,21 @@ def requested_range(header: str, size: int) -> ByteRange:
 
     Return the whole file for a malformed header or several ranges. Raise BadRange if the file has no byte in the range.
     """
-    whole = ByteRange(0, size, size, False)
+    whole_file = ByteRange(0, size, size, False)
     match = _RANGE.fullmatch(header)
     if match is None or not (match[1] or match[2]):
-        return whole
+        return whole_file
     if not match[1]:
         length = _number(match[2])
         if not length:
             raise BadRange(size)
-        return ByteRange(max(0, size - length), size, size, True) if size else whole
-    first, last = _number(match[1]), _number(match[2]) if match[2] else size
-    if match[2] and last < first:
-        return whole
-    if first >= size:
+        return ByteRange(max(0, size - length), size, size, True) if size else whole_file
+    first_byte, last_byte = _number(match[1]), _number(match[2]) if match[2] else size
+    if match[2] and last_byte < first_byte:
+        return whole_file
+    if first_byte >= size:
         raise BadRange(size)
-    return ByteRange(first, min(last + 1, size), size, True)
+    return ByteRange(first_byte, min(last_byte + 1, size), size, True)
 
 
 def requested_start(header: str, size: int) -> int:

@@ -79,8 +79,8 @@ def _fields(annotation: Any) -> dict[str, Any]:
 
 
 def _suggestion(name: str, names: list[str]) -> str:
-    near = nearest(name, names)
-    return f"; did you mean {near!r}?" if near else f"; expected {_join(sorted(set(names)))}"
+    nearest_name = nearest(name, names)
+    return f"; did you mean {nearest_name!r}?" if nearest_name else f"; expected {_join(sorted(set(names)))}"
 
 
 def _join(values: list[str]) -> str:
