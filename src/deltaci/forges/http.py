@@ -118,12 +118,12 @@ class ForgeHttpClient:
                 f"requests to {host} would be sent without TLS; use https, or let the server allow {host}:{port}"
             )
         try:
-            addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            address_infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise Unreachable(
                 f"{plain_line(host, MAX_EXCERPT)} has no address: {getattr(error, 'strerror', '') or error}"
             ) from None
-        ips = [str(address[4][0]) for address in addresses]
+        ips = [str(address_info[4][0]) for address_info in address_infos]
         if not ips:
             raise Unreachable(f"{host} has no address")
         if not is_allowed_host and not all(map(is_public, ips)):

@@ -31,7 +31,10 @@ _LOW_MEMORY_CONFIG: Final = "[core]\n\tpackedGitLimit = 512m\n\tpackedGitWindowS
 
 
 def pack_offset(bundle: BinaryIO) -> int:
-    """Return the position of the pack in a bundle. Raise `GitFailed` for another format or an incomplete bundle."""
+    """Return the number of bytes before the pack in an open bundle.
+
+    Raises `GitFailed` for another format, an endless header, or a bundle that leaves objects out.
+    """
     signature = bundle.readline(MAX_HEADER_BYTES)
     if signature not in SIGNATURES:
         raise GitFailed("the file is not a git bundle of version 2 or 3")
@@ -52,7 +55,7 @@ async def import_bundle(
 ) -> None:
     """Move the objects of a bundle into the mirror if they include the commit and it descends from `start`.
 
-    Raises `GitFailed` otherwise, and then leaves the mirror unchanged.
+    Raises `GitFailed` otherwise, or if the bundle has more than `max_bytes`, and then leaves the mirror unchanged.
     """
     size = bundle.stat().st_size
     if size > max_bytes:
@@ -107,14 +110,14 @@ async def _quarantine(mirror: Mirror) -> AsyncIterator[Path]:
 
 
 def _move_packs(source: Path, target: Path) -> None:
-    """Move all packs. Git uses a pack as soon as its index exists, so the index is moved last."""
+    """Move all packs with their indexes. Git uses a pack as soon as its index exists, so the index is moved last."""
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.glob("pack-*"), key=lambda path: path.suffix == ".idx"):
         os.replace(file, target / file.name)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the quarantines and bundles of servers that were killed."""
+    """Remove the quarantines and bundles that servers left in the folder when they were killed."""
     for leftover in folder.glob(f"{QUARANTINE_PREFIX}*"):
         try:
             is_old = leftover.stat().st_mtime < time.time() - LEFTOVER_SECONDS

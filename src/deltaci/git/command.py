@@ -59,9 +59,9 @@ CREDENTIAL_HELPER: Final = (
 
 
 class GitProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What git may use on this machine, besides its arguments. A limit of 0 does not apply."""
+    """The environment variables, settings and limits with which git runs. A limit of 0 does not apply."""
 
-    variables: tuple[str, ...]  # Of the environment; git sees no others.
+    variables: tuple[str, ...]  # The only variables of this process's environment that git sees.
     settings: dict[str, str] = {}
     command_seconds: float
     fetch_seconds: float
@@ -93,7 +93,7 @@ RUNNER: Final = GitProfile(
 
 
 class GitFailed(Exception):
-    """Git failed; the message contains its error lines. `is_transient`: the same command may succeed later."""
+    """Git failed, or its result cannot be used. The message says why. `is_transient`: a later try may succeed."""
 
     def __init__(self, message: str, *, is_transient: bool = False) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ class GitFailed(Exception):
 
 
 class GitRemote(msgspec.Struct, frozen=True, kw_only=True):
-    """The address and the credential of a repository.
+    """How to reach a repository: its URL, the allowed protocols, the IP addresses of its host, and its credential.
 
     Git may use only these `protocols`, also for submodules. With `resolved`, git connects to exactly these IP
     addresses. Without a `known_hosts_file`, ssh uses the settings, keys and known hosts of the account.
@@ -117,7 +117,7 @@ class GitRemote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Git:
-    """Run git with the settings and limits of a profile."""
+    """Runs git with the environment, settings and limits of a profile."""
 
     def __init__(self, profile: GitProfile = SERVER) -> None:
         self.profile = profile
@@ -210,17 +210,17 @@ class Git:
 def run_in_user_repository(
     args: Sequence[str], folder: Path, timeout_seconds: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git in a folder of the user and wait for its end, with any exit code.
+    """Run git in a folder of the user. Return its exit code and output.
 
     Git reads the user's configuration, but no `GIT_` variables, which a hook sets for its own repository. Raises
     `OSError` if git cannot be started, and `Refused` if it does not end in time.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    fixed = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    inherited_variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    fixed_variables = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         return subprocess.run(
             ["git", *args],
-            env={**inherited, **fixed, **(env or {})},
+            env={**inherited_variables, **fixed_variables, **(env or {})},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -232,7 +232,7 @@ def run_in_user_repository(
 
 
 def environment(profile: GitProfile, remote: GitRemote | None) -> dict[str, str]:
-    """Return the complete environment of a git process."""
+    """Return all environment variables of a git process, including git settings and those to reach `remote`."""
     env = {name: os.environ[name] for name in profile.variables if name in os.environ}
     env |= {
         **{"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull},
@@ -251,7 +251,7 @@ def environment(profile: GitProfile, remote: GitRemote | None) -> dict[str, str]
 
 
 def _remote_settings(remote: GitRemote, env: dict[str, str]) -> Mapping[str, str]:
-    """Return the git settings for one remote, and add its variables to `env`."""
+    """Return the git settings for one remote. Also adds the environment variables for it to `env`."""
     if remote.protocol == SSH:
         env["GIT_SSH_COMMAND"] = shlex.join(["ssh", *_ssh_options(remote)])
         env["GIT_SSH_VARIANT"] = "ssh"

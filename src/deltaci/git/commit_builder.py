@@ -53,7 +53,7 @@ class BranchMoved(Exception):
 
 
 class CommitBuilder:
-    """Create commits in the mirror of one project and push them."""
+    """Creates commits in the mirror of one project without a work tree, and pushes them."""
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror
@@ -106,45 +106,49 @@ class CommitBuilder:
         return (await self._run(*args, input=text.encode())).decode().strip()
 
     async def merge(self, base: str, heads: Sequence[str], message: str, committer: Signature) -> str:
-        """Create one merge commit of the base and all heads. Raise `MergeConflict` if they conflict."""
-        top = base
+        """Create one merge commit of the base and all heads and return it. Raise `MergeConflict` if they conflict."""
+        merged = base
         for number, head in enumerate(heads):
-            tree = await self.merge_trees(top, head)
+            tree = await self.merge_trees(merged, head)
             is_last = number == len(heads) - 1
-            parents = (base, *heads) if is_last else (top, head)
-            top = await self.commit(tree, parents, message, committer)
-        return top
+            parents = (base, *heads) if is_last else (merged, head)
+            merged = await self.commit(tree, parents, message, committer)
+        return merged
 
     async def squash(self, base: str, head: str, message: str, committer: Signature) -> str:
-        """Create one commit on the base with all changes of the head. Raise `MergeConflict` if they conflict."""
+        """Create one commit on the base with all changes of the head and return it.
+
+        Raise `MergeConflict` if they conflict.
+        """
         return await self.commit(await self.merge_trees(base, head), (base,), message, committer)
 
     async def rebase(self, base: str, head: str, committer: Signature) -> str:
-        """Apply the head's commits one by one on the base. Return the head itself if it already descends from it.
+        """Create copies of the head's commits one by one on the base, and return the last one.
 
-        Raises `MergeConflict`, also for a merge commit with changes that none of its parents has: they would be lost.
+        Return the head itself if it already descends from the base. Raises `MergeConflict`, also for a merge commit
+        with changes that none of its parents has: they would be lost.
         """
         if await self.mirror.is_ancestor(base, head):
             return head
-        top, has_merges = base, False
+        rebased, has_merges = base, False
         for commit in await self.commits_between(base, head):
             parents = (await self._run("rev-parse", f"{commit}^@")).decode().split()
             if len(parents) != 1:
                 has_merges = True
                 continue  # The commits that a merge brought in are in the list themselves.
             # Merge two artificial commits whose only common ancestor is the parent: git applies exactly the change.
-            start = await self.commit(await self.tree_of(parents[0]), (), "start", committer)
-            ours = await self.commit(await self.tree_of(top), (start,), "ours", committer)
-            theirs = await self.commit(await self.tree_of(commit), (start,), "theirs", committer)
-            tree = await self.merge_trees(ours, theirs)
-            if tree != await self.tree_of(top):
-                top = await self._copy_commit(commit, tree, top, committer)
-        if has_merges and await self.tree_of(top) != await self.merge_trees(base, head):
+            artificial_parent = await self.commit(await self.tree_of(parents[0]), (), "start", committer)
+            artificial_ours = await self.commit(await self.tree_of(rebased), (artificial_parent,), "ours", committer)
+            artificial_theirs = await self.commit(await self.tree_of(commit), (artificial_parent,), "theirs", committer)
+            tree = await self.merge_trees(artificial_ours, artificial_theirs)
+            if tree != await self.tree_of(rebased):
+                rebased = await self._copy_commit(commit, tree, rebased, committer)
+        if has_merges and await self.tree_of(rebased) != await self.merge_trees(base, head):
             raise MergeConflict([f"{head[:12]}: its merges cannot be rebased one by one; use merge or squash"])
-        return top
+        return rebased
 
     async def _copy_commit(self, commit: str, tree: str, parent: str, committer: Signature) -> str:
-        """Create a copy of a commit with another tree, parent and committer, and the same author and message."""
+        """Create a copy of a commit with another tree, parent and committer, and return its hash."""
         raw = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
         header, _, message = raw.partition("\n\n")
         author = next(line for line in header.split("\n") if line.startswith("author "))
@@ -164,18 +168,18 @@ class CommitBuilder:
         """Delete an internal ref of the mirror."""
         await self._run("update-ref", "-d", f"{INTERNAL_REFS}{name}")
 
-    async def write_bundle(self, commit: str, without: Sequence[str], file: Path) -> None:
-        """Write a bundle of the commit's history to a file, without the histories of the `without` commits."""
+    async def write_bundle(self, commit: str, excluded_commits: Sequence[str], file: Path) -> None:
+        """Write a bundle with the commits that are in the history of `commit`, but not of the excluded ones."""
         ref = f"{INTERNAL_REFS}bundles/{secrets.token_hex(8)}"
         await self._run("update-ref", ref, commit)  # `git bundle` accepts only refs.
         try:
-            exclusions = (f"^{excluded}" for excluded in without)
+            exclusions = (f"^{excluded_commit}" for excluded_commit in excluded_commits)
             await self._run("bundle", "create", "--quiet", str(file), ref, *exclusions, timeout_seconds=FETCH_SECONDS)
         finally:
             await self._run("update-ref", "-d", ref)
 
     async def import_bundle(self, file: Path, commit: str, start: str) -> None:
-        """Import a commit that descends from `start` from a job's bundle.
+        """Import a commit that descends from `start` from the bundle of a job, unless the mirror has it.
 
         Raises `GitFailed` if the bundle is invalid, does not contain the commit, or the commit does not descend from
         `start`; the mirror is then unchanged.
@@ -190,9 +194,9 @@ class CommitBuilder:
     # -- the remote repository
 
     async def push(self, branch: str, commit: str, expected: str) -> None:
-        """Move a remote branch from exactly `expected` to the commit; empty stands for a branch that does not exist.
+        """Move a remote branch from exactly `expected` to the commit. "" stands for a branch that does not exist.
 
-        Does nothing if the branch is already at the commit. Raises `BranchMoved` if it is anywhere else.
+        Does nothing if the branch is already at the commit. Raises `BranchMoved` if it is at any other one.
         """
         ref = f"{BRANCH_REFS}{branch}"
         try:
@@ -230,5 +234,5 @@ def _format_signature(signature: Signature) -> str:
 
 
 def _without_delimiters(text: str) -> str:
-    """Remove the characters that end a name or an e-mail address in a commit object."""
+    """Return a name or e-mail address without the characters that would end it in a commit object."""
     return "".join(char for char in text if char.isprintable() and char not in "<>").strip() or "somebody"

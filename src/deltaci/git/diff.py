@@ -15,7 +15,10 @@ _HEADER: Final = re.compile(r":([0-7]{6}) ([0-7]{6}) [0-9a-f]+ [0-9a-f]+ ([ACDMR
 
 
 def parse_changed_paths(raw: str) -> frozenset[str] | None:
-    """Return every path that the diff names, or None if the text is not a complete raw diff."""
+    """Return every path in the raw diff, or None if the text is not a complete one.
+
+    The path of a submodule is returned with and without a slash at its end.
+    """
     if not raw:
         return frozenset()
     if not raw.endswith("\0"):

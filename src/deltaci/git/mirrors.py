@@ -41,7 +41,7 @@ REGULAR_FILE_MODES: Final = ("100644", "100755")
 
 
 class Repository(Protocol):
-    """A project's repository: where it is, and the name of the secret that opens it."""
+    """A project as the mirrors need it: the repository's URL, and the name of the secret with its credential."""
 
     @property
     def tenant(self) -> str: ...
@@ -64,7 +64,7 @@ class CommitDetails(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The first line of the message, up to 200 characters."""
+        """Return the first line of the message, up to 200 characters."""
         return self.message.strip().partition("\n")[0][:200]
 
 
@@ -76,7 +76,7 @@ class RemoteRefs(msgspec.Struct, frozen=True):
 
 
 class Mirrors:
-    """All mirrors of this server, in one folder."""
+    """All mirrors of this server, in one folder, with the policy and the credentials to fetch them."""
 
     def __init__(self, folder: Path, policy: UrlPolicy, read_secret: ReadSecret, git: Git | None = None) -> None:
         self.folder = folder.absolute() / FOLDER  # Git runs in another working directory.
@@ -93,7 +93,7 @@ class Mirrors:
 
     @asynccontextmanager
     async def open_remote(self, project: Repository) -> AsyncIterator[GitRemote]:
-        """Resolve the host and read the credential of a project's repository.
+        """Yield how to reach a project's repository: its URL, the IP addresses of its host, and the credential.
 
         An SSH key is in a file only until the context ends. Raises `Refused` for a URL that the policy does not allow,
         and a transient `GitFailed` if DNS fails.
@@ -128,7 +128,7 @@ class Mirrors:
 
 
 class Mirror(BareRepository):
-    """The mirror of one repository. A commit is fetched when it is first needed, and stays."""
+    """The mirror of one project's repository. A commit is fetched when it is first needed, and stays."""
 
     def __init__(self, mirrors: Mirrors, project: Repository, folder: Path, lock: asyncio.Lock) -> None:
         super().__init__(mirrors.git, folder)
@@ -139,11 +139,11 @@ class Mirror(BareRepository):
     # -- over the network
 
     def open_remote(self) -> AbstractAsyncContextManager[GitRemote]:
-        """Resolve the host and read the credential of the repository. See `Mirrors.open_remote`."""
+        """Return a context manager that yields how to reach the repository. See `Mirrors.open_remote`."""
         return self._mirrors.open_remote(self._project)
 
     async def ls_remote(self) -> RemoteRefs:
-        """Ask the repository for its HEAD, branches and tags. An annotated tag is reported with its commit."""
+        """Return HEAD, branches and tags of the remote repository. An annotated tag is reported with its commit."""
         async with self.open_remote() as remote:
             args = ["ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*", "refs/tags/*"]
             out = await self.git.run(args, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
@@ -182,7 +182,7 @@ class Mirror(BareRepository):
         raise last_error
 
     async def fetch_refs(self, refs: Iterable[str]) -> dict[str, str]:
-        """Fetch the current state of these refs. Return the commits of the existing ones."""
+        """Fetch the current state of these refs. Return the commits of those that exist, by ref name."""
         valid_refs = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
         commits: dict[str, str] = {}
         async with self._lock:
@@ -208,7 +208,7 @@ class Mirror(BareRepository):
                 await self.fetch(remote, refspecs, "--no-tags")
 
     async def _prepare(self) -> None:
-        """Create the mirror if it does not exist. Start anew if it is too large; repack it if it has many packs."""
+        """Create the mirror if it does not exist. Recreate it if it is too large; repack it if it has many packs."""
         if self.folder.exists():
             size, packs = await asyncio.to_thread(_pack_bytes_and_count, self.folder)
             if size > MAX_MIRROR_BYTES:
@@ -219,7 +219,7 @@ class Mirror(BareRepository):
             await self.create()
 
     async def removed_stale_locks(self, error: GitFailed) -> bool:
-        """If git failed because of a lock file, remove the stale ones. Return whether any was removed."""
+        """Remove the stale lock files if the error is about a lock file. Return whether any was removed."""
         is_lock_error = ".lock" in str(error) and "File exists" in str(error)
         return is_lock_error and await asyncio.to_thread(self.remove_lock_files, STALE_LOCK_SECONDS) > 0
 
@@ -231,7 +231,7 @@ class Mirror(BareRepository):
     # -- in the mirror
 
     async def resolve_commit(self, revision: str) -> str:
-        """Return the full hash of the commit that a ref, a tag or a hash stands for."""
+        """Return the full hash of the commit that a ref, a tag or an abbreviated hash stands for."""
         out = await self.run("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
         return out.decode().strip()
 
@@ -246,11 +246,11 @@ class Mirror(BareRepository):
         """Return whether the history of `descendant` includes `ancestor`."""
         return await self.git.succeeds(["merge-base", "--is-ancestor", ancestor, descendant], git_dir=self.folder)
 
-    async def merge_base(self, one: str, other: str) -> str:
+    async def merge_base(self, first: str, second: str) -> str:
         """Return the best common ancestor of two commits, or an empty string if there is none."""
-        if not await self.git.succeeds(["merge-base", one, other], git_dir=self.folder):
+        if not await self.git.succeeds(["merge-base", first, second], git_dir=self.folder):
             return ""
-        out = await self.run("merge-base", one, other)
+        out = await self.run("merge-base", first, second)
         return out.decode().strip()
 
     async def changed_paths(self, base: str, head: str) -> frozenset[str] | None:
@@ -265,7 +265,7 @@ class Mirror(BareRepository):
             return None
 
     async def list_files(self, commit: str) -> list[str]:
-        """Return the sorted paths of all regular files of a commit, without links and submodules."""
+        """Return the sorted paths of all regular files of a commit, without symbolic links and submodules."""
         out = await self.run("ls-tree", "-r", "-z", "--full-tree", commit, "--")
         paths: list[str] = []
         for entry in out.split(b"\0"):
@@ -275,19 +275,19 @@ class Mirror(BareRepository):
         return sorted(paths)
 
     async def read_files(self, commit: str, paths: Iterable[str], max_bytes: int = MAX_FILE_BYTES) -> dict[str, bytes]:
-        """Return the contents of these files by path. Leave out missing ones and those larger than `max_bytes`.
+        """Return the contents of these files by path. Leaves out missing files and those larger than `max_bytes`.
 
-        Also leaves out what would exceed `MAX_READ_BYTES` in total.
+        Also leaves out files that would exceed `MAX_READ_BYTES` in total.
         """
-        requested = [path for path in dict.fromkeys(paths) if "\n" not in path]
-        if not requested:
+        requested_paths = [path for path in dict.fromkeys(paths) if "\n" not in path]
+        if not requested_paths:
             return {}
-        revisions = "".join(f"{commit}:{path}\n" for path in requested).encode()
+        revisions = "".join(f"{commit}:{path}\n" for path in requested_paths).encode()
         out = await self.run("cat-file", "--batch-check", input=revisions)
         blob_sizes = map(_blob_size, out.decode("utf-8", "replace").split("\n"))
         sizes: dict[str, int] = {}
         remaining = MAX_READ_BYTES
-        for path, size in zip(requested, blob_sizes, strict=False):
+        for path, size in zip(requested_paths, blob_sizes, strict=False):
             if size is not None and size <= min(max_bytes, remaining):
                 sizes[path] = size
                 remaining -= size
@@ -311,12 +311,12 @@ class Mirror(BareRepository):
 
 def _blob_size(line: str) -> int | None:
     """Return the size in a line of `git cat-file --batch-check`, or None if the object is no file."""
-    type, _, size = line.partition(" ")[2].rpartition(" ")
-    return int(size) if type == "blob" and size.isdecimal() else None
+    object_type, _, size = line.partition(" ")[2].rpartition(" ")
+    return int(size) if object_type == "blob" and size.isdecimal() else None
 
 
 def _mirror_ref(ref: str) -> str:
-    """Return the ref under which a remote ref is stored.
+    """Return the ref of the mirror that stores this ref of the remote repository.
 
     A hash instead of the name avoids conflicts: a branch `a` may be replaced by a branch `a/b`.
     """

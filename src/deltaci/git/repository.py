@@ -31,32 +31,32 @@ def is_ref(text: str) -> bool:
 
 
 class BareRepository:
-    """A bare repository in a folder; it need not exist before `create`."""
+    """Runs git in a bare repository, which need not exist before `create`."""
 
     def __init__(self, git: Git, folder: Path) -> None:
         self.git = git
         self.folder = folder
 
     async def create(self, *subfolders: str, mode: int = 0o700) -> None:
-        """Create the repository, with these folders inside. A crash leaves no incomplete repository."""
+        """Create an empty repository with these subfolders. A crash leaves no incomplete repository."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.folder.with_name(f".new-{self.folder.name}")
-        shutil.rmtree(draft, ignore_errors=True)  # Of a killed process.
-        draft.mkdir(mode=mode)
+        temporary_folder = self.folder.with_name(f".new-{self.folder.name}")
+        shutil.rmtree(temporary_folder, ignore_errors=True)  # Of a killed process.
+        temporary_folder.mkdir(mode=mode)
         try:
-            await self.git.run(["init", "--quiet", "--bare", "--template=", str(draft)])
+            await self.git.run(["init", "--quiet", "--bare", "--template=", str(temporary_folder)])
             for name in subfolders:
-                (draft / name).mkdir()
-            draft.rename(self.folder)
+                (temporary_folder / name).mkdir()
+            temporary_folder.rename(self.folder)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(temporary_folder, ignore_errors=True)
 
     async def run(self, *args: str, input: bytes = b"", timeout_seconds: float = 0) -> bytes:
-        """Return the output of git. Raise `GitFailed` if it fails."""
+        """Return the output of git in this repository. Raise `GitFailed` if it fails."""
         return await self.git.run(args, git_dir=self.folder, input=input, timeout_seconds=timeout_seconds)
 
     async def fetch(self, remote: GitRemote, refspecs: Iterable[str], *options: str) -> None:
-        """Fetch from a remote. Raise `GitFailed` if that fails."""
+        """Fetch these refspecs from a remote. Raise `GitFailed` if that fails."""
         args = ["fetch", "--quiet", "--force", "--no-write-fetch-head", "--update-head-ok", "--no-recurse-submodules"]
         args += ["--no-auto-maintenance", "--no-show-forced-updates", *options, "--", remote.url, *refspecs]
         seconds = self.git.profile.fetch_seconds
@@ -73,18 +73,18 @@ class BareRepository:
         return True
 
     def remove_lock_files(self, min_age_seconds: float = 0) -> int:
-        """Remove lock files that killed git processes left, and return how many there were.
+        """Remove lock files that killed git processes left, and return how many were removed.
 
         Without `min_age_seconds`, no other process may use the repository.
         """
-        count, newest = 0, time.time() - min_age_seconds
+        count, newest_removable = 0, time.time() - min_age_seconds
         folders = (self.folder, self.folder / "objects" / "info")
         for lock_file in (
             *(path for folder in folders for path in folder.glob("*.lock")),
             *(self.folder / "refs").rglob("*.lock"),
         ):
             with suppress(OSError):  # Its holder has removed it meanwhile.
-                if not min_age_seconds or lock_file.stat().st_mtime < newest:
+                if not min_age_seconds or lock_file.stat().st_mtime < newest_removable:
                     lock_file.unlink()
                     count += 1
         return count

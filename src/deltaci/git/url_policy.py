@@ -34,13 +34,13 @@ _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 class UrlPolicy(msgspec.Struct, frozen=True):
-    """What the operator allows (`ALLOWABLE`) in addition to https and ssh to public hosts."""
+    """The protocols and private hosts that the operator allows in addition to https and ssh to public hosts."""
 
     allowed: frozenset[str] = frozenset()
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """The protocols that git may use."""
+        """Return the protocols that git may use."""
         return (HTTPS, SSH, *(protocol for protocol in (HTTP, FILE) if protocol in self.allowed))
 
 
@@ -54,7 +54,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResolvedHost(msgspec.Struct, frozen=True):
-    """A host and the IP addresses that DNS returned for it."""
+    """A host and port, and the IP addresses that DNS returned for the host."""
 
     host: str
     port: int
@@ -119,10 +119,9 @@ def _refused_url(url: str, reason: str) -> Refused:
 
 
 async def resolve_host(address: Address, policy: UrlPolicy) -> ResolvedHost | None:
-    """Resolve the host of an address; return None for a local folder.
+    """Return the IP addresses of an address's host, or None for a local folder.
 
-    Raises `Refused` if one of its IP addresses is private and the policy does not allow private hosts, and
-    `UnresolvedHostError`.
+    Raises `Refused` if one of them is private and the policy does not allow private hosts, and `UnresolvedHostError`.
     """
     if not address.host:
         return None
@@ -142,10 +141,10 @@ async def _resolve_ips(address: Address) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
-            rows = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            address_infos = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError) as error:
         raise UnresolvedHostError(f"{address.host} cannot be resolved: {str(error) or 'no answer'}") from None
-    return list(dict.fromkeys(str(row[4][0]).partition("%")[0] for row in rows))
+    return list(dict.fromkeys(str(address_info[4][0]).partition("%")[0] for address_info in address_infos))
 
 
 def is_public(ip: str) -> bool:
@@ -154,7 +153,7 @@ def is_public(ip: str) -> bool:
 
 
 def _effective_addresses(ip: IPv4Address | IPv6Address) -> Iterable[IPv4Address | IPv6Address]:
-    """Return the addresses that packets to `ip` can reach: itself, and IPv4 addresses that an IPv6 one embeds."""
+    """Return the addresses that packets to `ip` can reach: `ip` itself and the IPv4 addresses that it embeds."""
     if isinstance(ip, IPv6Address):
         candidates = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
         if ip in _NAT64:
