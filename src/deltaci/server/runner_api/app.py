@@ -86,7 +86,7 @@ class RunnerApp:
         self._heartbeats = heartbeats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Process one request and send the response. An expected error becomes an error response."""
         request = Request(scope, receive)
         status, headers = 200, list[tuple[bytes, bytes]]()
         try:

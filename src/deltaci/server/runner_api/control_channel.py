@@ -62,7 +62,7 @@ class ControlHub:
         self._task: asyncio.Task[None] | None = None
 
     def subscribe(self, listener: CancelListener) -> None:
-        """Also pass each cancel request to this function, which must return fast and not raise."""
+        """Call `listener` with each cancel request, too. It must return fast and not raise."""
         self._listeners.append(listener)
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class ControlHub:
             poll.send()
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """Note the attempts whose runner may have to stop after these events."""
+        """Schedule reading the attempts whose runner may have to stop after these events."""
         for event in events:
             if (
                 event.entity == ATTEMPT

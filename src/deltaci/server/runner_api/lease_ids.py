@@ -19,7 +19,10 @@ class LeaseIds:
         self._key = hmac.digest(server_key, b"lease ids", "sha256")
 
     def mint(self, attempt_id: str, number: int, salt: str) -> str:
-        """Return the secret part. After a restored backup a number is used again, with another salt."""
+        """Return the secret part of a lease id.
+
+        Another salt gives another one: after a restored backup the number of a lease is used again.
+        """
         return hmac.digest(self._key, f"{attempt_id}|{number}|{salt}".encode(), "sha256").hex()
 
     def live_lease_id(self, record: Attempt) -> str:

@@ -78,7 +78,7 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 class MessageHandlers:
-    """Handles the messages of runners."""
+    """Turns each message of the runner protocol into a command, and the core's decision into a response."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class MessageHandlers:
         return [id for id in attempt_ids if id not in claimable]
 
     async def _grant(self, runner: Runner, claimed: Sequence[ClaimedAttempt]) -> list[LeaseGranted]:
-        """Return the leases of attempts that a runner can execute.
+        """Return the leases of those attempts whose job a runner can execute.
 
         Fails all other attempts at once, because no other runner could execute them either.
         """
@@ -212,7 +212,10 @@ class MessageHandlers:
         )
 
     async def leased_attempt(self, runner: Runner, lease_id: str) -> Attempt:
-        """Return the attempt of a live lease of this runner. Raises `StaleLease` otherwise, by the store's clock."""
+        """Return the attempt of a lease that this runner holds.
+
+        Raises `StaleLease` if it does not, by the store's clock.
+        """
         ref = ids.lease_ref(lease_id)
         now, record = await self._store.transact(lambda: self._read_record(ref.attempt_id))
         if (unreadable := unreadable_refusal(record)) is not None:
@@ -237,7 +240,7 @@ class MessageHandlers:
         return record.origin if isinstance(record, Run) and record.tenant == attempt_record.tenant else Origin()
 
     async def find_records(self, record_ids: Sequence[str]) -> list[Record]:
-        """Return those of these records that exist."""
+        """Return the records with these ids that exist."""
         return (await self._store.transact(lambda: read_records(record_ids)))[1]
 
     async def load_jobs(self, run_id: str) -> list[Job]:
@@ -285,23 +288,26 @@ class MessageHandlers:
         return [response for response in responses if response is not None]
 
     async def _add_failure_facts(self, runner: Runner, command: Command) -> Command:
-        """Add the tenant's failure rules to a failed completion, and which of its failed tests are known as flaky."""
+        """Return a failed `Complete` with the tenant's failure rules and the names of its flaky failed tests.
+
+        Return any other command unchanged.
+        """
         if not isinstance(command, attempt.Complete) or command.is_success:
             return command
         rules = await self._read_failure_rules(runner.tenant) if self._read_failure_rules is not None else ()
-        failed_names, is_all = failed_tests(command.report)
+        failed_test_names, has_all_names = failed_tests(command.report)
         flaky_tests = (
             await self._read_flaky_tests(runner.tenant, command.id)
-            if self._read_flaky_tests is not None and failed_names and is_all
+            if self._read_flaky_tests is not None and failed_test_names and has_all_names
             else ()
         )
         facts = msgspec.structs.replace(
-            command.facts, flaky_tests=tuple(test for test in failed_names if test in flaky_tests)
+            command.facts, flaky_tests=tuple(test for test in failed_test_names if test in flaky_tests)
         )
         return msgspec.structs.replace(command, rules=rules, facts=facts)
 
     async def _add_verdicts(self, commands: list[Command], messages: Sequence[RunnerMessage]) -> list[Command]:
-        """Add to each successful `Complete` the verdict on its job's validation rules."""
+        """Return the commands, each successful `Complete` with the verdict on its job's validation rules."""
         succeeded = [command.id for command in commands if isinstance(command, attempt.Complete) and command.is_success]
         if not succeeded:
             return commands
@@ -350,7 +356,7 @@ class MessageHandlers:
         )
 
     def _read_record(self, id: str) -> Transaction[tuple[int, Record | None]]:
-        """Read the store's clock and the record. Writes nothing."""
+        """Return the store's time, and the record or None. Writes nothing."""
         now, stored = yield Begin((id,))
         return self._engine.clock.read(now), stored[0].record if stored else None
 
@@ -449,7 +455,10 @@ def _report(message: Complete | CancelAck) -> dict[str, Any]:
 
 
 def _sanitize(value: Any) -> Any:
-    """Remove control characters from all text and limit its length, because it comes from the job."""
+    """Return the value with control characters removed from each text in it, and the texts shortened.
+
+    The texts come from the job, so they are not trusted.
+    """
     match value:
         case str():
             return plain_line(value, MAX_REPORTED_TEXT)
@@ -468,5 +477,5 @@ def _refusal(message: RunnerMessage, refused: Refused) -> Response:
 
 
 def stale_lease(lease_id: str, refused: StaleLease) -> wire.StaleLease:
-    """Return the response to a message under a stale lease. The core's reasons are those of the protocol."""
+    """Return the protocol's response to a message under a stale lease. The core's reasons are those of the protocol."""
     return wire.StaleLease(lease_id=lease_id, reason=refused.reason)  # type: ignore[arg-type]

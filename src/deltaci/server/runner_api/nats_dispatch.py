@@ -49,7 +49,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Publishes ready attempts and cancel requests of one server to NATS."""
+    """Publishes the ids of ready attempts and cancel requests to NATS, as hints for runners."""
 
     def __init__(self, store: Store, address: NatsAddress) -> None:
         address.check()
@@ -74,7 +74,7 @@ class Dispatcher:
             await cancel_and_wait(self._task)
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """Note the attempts that may be claimable after these events."""
+        """Schedule publishing the attempts that may have become ready with these events."""
         if not self._is_up:
             return  # All ready attempts are published after the reconnect.
         for event in events:
@@ -82,7 +82,7 @@ class Dispatcher:
                 self._enqueue(event.entity_id)
 
     def on_cancel(self, tenant: str, runner_id: str, message: CancelRequested) -> None:
-        """Publish a cancel request. A listener of the control hub."""
+        """Schedule publishing a cancel request to the runner's control subject. The control hub calls this."""
         if self._is_up:
             self._cancels.append((tenant, runner_id, message))
             self._has_cancels.set()
@@ -117,7 +117,10 @@ class Dispatcher:
                 await connection.publish(nats_subjects.control(tenant, runner_id), wire.encode(message))
 
     async def _publish_pending(self, connection: Connection, stream: JetStreamContext) -> None:
-        """Publish attempts that have just become ready, and those whose start time has come."""
+        """Publish pending attempts as soon as there are any, in batches.
+
+        Attempts are pending when they have just become ready and when their start time has come.
+        """
         while True:
             await self._wait_for_pending()
             attempt_ids = list(islice(self._pending, BATCH_SIZE))
@@ -127,15 +130,15 @@ class Dispatcher:
                 now, records = await self._store.transact(lambda attempt_ids=attempt_ids: read_records(attempt_ids))  # type: ignore[misc]
             except (Unavailable, Conflict):
                 continue  # The next sweep finds them.
-            ready: list[ReadyAttempt] = []
+            ready_attempts: list[ReadyAttempt] = []
             for record in records:
                 ready_time = ready_at(record)
                 if ready_time is not None and isinstance(record, Attempt):
-                    ready.append(ReadyAttempt(record.tenant, record.queue_key, record.id, ready_time))
-            await self._publish(connection, stream, self._ready_now(ready, now))
+                    ready_attempts.append(ReadyAttempt(record.tenant, record.queue_key, record.id, ready_time))
+            await self._publish(connection, stream, self._ready_now(ready_attempts, now))
 
     async def _wait_for_pending(self) -> None:
-        """Wait until an attempt is pending."""
+        """Wait until an attempt is pending; each alarm that is due makes its attempt pending."""
         loop = asyncio.get_running_loop()
         while not self._pending:
             delay = self._alarms[0][0] - loop.time() if self._alarms else None
@@ -147,17 +150,17 @@ class Dispatcher:
             while self._alarms and self._alarms[0][0] <= loop.time():
                 self._enqueue(heapq.heappop(self._alarms)[1])
 
-    def _ready_now(self, ready: Sequence[ReadyAttempt], now: int) -> list[ReadyAttempt]:
+    def _ready_now(self, ready_attempts: Sequence[ReadyAttempt], now: int) -> list[ReadyAttempt]:
         """Return the attempts that are ready by now.
 
         Set an alarm for those that will be ready soon; a later sweep finds the others.
         """
-        for ready_attempt in ready:
+        for ready_attempt in ready_attempts:
             delay = (ready_attempt.ready_at - now) / SECOND
             if 0 < delay < 2 * SWEEP_SECONDS and len(self._alarms) < MAX_PENDING:
                 heapq.heappush(self._alarms, (asyncio.get_running_loop().time() + delay, ready_attempt.id))
                 self._has_pending.set()
-        return [ready_attempt for ready_attempt in ready if ready_attempt.ready_at <= now]
+        return [ready_attempt for ready_attempt in ready_attempts if ready_attempt.ready_at <= now]
 
     async def _sweep(self, connection: Connection, stream: JetStreamContext) -> None:
         """Publish all ready attempts at first, then periodically those that have been ready for long.
@@ -171,26 +174,30 @@ class Dispatcher:
             self._created_queues.clear()  # Recreate streams and consumers that were deleted.
             try:
                 now, _ = await self._store.transact(lambda: read_records(()))
-                ready = await self._store.ready_attempts(now + round(2 * SWEEP_SECONDS * SECOND), limit)
+                ready_attempts = await self._store.ready_attempts(now + round(2 * SWEEP_SECONDS * SECOND), limit)
             except (Unavailable, Conflict) as error:
                 LOGGER.warning("cannot list ready attempts: %s; the next sweep retries", error)
-                now, ready = 0, []
-            due = [
+                now, ready_attempts = 0, []
+            due_attempts = [
                 ready_attempt
-                for ready_attempt in self._ready_now(ready, now)
+                for ready_attempt in self._ready_now(ready_attempts, now)
                 if ready_attempt.ready_at <= now - min_age
             ]
-            await self._publish(connection, stream, due)
-            lost = asyncio.create_task(self._stream_lost.wait())
-            await asyncio.wait({lost}, timeout=SWEEP_SECONDS * random.uniform(0.8, 1.2))
-            min_age, limit = (0, START_LIMIT) if lost.done() else (round(SWEEP_SECONDS * SECOND), SWEEP_LIMIT)
-            lost.cancel()
+            await self._publish(connection, stream, due_attempts)
+            lost_stream_task = asyncio.create_task(self._stream_lost.wait())
+            await asyncio.wait({lost_stream_task}, timeout=SWEEP_SECONDS * random.uniform(0.8, 1.2))
+            min_age, limit = (
+                (0, START_LIMIT) if lost_stream_task.done() else (round(SWEEP_SECONDS * SECOND), SWEEP_LIMIT)
+            )
+            lost_stream_task.cancel()
 
-    async def _publish(self, connection: Connection, stream: JetStreamContext, ready: Sequence[ReadyAttempt]) -> None:
+    async def _publish(
+        self, connection: Connection, stream: JetStreamContext, ready_attempts: Sequence[ReadyAttempt]
+    ) -> None:
         from nats.js.errors import NoStreamResponseError
 
-        for start in range(0, len(ready), BATCH_SIZE):
-            batch = ready[start : start + BATCH_SIZE]
+        for start in range(0, len(ready_attempts), BATCH_SIZE):
+            batch = ready_attempts[start : start + BATCH_SIZE]
             for queue in {
                 (ready_attempt.tenant, ready_attempt.queue_key) for ready_attempt in batch
             } - self._created_queues:
@@ -203,19 +210,21 @@ class Dispatcher:
                 return
 
     @staticmethod
-    async def _publish_one(stream: JetStreamContext, ready: ReadyAttempt) -> None:
+    async def _publish_one(stream: JetStreamContext, ready_attempt: ReadyAttempt) -> None:
         """Publish the dispatch of an attempt.
 
         JetStream drops a repeat within its duplicate window; after it, a repeat replaces the undelivered message.
         """
         await stream.publish(
-            nats_subjects.dispatch(ready.tenant, ready.queue_key, ready.id),
-            wire.encode(Dispatch(attempt_id=ready.id)),
-            headers={"Nats-Msg-Id": f"{nats_subjects.token(ready.id)}@{ready.ready_at}"},
+            nats_subjects.dispatch(ready_attempt.tenant, ready_attempt.queue_key, ready_attempt.id),
+            wire.encode(Dispatch(attempt_id=ready_attempt.id)),
+            headers={"Nats-Msg-Id": f"{nats_subjects.token(ready_attempt.id)}@{ready_attempt.ready_at}"},
         )
 
-    async def _create_queue(self, connection: Connection, stream: JetStreamContext, tenant: str, key: str) -> None:
-        """Create the tenant's stream and the queue's consumer if they are missing, and notify waiting runners."""
+    async def _create_queue(
+        self, connection: Connection, stream: JetStreamContext, tenant: str, queue_key: str
+    ) -> None:
+        """Create the tenant's stream and the queue's consumer if they are missing, and announce the queue."""
         from nats.js import api
 
         await stream.add_stream(
@@ -233,13 +242,13 @@ class Dispatcher:
         await stream.add_consumer(
             nats_subjects.stream(tenant),
             api.ConsumerConfig(
-                durable_name=nats_subjects.consumer(key),
-                filter_subject=nats_subjects.queue(tenant, key),
+                durable_name=nats_subjects.consumer(queue_key),
+                filter_subject=nats_subjects.queue(tenant, queue_key),
                 ack_policy=api.AckPolicy.EXPLICIT,
                 ack_wait=ACK_SECONDS,
                 max_waiting=MAX_RUNNERS,
                 max_ack_pending=MAX_RUNNERS,
             ),
         )
-        self._created_queues.add((tenant, key))
+        self._created_queues.add((tenant, queue_key))
         await connection.publish(nats_subjects.new_queues(tenant), b"")

@@ -66,7 +66,10 @@ class NeedsHandlers:
         return {name: needs.get(name) or NeededJob(result=SKIPPED, exists=False) for name in names}
 
     async def _runs(self, attempt: Attempt) -> AsyncIterator[str]:
-        """Yield the attempt's run, then the run of which it is a rerun, and so on: a rerun does not repeat all jobs."""
+        """Yield the id of the attempt's run, then of the run of which that one is a rerun, and so on.
+
+        A rerun does not repeat all jobs of the earlier run.
+        """
         run_id = attempt.run_id
         for _ in range(MAX_RERUNS):
             if not run_id:
@@ -84,11 +87,15 @@ class NeedsHandlers:
         """Return the last attempt of each job, by job id."""
         attempt_ids = [job.attempt_id for job in jobs if job.attempt_id]
         records = await self._message_handlers.find_records(attempt_ids) if attempt_ids else []
-        return {last.job_id: last for last in records if isinstance(last, Attempt) and last.tenant == attempt.tenant}
+        return {
+            record.job_id: record
+            for record in records
+            if isinstance(record, Attempt) and record.tenant == attempt.tenant
+        }
 
     # -- artifacts of the run
 
-    async def artifacts(self, attempt: Attempt, own_lease_number: int) -> list[SharedArtifact]:
+    async def artifacts(self, attempt: Attempt, current_lease_number: int) -> list[SharedArtifact]:
         """Return the artifacts of the run's finished jobs and of the attempt itself.
 
         For a rerun, include the artifacts of the earlier runs' jobs that it did not repeat.
@@ -98,8 +105,8 @@ class NeedsHandlers:
             jobs = [job for job in await self._message_handlers.load_jobs(run_id) if job.tenant == attempt.tenant]
             artifacts += await self._job_artifacts(attempt, [job for job in jobs if job.spec.name not in job_names])
             job_names |= {job.spec.name for job in jobs}
-        own_name = attempt.job_id.removeprefix(f"{attempt.run_id}/") if attempt.job_id else attempt.id
-        return artifacts + await self._attempt_artifacts(attempt, own_lease_number, own_name)
+        job_name = attempt.job_id.removeprefix(f"{attempt.run_id}/") if attempt.job_id else attempt.id
+        return artifacts + await self._attempt_artifacts(attempt, current_lease_number, job_name)
 
     async def _job_artifacts(self, attempt: Attempt, jobs: list[Job]) -> list[SharedArtifact]:
         finished = sorted((job for job in jobs if is_over(job)), key=lambda job: job.position)
@@ -108,9 +115,11 @@ class NeedsHandlers:
             batch = finished[start : start + BATCH_SIZE]
             last_attempts = await self._last_attempts(attempt, batch)
             for job in batch:
-                last = last_attempts.get(job.id)
-                if last is not None and last.ended_lease is not None:
-                    artifacts += await self._attempt_artifacts(last, last.ended_lease.number, job.spec.name)
+                last_attempt = last_attempts.get(job.id)
+                if last_attempt is not None and last_attempt.ended_lease is not None:
+                    artifacts += await self._attempt_artifacts(
+                        last_attempt, last_attempt.ended_lease.number, job.spec.name
+                    )
                 if len(artifacts) > MAX_ARTIFACTS:
                     raise Refused("too_large", f"the run has more than {MAX_ARTIFACTS} artifacts; pack them into fewer")
         return artifacts
@@ -124,12 +133,12 @@ class NeedsHandlers:
             artifacts.append(SharedArtifact(job=job, name=name, path=path, uri=uri, bytes=artifact.bytes))
         return artifacts
 
-    async def artifact(self, attempt: Attempt, own_lease_number: int, uri: str) -> tuple[str, BlobStat]:
-        """Return the blob key and size of an artifact of the run.
+    async def artifact(self, attempt: Attempt, current_lease_number: int, uri: str) -> tuple[str, BlobStat]:
+        """Return the blob key of an artifact of the run, with its size and hash.
 
         The URI is compared with those of existing artifacts and never parsed.
         """
-        if any(artifact.uri == uri for artifact in await self.artifacts(attempt, own_lease_number)):
+        if any(artifact.uri == uri for artifact in await self.artifacts(attempt, current_lease_number)):
             key = keys.key_of_uri(attempt.tenant, uri)
             stored = await self._disk.run(lambda: self._blobs.stat(key))
             if stored is not None:
@@ -151,7 +160,7 @@ class NeedsHandlers:
         raise Refused("not_found", "there is no cache whose key has this prefix")
 
     def remember_cache(self, tenant: str, scope: str, key: str) -> None:
-        """Record that the cache entry was stored just now."""
+        """Record that a cache entry was stored just now, so that `cache_key` finds it by a prefix of its key."""
         keys.remember_cache(self._blobs, tenant, scope, key, int(time.time() * 1000))
 
     # -- secrets
@@ -171,7 +180,7 @@ class NeedsHandlers:
         return SourceCredential(value=secrets[source.credential])
 
     async def optional_secrets(self, attempt: Attempt) -> dict[str, str]:
-        """Return the optional secrets of the job that exist."""
+        """Return the optional secrets of the job that exist, by name; none for an untrusted run."""
         spec = job_spec(attempt)
         if spec.cache_scope or not spec.optional_secrets:
             return {}
@@ -183,11 +192,11 @@ class NeedsHandlers:
         )
 
 
-def _needed_job(needed: Job, last: Attempt | None) -> NeededJob:
-    result = job_result(needed, last)
-    return NeededJob(result=result, outputs=job_outputs(last), family=needed.spec.family)  # type: ignore[arg-type]
+def _needed_job(job: Job, last_attempt: Attempt | None) -> NeededJob:
+    result = job_result(job, last_attempt)
+    return NeededJob(result=result, outputs=job_outputs(last_attempt), family=job.spec.family)  # type: ignore[arg-type]
 
 
 def lease_number(lease_id: str) -> int:
-    """Return the lease number of a lease id that was checked before."""
+    """Return the number in a lease id that was checked before."""
     return ids.lease_ref(lease_id).number

@@ -25,14 +25,14 @@ MAX_REMEMBERED: Final = 100_000
 
 
 class RunnerTokenIssuer(Protocol):
-    """An external issuer that vouches for runners."""
+    """Verifies the tokens of an external issuer that vouches for runners."""
 
     async def runner(self, token: str) -> Runner:
         """Return the runner that this token names. Raises `Refused` if the token is not valid."""
 
 
 class RunnerRegistry:
-    """Registers and authenticates runners."""
+    """Registers runners, renews their credentials, and authenticates their requests."""
 
     def __init__(
         self,
@@ -66,7 +66,10 @@ class RunnerRegistry:
         return self._credential(runner, worker_id)
 
     def _is_from_issuer(self, token: str) -> bool:
-        """Return whether the token must be checked by the external issuer."""
+        """Return whether the token must be checked by the external issuer, which is so if one is configured.
+
+        Raises `Refused` for a token of an external issuer if none is configured.
+        """
         if self._issuer is None and token.startswith("eyJ") and token.count(".") == 2:
             raise Refused("bad_credential", "this server trusts no OIDC issuer; start it with --oidc-issuer")
         return self._issuer is not None
@@ -80,8 +83,8 @@ class RunnerRegistry:
 
     async def authenticate(self, token: str, peer: Peer | None = None) -> Runner:
         """Return the runner that this token, this certificate or both prove. Raises `Refused` if neither does."""
-        certified = peer.runner(self._signer.now()) if peer is not None else None
-        certified_runner = Runner(certified[1], certified[0]) if certified is not None else None
+        certified_names = peer.runner(self._signer.now()) if peer is not None else None
+        certified_runner = Runner(certified_names[1], certified_names[0]) if certified_names is not None else None
         if token:
             claims = self._signer.read(token, "run")
             runner = Runner(claims.runner_id, claims.tenant)
@@ -253,12 +256,18 @@ class RunnerRegistry:
 
 
 def _without_quarantine(previous: Worker | None) -> Worker | None:
-    """Return the previous worker unless it is in quarantine: a new token shows that the runner was set up anew."""
+    """Return the previous worker, or None if it is in quarantine.
+
+    A new token shows that the runner was set up anew, so a quarantine is not carried over.
+    """
     return previous if previous is not None and not is_quarantined(previous) else None
 
 
 def _initial_registration(request: Registration | Renewal | None, previous: Worker | None) -> Registration:
-    """Return the labels and slots of a new record: the request's, or else those of the previous incarnation."""
+    """Return a registration with the labels and slots of a new worker record.
+
+    They are those of the request, or else those of the previous incarnation.
+    """
     labels = request.capabilities if request is not None else None
     slots = request.slots if request is not None else None
     if previous is not None:

@@ -46,7 +46,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for stored artifacts and caches."""
+    """Limits for the artifacts and caches that a job stores."""
 
     files: int = wire.MAX_ARTIFACTS
     file_bytes: int = wire.MAX_ARTIFACT_BYTES
@@ -79,14 +79,14 @@ class StreamedResponse:
 
 
 class StorageQuota(Protocol):
-    """Knows how much storage a tenant may still use."""
+    """Looks up how much storage a tenant may still use, and counts what is stored."""
 
     async def remaining_bytes(self, tenant: str) -> int | None:
         """Return how many more bytes the tenant may store, or None for no limit."""
         ...
 
     def add_stored_bytes(self, tenant: str, size: int) -> None:
-        """Count bytes that were added."""
+        """Count bytes that the tenant has stored."""
         ...
 
 
@@ -114,43 +114,43 @@ class UploadHandlers:
         self._running = 0
 
     def close(self) -> None:
-        """Wait for disk operations in progress."""
+        """Wait for disk operations in progress, and end the threads."""
         self._disk.close()
 
-    async def handle(self, runner: Runner, name: str, rest: str, request: Request) -> Any:
-        """Answer one request to one of `ROUTE_NAMES`."""
+    async def handle(self, runner: Runner, name: str, path_rest: str, request: Request) -> Any:
+        """Answer one request to one of `ROUTE_NAMES`. `path_rest` is the path after the route's name."""
         request.digest()  # Refuse a malformed header before the lease is checked.
         attempt = await self._message_handlers.leased_attempt(runner, request.lease_id())
         if name in NEEDS_ROUTES:
-            return await self._answer_needs(attempt, name, rest, lease_number(request.lease_id()))
+            return await self._answer_needs(attempt, name, path_rest, lease_number(request.lease_id()))
         if name == "secrets":
             return await self._decrypt_secrets(attempt)
         if name == "artifacts":
-            return await self._store_artifact(runner, attempt, rest, request)
-        if len(rest) > MAX_CACHE_KEY:
-            raise Refused("bad_request", f"the key has {len(rest)} characters; at most {MAX_CACHE_KEY}")
+            return await self._store_artifact(runner, attempt, path_rest, request)
+        if len(path_rest) > MAX_CACHE_KEY:
+            raise Refused("bad_request", f"the key has {len(path_rest)} characters; at most {MAX_CACHE_KEY}")
         if request.method == "GET":
-            return await self._read_cache(attempt, rest)
-        return await self._store_cache(runner, attempt, rest, request)
+            return await self._read_cache(attempt, path_rest)
+        return await self._store_cache(runner, attempt, path_rest, request)
 
-    async def _answer_needs(self, attempt: Attempt, name: str, rest: str, number: int) -> Any:
+    async def _answer_needs(self, attempt: Attempt, name: str, path_rest: str, current_lease_number: int) -> Any:
         """Answer a request to one of the routes of `NeedsHandlers`."""
         match name:
             case "needs":
                 return await self._needs.needs(attempt)
             case "run-artifacts":
-                return await self._needs.artifacts(attempt, number)
+                return await self._needs.artifacts(attempt, current_lease_number)
             case "run-artifact":
-                key, stored = await self._needs.artifact(attempt, number, rest)
+                key, stored = await self._needs.artifact(attempt, current_lease_number, path_rest)
                 return StreamedResponse(stored, self._read_chunks(key))
             case "cache-keys":
-                return await self._needs.cache_key(attempt, rest)
+                return await self._needs.cache_key(attempt, path_rest)
             case "source-credential":
                 return await self._needs.source_credential(attempt)
         return await self._needs.optional_secrets(attempt)
 
     async def remove_lost_uploads(self, runner: Runner, lease_id: str) -> None:
-        """Delete what earlier leases of a completed attempt have stored: no result refers to it."""
+        """Delete the artifacts that earlier leases of a completed attempt stored: no result refers to them."""
         ref = ids.lease_ref(lease_id)
         if ref.number > 1:
             # The attempt is complete even if the blob store is unavailable now.
@@ -170,27 +170,27 @@ class UploadHandlers:
     # -- artifacts
 
     async def _store_artifact(self, runner: Runner, attempt: Attempt, path: str, request: Request) -> StoredArtifact:
-        number = ids.lease_ref(request.lease_id()).number
-        key = keys.artifact_key(attempt.tenant, attempt.id, number, path)
-        max_bytes = await self._disk.run(lambda: self._artifact_limit(attempt, number, path))
+        current_lease_number = ids.lease_ref(request.lease_id()).number
+        key = keys.artifact_key(attempt.tenant, attempt.id, current_lease_number, path)
+        max_bytes = await self._disk.run(lambda: self._artifact_limit(attempt, current_lease_number, path))
         max_bytes = await self._within_quota(attempt.tenant, max_bytes, request)
         async with self._received_body(request, max_bytes) as (file, stored):
             await self._message_handlers.leased_attempt(runner, request.lease_id())
             await self._disk.run(lambda: self._blobs.put(key, file))
         await self._delete_if_lease_lost(runner, request, key)
         self._count_stored(attempt.tenant, stored.bytes)
-        uri = keys.artifact_uri(attempt.id, number, path)
+        uri = keys.artifact_uri(attempt.id, current_lease_number, path)
         return StoredArtifact(uri=uri, bytes=stored.bytes, sha256=stored.sha256)
 
-    def _artifact_limit(self, attempt: Attempt, number: int, path: str) -> int:
+    def _artifact_limit(self, attempt: Attempt, current_lease_number: int, path: str) -> int:
         """Return how large this artifact may be. Uploads at the same moment do not count for each other."""
-        stored = keys.artifacts(self._blobs, attempt.tenant, attempt.id, number)
-        if not stored and number > 1:
-            keys.remove_lost(self._blobs, attempt.tenant, attempt.id, number)
-        others = [artifact for artifact in stored if artifact.path != path]
-        if len(others) >= self._limits.files:
+        artifacts = keys.artifacts(self._blobs, attempt.tenant, attempt.id, current_lease_number)
+        if not artifacts and current_lease_number > 1:
+            keys.remove_lost(self._blobs, attempt.tenant, attempt.id, current_lease_number)
+        other_artifacts = [artifact for artifact in artifacts if artifact.path != path]
+        if len(other_artifacts) >= self._limits.files:
             raise Refused("too_large", f"a job may store at most {self._limits.files} files; pack them")
-        remaining = self._limits.lease_bytes - sum(artifact.bytes for artifact in others)
+        remaining = self._limits.lease_bytes - sum(artifact.bytes for artifact in other_artifacts)
         return max(0, min(self._limits.file_bytes, remaining))
 
     # -- caches
@@ -202,9 +202,9 @@ class UploadHandlers:
         """
         for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
             blob_key = keys.cache_key(attempt.tenant, scope, cache_key)
-            stored = await self._disk.run(lambda blob_key=blob_key: self._blobs.stat(blob_key))  # type: ignore[misc]
-            if stored is not None:
-                return StreamedResponse(stored, self._read_chunks(blob_key))
+            blob_stat = await self._disk.run(lambda blob_key=blob_key: self._blobs.stat(blob_key))  # type: ignore[misc]
+            if blob_stat is not None:
+                return StreamedResponse(blob_stat, self._read_chunks(blob_key))
         raise Refused(
             "not_found", "there is no cache with this key; create it, and upload it when the job has succeeded"
         )
@@ -234,8 +234,10 @@ class UploadHandlers:
         remaining = await self._quota.remaining_bytes(tenant) if self._quota is not None else None
         if remaining is None:
             return limit
-        announced = request.header(b"content-length")
-        if remaining == 0 or (announced.isdecimal() and len(announced) < 16 and remaining < int(announced) <= limit):
+        content_length = request.header(b"content-length")
+        if remaining == 0 or (
+            content_length.isdecimal() and len(content_length) < 16 and remaining < int(content_length) <= limit
+        ):
             raise Refused(
                 "too_large", f"the tenant may store {remaining} more bytes of artifacts and caches; remove some"
             )
@@ -246,6 +248,7 @@ class UploadHandlers:
             self._quota.add_stored_bytes(tenant, size)
 
     async def _delete_if_lease_lost(self, runner: Runner, request: Request, key: str) -> None:
+        """Check the lease after an upload. If it was lost, delete the uploaded blob and raise `StaleLease`."""
         try:
             await self._message_handlers.leased_attempt(runner, request.lease_id())
         except StaleLease:
@@ -254,7 +257,7 @@ class UploadHandlers:
 
     @asynccontextmanager
     async def _received_body(self, request: Request, limit: int) -> AsyncIterator[tuple[BinaryIO, BlobStat]]:
-        """Receive the whole body into an unnamed temporary file. Yields the file with the size and hash of the body."""
+        """Receive the whole body into an unnamed temporary file. Yield the file, with the size and hash of the body."""
         expected_digest = request.digest()
         if self._running >= MAX_RUNNING:
             raise Overloaded(f"{MAX_RUNNING} uploads are in progress; try again later")

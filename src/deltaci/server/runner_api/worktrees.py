@@ -95,7 +95,10 @@ class WorktreeHandlers:
             raise Refused("wrong_state", f"the worktree has no start commit: {failed}") from None
 
     async def ended_streams(self, runner: Runner, ids: list[str]) -> EndedStreams:
-        """Return those of these workstreams that have ended and need no worktree. Ignores ids of other tenants."""
+        """Return the ids of those workstreams that have ended, so that their worktrees may be deleted.
+
+        Ids of other tenants are ignored.
+        """
         records = await self._message_handlers.find_records(list(dict.fromkeys(ids)))
         ended_ids = {
             record.id
@@ -107,13 +110,15 @@ class WorktreeHandlers:
     # -- base and tip
 
     async def _start(self, attempt: Attempt) -> _Start:
-        tree = job_spec(attempt).tree
-        if tree is None or not attempt.run_id:
+        worktree = job_spec(attempt).tree
+        if worktree is None or not attempt.run_id:
             raise Refused("not_found", "the job has no worktree")
-        if tree.commit:
-            return await self._start_at_commit(attempt, tree)
+        if worktree.commit:
+            return await self._start_at_commit(attempt, worktree)
         # A task gets the worktree of its own workstream only, whatever its job spec names.
-        stream = await self._streams.find(attempt.tenant, tree.stream) if tree.stream == attempt.run_id else None
+        stream = (
+            await self._streams.find(attempt.tenant, worktree.stream) if worktree.stream == attempt.run_id else None
+        )
         if stream is None or not stream.base_commit:
             raise Refused("not_found", "the job has no planned workstream")
         return await self._start_of_stream(stream)
@@ -123,16 +128,16 @@ class WorktreeHandlers:
         await commits.restored(builder, stream, self._blobs)
         return _Start(builder=builder, base=stream.base_commit, tip=stream.tip)
 
-    async def _start_at_commit(self, attempt: Attempt, tree: Worktree) -> _Start:
+    async def _start_at_commit(self, attempt: Attempt, worktree: Worktree) -> _Start:
         """Return the start of a worktree at one exact commit of the run's project."""
-        project, base = (await self._message_handlers.run_origin(attempt)).project, tree.source.commit
+        project, base = (await self._message_handlers.run_origin(attempt)).project, worktree.source.commit
         builder = await self._builder(attempt.tenant, project)
-        await builder.mirror.ensure_commit(base, tree.source.ref)
-        if not await builder.mirror.has_commit(tree.commit) and not await self._ensure_queued_commit(
-            attempt.tenant, tree.stream, tree.commit
+        await builder.mirror.ensure_commit(base, worktree.source.ref)
+        if not await builder.mirror.has_commit(worktree.commit) and not await self._ensure_queued_commit(
+            attempt.tenant, worktree.stream, worktree.commit
         ):
-            raise GitFailed(f"the merge queue no longer tests the commit {tree.commit}")
-        return _Start(builder=builder, base=base, tip=tree.commit)
+            raise GitFailed(f"the merge queue no longer tests the commit {worktree.commit}")
+        return _Start(builder=builder, base=base, tip=worktree.commit)
 
     async def _builder(self, tenant: str, project: str) -> CommitBuilder:
         record = await self._projects.find(tenant, project) if project else None
@@ -148,12 +153,12 @@ class WorktreeHandlers:
         if await self._disk.run(lambda: _touch(path)):
             return path
         await self._disk.run(self._prepare_folder)
-        draft = path.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
+        temporary_path = path.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
         try:
-            await start.builder.write_bundle(start.tip, [start.base], draft)
-            await self._disk.run(lambda: os.replace(draft, path))
+            await start.builder.write_bundle(start.tip, [start.base], temporary_path)
+            await self._disk.run(lambda: os.replace(temporary_path, path))
         finally:
-            draft.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
         await self._disk.run(lambda: _prune(self._folder, keep=path))
         return path
 
@@ -169,8 +174,8 @@ class WorktreeHandlers:
 
     async def _streamed(self, start: _Start) -> StreamedResponse:
         path = await self._bundle(start) if start.base != start.tip else Path(os.devnull)
-        file, stored = await self._disk.run(lambda: _open_hashed(path))
-        return StreamedResponse(stored, self._chunks(file))
+        file, blob_stat = await self._disk.run(lambda: _open_hashed(path))
+        return StreamedResponse(blob_stat, self._chunks(file))
 
     async def _chunks(self, file: BinaryIO) -> AsyncIterator[bytes]:
         with file:
@@ -188,7 +193,7 @@ def _touch(path: Path) -> bool:
 
 
 def _open_hashed(path: Path) -> tuple[BinaryIO, BlobStat]:
-    """Open the file and compute its size and hash. It stays readable if it is deleted meanwhile."""
+    """Open a file and return it with its size and hash. It stays readable if it is deleted meanwhile."""
     file = path.open("rb")
     try:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -201,7 +206,10 @@ def _open_hashed(path: Path) -> tuple[BinaryIO, BlobStat]:
 
 
 def _prune(folder: Path, keep: Path) -> None:
-    """Delete the least recently used bundles beyond the limits, and unfinished ones that a killed server left."""
+    """Delete the least recently used bundles beyond the limits, except `keep`.
+
+    Also deletes unfinished bundles that a killed server left.
+    """
     bundles: list[tuple[float, int, Path]] = []
     for path in folder.iterdir():
         try:
