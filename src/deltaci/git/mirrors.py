@@ -182,7 +182,7 @@ class Mirror(BareRepository):
         raise last_error
 
     async def fetch_refs(self, refs: Iterable[str]) -> dict[str, str]:
-        """Fetch the current state of these refs. Return the commits of those that exist, by ref name."""
+        """Fetch the current state of these refs. Return the commit of each existing ref."""
         valid_refs = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
         commits: dict[str, str] = {}
         async with self._lock:

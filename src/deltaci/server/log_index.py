@@ -1,6 +1,6 @@
 """Indexes of logs: the positions of lines and steps, so that a page reads only the part of a log that it shows.
 
-A log only grows, so an index is cached and extended; following a log costs only what was appended.
+A log only grows, so an index is cached and extended; the cost of following a log depends only on the appended bytes.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class Secrets:
         return {name: self._decrypt(tenant, name, scopes.get(name, TENANT_WIDE)) for name in required}
 
     def decrypt_existing(self, tenant: str, names: Iterable[str], scope: JobScope = NO_PROJECT) -> dict[str, str]:
-        """Return the values of these secrets for a job. Leave out those that are missing or cannot be decrypted."""
+        """Return the values of these secrets for a job. Leave out missing ones and undecryptable ones."""
         requested, values = list(names), dict[str, str]()
         scopes = self._narrowest_scopes(tenant, scope) if scope.project and requested else {}
         for name in requested:

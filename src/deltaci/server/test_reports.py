@@ -89,7 +89,7 @@ def _sanitize(case: TestCase) -> TestCase:
 def _read_files(
     blobs: BlobStore, attempt: Attempt, lease_number: int, problems: list[str]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield path and contents of each uploaded report. Appends a message to `problems` for each one that is skipped."""
+    """Yield path and contents of each uploaded report. For each skipped report, append a message to `problems`."""
     remaining_bytes = MAX_BYTES
     for path in report_paths(attempt.report):
         try:

@@ -1,8 +1,8 @@
 """Tokens that this server signs: a registration token, valid once, is exchanged for short-lived credentials.
 
 A token is a signed statement and is not stored: the server has only one key. A registration token can be used only once
-because the worker record that it names can be created only once; one that is issued to register a runner `again` must
-be newer than the runner's last registration.
+because the worker record that it names can be created only once; a token that is issued to register a runner `again`
+must be newer than the runner's last registration.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The runner protocol over HTTP, as a plain ASGI application: claims and heartbeats are too frequent for a framework.
 
-Every response is JSON. An error has a stable `code`, and its message says what was found and what to do. Tokens and
+Every response is JSON. An error has a stable `code`, and its message states the problem and the remedy. Tokens and
 lease ids are sent in headers and bodies only, so that they do not appear in access logs.
 """
 

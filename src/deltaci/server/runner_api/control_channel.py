@@ -1,7 +1,7 @@
 """The control channel, which sends a cancel request to the runner of a lease without waiting for its heartbeat.
 
 All messages are hints. A lost one costs one heartbeat interval, because the response to the heartbeat says the same;
-the lease id identifies one that is repeated or late. The cost of an event does not depend on the number of connected
+the lease id identifies a repeated or late message. The cost of an event does not depend on the number of connected
 runners: the runner it concerns is looked up by tenant and id.
 """
 

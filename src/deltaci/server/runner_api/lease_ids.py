@@ -1,7 +1,7 @@
 """Lease ids that a server can compute again, so that it can name a lease in messages that it sends unasked.
 
 The secret part is derived from the server's key and from the stored record of the lease. The store has only its hash: a
-reader of the database learns no lease id; one who has the server's key as well can compute all of them.
+reader of the database learns no lease id; with the server's key as well, all of the ids can be computed.
 """
 
 from __future__ import annotations

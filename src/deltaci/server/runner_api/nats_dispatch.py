@@ -1,9 +1,9 @@
 """Dispatch over NATS JetStream: announces ready attempts to runners, and cancels on their control subjects.
 
 The messages are hints; the store alone decides who gets an attempt. Anything NATS loses is published again from the
-store: an attempt when it becomes ready, all ready attempts when NATS reconnects, and those that have been ready for
-long in a periodic sweep. So any number of servers may publish the same attempt, and a runner may receive one that was
-finished long ago.
+store: an attempt when it becomes ready, all ready attempts when NATS reconnects, and attempts that have been ready for
+long in a periodic sweep. So any number of servers may publish the same attempt, and a runner may receive an attempt
+that ended long ago.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ class Dispatcher:
                 self._enqueue(heapq.heappop(self._alarms)[1])
 
     def _ready_now(self, ready_attempts: Sequence[ReadyAttempt], now: int) -> list[ReadyAttempt]:
-        """Return the attempts that are ready by now.
+        """Return the attempts that are ready now.
 
-        Set an alarm for those that will be ready soon; a later sweep finds the others.
+        Set an alarm for attempts that will be ready soon; a later sweep finds the others.
         """
         for ready_attempt in ready_attempts:
             delay = (ready_attempt.ready_at - now) / SECOND
@@ -163,10 +163,10 @@ class Dispatcher:
         return [ready_attempt for ready_attempt in ready_attempts if ready_attempt.ready_at <= now]
 
     async def _sweep(self, connection: Connection, stream: JetStreamContext) -> None:
-        """Publish all ready attempts at first, then periodically those that have been ready for long.
+        """Publish all ready attempts at first, then periodically the attempts that have been ready for long.
 
-        After JetStream has lost the stream, publish all of them again. Set an alarm for those that become ready before
-        the next sweep.
+        After JetStream has lost the stream, publish all again. Set an alarm for attempts that become ready before the
+        next sweep.
         """
         min_age, limit = 0, START_LIMIT
         while True:

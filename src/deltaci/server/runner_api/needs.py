@@ -1,7 +1,7 @@
-"""What a job may read about its run, under its lease: results of other jobs, named artifacts, caches by key prefix.
+"""Requests about the run of a job, under its lease: results of other jobs, named artifacts, caches by key prefix.
 
-Also the secrets that only its runner may have, such as the credential that fetches the sources. All of it follows from
-the record of the attempt; a request only selects among what the record allows.
+Also requests for the secrets that only the job's runner may have, such as the credential that fetches the sources. The
+record of the attempt determines what the job may read; a request only selects from it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The blob key, the cache scope and the secrets follow from the record of the attempt; the request only gives a name
 within them. A body is first received into a temporary file. The lease is checked before that, when the body is
-complete, and once more after it was stored: what was stored for a lease that was lost meanwhile is deleted again.
+complete, and once more after it was stored: a blob that was stored for a lease that was lost meanwhile is deleted.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class StreamedResponse:
 
 
 class StorageQuota(Protocol):
-    """Looks up how much storage a tenant may still use, and counts what is stored."""
+    """Looks up how many bytes a tenant may still store, and counts newly stored ones."""
 
     async def remaining_bytes(self, tenant: str) -> int | None:
         """Return how many more bytes the tenant may store, or None for no limit."""
