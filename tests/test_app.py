@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deltaci.app import BLOBS_FOLDER, UNFINISHED_SECONDS, HttpListener, Server
 from deltaci.storage.memory import MemoryStore
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 
 
 @on_loop

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deltaci.process import ProcessResult, ProcessTimeoutError, run
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.e2e.deployment import is_alive
 
 ENV = {"PATH": os.environ["PATH"]}

@@ -21,7 +21,7 @@ from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.engine.queue import AsyncQueue
 from deltaci.storage import open_store
-from tests.contract.places import within
+from tests.contract.backends import within
 
 patient = within(60)
 

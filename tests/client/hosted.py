@@ -17,7 +17,7 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.storage import open_store
-from tests.contract.places import legal
+from tests.contract.backends import legal
 
 WAIT_SECONDS: Final = 30.0
 TIME: Final = "2026-01-04T08:00:00Z"

@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.client import ApiError, AsyncClient, Patience, Unreachable
 from tests.client.hosted import QUICK, Hosted, Player, plan, task
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 
 
 def opened(hosted: Hosted) -> AsyncClient:

@@ -10,7 +10,7 @@ from typing import Any, Final, ParamSpec
 
 from deltaci.conformance.scenario_execution import run_scenarios
 from deltaci.conformance.transcript import Transcript
-from tests.contract.places import within
+from tests.contract.backends import within
 
 SMALL: Final = (sys.executable, "-I", str(Path(__file__).parent / "runners" / "small.py"))
 OURS: Final = (sys.executable, "-m", "deltaci", "runner")

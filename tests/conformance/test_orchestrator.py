@@ -13,7 +13,7 @@ from deltaci.conformance.http_server import HttpServer
 from deltaci.conformance.orchestrator import ScriptedOrchestrator
 from deltaci.conformance.scripted_job import ScriptedJob
 from deltaci.protocol.routes import ROOT
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 
 
 class RawClient:

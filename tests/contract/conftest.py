@@ -1,4 +1,4 @@
-"""The fixtures of the contract: every case runs in all three places."""
+"""Fixtures of the contract tests: every test runs over all three backends."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from deltaci.storage.memory import MemoryStore, wall_clock
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.places import Place
+from tests.contract.backends import Backend
 from tests.support.postgres_server import PostgresServer
 
-PLACES = ("memory", "sqlite", "postgres")
+BACKENDS = ("memory", "sqlite", "postgres")
 
 
 async def execute(dsn: str, *statements: str) -> None:
-    """Prepare a database for the next case."""
+    """Execute statements on a database."""
     import asyncpg
 
     connection = await asyncpg.connect(dsn)
@@ -29,37 +29,37 @@ async def execute(dsn: str, *statements: str) -> None:
 
 @pytest.fixture(scope="session")
 def contract_dsn(postgres_server: PostgresServer) -> str:
-    """One database for all cases: emptying it takes a tenth of the time that a new one takes."""
+    """Provide one database for all tests: emptying it takes a tenth of the time that a new one takes."""
     dsn = postgres_server.create_database()
-    # What survives a crash is proved elsewhere; here only what others can see matters.
+    # These tests prove visibility; others prove durability.
     name = dsn.partition("@/")[2].partition("?")[0]
     asyncio.run(execute(dsn, f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
     return dsn
 
 
-def make_place(name: str, folder: Path, request: pytest.FixtureRequest) -> Place:
-    """A place with nothing in it."""
+def make_backend(name: str, folder: Path, request: pytest.FixtureRequest) -> Backend:
+    """Return an empty backend."""
     if name == "memory":
-        place = Place(name, lambda _: shared)
-        shared = MemoryStore(clock=place.now)
-        return place
+        backend = Backend(name, lambda _: shared)
+        shared = MemoryStore(clock=backend.now)
+        return backend
     if name == "sqlite":
-        return Place(name, lambda place: SqliteStore(str(folder / "contract.db"), clock=place.now))
+        return Backend(name, lambda backend: SqliteStore(str(folder / "contract.db"), clock=backend.now))
     from deltaci.storage.postgres import PostgresStore
 
     request.getfixturevalue("postgres_server").start()  # An earlier test may have killed it.
     dsn: str = request.getfixturevalue("contract_dsn")
     asyncio.run(execute(dsn, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public"))
-    return Place(name, lambda place: PostgresStore(dsn, shift=lambda: place.shift), origin=wall_clock)
+    return Backend(name, lambda backend: PostgresStore(dsn, shift=lambda: backend.shift), origin=wall_clock)
 
 
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Memory, SQLite and PostgreSQL must not be told apart by anything but their speed."""
-    return make_place(request.param, tmp_path, request)
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    """Provide each backend: except for their speed, they must behave alike."""
+    return make_backend(request.param, tmp_path, request)
 
 
-@pytest.fixture(params=PLACES[1:])
-def lasting_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """The places whose data is still there when the last store over it was closed."""
-    return make_place(request.param, tmp_path, request)
+@pytest.fixture(params=BACKENDS[1:])
+def durable_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    """Provide the backends whose data outlives the last open store."""
+    return make_backend(request.param, tmp_path, request)

@@ -9,7 +9,7 @@ from deltaci.core.run import Run
 from deltaci.engine.shard import MAX_CHAIN_LOADS
 from deltaci.storage.codec import LAZY_DECODE_COUNT
 from deltaci.storage.port import Load, LoadJobs
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.contract.test_start import Watched, start
 from tests.support.lab import task
 
@@ -24,9 +24,9 @@ def looks(store: object) -> int:
 
 
 @on_loop
-async def test_a_chain_is_cancelled_in_a_few_looks(place: Place) -> None:
+async def test_a_chain_is_cancelled_in_a_few_looks(backend: Backend) -> None:
     """It took as many as there are links, and ten thousand of them held everybody up for many minutes."""
-    async with place.server(Watched) as server:
+    async with backend.server(Watched) as server:
         await server.do(start(*CHAIN))
 
         await server.do(run.Cancel(id="r1", actor="user:ada"))
@@ -38,13 +38,13 @@ async def test_a_chain_is_cancelled_in_a_few_looks(place: Place) -> None:
 
 
 @on_loop
-async def test_a_chain_whose_first_job_fails_is_blocked_in_a_few_looks(place: Place) -> None:
+async def test_a_chain_whose_first_job_fails_is_blocked_in_a_few_looks(backend: Backend) -> None:
     """One who depends on few is not made to load the whole run; a long chain is."""
-    async with place.server(Watched) as server:
+    async with backend.server(Watched) as server:
         await server.do(start(*CHAIN))
         held = await server.take()
 
-        await server.say(attempt.Complete, held, is_success=False, exit_code=1)
+        await server.send(attempt.Complete, held, is_success=False, exit_code=1)
 
         assert looks(server.store) <= MAX_CHAIN_LOADS + 3
         last = await server.find(f"r1/j{JOBS - 1}", Job)
@@ -54,9 +54,9 @@ async def test_a_chain_whose_first_job_fails_is_blocked_in_a_few_looks(place: Pl
 
 
 @on_loop
-async def test_the_log_of_a_large_run_is_the_same_in_pages_of_any_size(place: Place) -> None:
+async def test_the_log_of_a_large_run_is_the_same_in_pages_of_any_size(backend: Backend) -> None:
     """Its start is one row of the log; whoever reads that in pages finds each event once, and of one job its own."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.do(start(*(task(f"j{n}") for n in range(JOBS * 3))))
         whole = await server.store.events(0, 100_000)
 

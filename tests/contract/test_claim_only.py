@@ -9,50 +9,52 @@ import pytest
 from deltaci.core import attempt
 from deltaci.core.instants import SECOND
 from deltaci.storage.port import BeginClaim, FindReady, ReadyAttempt
-from tests.contract.places import Place, ask, birth, on_loop, write
+from tests.contract.backends import Backend, ask, new_attempt, on_loop, write
 from tests.contract.test_store_port import waiting
 from tests.contract.test_unreadable import poisoned
 from tests.support.lab import START, TENANT
 
 
-async def found(place: Place, *only: str, labels: tuple[str, ...] = (), limit: int = 100, tenant: str = TENANT) -> str:
+async def found(
+    backend: Backend, *only: str, labels: tuple[str, ...] = (), limit: int = 100, tenant: str = TENANT
+) -> str:
     """The ids that are found, in order."""
-    async with place.opened() as store:
-        [held] = await ask(store, FindReady(tenant, labels, place.now(), limit, only))
+    async with backend.opened() as store:
+        [held] = await ask(store, FindReady(tenant, labels, backend.now(), limit, only))
         [(_, opened)] = await ask(store, BeginClaim(tenant, labels, limit, only))
     assert [each.record.id for each in opened] == [each.record.id for each in held]
     return " ".join(each.record.id for each in held)
 
 
 @on_loop
-async def test_only_what_is_named_ready_and_fitting_is_found(place: Place) -> None:
+async def test_only_what_is_named_ready_and_fitting_is_found(backend: Backend) -> None:
     """A name opens nothing: not another tenant's, not what needs more, not what is not due."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
             store,
             waiting("a", START - 1),
             waiting("b", START - 2, priority=5),
             waiting("c", START - 3),
-            waiting("later", place.now() + 100 * SECOND),
+            waiting("later", backend.now() + 100 * SECOND),
             waiting("arm", START, labels="arm"),
             waiting("theirs", START, tenant="other"),
         )
 
-    assert await found(place, "a", "c", "b") == "b c a"
-    assert await found(place, "a", "c", "b", limit=2) == "b c"
-    assert await found(place, "a", "a", "nobody") == "a"
-    assert await found(place, "later", "arm", "theirs") == ""
-    assert await found(place, "arm", "a", labels=("arm", "x64")) == "a arm"
-    assert await found(place, "theirs", "a", tenant="other") == "theirs"
-    assert await found(place, *(f"n{n}" for n in range(1200)), "c") == "c"
+    assert await found(backend, "a", "c", "b") == "b c a"
+    assert await found(backend, "a", "c", "b", limit=2) == "b c"
+    assert await found(backend, "a", "a", "nobody") == "a"
+    assert await found(backend, "later", "arm", "theirs") == ""
+    assert await found(backend, "arm", "a", labels=("arm", "x64")) == "a arm"
+    assert await found(backend, "theirs", "a", tenant="other") == "theirs"
+    assert await found(backend, *(f"n{n}" for n in range(1200)), "c") == "c"
 
 
 @pytest.mark.proves("PRO-F3", "PRO-K3")
 @on_loop
-async def test_of_many_who_were_told_of_one_attempt_one_gets_it(place: Place) -> None:
+async def test_of_many_who_were_told_of_one_attempt_one_gets_it(backend: Backend) -> None:
     """A dispatch may come twice, and to several runners: the store decides."""
-    async with place.server() as one, place.server() as two:
-        await one.engine.do_all([birth(f"a{n}") for n in range(5)])
+    async with backend.server() as one, backend.server() as two:
+        await one.engine.do_all([new_attempt(f"a{n}") for n in range(5)])
 
         claims = [server.claim(f"w{n}", 5, only_ids=("a1", "a3")) for n in range(4) for server in (one, two)]
         granted = [each.attempt.id for claimed in await asyncio.gather(*claims) for each in claimed]
@@ -64,13 +66,13 @@ async def test_of_many_who_were_told_of_one_attempt_one_gets_it(place: Place) ->
 
 
 @on_loop
-async def test_what_is_over_or_held_is_not_claimed_by_name(place: Place) -> None:
+async def test_what_is_over_or_held_is_not_claimed_by_name(backend: Backend) -> None:
     """An old dispatch says nothing about what has happened since."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for id in ("done", "held", "canceled"):
             await server.enqueue(id)
         lease = await server.take(only_ids=("done",))
-        await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
+        await server.send(attempt.Complete, lease, is_success=True, exit_code=0)
         await server.take("w2", only_ids=("held",))
         await server.do(attempt.Cancel(id="canceled", reason="ENOUGH"))
 
@@ -79,9 +81,9 @@ async def test_what_is_over_or_held_is_not_claimed_by_name(place: Place) -> None
 
 
 @on_loop
-async def test_one_that_cannot_be_read_does_not_hold_up_the_others(place: Place) -> None:
+async def test_one_that_cannot_be_read_does_not_hold_up_the_others(backend: Backend) -> None:
     """It is put aside like everywhere else."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("good")
         await poisoned(server.store, 1)
 
@@ -89,9 +91,9 @@ async def test_one_that_cannot_be_read_does_not_hold_up_the_others(place: Place)
 
 
 @on_loop
-async def test_what_waits_is_listed_queue_by_queue(place: Place) -> None:
+async def test_what_waits_is_listed_queue_by_queue(backend: Backend) -> None:
     """Whoever tells runners of it must find all queues of all tenants, and of a long one its head."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         assert await store.ready_attempts(START, 10) == []
         await write(
             store,
@@ -113,9 +115,9 @@ async def test_what_waits_is_listed_queue_by_queue(place: Place) -> None:
 
 
 @on_loop
-async def test_what_a_tenant_has_in_its_queues_is_listed_for_people(place: Place) -> None:
+async def test_what_a_tenant_has_in_its_queues_is_listed_for_people(backend: Backend) -> None:
     """Also what nobody may claim yet. Of many queues the first, of a long one its head, and nothing of others."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         assert await store.queued_attempts(TENANT, 10, 10) == []
         await write(
             store,

@@ -13,7 +13,7 @@ from deltaci.storage import sqlite
 from deltaci.storage.port import Store
 from deltaci.storage.sql import FIRST_READY, NEXT_QUEUE
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.places import on_loop, put, write
+from tests.contract.backends import on_loop, put, write
 from tests.contract.test_store_port import waiting
 from tests.support.lab import START
 

@@ -11,7 +11,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.instants import SECOND
 from deltaci.engine import engine
 from deltaci.engine.clock import MonotonicClock
-from tests.contract.places import Place, in_memory, on_loop, saying
+from tests.contract.backends import Backend, in_memory, on_loop, runner_message
 from tests.support.lab import START
 
 HOUR = 3600
@@ -123,17 +123,17 @@ def test_a_machine_that_measures_nothing_still_never_goes_back() -> None:
 @pytest.mark.proves("MOD-4")
 @in_memory
 @on_loop
-async def test_a_jump_back_does_not_shorten_a_lease(place: Place, elapsed: Elapsed) -> None:
+async def test_a_jump_back_does_not_shorten_a_lease(backend: Backend, elapsed: Elapsed) -> None:
     """What a runner was promised is promised."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
         held = await server.take()
-        before = await server.say(attempt.Start, held)
-        place.after(-HOUR)
+        before = await server.send(attempt.Start, held)
+        backend.after(-HOUR)
 
-        renewed = await server.say(attempt.Extend, held)
+        renewed = await server.send(attempt.Extend, held)
         elapsed.after(115)
-        later = await server.say(attempt.Extend, held)
+        later = await server.send(attempt.Extend, held)
 
         for earlier, after in ((before, renewed), (renewed, later)):
             assert earlier.lease is not None
@@ -146,28 +146,28 @@ async def test_a_jump_back_does_not_shorten_a_lease(place: Place, elapsed: Elaps
 @pytest.mark.proves("MOD-4")
 @in_memory
 @on_loop
-async def test_a_jump_back_does_not_revive_a_lease(place: Place, elapsed: Elapsed) -> None:
+async def test_a_jump_back_does_not_revive_a_lease(backend: Backend, elapsed: Elapsed) -> None:
     """A runner that was told to stop must not be told to go on."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
-        place.after(121)
-        assert (await server.refused(saying(attempt.Extend, held))).code == "stale_lease"
+        backend.after(121)
+        assert (await server.refused(runner_message(attempt.Extend, held))).code == "stale_lease"
 
-        place.after(-HOUR)
+        backend.after(-HOUR)
 
-        assert (await server.refused(saying(attempt.Extend, held))).code == "stale_lease"
+        assert (await server.refused(runner_message(attempt.Extend, held))).code == "stale_lease"
         await server.verified()
 
 
 @pytest.mark.proves("MOD-4")
 @in_memory
 @on_loop
-async def test_timers_go_on_after_a_jump_back(place: Place, elapsed: Elapsed) -> None:
+async def test_timers_go_on_after_a_jump_back(backend: Backend, elapsed: Elapsed) -> None:
     """An hour that the clock repeats must not be an hour in which nothing expires."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.tick()  # The timers run, as they always do.
         await server.running()
-        place.after(-HOUR)
+        backend.after(-HOUR)
 
         elapsed.after(115)
         await server.tick()
@@ -182,15 +182,15 @@ async def test_timers_go_on_after_a_jump_back(place: Place, elapsed: Elapsed) ->
 
 @in_memory
 @on_loop
-async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(place: Place, elapsed: Elapsed) -> None:
+async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(backend: Backend, elapsed: Elapsed) -> None:
     """A restart forgets what its clock once said; the records remember."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
-    place.after(-HOUR)
+    backend.after(-HOUR)
 
-    async with place.server() as server:
-        renewed = await server.say(attempt.Extend, held)
-        await server.say(attempt.Complete, held, is_success=True, exit_code=0)
+    async with backend.server() as server:
+        renewed = await server.send(attempt.Extend, held)
+        await server.send(attempt.Complete, held, is_success=True, exit_code=0)
 
         assert renewed.lease is not None
         times = [event.at for event in await server.verified()]
@@ -200,16 +200,16 @@ async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(place: Plac
 @pytest.mark.proves("MOD-4")
 @in_memory
 @on_loop
-async def test_a_jump_ahead_ends_no_lease(place: Place, strict: Elapsed) -> None:
+async def test_a_jump_ahead_ends_no_lease(backend: Backend, strict: Elapsed) -> None:
     """Whoever sets a clock right must not stop every job there is; who is silent still loses its lease."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.tick()
         held = await server.running()
-        place.after(HOUR)
+        backend.after(HOUR)
 
         await server.tick()
         strict.after(60)
-        await server.say(attempt.Extend, held)
+        await server.send(attempt.Extend, held)
         strict.after(119)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
@@ -221,30 +221,30 @@ async def test_a_jump_ahead_ends_no_lease(place: Place, strict: Elapsed) -> None
 
 
 @on_loop
-async def test_work_is_claimed_after_a_jump_back(place: Place, elapsed: Elapsed) -> None:
+async def test_work_is_claimed_after_a_jump_back(backend: Backend, elapsed: Elapsed) -> None:
     """What was enqueued a moment ago must not wait until the store's clock has caught up."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.tick()
-        place.after(-HOUR)
+        backend.after(-HOUR)
         elapsed.after(1)
         await server.enqueue("a")
 
         held = await server.take()
 
-        assert (await server.say(attempt.Start, held)).state == attempt.RUNNING
+        assert (await server.send(attempt.Start, held)).state == attempt.RUNNING
         await server.verified()
 
 
 @in_memory
 @on_loop
-async def test_timers_go_on_after_a_jump_back_and_a_restart(place: Place, elapsed: Elapsed) -> None:
+async def test_timers_go_on_after_a_jump_back_and_a_restart(backend: Backend, elapsed: Elapsed) -> None:
     """The records tell a new server how late it is: a runner that dies now is found out in time."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
-    place.after(-HOUR)
+    backend.after(-HOUR)
 
-    async with place.server() as server:
-        await server.say(attempt.Extend, held)
+    async with backend.server() as server:
+        await server.send(attempt.Extend, held)
         elapsed.after(121)
         await server.tick()
 

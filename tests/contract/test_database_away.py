@@ -9,7 +9,7 @@ from typing import Final
 from deltaci.engine.queue import AsyncQueue
 from deltaci.storage import open_store
 from deltaci.storage.port import Unavailable
-from tests.contract.places import within
+from tests.contract.backends import within
 from tests.support.postgres_server import PostgresServer
 
 RESTARTS: Final = 3

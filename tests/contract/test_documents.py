@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from deltaci.storage.port import API_KEY_KIND, Conflict, Document, Store
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 
 RIVALS: Final = 50
 
@@ -35,9 +35,9 @@ def names(documents: Sequence[Document]) -> list[str]:
 
 
 @on_loop
-async def test_a_version_that_was_not_read_is_refused(place: Place) -> None:
+async def test_a_version_that_was_not_read_is_refused(backend: Backend) -> None:
     """Whoever writes has seen what it replaces."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await store.put_documents([new("a", b"1")])
 
         for version in (0, 2, 9):
@@ -51,9 +51,9 @@ async def test_a_version_that_was_not_read_is_refused(place: Place) -> None:
 
 
 @on_loop
-async def test_all_are_written_or_none(place: Place) -> None:
+async def test_all_are_written_or_none(backend: Backend) -> None:
     """A template and the note of who changed it are one thing."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await store.put_documents([new("a"), new("b")])
         current = await stored(store, new("a"))
 
@@ -66,9 +66,9 @@ async def test_all_are_written_or_none(place: Place) -> None:
 
 
 @on_loop
-async def test_a_name_that_no_database_could_keep_is_nowhere(place: Place) -> None:
+async def test_a_name_that_no_database_could_keep_is_nowhere(backend: Backend) -> None:
     """Whoever asks for one by accident or on purpose is told what is true: there is none."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await store.put_documents([new("a")])
 
         for name in ("a\x00", "\x00", "\ud800"):
@@ -81,9 +81,9 @@ async def test_a_name_that_no_database_could_keep_is_nowhere(place: Place) -> No
 
 
 @on_loop
-async def test_a_key_has_one_owner(place: Place) -> None:
+async def test_a_key_has_one_owner(backend: Backend) -> None:
     """It is looked up before anybody knows whose it is."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await store.put_documents([new("k1", b"hers", kind=API_KEY_KIND)])
 
         for version in (0, 1):
@@ -101,9 +101,9 @@ async def test_a_key_has_one_owner(place: Place) -> None:
 
 
 @on_loop
-async def test_of_many_that_make_one_document_exactly_one_wins(place: Place) -> None:
+async def test_of_many_that_make_one_document_exactly_one_wins(backend: Backend) -> None:
     """From two servers at once."""
-    async with place.opened() as one, place.opened() as two:
+    async with backend.opened() as one, backend.opened() as two:
         answers = await asyncio.gather(
             *((one, two)[n % 2].put_documents([new("a", str(n).encode())]) for n in range(RIVALS)),
             return_exceptions=True,
@@ -115,7 +115,7 @@ async def test_of_many_that_make_one_document_exactly_one_wins(place: Place) -> 
 
 
 @on_loop
-async def test_whoever_reads_and_writes_again_loses_nothing(place: Place) -> None:
+async def test_whoever_reads_and_writes_again_loses_nothing(backend: Backend) -> None:
     """A counter that many raise has counted them all: that is what versions are for."""
 
     async def raise_it(store: Store) -> None:
@@ -127,7 +127,7 @@ async def test_whoever_reads_and_writes_again_loses_nothing(place: Place) -> Non
                 continue
             return
 
-    async with place.opened() as one, place.opened() as two:
+    async with backend.opened() as one, backend.opened() as two:
         await one.put_documents([new("count", b"0")])
 
         await asyncio.gather(*(raise_it(store) for store in (one, two) * 5))
@@ -136,9 +136,9 @@ async def test_whoever_reads_and_writes_again_loses_nothing(place: Place) -> Non
 
 
 @on_loop
-async def test_documents_that_are_written_together_in_any_order_do_not_wait_for_each_other(place: Place) -> None:
+async def test_documents_that_are_written_together_in_any_order_do_not_wait_for_each_other(backend: Backend) -> None:
     """Whoever wants both gets both, or is told to read again."""
-    async with place.opened() as one, place.opened() as two:
+    async with backend.opened() as one, backend.opened() as two:
         await one.put_documents([new("a"), new("b")])
         for version in range(1, 11):
             both = [new("a", version=version), new("b", version=version)]
@@ -154,26 +154,26 @@ async def test_documents_that_are_written_together_in_any_order_do_not_wait_for_
 
 
 @on_loop
-async def test_a_document_is_stored_with_its_version_and_time(place: Place) -> None:
+async def test_a_document_is_stored_with_its_version_and_time(backend: Backend) -> None:
     """Both are the store's to say."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await store.put_documents([replace(new("a", b"\x00\xff"), at=5)])
         first = await stored(store, new("a"))
-        place.after(60)
+        backend.after(60)
         await store.put_documents([replace(first, body=b"")])
         second = await stored(store, new("a"))
 
         assert (first.version, first.body, second.version, second.body) == (1, b"\x00\xff", 2, b"")
-        assert abs(first.at + 60_000_000 - place.now()) < 10_000_000
-        assert abs(second.at - place.now()) < 10_000_000
-        assert abs(await store.now() - place.now()) < 10_000_000
+        assert abs(first.at + 60_000_000 - backend.now()) < 10_000_000
+        assert abs(second.at - backend.now()) < 10_000_000
+        assert abs(await store.now() - backend.now()) < 10_000_000
         await store.put_documents([])
 
 
 @on_loop
-async def test_names_belong_to_their_tenant_and_kind(place: Place) -> None:
+async def test_names_belong_to_their_tenant_and_kind(backend: Backend) -> None:
     """The same name elsewhere is something else."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await store.put_documents([new("a", b"1"), new("a", b"2", tenant="other"), new("a", b"3", kind="quota")])
         await store.put_documents([new("a", b"4", tenant="")])
 
@@ -186,11 +186,11 @@ async def test_names_belong_to_their_tenant_and_kind(place: Place) -> None:
 
 
 @on_loop
-async def test_documents_come_in_the_order_of_their_names(place: Place) -> None:
+async def test_documents_come_in_the_order_of_their_names(backend: Backend) -> None:
     """Byte by byte, wherever they are kept; page by page; or those that begin alike."""
     given = ["b", "A/2", "a", "A/10", "é", "A", "A/1", "Z", "_", "A0", "A/\U0010ffff", "A/é"]
     expected = sorted(given)
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await store.put_documents([new(name) for name in given])
 
         found: list[str] = []
@@ -205,9 +205,9 @@ async def test_documents_come_in_the_order_of_their_names(place: Place) -> None:
 
 
 @on_loop
-async def test_only_the_version_that_was_read_is_dropped(place: Place) -> None:
+async def test_only_the_version_that_was_read_is_dropped(backend: Backend) -> None:
     """Afterwards the name is free, for whoever wants it."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await store.put_documents([new("a", kind=API_KEY_KIND)])
 
         for name, version in (("a", 0), ("a", 2), ("b", 1)):
@@ -221,10 +221,10 @@ async def test_only_the_version_that_was_read_is_dropped(place: Place) -> None:
 
 
 @on_loop
-async def test_documents_outlive_the_store(lasting_place: Place) -> None:
+async def test_documents_outlive_the_store(durable_backend: Backend) -> None:
     """They are written when the call returns."""
-    async with lasting_place.opened() as store:
+    async with durable_backend.opened() as store:
         await store.put_documents([new("a", b"kept")])
 
-    async with lasting_place.opened() as store:
+    async with durable_backend.opened() as store:
         assert (await stored(store, new("a"))).body == b"kept"

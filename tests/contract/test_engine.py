@@ -17,7 +17,7 @@ from deltaci.core.machine import Command
 from deltaci.core.run import Run
 from deltaci.engine import engine, shard
 from deltaci.storage.port import Conflict, Store, Transaction, Unavailable, Write
-from tests.contract.places import Place, T, Wrapped, birth, in_memory, legal, on_loop, refused, saying
+from tests.contract.backends import Backend, T, Wrapped, in_memory, legal, new_attempt, on_loop, refused, runner_message
 from tests.support.lab import TENANT, task
 
 
@@ -97,14 +97,14 @@ async def answers(*asked: Any) -> list[Any]:
 
 @in_memory
 @on_loop
-async def test_a_commit_that_fails_is_told_and_nothing_is_visible(place: Place) -> None:
+async def test_a_commit_that_fails_is_told_and_nothing_is_visible(backend: Backend) -> None:
     """An answer is a promise; without a commit there is none to give."""
-    async with place.server(Failing) as server:
+    async with backend.server(Failing) as server:
         store = server.store
         assert isinstance(store, Failing)
         store.is_before = True
 
-        found = await answers(server.do(birth("x/1")), server.do(birth("x/2")))
+        found = await answers(server.do(new_attempt("x/1")), server.do(new_attempt("x/2")))
 
         assert [type(each) for each in found] == [Unavailable] * 2
         assert await store.find("x/1") is None
@@ -117,17 +117,17 @@ async def test_a_commit_that_fails_is_told_and_nothing_is_visible(place: Place) 
 
 @in_memory
 @on_loop
-async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(place: Place) -> None:
+async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(backend: Backend) -> None:
     """Whether the commit stands is unknown to the caller; the repeat finds out and changes nothing."""
-    async with place.server(Failing) as server:
+    async with backend.server(Failing) as server:
         store = server.store
         assert isinstance(store, Failing)
         store.is_after = True
         with pytest.raises(Unavailable):
-            await server.do(birth("a", request_id="once"))
+            await server.do(new_attempt("a", request_id="once"))
         store.is_after = False
 
-        again = await server.do(birth("a", request_id="once"))
+        again = await server.do(new_attempt("a", request_id="once"))
 
         assert again.events == []
         assert again.record == await store.find("a")
@@ -136,26 +136,26 @@ async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(place: 
 
 @in_memory
 @on_loop
-async def test_an_unavailable_store_is_not_asked_once_for_each_command(place: Place) -> None:
+async def test_an_unavailable_store_is_not_asked_once_for_each_command(backend: Backend) -> None:
     """A store that is down is not helped by a storm of single tries."""
-    async with place.server(Failing) as server:
+    async with backend.server(Failing) as server:
         store = server.store
         assert isinstance(store, Failing)
         store.is_before = True
 
-        found = await answers(*(server.do(birth(f"x/{n}")) for n in range(50)))
+        found = await answers(*(server.do(new_attempt(f"x/{n}")) for n in range(50)))
 
         assert {type(each) for each in found} == {Unavailable}
         assert store.tries <= 2
 
 
 @on_loop
-async def test_nobody_is_answered_before_the_commit(place: Place) -> None:
+async def test_nobody_is_answered_before_the_commit(backend: Backend) -> None:
     """A crash in between must look like a lost answer, never like a broken promise."""
-    async with place.server(Slow) as server:
+    async with backend.server(Slow) as server:
         store = server.store
         assert isinstance(store, Slow)
-        asking = asyncio.ensure_future(server.do(birth("a")))
+        asking = asyncio.ensure_future(server.do(new_attempt("a")))
         await store.is_reached.wait()
 
         is_early = asking.done()
@@ -168,14 +168,14 @@ async def test_nobody_is_answered_before_the_commit(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_whoever_waits_when_the_engine_stops_is_told(place: Place) -> None:
+async def test_whoever_waits_when_the_engine_stops_is_told(backend: Backend) -> None:
     """A caller that nobody will answer must not wait for ever."""
-    async with place.server(Slow) as server:
+    async with backend.server(Slow) as server:
         store = server.store
         assert isinstance(store, Slow)
-        waiting = [asyncio.ensure_future(server.do(birth(f"x/{n}"))) for n in range(2)]
+        waiting = [asyncio.ensure_future(server.do(new_attempt(f"x/{n}"))) for n in range(2)]
         await store.is_reached.wait()
-        late = asyncio.ensure_future(server.do(birth("x/3")))
+        late = asyncio.ensure_future(server.do(new_attempt("x/3")))
 
         await server.engine.stop()
         found = await answers(*waiting, late)
@@ -185,13 +185,13 @@ async def test_whoever_waits_when_the_engine_stops_is_told(place: Place) -> None
 
 @in_memory
 @on_loop
-async def test_a_caller_that_gave_up_disturbs_nobody(place: Place) -> None:
+async def test_a_caller_that_gave_up_disturbs_nobody(backend: Backend) -> None:
     """A client that hangs up is everyday life."""
-    async with place.server(Slow) as server:
+    async with backend.server(Slow) as server:
         store = server.store
         assert isinstance(store, Slow)
-        gone = asyncio.ensure_future(server.do(birth("x/1")))
-        stays = asyncio.ensure_future(server.do(birth("x/2")))
+        gone = asyncio.ensure_future(server.do(new_attempt("x/1")))
+        stays = asyncio.ensure_future(server.do(new_attempt("x/2")))
         await store.is_reached.wait()
 
         gone.cancel()
@@ -205,13 +205,13 @@ async def test_a_caller_that_gave_up_disturbs_nobody(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_a_full_inbox_refuses_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_inbox_refuses_at_once(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every queue has a limit: what cannot be handled is better refused than kept."""
     monkeypatch.setattr(shard, "MAX_WAITING", 3)
-    async with place.server(Slow) as server:
+    async with backend.server(Slow) as server:
         store = server.store
         assert isinstance(store, Slow)
-        waiting = [asyncio.ensure_future(server.do(birth(f"x/{n}"))) for n in range(5)]
+        waiting = [asyncio.ensure_future(server.do(new_attempt(f"x/{n}"))) for n in range(5)]
         await store.is_reached.wait()
 
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -226,9 +226,9 @@ async def test_a_full_inbox_refuses_at_once(place: Place, monkeypatch: pytest.Mo
 
 
 @on_loop
-async def test_commands_of_one_batch_see_each_other(place: Place) -> None:
+async def test_commands_of_one_batch_see_each_other(backend: Backend) -> None:
     """Whoever sends two commands in order has them applied in order, batch or no batch."""
-    async with place.server() as server:
+    async with backend.server() as server:
         new = Run(id="r1", run_id="r1", tenant=TENANT)
 
         found = await server.engine.do_all(
@@ -249,11 +249,13 @@ async def test_commands_of_one_batch_see_each_other(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_an_attempt_that_is_enqueued_and_canceled_in_one_batch_is_over(place: Place) -> None:
+async def test_an_attempt_that_is_enqueued_and_canceled_in_one_batch_is_over(backend: Backend) -> None:
     """A record may be born and end in one transaction; it goes straight to what is over."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await answers(
-            server.do(birth("a")), server.do(attempt.Cancel(id="a", reason="CANCELED")), server.do(birth("b"))
+            server.do(new_attempt("a")),
+            server.do(attempt.Cancel(id="a", reason="CANCELED")),
+            server.do(new_attempt("b")),
         )
 
         assert await server.state("a") == attempt.CANCELED
@@ -263,19 +265,19 @@ async def test_an_attempt_that_is_enqueued_and_canceled_in_one_batch_is_over(pla
 
 @in_memory
 @on_loop
-async def test_a_refused_command_does_not_disturb_its_neighbours(place: Place) -> None:
+async def test_a_refused_command_does_not_disturb_its_neighbours(backend: Backend) -> None:
     """A batch is how we write, not a fate that callers share."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("x/0")
 
         found = await server.engine.do_all(
             [
-                birth("x/1"),
-                birth("x/0"),
+                new_attempt("x/1"),
+                new_attempt("x/0"),
                 attempt.Stall(id="x/1"),
                 attempt.Cancel(id="nobody", reason="CANCELED"),
                 attempt.Cancel(id="x/0", reason="CANCELED", expected_rev=7),
-                birth("x/2"),
+                new_attempt("x/2"),
             ]
         )
 
@@ -286,11 +288,14 @@ async def test_a_refused_command_does_not_disturb_its_neighbours(place: Place) -
 
 @in_memory
 @on_loop
-async def test_a_poisonous_command_fails_alone(place: Place) -> None:
+async def test_a_poisonous_command_fails_alone(backend: Backend) -> None:
     """Our own bug in one corner must not stop the whole deployment."""
-    async with place.server() as server:
+    async with backend.server() as server:
         found = await answers(
-            server.do(birth("x/1")), server.do(Poison(id="x/1")), server.do(birth("x/2")), server.do(birth("x/1"))
+            server.do(new_attempt("x/1")),
+            server.do(Poison(id="x/1")),
+            server.do(new_attempt("x/2")),
+            server.do(new_attempt("x/1")),
         )
 
         assert [type(each) for each in found] == [Decision, InvariantBroken, Decision, Refused]
@@ -300,13 +305,15 @@ async def test_a_poisonous_command_fails_alone(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_commands_than_fit_one_batch_are_all_applied(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The limit of a batch bounds a transaction, not what a caller may ask for."""
     monkeypatch.setattr(engine, "MAX_BATCH", 10)
     monkeypatch.setattr(shard, "MAX_BATCH", 10)
-    async with place.server() as server:
-        found = await server.engine.do_all([birth(f"x/{n}") for n in range(57)])
-        singles = await answers(*(server.do(birth(f"y/{n}")) for n in range(57)))
+    async with backend.server() as server:
+        found = await server.engine.do_all([new_attempt(f"x/{n}") for n in range(57)])
+        singles = await answers(*(server.do(new_attempt(f"y/{n}")) for n in range(57)))
 
         assert [each.record.id for each in found if isinstance(each, Decision)] == [f"x/{n}" for n in range(57)]
         assert [each.record.id for each in singles] == [f"y/{n}" for n in range(57)]
@@ -315,10 +322,12 @@ async def test_more_commands_than_fit_one_batch_are_all_applied(place: Place, mo
 
 @in_memory
 @on_loop
-async def test_more_records_than_are_remembered_are_still_right(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_records_than_are_remembered_are_still_right(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is kept in memory is only for speed."""
     monkeypatch.setattr(shard, "MAX_CACHED", 5)
-    async with place.server() as server:
+    async with backend.server() as server:
         for n in range(12):
             await server.enqueue(f"x/{n}")
         for n in range(12):
@@ -332,9 +341,9 @@ async def test_more_records_than_are_remembered_are_still_right(place: Place, mo
 
 
 @on_loop
-async def test_a_conflict_is_decided_again_and_nobody_notices(place: Place) -> None:
+async def test_a_conflict_is_decided_again_and_nobody_notices(backend: Backend) -> None:
     """That somebody else wrote first is no reason to trouble the caller."""
-    async with place.server(Contested) as server:
+    async with backend.server(Contested) as server:
         store = server.store
         assert isinstance(store, Contested)
         await server.enqueue("a")
@@ -349,16 +358,16 @@ async def test_a_conflict_is_decided_again_and_nobody_notices(place: Place) -> N
 
 @in_memory
 @on_loop
-async def test_a_conflict_without_end_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_conflict_without_end_is_told(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every retry has a limit."""
     monkeypatch.setattr(shard, "MAX_CONFLICTS", 3)
-    async with place.server(Contested) as server:
+    async with backend.server(Contested) as server:
         store = server.store
         assert isinstance(store, Contested)
         store.conflicts = 1000
 
         with pytest.raises(Conflict):
-            await server.do(birth("a"))
+            await server.do(new_attempt("a"))
 
         assert store.seen == 3
         store.conflicts = 0
@@ -366,15 +375,15 @@ async def test_a_conflict_without_end_is_told(place: Place, monkeypatch: pytest.
 
 
 @on_loop
-async def test_a_repeat_is_answered_like_the_first_time(place: Place) -> None:
+async def test_a_repeat_is_answered_like_the_first_time(backend: Backend) -> None:
     """Success without change: the same record, no event, whichever way the message took."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
         lease = await server.take()
-        first = await server.do(saying(attempt.Start, lease, request_id="s"))
+        first = await server.do(runner_message(attempt.Start, lease, request_id="s"))
         before = await server.log()
 
-        again = await server.do(saying(attempt.Start, lease, request_id="s"))
+        again = await server.do(runner_message(attempt.Start, lease, request_id="s"))
 
         assert again.record == first.record
         assert (again.events, again.changed) == ([], {})
@@ -383,15 +392,15 @@ async def test_a_repeat_is_answered_like_the_first_time(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_a_message_of_a_finished_attempt_still_gets_its_answer(place: Place) -> None:
+async def test_a_message_of_a_finished_attempt_still_gets_its_answer(backend: Backend) -> None:
     """The record has left the hot table, and its runner's last answer may have been lost."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
         lease = await server.take()
-        done = await server.say(attempt.Complete, lease, is_success=True, exit_code=0, result={"n": 1})
+        done = await server.send(attempt.Complete, lease, is_success=True, exit_code=0, result={"n": 1})
 
-        again = await server.say(attempt.Complete, lease, is_success=True, exit_code=0, result={"n": 1})
-        late = await refused(server.do(saying(attempt.Heartbeat, lease)), "stale_lease")
+        again = await server.send(attempt.Complete, lease, is_success=True, exit_code=0, result={"n": 1})
+        late = await refused(server.do(runner_message(attempt.Heartbeat, lease)), "stale_lease")
 
         assert again == done
         assert isinstance(await server.store.find("a"), Attempt)
@@ -400,10 +409,10 @@ async def test_a_message_of_a_finished_attempt_still_gets_its_answer(place: Plac
 
 
 @on_loop
-async def test_a_queue_that_closes_in_the_middle_of_a_batch_closes(place: Place) -> None:
+async def test_a_queue_that_closes_in_the_middle_of_a_batch_closes(backend: Backend) -> None:
     """Whatever was under way: a cancel that a library swallows must not leave somebody waiting for ever."""
     for turns in range(30):
-        async with place.queue() as queue:
+        async with backend.queue() as queue:
             asked = asyncio.create_task(queue.claim_next("w1", wait_seconds=60))
             for _ in range(turns):
                 came = asyncio.Event()

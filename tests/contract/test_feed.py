@@ -15,7 +15,7 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.engine.feed import follow
 from deltaci.storage.port import Store, Transaction, Write
-from tests.contract.places import Place, Wrapped, birth, fact, on_loop, put, write
+from tests.contract.backends import Backend, Wrapped, new_attempt, new_event, on_loop, put, write
 
 EACH: Final = 60
 MOMENT: Final = 0.3  # Long enough for a commit that nothing holds up.
@@ -45,14 +45,14 @@ class Between(Wrapped):
         page = await self.inner.events(after, limit, entity_id=entity_id, run_id=run_id)
         if self.writes < 3:
             self.writes += 1
-            await write(self.inner, put(Attempt(id=f"a{self.writes}")), events=[fact(f"a{self.writes}")])
+            await write(self.inner, put(Attempt(id=f"a{self.writes}")), events=[new_event(f"a{self.writes}")])
         return page
 
 
 @on_loop
-async def test_a_reader_gets_what_is_there_and_then_what_comes(place: Place) -> None:
+async def test_a_reader_gets_what_is_there_and_then_what_comes(backend: Backend) -> None:
     """Whoever opens a page sees the past at once and the present as it happens."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
         reader = follow(server.store, 0)
         past = await first(reader, 1)
@@ -66,10 +66,10 @@ async def test_a_reader_gets_what_is_there_and_then_what_comes(place: Place) -> 
 
 
 @on_loop
-async def test_a_reader_goes_on_from_the_middle(place: Place) -> None:
+async def test_a_reader_goes_on_from_the_middle(backend: Backend) -> None:
     """A reader that comes back says what it has seen and gets the rest, exactly."""
-    async with place.server() as server:
-        await server.engine.do_all([birth(f"x/{n}") for n in range(10)])
+    async with backend.server() as server:
+        await server.engine.do_all([new_attempt(f"x/{n}") for n in range(10)])
         log = await server.log()
 
         assert await taken(server.store, 10) == log
@@ -77,12 +77,12 @@ async def test_a_reader_goes_on_from_the_middle(place: Place) -> None:
 
 
 @on_loop
-async def test_long_logs_are_read_page_by_page(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_logs_are_read_page_by_page(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a page is not the end of the log, wherever a transaction began."""
     monkeypatch.setattr(feed, "PAGE", 3)
-    async with place.server() as server:
+    async with backend.server() as server:
         for size in (1, 4, 2, 5):
-            await server.engine.do_all([birth(f"x{size}/{n}") for n in range(size)])
+            await server.engine.do_all([new_attempt(f"x{size}/{n}") for n in range(size)])
 
         for after in range(12):
             log = await server.log()
@@ -90,9 +90,9 @@ async def test_long_logs_are_read_page_by_page(place: Place, monkeypatch: pytest
 
 
 @on_loop
-async def test_a_reader_of_one_entity_or_run_gets_nothing_else(place: Place) -> None:
+async def test_a_reader_of_one_entity_or_run_gets_nothing_else(backend: Backend) -> None:
     """A page about one job must not be woken for the whole deployment's news."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for id in ("a", "b"):
             await server.enqueue(id)
         reader = follow(server.store, 0, entity_id="b")
@@ -110,25 +110,25 @@ async def test_a_reader_of_one_entity_or_run_gets_nothing_else(place: Place) -> 
 
 
 @on_loop
-async def test_what_is_written_between_a_read_and_the_wait_is_not_missed(place: Place) -> None:
+async def test_what_is_written_between_a_read_and_the_wait_is_not_missed(backend: Backend) -> None:
     """The hint must be there before the look: otherwise an event waits for the next one to be seen."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         found = await taken(Between(store), 3)
 
         assert [event.entity_id for event in found] == ["a1", "a2", "a3"]
 
 
 @on_loop
-async def test_many_writers_and_many_readers_agree_on_one_order(place: Place) -> None:
+async def test_many_writers_and_many_readers_agree_on_one_order(backend: Backend) -> None:
     """No gap, no double, in order of seq: for each reader, from wherever it began, while two servers write."""
-    async with place.server() as one, place.server() as two, place.opened() as third:
+    async with backend.server() as one, backend.server() as two, backend.opened() as third:
         await one.enqueue("before")
         begun = await third.last_seq()
 
         async def writing(name: str) -> None:
             server = one if name == "one" else two
             for n in range(0, EACH, 4):
-                await server.engine.do_all([birth(f"{name}/{n + k}") for k in range(4)])
+                await server.engine.do_all([new_attempt(f"{name}/{n + k}") for k in range(4)])
 
         readers = [
             asyncio.ensure_future(taken(store, count, after))
@@ -145,27 +145,27 @@ async def test_many_writers_and_many_readers_agree_on_one_order(place: Place) ->
 
 
 @on_loop
-async def test_a_reader_never_sees_the_newest_seq_before_an_older_one(lasting_place: Place) -> None:
+async def test_a_reader_never_sees_the_newest_seq_before_an_older_one(durable_backend: Backend) -> None:
     """A transaction that is slow to commit cannot be overtaken: who has seen a seq has seen all before it."""
     has_written, may_commit = threading.Event(), threading.Event()
 
     def slow() -> Transaction[None]:
-        yield Write([put(Attempt(id="slow"))], [fact("slow")])
+        yield Write([put(Attempt(id="slow"))], [new_event("slow")])
         has_written.set()
         assert may_commit.wait(60)
 
     async def elsewhere() -> None:
-        async with lasting_place.opened() as store:
+        async with durable_backend.opened() as store:
             await store.transact(slow)
 
-    async with lasting_place.opened() as store, lasting_place.opened() as other:
+    async with durable_backend.opened() as store, durable_backend.opened() as other:
         reader = follow(other, 0)
         coming = asyncio.ensure_future(first(reader, 2))
         # The slow one has a loop of its own: it stops in the middle of its transaction, and nothing else does.
         writer = asyncio.ensure_future(asyncio.to_thread(lambda: asyncio.run(elsewhere())))
         assert await asyncio.to_thread(has_written.wait, 60)
 
-        quick = asyncio.ensure_future(write(store, put(Attempt(id="quick")), events=[fact("quick")]))
+        quick = asyncio.ensure_future(write(store, put(Attempt(id="quick")), events=[new_event("quick")]))
         await asyncio.wait({quick, coming}, timeout=MOMENT)
         seen_early = await other.events(0, 10)
         may_commit.set()
@@ -178,9 +178,9 @@ async def test_a_reader_never_sees_the_newest_seq_before_an_older_one(lasting_pl
 
 
 @on_loop
-async def test_a_reader_that_leaves_is_forgotten(place: Place) -> None:
+async def test_a_reader_that_leaves_is_forgotten(backend: Backend) -> None:
     """Whoever closes a page must cost nothing any more."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
         readers = [follow(server.store, 0) for _ in range(5)]
         for reader in readers:

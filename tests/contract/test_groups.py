@@ -15,7 +15,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
 from deltaci.storage.port import CountLiveLeases, FindReady, LockGroup, Store, StoredRecord
-from tests.contract.places import Place, Server, ask, on_loop, put, write
+from tests.contract.backends import Backend, Server, ask, on_loop, put, write
 from tests.contract.test_quota import end
 from tests.contract.test_waiters import Hall, ids
 from tests.support.lab import START, TENANT, task
@@ -60,9 +60,9 @@ def most_at_once(events: list[Event]) -> int:
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_what_belongs_to_a_group_that_somebody_has_is_not_found(place: Place) -> None:
+async def test_what_belongs_to_a_group_that_somebody_has_is_not_found(backend: Backend) -> None:
     """Another group is free, and so is the same name at another tenant's."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
             store,
             grouped("a", 1),
@@ -91,9 +91,9 @@ async def test_what_belongs_to_a_group_that_somebody_has_is_not_found(place: Pla
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_one_that_may_be_claimed_again_later_has_its_group_until_then(place: Place) -> None:
+async def test_one_that_may_be_claimed_again_later_has_its_group_until_then(backend: Backend) -> None:
     """Its last worker may be at work until then."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, grouped("lost", START + 60), grouped("next", 1))
 
         assert await found(store, now=START + 59) == []
@@ -103,9 +103,9 @@ async def test_one_that_may_be_claimed_again_later_has_its_group_until_then(plac
 
 
 @on_loop
-async def test_a_record_that_leaves_frees_its_group(place: Place) -> None:
+async def test_a_record_that_leaves_frees_its_group(backend: Backend) -> None:
     """Whether it is over, or lost its lease."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         holder = grouped("holder", 0, ready_at=None, due_at=9)
         await write(store, holder, grouped("next", 1))
         assert await found(store) == []
@@ -139,11 +139,11 @@ async def begun(server: Server, count: int, **fields: Any) -> None:
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_one_of_a_group_is_handed_out_at_a_time_the_oldest_first(place: Place) -> None:
+async def test_one_of_a_group_is_handed_out_at_a_time_the_oldest_first(backend: Backend) -> None:
     """However much is asked for at once; what is behind them is handed out all the same."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await begun(server, 3)
-        place.after(1)
+        backend.after(1)
         await server.do(start(task("a"), task("b"), id="other"))
 
         first = await server.claim("w1", 9)
@@ -159,18 +159,18 @@ async def test_one_of_a_group_is_handed_out_at_a_time_the_oldest_first(place: Pl
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_claims_of_one_batch_know_of_each_other(place: Place) -> None:
+async def test_claims_of_one_batch_know_of_each_other(backend: Backend) -> None:
     """What the batch gave already counts, though it is not written yet."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await begun(server, 5)
-        place.after(1)
+        backend.after(1)
         await server.do(start(*(task(f"j{n}") for n in range(3)), id="other"))
 
         claims = await asyncio.gather(*(server.claim(f"w{n}", 1) for n in range(8)))
 
         got = sorted(each.attempt.id for some in claims for each in some)
         # Lanes of one server may dispute the group: then somebody finds it the next time.
-        if place.name != "postgres":
+        if backend.name != "postgres":
             assert got == ["other/j0.1", "other/j1.1", "other/j2.1", "r00/deploy.1"]
         assert len([id for id in got if "deploy" in id]) <= 1
         await server.verified()
@@ -178,33 +178,33 @@ async def test_claims_of_one_batch_know_of_each_other(place: Place) -> None:
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_who_is_told_of_one_attempt_gets_it_only_if_the_group_is_free(place: Place) -> None:
+async def test_who_is_told_of_one_attempt_gets_it_only_if_the_group_is_free(backend: Backend) -> None:
     """Also by name."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await begun(server, 2)
         held = await server.take("w1")
 
         assert await server.claim("w2", only_ids=("r01/deploy.1",)) == []
-        await server.say(attempt.Complete, held, is_success=True, exit_code=0)
+        await server.send(attempt.Complete, held, is_success=True, exit_code=0)
 
         assert len(await server.claim("w2", only_ids=("r01/deploy.1",))) == 1
 
 
 @pytest.mark.proves("MOD-D3", "MOD-5")
 @on_loop
-async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(place: Place) -> None:
+async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(backend: Backend) -> None:
     """A slot follows from a live lease: a runner that died holds nothing for ever, and one that is silent not less."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.register("w1")
         await begun(server, 2)
         held = await server.take("w1")
-        await server.say(attempt.Start, held)
-        place.after(10)
+        await server.send(attempt.Start, held)
+        backend.after(10)
         await server.do(worker.MissHealthChecks(id="w1"))
         assert await server.state("r00/deploy.1") == attempt.QUEUED
         assert await server.claim("w2") == []
 
-        place.after(111)
+        backend.after(111)
 
         assert len(await server.claim("w2")) == 1
         assert await server.claim("w3") == []
@@ -213,21 +213,21 @@ async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(place: P
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_a_job_that_is_retried_lets_others_go_meanwhile(place: Place) -> None:
+async def test_a_job_that_is_retried_lets_others_go_meanwhile(backend: Backend) -> None:
     """Nobody has a lease while it waits."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await begun(server, 2, max_attempts=2)
         held = await server.take("w1")
-        await server.say(attempt.Complete, held, is_success=False, facts=Facts(error_code="RUNNER_STARTUP"))
+        await server.send(attempt.Complete, held, is_success=False, facts=Facts(error_code="RUNNER_STARTUP"))
         assert await server.state("r00/deploy") == "RETRYING"
 
         other = await server.take("w2")
-        await server.say(attempt.Start, other)
-        place.after(100)
+        await server.send(attempt.Start, other)
+        backend.after(100)
         await server.tick()
         assert await server.state("r00/deploy.2") == attempt.QUEUED
         assert await server.claim("w1") == []
-        await server.say(attempt.Complete, other, is_success=True, exit_code=0)
+        await server.send(attempt.Complete, other, is_success=True, exit_code=0)
 
         assert len(await server.claim("w1")) == 1
         await server.verified()
@@ -235,9 +235,9 @@ async def test_a_job_that_is_retried_lets_others_go_meanwhile(place: Place) -> N
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_two_servers_never_hand_out_two_of_a_group(place: Place) -> None:
+async def test_two_servers_never_hand_out_two_of_a_group(backend: Backend) -> None:
     """Each has lanes of its own, and none of them knows what another is about to write."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         await begun(one, RUNS)
         done: list[str] = []
 
@@ -257,9 +257,9 @@ async def test_two_servers_never_hand_out_two_of_a_group(place: Place) -> None:
 
 
 @on_loop
-async def test_who_waits_is_told_when_the_group_is_free(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_is_told_when_the_group_is_free(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a poll."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await begun(server, 2)
         held = await server.claim("w1")
         hall = Hall(server, monkeypatch)

@@ -13,7 +13,7 @@ from deltaci.core.job import Job, JobSpec
 from deltaci.storage import document_backends, list_index, sqlite
 from deltaci.storage.port import Document, ListChange, Store, Write
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.places import ask, on_loop, put
+from tests.contract.backends import ask, on_loop, put
 from tests.support.lab import START, TENANT
 
 MANY = 1000

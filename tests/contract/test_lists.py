@@ -32,8 +32,7 @@ from deltaci.storage.port import (
     UnreadableRecord,
     Write,
 )
-from tests.contract.places import Place as Somewhere
-from tests.contract.places import Server, ask, on_loop, put
+from tests.contract.backends import Backend, Server, ask, on_loop, put
 from tests.support.histories import History
 from tests.support.lab import START, TENANT, Lab
 
@@ -72,13 +71,13 @@ def jobs_of(run_id: str) -> ReadTransaction[list[Record]]:
 async def walk(store: Store, named: Sequence[str], limit: int, **chosen: Any) -> list[str]:
     """Everything on these lists, page by page."""
     found: list[str] = []
-    place: ListPosition | None = None
+    position: ListPosition | None = None
     for _ in range(1000):
-        page = await store.page(ListQuery(tenant=TENANT, lists=named, before=place, limit=limit, **chosen))
+        page = await store.page(ListQuery(tenant=TENANT, lists=named, before=position, limit=limit, **chosen))
         assert len(page.records) <= limit
         found += names(page)
-        place = page.next
-        if place is None:
+        position = page.next
+        if position is None:
             return found
     raise AssertionError("the list has no end")
 
@@ -129,15 +128,15 @@ async def check_lists(store: Store, ids: Iterable[str]) -> int:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @on_loop
-async def test_lists_follow_the_machines(place: Somewhere, seed: int) -> None:
+async def test_lists_follow_the_machines(backend: Backend, seed: int) -> None:
     """Whatever happens, in whatever batches: a record is on the lists that follow from it, and on no other."""
     done, draw = history(seed), Random(seed)
-    async with place.server() as server:
+    async with backend.server() as server:
         checked = 0
         while done:
             size = draw.randint(1, 30)
             batch, done = done[:size], done[size:]
-            place.shift = batch[-1][0] - START
+            backend.shift = batch[-1][0] - START
             await server.engine.do_all([command for _, command in batch])
             if draw.random() < 0.2 or not done:
                 ids = {event.entity_id for event in await server.log() if event.entity in (RUN, WORKER)}
@@ -146,11 +145,11 @@ async def test_lists_follow_the_machines(place: Somewhere, seed: int) -> None:
 
 
 @on_loop
-async def test_a_run_is_found_by_where_it_comes_from(place: Somewhere) -> None:
+async def test_a_run_is_found_by_where_it_comes_from(backend: Backend) -> None:
     """Project, branch, person, template, labels; another tenant finds nothing of it."""
     origin = Origin(project="shop", branch="main", labels=("nightly", "x" * 5000), template="build")
     record = Run(id="r1", run_id="r1", tenant=TENANT, origin=origin, started_by="ada")
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.do(NewRecord(id="r1", record=record))
         await server.do(NewRecord(id="r2", record=Run(id="r2", run_id="r2", tenant=TENANT)))
 
@@ -172,9 +171,9 @@ async def test_a_run_is_found_by_where_it_comes_from(place: Somewhere) -> None:
 
 
 @on_loop
-async def test_a_refused_write_leaves_the_lists_alone(place: Somewhere) -> None:
+async def test_a_refused_write_leaves_the_lists_alone(backend: Backend) -> None:
     """A list that knows more than the records would show people what never was."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, born("a", START))
 
         with pytest.raises(Conflict):
@@ -184,11 +183,11 @@ async def test_a_refused_write_leaves_the_lists_alone(place: Somewhere) -> None:
 
 
 @on_loop
-async def test_a_transaction_that_fails_later_takes_its_lists_back(place: Somewhere) -> None:
+async def test_a_transaction_that_fails_later_takes_its_lists_back(backend: Backend) -> None:
     """All of it or nothing, also when the first write of a transaction stood already."""
     moved = ListChange("a", START, frozenset({(TENANT, "new")}), frozenset({(TENANT, listing.RUNS)}))
     again, _ = born("a", START)
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, born("a", START))
 
         with pytest.raises(Conflict):
@@ -202,11 +201,11 @@ async def test_a_transaction_that_fails_later_takes_its_lists_back(place: Somewh
 
 
 @on_loop
-async def test_pages_are_newest_first_and_leave_nothing_out(place: Somewhere) -> None:
+async def test_pages_are_newest_first_and_leave_nothing_out(backend: Backend) -> None:
     """Also where many were created at the same moment."""
     made = [born(f"r{n:02}", START + n // 4) for n in range(30)]
     expected = [f"r{n:02}" for n in reversed(range(30))]
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, *made)
 
         for limit in (1, 3, 10, 29, 30, 31):
@@ -216,9 +215,9 @@ async def test_pages_are_newest_first_and_leave_nothing_out(place: Somewhere) ->
 
 
 @on_loop
-async def test_a_page_does_not_shift_while_runs_are_created(place: Somewhere) -> None:
+async def test_a_page_does_not_shift_while_runs_are_created(backend: Backend) -> None:
     """Somebody who turns pages sees everything once, however busy the place is."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, *(born(f"r{n:02}", START + n) for n in range(20)))
         found: list[str] = []
         page = await store.page(runs(limit=6))
@@ -233,7 +232,7 @@ async def test_a_page_does_not_shift_while_runs_are_created(place: Somewhere) ->
 
 
 @on_loop
-async def test_a_page_is_of_what_is_on_all_lists(place: Somewhere) -> None:
+async def test_a_page_is_of_what_is_on_all_lists(backend: Backend) -> None:
     """Whichever is walked: only the cost differs."""
     made = [
         born(f"r{n:03}", START + n, branch=("main", "dev")[n % 2], labels=("slow",) if n % 5 == 0 else ())
@@ -241,7 +240,7 @@ async def test_a_page_is_of_what_is_on_all_lists(place: Somewhere) -> None:
     ]
     both = [f"r{n:03}" for n in reversed(range(0, 200, 10))]
     main, slow = listing.runs_of_branch("main"), listing.runs_with_label("slow")
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, *made)
 
         for named in ([main, slow], [slow, main], [listing.RUNS, slow, main], [slow, main, slow]):
@@ -252,9 +251,9 @@ async def test_a_page_is_of_what_is_on_all_lists(place: Somewhere) -> None:
 
 
 @on_loop
-async def test_a_page_of_a_time(place: Somewhere) -> None:
+async def test_a_page_of_a_time(backend: Backend) -> None:
     """From the first moment on, up to the last one, which is not in it."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, *(born(f"r{n}", START + n) for n in range(8)))
 
         assert await walk(store, [listing.RUNS], 2, since=START + 2, until=START + 6) == ["r5", "r4", "r3", "r2"]
@@ -265,11 +264,11 @@ async def test_a_page_of_a_time(place: Somewhere) -> None:
 
 
 @on_loop
-async def test_a_page_looks_at_no_more_than_its_budget(place: Somewhere) -> None:
+async def test_a_page_looks_at_no_more_than_its_budget(backend: Backend) -> None:
     """Where little fits, a page is short or empty and goes on: the cost of one is bounded."""
     made = [born(f"r{n:03}", START + n, labels=("rare",) if n in (0, 150) else ()) for n in range(300)]
     rare = [listing.RUNS, listing.runs_with_label("rare")]
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, *made)
 
         first = await store.page(ListQuery(tenant=TENANT, lists=rare, limit=5, scan_limit=100))
@@ -284,9 +283,9 @@ async def test_a_page_looks_at_no_more_than_its_budget(place: Somewhere) -> None
 
 
 @on_loop
-async def test_a_place_that_no_page_gave_is_no_trouble(place: Somewhere) -> None:
+async def test_a_place_that_no_page_gave_is_no_trouble(backend: Backend) -> None:
     """Whoever makes places up gets a page, or none, and nothing breaks."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, born("r0", START), born("r1", START + 1))
 
         for before, expected in (
@@ -302,10 +301,10 @@ async def test_a_place_that_no_page_gave_is_no_trouble(place: Somewhere) -> None
 
 
 @on_loop
-async def test_what_cannot_be_read_does_not_break_a_page(place: Somewhere) -> None:
+async def test_what_cannot_be_read_does_not_break_a_page(backend: Backend) -> None:
     """It is shown as what it is; what is no longer there is passed over."""
     bad, entry = put(Run(id="r1", run_id="r1", tenant=TENANT, **NONSENSE)), born("r1", START + 1)[1]
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, born("r0", START), (bad, entry), born("r2", START + 2))
         await ask(store, Write([], [], True, [born("gone", START + 3)[1]]))
 
@@ -317,9 +316,9 @@ async def test_what_cannot_be_read_does_not_break_a_page(place: Somewhere) -> No
 
 
 @on_loop
-async def test_a_count_goes_no_further_than_asked(place: Somewhere) -> None:
+async def test_a_count_goes_no_further_than_asked(backend: Backend) -> None:
     """Whether there are more than a hundred is worth a hundred looks, not a million."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, *(born(f"r{n}", START) for n in range(9)))
 
         assert [await store.count(TENANT, listing.RUNS, limit) for limit in (1, 8, 9, 10)] == [1, 8, 9, 9]
@@ -330,9 +329,9 @@ async def test_a_count_goes_no_further_than_asked(place: Somewhere) -> None:
 
 
 @on_loop
-async def test_what_is_pruned_is_on_no_list(place: Somewhere) -> None:
+async def test_what_is_pruned_is_on_no_list(backend: Backend) -> None:
     """Else a list of old runs would be a list of nothing, for ever."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for n in range(3):
             await server.do(NewRecord(id=f"r{n}", record=Run(id=f"r{n}", run_id=f"r{n}", tenant=TENANT)))
         await server.register("w1")
@@ -343,7 +342,7 @@ async def test_what_is_pruned_is_on_no_list(place: Somewhere) -> None:
             await server.do(run.Report(id=f"r{n}", actor="reporter"))
         await _shut_down(server)
 
-        dropped = await server.store.prune(finished_before=place.now() + 10**9, events_before=0, limit=100)
+        dropped = await server.store.prune(finished_before=backend.now() + 10**9, events_before=0, limit=100)
 
         assert dropped == 3
         assert await walk(server.store, [listing.RUNS], 10) == ["r2"]
@@ -359,10 +358,10 @@ async def _shut_down(server: Server) -> None:
 
 
 @on_loop
-async def test_prune_passes_by_what_cannot_be_read(place: Somewhere) -> None:
+async def test_prune_passes_by_what_cannot_be_read(backend: Backend) -> None:
     """It goes like the others; where it was listed nobody knows, and pages do not mind."""
     bad = put(Run(id="r1", run_id="r1", tenant=TENANT, updated_at=START, **NONSENSE), is_terminal=True)
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await keep(store, (bad, born("r1", START)[1]), born("r2", START))
 
         assert await store.prune(finished_before=START + 1, events_before=0, limit=9) == 1
@@ -374,9 +373,9 @@ async def test_prune_passes_by_what_cannot_be_read(place: Somewhere) -> None:
 
 
 @on_loop
-async def test_many_records_are_found_in_the_order_asked_for(place: Somewhere) -> None:
+async def test_many_records_are_found_in_the_order_asked_for(backend: Backend) -> None:
     """Live or over; what does not exist is left out, what is asked for twice comes once."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await ask(store, Write([put(Attempt(id=f"a{n}"), is_terminal=n % 2 == 0) for n in range(1200)], [], True))
         await ask(store, Write([put(Run(id="bad", **NONSENSE))], [], True))
 
@@ -387,12 +386,12 @@ async def test_many_records_are_found_in_the_order_asked_for(place: Somewhere) -
 
 
 @on_loop
-async def test_the_jobs_of_a_run_are_found_finished_or_not(place: Somewhere) -> None:
+async def test_the_jobs_of_a_run_are_found_finished_or_not(backend: Backend) -> None:
     """A run's page shows all of them."""
     from tests.contract.test_runs import finish, planned
     from tests.support.lab import task
 
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, *(task(name) for name in "cab"))
         await planned(server, task("other"), id="r2")
         await finish(server, await server.take())

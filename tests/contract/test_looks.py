@@ -11,7 +11,7 @@ from deltaci.core.errors import Refused
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.storage.port import Load, LoadJobs, ReadTransaction, StoredRecord, Unavailable
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.contract.test_runs import finish, planned
 from tests.support.lab import task
 
@@ -34,9 +34,9 @@ def in_order(found: list[StoredRecord]) -> list[Record]:
 
 
 @on_loop
-async def test_a_look_finds_what_goes_on_and_what_is_over(place: Place) -> None:
+async def test_a_look_finds_what_goes_on_and_what_is_over(backend: Backend) -> None:
     """And leaves out what does not exist."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a"), task("b", "a"))
         await planned(server, task("other"), id="r2")
         await finish(server, await server.take())
@@ -48,9 +48,9 @@ async def test_a_look_finds_what_goes_on_and_what_is_over(place: Place) -> None:
 
 
 @on_loop
-async def test_a_look_that_is_given_up_holds_nothing(place: Place) -> None:
+async def test_a_look_that_is_given_up_holds_nothing(backend: Backend) -> None:
     """However often; whoever comes next is answered, and whoever writes is not kept waiting."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for _ in range(MORE_THAN_READ_AT_ONCE):
             with pytest.raises(Refused):
                 await server.store.read(lambda: family("r1"))
@@ -61,12 +61,12 @@ async def test_a_look_that_is_given_up_holds_nothing(place: Place) -> None:
 
 
 @on_loop
-async def test_what_a_look_finds_in_a_file_is_of_one_moment(place: Place) -> None:
+async def test_what_a_look_finds_in_a_file_is_of_one_moment(backend: Backend) -> None:
     """A run and its jobs fit together. Over several questions to a database on the network they may not."""
-    if place.name != "sqlite":
+    if backend.name != "sqlite":
         pytest.skip("only a file is read without a word to anybody")
     loop = asyncio.get_running_loop()
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a"))
 
         def interrupted() -> ReadTransaction[list[str]]:
@@ -80,9 +80,9 @@ async def test_what_a_look_finds_in_a_file_is_of_one_moment(place: Place) -> Non
 
 
 @on_loop
-async def test_nothing_is_read_from_a_store_that_is_not_open(place: Place) -> None:
+async def test_nothing_is_read_from_a_store_that_is_not_open(backend: Backend) -> None:
     """It says so."""
-    if place.name == "memory":
+    if backend.name == "memory":
         pytest.skip("memory is always there")
     with pytest.raises(Unavailable):
-        await place.store().read(lambda: family("r1"))
+        await backend.store().read(lambda: family("r1"))

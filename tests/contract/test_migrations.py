@@ -15,55 +15,57 @@ from deltaci.storage.memory import MemoryStore
 from deltaci.storage.migrate import Migration, SchemaError, migrations, pending_migrations
 from deltaci.storage.port import Unavailable
 from deltaci.storage.sqlite import SqliteStore
+from tests.contract.backends import Backend, on_loop, put, write
 from tests.contract.conftest import execute
-from tests.contract.places import Place, on_loop, put, write
 
 TOO_MANY = 8
 
 
-def altered(monkeypatch: pytest.MonkeyPatch, lasting_place: Place, steps: list[Migration]) -> None:
+def altered(monkeypatch: pytest.MonkeyPatch, durable_backend: Backend, steps: list[Migration]) -> None:
     """From now on this program has these steps."""
-    monkeypatch.setattr(f"deltaci.storage.{lasting_place.name}.migrations", lambda _: steps)
+    monkeypatch.setattr(f"deltaci.storage.{durable_backend.name}.migrations", lambda _: steps)
 
 
 # -- refusals
 
 
 @on_loop
-async def test_a_database_whose_past_differs_is_refused(lasting_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_whose_past_differs_is_refused(
+    durable_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An edited migration means that nobody knows what the tables look like."""
-    async with lasting_place.opened() as store:
+    async with durable_backend.opened() as store:
         await write(store, put(Attempt(id="a")))
-    first, *rest = migrations(lasting_place.name)
+    first, *rest = migrations(durable_backend.name)
     edited = Migration(first.number, first.name, first.text + "-- a harmless remark\n")
-    altered(monkeypatch, lasting_place, [edited, *rest])
+    altered(monkeypatch, durable_backend, [edited, *rest])
 
-    store = lasting_place.store()
+    store = durable_backend.store()
     with pytest.raises(SchemaError, match=f"{first.name} was applied with other content.*use the matching version"):
         await store.open()
     await store.close()
 
     monkeypatch.undo()
-    async with lasting_place.opened() as store:
+    async with durable_backend.opened() as store:
         assert await store.find("a") == Attempt(id="a")
 
 
 @on_loop
 async def test_a_step_that_fails_leaves_nothing_of_itself(
-    lasting_place: Place, monkeypatch: pytest.MonkeyPatch
+    durable_backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A migration that stops half-way must not be half there for the next try."""
-    known = migrations(lasting_place.name)
+    known = migrations(durable_backend.name)
     broken = Migration(len(known) + 1, "0002_broken.sql", "CREATE TABLE half (id integer); CREATE TABLE half (id text)")
-    altered(monkeypatch, lasting_place, [*known, broken])
-    store = lasting_place.store()
+    altered(monkeypatch, durable_backend, [*known, broken])
+    store = durable_backend.store()
     with pytest.raises(Exception, match="half"):
         await store.open()
     await store.close()
 
     whole = Migration(broken.number, broken.name, "CREATE TABLE half (id integer)")
-    altered(monkeypatch, lasting_place, [*known, whole])
-    async with lasting_place.opened() as again:
+    altered(monkeypatch, durable_backend, [*known, whole])
+    async with durable_backend.opened() as again:
         await write(again, put(Attempt(id="a")))
 
 
@@ -123,57 +125,57 @@ def test_every_dialect_has_the_same_steps(dialect: str) -> None:
 
 
 @on_loop
-async def test_opening_again_changes_nothing(lasting_place: Place) -> None:
+async def test_opening_again_changes_nothing(durable_backend: Backend) -> None:
     """A restart is nothing special."""
-    async with lasting_place.opened() as store:
+    async with durable_backend.opened() as store:
         await write(store, put(Attempt(id="a")))
 
     for _ in range(2):
-        async with lasting_place.opened() as store:
+        async with durable_backend.opened() as store:
             assert await store.find("a") == Attempt(id="a")
 
 
 @on_loop
 async def test_what_is_older_than_tenants_is_the_default_ones(
-    lasting_place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+    durable_backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A queue that was never given a tenant finds what it had before."""
-    altered(monkeypatch, lasting_place, migrations(lasting_place.name)[:1])
-    async with lasting_place.opened():
+    altered(monkeypatch, durable_backend, migrations(durable_backend.name)[:1])
+    async with durable_backend.opened():
         pass
     monkeypatch.undo()
     body = encode(Attempt(id="a", tenant="default", state=QUEUED))
     row = f"INSERT INTO records VALUES ('a', {KIND_OF[Attempt]}, 1, '', '', 0, 0, NULL, %s)"
-    if lasting_place.name == "sqlite":
+    if durable_backend.name == "sqlite":
         connection = sqlite3.connect(tmp_path / "contract.db", isolation_level=None)
         connection.execute(row % f"x'{body.hex()}'")
         connection.close()
     else:
         await execute(request.getfixturevalue("contract_dsn"), row % f"'\\x{body.hex()}'")
 
-    async with lasting_place.queue() as queue:
+    async with durable_backend.queue() as queue:
         assert [job.id for job in await queue.claim_next("w1")] == ["a"]
 
 
 @on_loop
-async def test_a_database_that_is_ahead_is_tolerated(lasting_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_is_ahead_is_tolerated(durable_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """While servers are replaced one by one, an old one meets tables that a new one has extended."""
-    known = migrations(lasting_place.name)
+    known = migrations(durable_backend.name)
     newer = Migration(len(known) + 1, "0099_newer.sql", "CREATE TABLE newer (id integer)")
-    altered(monkeypatch, lasting_place, [*known, newer])
-    async with lasting_place.opened() as store:
+    altered(monkeypatch, durable_backend, [*known, newer])
+    async with durable_backend.opened() as store:
         await write(store, put(Attempt(id="a")))
     monkeypatch.undo()
 
-    async with lasting_place.opened() as old:
+    async with durable_backend.opened() as old:
         await write(old, put(Attempt(id="a", priority=1), 1))
         assert await old.find("a") == Attempt(id="a", priority=1)
 
 
 @on_loop
-async def test_many_that_open_a_fresh_database_at_once_all_succeed(lasting_place: Place) -> None:
+async def test_many_that_open_a_fresh_database_at_once_all_succeed(durable_backend: Backend) -> None:
     """A deployment starts all of its servers together."""
-    stores = [lasting_place.store() for _ in range(TOO_MANY)]
+    stores = [durable_backend.store() for _ in range(TOO_MANY)]
 
     await asyncio.gather(*(store.open() for store in stores))
 

@@ -9,17 +9,17 @@ import asyncpg
 import pytest
 
 from deltaci.storage import commit_hints, postgres_notify
-from tests.contract.conftest import make_place
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
+from tests.contract.conftest import make_backend
 
 LONG = 3600.0
 
 
 @pytest.fixture
-def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """A database on which a poll would come too late for any test."""
     monkeypatch.setattr(commit_hints, "POLL_SECONDS", LONG)
-    return make_place("postgres", tmp_path, request)
+    return make_backend("postgres", tmp_path, request)
 
 
 async def until(asked: asyncpg.Connection[asyncpg.Record], sql: str, wanted: int) -> None:
@@ -38,7 +38,7 @@ OTHERS = (
 
 
 @on_loop
-async def test_a_job_that_one_server_enqueues_wakes_a_claim_that_waits_at_another(shared: Place) -> None:
+async def test_a_job_that_one_server_enqueues_wakes_a_claim_that_waits_at_another(shared: Backend) -> None:
     """Nobody who has more than one server should wait for a poll."""
     async with shared.queue() as here, shared.queue() as there:
         waiting = asyncio.create_task(there.claim_next("w1", wait_seconds=LONG))
@@ -51,7 +51,7 @@ async def test_a_job_that_one_server_enqueues_wakes_a_claim_that_waits_at_anothe
 
 @on_loop
 async def test_a_connection_that_is_cut_is_made_again(
-    shared: Place, contract_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared: Backend, contract_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A hint may be lost, the wire for hints may not: after a cut they go on."""
     monkeypatch.setattr(postgres_notify, "RETRY_SECONDS", 0.0)

@@ -12,7 +12,7 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.core.errors import JobCanceled, StaleLease
 from deltaci.engine.queue import AsyncQueue, ClaimedJob, JobOutcome, NewJob, QueueJob
-from tests.contract.places import EVERYTHING, Place, attempt_of, legal, on_loop, refused
+from tests.contract.backends import EVERYTHING, Backend, attempt_of, legal, on_loop, refused
 
 WAIT = 40.0  # So long a claim may wait for work in these cases; it must come much sooner.
 
@@ -40,9 +40,9 @@ def words(events: list[dict[str, Any]]) -> list[str]:
 
 
 @on_loop
-async def test_a_job_is_enqueued_claimed_started_kept_and_completed(place: Place) -> None:
+async def test_a_job_is_enqueued_claimed_started_kept_and_completed(backend: Backend) -> None:
     """Document 004's way from queued to succeeded, with the fields that each status must hold."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         new = await queue.enqueue({"n": 1}, labels=["linux", "arm"], priority=3)
         assert (new.status, new.attempt, new.rev, new.owner, new.lease_expires_at) == ("queued", 0, 1, None, None)
         assert (new.payload, new.labels, new.priority, new.run_at) == ({"n": 1}, ("arm", "linux"), 3, None)
@@ -64,9 +64,9 @@ async def test_a_job_is_enqueued_claimed_started_kept_and_completed(place: Place
 
 
 @on_loop
-async def test_a_failed_job_says_why(place: Place) -> None:
+async def test_a_failed_job_says_why(backend: Backend) -> None:
     """The error is the first thing that people look at."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
 
         failed = await queue.fail(job.lease_id, "first line\ncurl: Could not resolve host: example.org")
@@ -80,9 +80,9 @@ async def test_a_failed_job_says_why(place: Place) -> None:
 
 
 @on_loop
-async def test_a_stalled_job_is_requeued_and_claimed_again(place: Place) -> None:
+async def test_a_stalled_job_is_requeued_and_claimed_again(backend: Backend) -> None:
     """Recovery is a step that shows: no job is ever executed again in silence."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
 
         stalled = await queue.stall(job.id, request_id="s")
@@ -90,7 +90,7 @@ async def test_a_stalled_job_is_requeued_and_claimed_again(place: Place) -> None
         requeued = await queue.requeue_stalled(job.id)
         assert (requeued.status, requeued.attempt) == ("queued", 1)
         assert await queue.claim_next("w2") == []  # Its last worker may still be at it.
-        place.after(121)
+        backend.after(121)
 
         again = await claimed(queue, "w2")
         assert (again.id, again.attempt, again.owner) == (job.id, 2, "w2")
@@ -99,9 +99,9 @@ async def test_a_stalled_job_is_requeued_and_claimed_again(place: Place) -> None
 
 
 @on_loop
-async def test_a_job_that_is_handed_back_is_there_at_once(place: Place) -> None:
+async def test_a_job_that_is_handed_back_is_there_at_once(backend: Backend) -> None:
     """A worker that stops in order holds nothing up, and nothing is counted against the job."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue, max_lost_leases=0)
 
         back = await queue.hand_back(job.id)
@@ -111,9 +111,9 @@ async def test_a_job_that_is_handed_back_is_there_at_once(place: Place) -> None:
 
 
 @on_loop
-async def test_a_canceled_job_ends_at_once_or_with_its_worker(place: Place) -> None:
+async def test_a_canceled_job_ends_at_once_or_with_its_worker(backend: Backend) -> None:
     """Document 004 knows no cancel: it sees the job fail, taken over or by its worker's own word."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         waiting = await queue.enqueue(1)
         assert (await queue.cancel(waiting.id)).status == "failed"
         job = await started(queue, 2)
@@ -133,9 +133,9 @@ async def test_a_canceled_job_ends_at_once_or_with_its_worker(place: Place) -> N
 @pytest.mark.proves("QUE-C7")
 @pytest.mark.parametrize("name", ["complete", "fail", "finish_all"])
 @on_loop
-async def test_a_result_after_a_cancel_is_a_typed_error(place: Place, name: str) -> None:
+async def test_a_result_after_a_cancel_is_a_typed_error(backend: Backend, name: str) -> None:
     """A program that reads the returned job as a success would believe that its result was stored."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
         await queue.cancel(job.id, "NOT_NEEDED")
 
@@ -157,9 +157,9 @@ async def test_a_result_after_a_cancel_is_a_typed_error(place: Place, name: str)
 
 
 @on_loop
-async def test_a_second_result_is_accepted_only_if_it_is_the_first_one(place: Place) -> None:
+async def test_a_second_result_is_accepted_only_if_it_is_the_first_one(backend: Backend) -> None:
     """The first result is stored: an answer that accepts another one would say something else."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
         done = await queue.complete(job.lease_id, {"n": 1})
 
@@ -170,11 +170,11 @@ async def test_a_second_result_is_accepted_only_if_it_is_the_first_one(place: Pl
 
 
 @on_loop
-async def test_a_payload_and_a_result_come_back_as_they_were(place: Place) -> None:
+async def test_a_payload_and_a_result_come_back_as_they_were(backend: Backend) -> None:
     """Whatever JSON can say."""
     payloads: list[Any] = [None, 0, "", "ß", [], {}, {"a": [1, {"b": None}]}, 2.5, True, False]
     payloads += [-(2**63), 2**64 - 1, "a\0b", 1e308, {"": 0}, [[1, 2]] * 300]
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         for payload in payloads:
             job = await started(queue, payload)
             assert job.payload == payload
@@ -186,9 +186,9 @@ async def test_a_payload_and_a_result_come_back_as_they_were(place: Place) -> No
 
 
 @on_loop
-async def test_a_tuple_comes_back_as_a_list(place: Place) -> None:
+async def test_a_tuple_comes_back_as_a_list(backend: Backend) -> None:
     """JSON knows one kind of list, and everybody sees the same from the first answer on."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await queue.enqueue({"n": (1, (2,))})
 
         assert job.payload == {"n": [1, [2]]}
@@ -196,9 +196,9 @@ async def test_a_tuple_comes_back_as_a_list(place: Place) -> None:
 
 
 @on_loop
-async def test_nobody_changes_a_job_by_changing_what_was_given_or_got(place: Place) -> None:
+async def test_nobody_changes_a_job_by_changing_what_was_given_or_got(backend: Backend) -> None:
     """Handlers take payloads apart, and callers reuse theirs: the job stays what was enqueued."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         given = {"n": [1]}
         job = await queue.enqueue(given)
         given["n"].append(2)
@@ -217,9 +217,9 @@ async def test_nobody_changes_a_job_by_changing_what_was_given_or_got(place: Pla
 
 
 @on_loop
-async def test_an_error_of_any_text_fails_its_job(place: Place) -> None:
+async def test_an_error_of_any_text_fails_its_job(backend: Backend) -> None:
     """What a program prints is not always Unicode; its job has failed all the same."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         for error in ("No space left on device \udc80", "\ud800", "a\0b", ""):
             job = await started(queue)
 
@@ -232,9 +232,9 @@ async def test_an_error_of_any_text_fails_its_job(place: Place) -> None:
 
 @pytest.mark.proves("QUE-T13")
 @on_loop
-async def test_the_same_dedupe_key_is_the_same_job(place: Place) -> None:
+async def test_the_same_dedupe_key_is_the_same_job(backend: Backend) -> None:
     """Whoever enqueues it again gets the record that is there, whatever became of it."""
-    async with place.queue() as queue, place.queue() as other:
+    async with backend.queue() as queue, backend.queue() as other:
         first = await queue.enqueue({"n": 1}, dedupe_key="k")
 
         again = await other.enqueue({"n": 2}, dedupe_key="k", priority=9)
@@ -253,9 +253,9 @@ async def test_the_same_dedupe_key_is_the_same_job(place: Place) -> None:
 
 @pytest.mark.proves("QUE-T13")
 @on_loop
-async def test_fifty_who_enqueue_one_key_at_once_make_one_job(place: Place) -> None:
+async def test_fifty_who_enqueue_one_key_at_once_make_one_job(backend: Backend) -> None:
     """Webhooks come in bursts, and through every server."""
-    async with place.queue() as one, place.queue() as two:
+    async with backend.queue() as one, backend.queue() as two:
         found = await asyncio.gather(
             *((one, two)[n % 2].enqueue({"n": n}, dedupe_key="burst") for n in range(50)),
             one.enqueue("another"),
@@ -269,10 +269,10 @@ async def test_fifty_who_enqueue_one_key_at_once_make_one_job(place: Place) -> N
 
 @pytest.mark.proves("QUE-B1")
 @on_loop
-async def test_a_dedupe_key_means_nothing_but_itself(place: Place) -> None:
+async def test_a_dedupe_key_means_nothing_but_itself(backend: Backend) -> None:
     """The key is opaque: nothing is folded, trimmed, parsed or taken for a pattern."""
     keys = ["a", "A", "a ", " a", "1", "01", "q-x", "x", "ä", "a\u0308", "a/b", "a.b", "a.1", "%", "_", "a,b", "b,a"]
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         jobs = [await queue.enqueue(key, dedupe_key=key) for key in keys]
 
         assert len({job.id for job in jobs}) == len(keys)
@@ -282,9 +282,9 @@ async def test_a_dedupe_key_means_nothing_but_itself(place: Place) -> None:
 
 
 @on_loop
-async def test_a_dedupe_key_is_its_tenants_own(place: Place) -> None:
+async def test_a_dedupe_key_is_its_tenants_own(backend: Backend) -> None:
     """Two tenants with the same key have two jobs, and neither can see the other's."""
-    async with place.queue(tenant="one") as one, place.queue(tenant="two") as two:
+    async with backend.queue(tenant="one") as one, backend.queue(tenant="two") as two:
         first, second = await one.enqueue(1, dedupe_key="k"), await two.enqueue(2, dedupe_key="k")
 
         assert first.id != second.id
@@ -296,9 +296,9 @@ async def test_a_dedupe_key_is_its_tenants_own(place: Place) -> None:
 
 
 @on_loop
-async def test_many_jobs_are_enqueued_in_one_go(place: Place) -> None:
+async def test_many_jobs_are_enqueued_in_one_go(backend: Backend) -> None:
     """A batch is one wait, and every job of it is a job like any other."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         found = await queue.enqueue_all(
             [NewJob(payload=n, priority=n % 2, dedupe_key="k" * (n == 3)) for n in range(50)]
         )
@@ -313,9 +313,9 @@ async def test_many_jobs_are_enqueued_in_one_go(place: Place) -> None:
 
 
 @on_loop
-async def test_the_most_urgent_job_is_claimed_first(place: Place) -> None:
+async def test_the_most_urgent_job_is_claimed_first(backend: Backend) -> None:
     """Priority, then time."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         for priority in (0, 5, -3, 2):
             await queue.enqueue(priority, priority=priority)
 
@@ -323,9 +323,9 @@ async def test_the_most_urgent_job_is_claimed_first(place: Place) -> None:
 
 
 @on_loop
-async def test_a_job_is_claimed_by_a_worker_that_has_its_labels(place: Place) -> None:
+async def test_a_job_is_claimed_by_a_worker_that_has_its_labels(backend: Backend) -> None:
     """The labels of a job are what its worker must have; more does no harm."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         await queue.enqueue("gpu", labels=["gpu", "linux", "gpu"])
 
         assert await queue.claim_next("w1") == []
@@ -334,16 +334,16 @@ async def test_a_job_is_claimed_by_a_worker_that_has_its_labels(place: Place) ->
 
 
 @on_loop
-async def test_a_job_is_not_claimed_before_its_time(place: Place) -> None:
+async def test_a_job_is_not_claimed_before_its_time(backend: Backend) -> None:
     """`run_at` is by the store's clock."""
-    async with place.queue() as queue:
-        job = await queue.enqueue(1, run_at=place.moment(60))
+    async with backend.queue() as queue:
+        job = await queue.enqueue(1, run_at=backend.moment(60))
         assert job.run_at is not None
         assert await queue.claim_next("w1") == []
 
-        place.after(55)
+        backend.after(55)
         assert await queue.claim_next("w1") == []
-        place.after(6)
+        backend.after(6)
 
         assert (await claimed(queue)).id == job.id
 
@@ -352,9 +352,9 @@ async def test_a_job_is_not_claimed_before_its_time(place: Place) -> None:
 
 
 @on_loop
-async def test_a_claim_that_waits_is_woken_when_a_job_arrives(place: Place) -> None:
+async def test_a_claim_that_waits_is_woken_when_a_job_arrives(backend: Backend) -> None:
     """Work begins when it comes, not at the next look."""
-    async with place.queue() as queue, place.queue() as other:
+    async with backend.queue() as queue, backend.queue() as other:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         waiting = asyncio.ensure_future(queue.claim_next("w1", wait_seconds=WAIT))
@@ -370,9 +370,9 @@ async def test_a_claim_that_waits_is_woken_when_a_job_arrives(place: Place) -> N
 
 
 @on_loop
-async def test_a_claim_that_waits_gives_up_in_time(place: Place) -> None:
+async def test_a_claim_that_waits_gives_up_in_time(backend: Backend) -> None:
     """A wait is bounded by what its caller said."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
 
@@ -382,14 +382,14 @@ async def test_a_claim_that_waits_gives_up_in_time(place: Place) -> None:
 
 
 @on_loop
-async def test_a_job_whose_time_comes_while_a_claim_waits_is_found(place: Place) -> None:
+async def test_a_job_whose_time_comes_while_a_claim_waits_is_found(backend: Backend) -> None:
     """Nobody commits anything when `run_at` is reached: the waiting claim must look by itself."""
-    async with place.queue() as queue:
-        await queue.enqueue("later", run_at=place.moment(60))
+    async with backend.queue() as queue:
+        await queue.enqueue("later", run_at=backend.moment(60))
         waiting = asyncio.ensure_future(queue.claim_next("w1", wait_seconds=WAIT))
         await asyncio.wait({waiting}, timeout=0.05)
 
-        place.after(61)
+        backend.after(61)
 
         [job] = await waiting
         assert job.payload == "later"
@@ -400,14 +400,14 @@ async def test_a_job_whose_time_comes_while_a_claim_waits_is_found(place: Place)
 
 @pytest.mark.proves("QUE-E1", "QUE-E2")
 @on_loop
-async def test_the_events_of_a_job_are_document_004s_words(place: Place) -> None:
+async def test_the_events_of_a_job_are_document_004s_words(backend: Backend) -> None:
     """The same words on every store, and a log that the verifier finds legal."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue, 1)
         await queue.heartbeat(job.lease_id, request_id="h")
         await queue.stall(job.id)
         await queue.requeue_stalled(job.id)
-        place.after(121)
+        backend.after(121)
         again = await claimed(queue, "w2")
         await queue.start(again.lease_id)
         await queue.complete(again.lease_id, {})
@@ -428,9 +428,9 @@ async def test_the_events_of_a_job_are_document_004s_words(place: Place) -> None
 
 
 @on_loop
-async def test_what_the_orchestrator_ends_is_a_takeover(place: Place) -> None:
+async def test_what_the_orchestrator_ends_is_a_takeover(backend: Backend) -> None:
     """Document 004 sees a stall, a claim by the orchestrator, a start and a failure."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         waiting = await queue.enqueue(1)
         await queue.cancel(waiting.id)
 
@@ -445,9 +445,9 @@ async def test_what_the_orchestrator_ends_is_a_takeover(place: Place) -> None:
 
 
 @on_loop
-async def test_many_messages_are_each_answered_on_their_own(place: Place) -> None:
+async def test_many_messages_are_each_answered_on_their_own(backend: Backend) -> None:
     """One transaction for all; one stale lease among them is one refusal."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         await queue.enqueue_all([NewJob(payload=n) for n in range(4)])
         jobs = await queue.claim_next("w1", limit=4)
         leases = [job.lease_id for job in jobs]
@@ -475,9 +475,9 @@ async def test_many_messages_are_each_answered_on_their_own(place: Place) -> Non
 
 @pytest.mark.proves("PRO-Q1", "MOD-L1")
 @on_loop
-async def test_a_lease_id_cannot_be_guessed(place: Place) -> None:
+async def test_a_lease_id_cannot_be_guessed(backend: Backend) -> None:
     """Every lease has 128 random bits of its own, and nothing that is stored or told gives them away."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         await queue.enqueue_all([NewJob(payload=n) for n in range(100)])
         jobs = await queue.claim_next("w1", limit=100)
         secrets = [job.lease_id.removeprefix(f"{job.id}.1.") for job in jobs]

@@ -17,12 +17,12 @@ from deltaci.audit.verify import verify
 from deltaci.engine.blocking import BlockingQueue
 from deltaci.engine.waiters import Waiter
 from deltaci.storage.migrate import Migration, SchemaError, migrations
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 
 
-def test_every_method_does_what_its_async_twin_does(place: Place) -> None:
+def test_every_method_does_what_its_async_twin_does(backend: Backend) -> None:
     """One contract, two ways to wait."""
-    with BlockingQueue(place.queue()) as queue:
+    with BlockingQueue(backend.queue()) as queue:
         assert [job.payload for job in queue.enqueue_all([NewJob(payload=1), NewJob(payload=2, priority=-1)])] == [1, 2]
         [first] = queue.claim_next("w1")
         assert queue.heartbeat(first.lease_id).status == "claimed"
@@ -47,9 +47,9 @@ def test_every_method_does_what_its_async_twin_does(place: Place) -> None:
         assert verify([msgspec.json.encode(event) for event in events], "job-events").is_legal
 
 
-def test_refusals_come_through(place: Place) -> None:
+def test_refusals_come_through(backend: Backend) -> None:
     """A refusal is an exception of the caller's own thread."""
-    with BlockingQueue(place.queue()) as queue:
+    with BlockingQueue(backend.queue()) as queue:
         with pytest.raises(Refused, match="not_found"):
             queue.get("nobody")
         with pytest.raises(StaleLease):
@@ -58,9 +58,9 @@ def test_refusals_come_through(place: Place) -> None:
             queue.enqueue(object())
 
 
-def test_many_threads_share_one_queue(place: Place) -> None:
+def test_many_threads_share_one_queue(backend: Backend) -> None:
     """A program with threads needs no locks of its own."""
-    with BlockingQueue(place.queue()) as queue, ThreadPoolExecutor(8) as threads:
+    with BlockingQueue(backend.queue()) as queue, ThreadPoolExecutor(8) as threads:
         jobs = list(threads.map(lambda n: queue.enqueue(n, dedupe_key=f"k{n % 20}"), range(60)))
         claims = [job for found in threads.map(lambda n: queue.claim_next(f"w{n}", limit=3), range(8)) for job in found]
 
@@ -68,9 +68,9 @@ def test_many_threads_share_one_queue(place: Place) -> None:
         assert len({job.id for job in claims}) == len(claims) == 20
 
 
-def test_a_claim_that_waits_blocks_only_its_own_thread(place: Place) -> None:
+def test_a_claim_that_waits_blocks_only_its_own_thread(backend: Backend) -> None:
     """One thread waits for work, another brings it."""
-    with BlockingQueue(place.queue()) as queue, ThreadPoolExecutor(1) as threads:
+    with BlockingQueue(backend.queue()) as queue, ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(queue.claim_next, "w1", wait_seconds=60)
 
         queue.enqueue("a")
@@ -78,21 +78,21 @@ def test_a_claim_that_waits_blocks_only_its_own_thread(place: Place) -> None:
         assert [job.payload for job in waiting.result(60)] == ["a"]
 
 
-def test_the_thread_ends_with_the_queue(place: Place) -> None:
+def test_the_thread_ends_with_the_queue(backend: Backend) -> None:
     """Whoever leaves the block has nothing left behind."""
     before = set(threading.enumerate())
 
-    with BlockingQueue(place.queue()) as queue:
+    with BlockingQueue(backend.queue()) as queue:
         queue.enqueue(1)
 
     assert set(threading.enumerate()) <= before
 
 
 def test_closing_after_a_claim_that_waited_leaves_no_pending_task(
-    place: Place, caplog: pytest.LogCaptureFixture
+    backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
     """asyncio reports a pending task that is destroyed on stderr, where the users of the library see it."""
-    with BlockingQueue(place.queue()) as queue:
+    with BlockingQueue(backend.queue()) as queue:
         assert queue.claim_next("w1", wait_seconds=0.01) == []
     del queue
     gc.collect()
@@ -100,7 +100,7 @@ def test_closing_after_a_claim_that_waited_leaves_no_pending_task(
     assert [record.message for record in caplog.records if "destroyed" in record.message] == []
 
 
-def test_closing_ends_a_claim_that_another_thread_waits_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_a_claim_that_another_thread_waits_for(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise that thread would wait forever: nothing runs its claim after the close."""
     is_waiting, wait = threading.Event(), Waiter.wait
 
@@ -110,16 +110,16 @@ def test_closing_ends_a_claim_that_another_thread_waits_for(place: Place, monkey
 
     monkeypatch.setattr(Waiter, "wait", announced)
     with ThreadPoolExecutor(1) as threads:
-        with BlockingQueue(place.queue()) as queue:
+        with BlockingQueue(backend.queue()) as queue:
             waiting = threads.submit(queue.claim_next, "w1", wait_seconds=600)
             is_waiting.wait()
 
         assert waiting.result(60) == []
 
 
-def test_a_worker_runs_here_until_nothing_is_left(place: Place) -> None:
+def test_a_worker_runs_here_until_nothing_is_left(backend: Backend) -> None:
     """The shortest program that works: enqueue, then work."""
-    with BlockingQueue(place.queue()) as queue:
+    with BlockingQueue(backend.queue()) as queue:
         jobs = [queue.enqueue(n) for n in range(5)]
 
         assert queue.work(lambda task: task.payload * 2, until_empty=True, concurrency=2) == 5

@@ -14,7 +14,7 @@ from deltaci.core.json_values import MAX_DEPTH, MAX_PAYLOAD_BYTES
 from deltaci.engine.queue import AsyncQueue, JobOutcome, NewJob, QueueJob
 from deltaci.engine.validation import MAX_CLAIM, MAX_LABELS, MAX_SECONDS, MAX_TEXT
 from deltaci.storage.memory import MemoryStore
-from tests.contract.places import EVERYTHING, Place, in_memory, on_loop, refused
+from tests.contract.backends import EVERYTHING, Backend, in_memory, on_loop, refused
 from tests.contract.test_queue import claimed, started
 
 Ask = Callable[[AsyncQueue], Awaitable[Any]]
@@ -106,9 +106,9 @@ JOBS: list[dict[str, Any]] = [
 
 @in_memory
 @on_loop
-async def test_a_job_that_makes_no_sense_is_not_enqueued(place: Place) -> None:
+async def test_a_job_that_makes_no_sense_is_not_enqueued(backend: Backend) -> None:
     """What is wrong is said before anything is written, while its author is still there."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         for fields in JOBS:
             message = await unchanged(queue, queue.enqueue(**fields), "bad_request")
             assert len(message) < 500
@@ -119,9 +119,9 @@ async def test_a_job_that_makes_no_sense_is_not_enqueued(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_one_job_that_makes_no_sense_keeps_out_its_whole_batch(place: Place) -> None:
+async def test_one_job_that_makes_no_sense_keeps_out_its_whole_batch(backend: Backend) -> None:
     """Whoever gets an error must not wonder which half of the work was taken."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         await unchanged(queue, queue.enqueue_all([NewJob(payload=1), NewJob(labels=["a,b"])]), "bad_request")
 
         assert await queue.claim_next("w1", limit=9) == []
@@ -160,9 +160,9 @@ CLAIMS: list[dict[str, Any]] = [
 
 @in_memory
 @on_loop
-async def test_a_claim_that_makes_no_sense_gets_nothing(place: Place) -> None:
+async def test_a_claim_that_makes_no_sense_gets_nothing(backend: Backend) -> None:
     """A claim changes jobs: it is checked before it touches one."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await queue.enqueue(1)
 
         for options in CLAIMS:
@@ -174,9 +174,9 @@ async def test_a_claim_that_makes_no_sense_gets_nothing(place: Place) -> None:
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail", "stall", "requeue_stalled", "cancel"])
 @in_memory
 @on_loop
-async def test_an_option_that_makes_no_sense_is_refused(place: Place, name: str) -> None:
+async def test_an_option_that_makes_no_sense_is_refused(backend: Backend, name: str) -> None:
     """A misspelled guard is no guard."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
         target = job.id if name in ("stall", "requeue_stalled", "cancel") else job.lease_id
 
@@ -198,9 +198,9 @@ OPTIONS: list[dict[str, Any]] = [
 
 @in_memory
 @on_loop
-async def test_a_result_that_makes_no_sense_leaves_the_job_running(place: Place) -> None:
+async def test_a_result_that_makes_no_sense_leaves_the_job_running(backend: Backend) -> None:
     """Its worker can still say something better."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
 
         for result in (NotJson(), "x" * MAX_PAYLOAD_BYTES, 2**64, float("nan"), "\ud800"):
@@ -239,9 +239,9 @@ UNKNOWN: list[Any] = ["", "nobody", "q-" + "0" * 32, "x" * 1000, "a/b.1", None, 
     ids=["get", "events", "stall", "requeue_stalled", "hand_back", "cancel"],
 )
 @on_loop
-async def test_an_unknown_job_is_not_found(place: Place, ask: Callable[[AsyncQueue, Any], Awaitable[Any]]) -> None:
+async def test_an_unknown_job_is_not_found(backend: Backend, ask: Callable[[AsyncQueue, Any], Awaitable[Any]]) -> None:
     """An id of nobody is the caller's mistake, and nothing comes into being because of it."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         for id in UNKNOWN:
             await unchanged(queue, ask(queue, id), "not_found")
 
@@ -267,18 +267,18 @@ GARBAGE: list[Any] = [
 
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
 @on_loop
-async def test_a_lease_id_that_is_garbage_is_stale(place: Place, name: str) -> None:
+async def test_a_lease_id_that_is_garbage_is_stale(backend: Backend, name: str) -> None:
     """Whoever cannot prove a lease must stop, whatever the text was."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         for lease_id in GARBAGE:
             await unchanged(queue, getattr(queue, name)(lease_id), "stale_lease")
             await unchanged(queue, getattr(queue, name)(lease_id, worker="w1"), "stale_lease")
 
 
 @on_loop
-async def test_garbage_among_many_is_refused_in_its_place(place: Place) -> None:
+async def test_garbage_among_many_is_refused_in_its_place(backend: Backend) -> None:
     """One message that makes no sense must not cost the others their leases."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await claimed_one(queue)
         no_end: Any = "no end"
 
@@ -300,9 +300,9 @@ async def test_garbage_among_many_is_refused_in_its_place(place: Place) -> None:
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
 @in_memory
 @on_loop
-async def test_only_the_owner_may_speak(place: Place, name: str) -> None:
+async def test_only_the_owner_may_speak(backend: Backend, name: str) -> None:
     """The token alone is not enough when it is known who holds it."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue) if name != "start" else await claimed_one(queue)
         forged = job.lease_id[:-1] + ("A" if job.lease_id[-1] != "A" else "B")
         number = job.lease_id.replace(f"{job.id}.1.", f"{job.id}.2.")
@@ -332,10 +332,10 @@ async def claimed_one(queue: AsyncQueue) -> Any:
 )
 @on_loop
 async def test_a_lease_that_has_ended_is_stale_and_says_why(
-    place: Place, end: Callable[[AsyncQueue, Any], Awaitable[Any]], reason: str
+    backend: Backend, end: Callable[[AsyncQueue, Any], Awaitable[Any]], reason: str
 ) -> None:
     """A worker that hears this knows that it must stop, and its people know why."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
         await end(queue, job)
 
@@ -354,9 +354,9 @@ async def test_a_lease_that_has_ended_is_stale_and_says_why(
 )
 @in_memory
 @on_loop
-async def test_an_order_that_does_not_apply_is_refused(place: Place, name: str, code: str) -> None:
+async def test_an_order_that_does_not_apply_is_refused(backend: Backend, name: str, code: str) -> None:
     """A queued job has no owner to take it from."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await queue.enqueue(1)
 
         await unchanged(queue, getattr(queue, name)(job.id), code)
@@ -364,9 +364,9 @@ async def test_an_order_that_does_not_apply_is_refused(place: Place, name: str, 
 
 @in_memory
 @on_loop
-async def test_only_a_running_job_can_be_finished(place: Place) -> None:
+async def test_only_a_running_job_can_be_finished(backend: Backend) -> None:
     """No status is skipped: who never started cannot have succeeded."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await claimed_one(queue)
 
         await unchanged(queue, queue.complete(job.lease_id), "wrong_state")
@@ -375,9 +375,9 @@ async def test_only_a_running_job_can_be_finished(place: Place) -> None:
 
 @pytest.mark.proves("QUE-C6")
 @on_loop
-async def test_a_job_that_is_over_never_changes_again(place: Place) -> None:
+async def test_a_job_that_is_over_never_changes_again(backend: Backend) -> None:
     """Terminal records are final, on every store and after every restart."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
         done = await queue.complete(job.lease_id, 1)
 
@@ -394,9 +394,9 @@ async def test_a_job_that_is_over_never_changes_again(place: Place) -> None:
 
 @pytest.mark.proves("QUE-C1")
 @on_loop
-async def test_a_revision_that_is_not_the_current_one_is_refused(place: Place) -> None:
+async def test_a_revision_that_is_not_the_current_one_is_refused(backend: Backend) -> None:
     """Whoever decided by an older record must look again."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
         rev = (await queue.get(job.id)).rev
         asks: list[Callable[..., Awaitable[QueueJob]]] = [queue.heartbeat, queue.complete, queue.fail]

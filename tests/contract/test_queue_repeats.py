@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deltaci.engine.queue import NewJob, QueueJob
-from tests.contract.places import EVERYTHING, Place, legal, on_loop
+from tests.contract.backends import EVERYTHING, Backend, legal, on_loop
 from tests.contract.test_queue import claimed, started
 from tests.contract.test_queue_refusals import unchanged
 
@@ -17,9 +17,9 @@ from tests.contract.test_queue_refusals import unchanged
 
 @pytest.mark.proves("QUE-C5", "QUE-R2")
 @on_loop
-async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_same_answer(place: Place) -> None:
+async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_same_answer(backend: Backend) -> None:
     """An answer that was lost is asked for again: that must be safe for every order."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
 
         async def twice(ask: Callable[[], Awaitable[QueueJob]]) -> QueueJob:
             first = await ask()
@@ -34,7 +34,7 @@ async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_sa
         await twice(lambda: queue.start(job.lease_id, request_id="start"))
         await twice(lambda: queue.stall(new.id, request_id="stall"))
         await twice(lambda: queue.requeue_stalled(new.id, request_id="requeue"))
-        place.after(121)
+        backend.after(121)
         job = await claimed(queue, "w2")
         await queue.start(job.lease_id)
         done = await twice(lambda: queue.complete(job.lease_id, {"n": 2}, request_id="complete"))
@@ -44,9 +44,9 @@ async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_sa
 
 
 @on_loop
-async def test_a_cancel_and_a_failure_may_be_repeated_too(place: Place) -> None:
+async def test_a_cancel_and_a_failure_may_be_repeated_too(backend: Backend) -> None:
     """The orders that end a job leave the hot table with it; their repeats must still be known."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         waiting = await queue.enqueue(1)
         first = await queue.cancel(waiting.id, request_id="c")
         assert await queue.cancel(waiting.id, request_id="c") == first
@@ -61,9 +61,9 @@ async def test_a_cancel_and_a_failure_may_be_repeated_too(place: Place) -> None:
     "other", [{"payload": 2}, {"payload": 1, "priority": 1}, {"payload": 1, "labels": ["x"]}], ids=repr
 )
 @on_loop
-async def test_a_request_id_with_another_job_is_refused(place: Place, other: dict[str, Any]) -> None:
+async def test_a_request_id_with_another_job_is_refused(backend: Backend, other: dict[str, Any]) -> None:
     """Two different wishes under one name: one of them would be lost."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         await queue.enqueue(1, request_id="r")
 
         await unchanged(queue, queue.enqueue(**other, request_id="r"), "request_id_reused")
@@ -72,9 +72,9 @@ async def test_a_request_id_with_another_job_is_refused(place: Place, other: dic
 
 
 @on_loop
-async def test_a_request_id_with_another_order_is_refused(place: Place) -> None:
+async def test_a_request_id_with_another_order_is_refused(backend: Backend) -> None:
     """The id names one request, not one client."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await started(queue)
         await queue.heartbeat(job.lease_id, request_id="r")
 
@@ -87,10 +87,10 @@ async def test_a_request_id_with_another_order_is_refused(place: Place) -> None:
 
 @pytest.mark.proves("QUE-C5")
 @on_loop
-async def test_an_enqueue_may_be_repeated_whatever_became_of_its_job(place: Place) -> None:
+async def test_an_enqueue_may_be_repeated_whatever_became_of_its_job(backend: Backend) -> None:
     """The job's id follows from the request: however much was asked of it since, the repeat is known."""
-    new: dict[str, Any] = {"payload": {"n": 1}, "request_id": "first", "run_at": place.moment(-5)}
-    async with place.queue() as queue:
+    new: dict[str, Any] = {"payload": {"n": 1}, "request_id": "first", "run_at": backend.moment(-5)}
+    async with backend.queue() as queue:
         job = await queue.enqueue(**new)
         running = await claimed(queue)
         for n in range(20):
@@ -111,9 +111,9 @@ async def test_an_enqueue_may_be_repeated_whatever_became_of_its_job(place: Plac
 
 
 @on_loop
-async def test_one_reused_request_id_keeps_out_its_whole_batch(place: Place) -> None:
+async def test_one_reused_request_id_keeps_out_its_whole_batch(backend: Backend) -> None:
     """Whoever is refused must not wonder which half of the work was taken."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         await queue.enqueue(1, request_id="x")
 
         for jobs in (
@@ -129,9 +129,9 @@ async def test_one_reused_request_id_keeps_out_its_whole_batch(place: Place) -> 
 
 @pytest.mark.proves("QUE-C5")
 @on_loop
-async def test_a_batch_may_be_repeated_in_whole_and_in_part(place: Place) -> None:
+async def test_a_batch_may_be_repeated_in_whole_and_in_part(backend: Backend) -> None:
     """Each job has a request of its own; what is there is answered as it is, what is not is added."""
-    async with place.queue() as queue, place.queue() as other:
+    async with backend.queue() as queue, backend.queue() as other:
         jobs = [NewJob(payload=n, request_id=f"r{n}") for n in range(3)]
         first = await queue.enqueue_all([*jobs[:2], jobs[0], NewJob(dedupe_key="k"), NewJob(dedupe_key="k")])
         assert [job.id for job in first] == [first[n].id for n in (0, 1, 0, 3, 3)]

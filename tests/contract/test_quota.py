@@ -15,8 +15,8 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.events import Event
 from deltaci.engine.engine import ClaimedAttempt
 from deltaci.storage.port import CountLiveLeases, Request, Store, Transaction
-from tests.contract.conftest import make_place
-from tests.contract.places import Place, Server, T, Wrapped, ask, birth, on_loop, put, write
+from tests.contract.backends import Backend, Server, T, Wrapped, ask, new_attempt, on_loop, put, write
+from tests.contract.conftest import make_backend
 from tests.contract.test_postgres_notify import LISTENERS, until
 from tests.contract.test_waiters import Hall, all_ids, ids
 from tests.support.lab import START, TENANT, Lease
@@ -27,12 +27,12 @@ LIMIT: Final = 4
 
 async def enqueue(server: Server, count: int) -> None:
     """So many attempts that wait."""
-    await server.engine.do_all([birth(f"a{n:02}") for n in range(count)])
+    await server.engine.do_all([new_attempt(f"a{n:02}") for n in range(count)])
 
 
 async def end(server: Server, claimed: ClaimedAttempt, by: str = "w1") -> None:
     """It is done."""
-    await server.say(attempt.Complete, Lease(by, claimed.lease_id), is_success=True, exit_code=0)
+    await server.send(attempt.Complete, Lease(by, claimed.lease_id), is_success=True, exit_code=0)
 
 
 def most_at_once(events: Iterable[Event]) -> int:
@@ -49,9 +49,9 @@ def most_at_once(events: Iterable[Event]) -> int:
 
 
 @on_loop
-async def test_nothing_is_handed_out_beyond_the_limit(place: Place) -> None:
+async def test_nothing_is_handed_out_beyond_the_limit(backend: Backend) -> None:
     """Whoever holds them, and however much is asked for at once."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await enqueue(server, 10)
 
         first = await server.claim("w1", 2, tenant_limit=3)
@@ -68,9 +68,9 @@ async def test_nothing_is_handed_out_beyond_the_limit(place: Place) -> None:
 
 
 @on_loop
-async def test_claims_of_one_batch_share_the_room(place: Place) -> None:
+async def test_claims_of_one_batch_share_the_room(backend: Backend) -> None:
     """What the batch gave already counts, though it is not written yet."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await enqueue(server, 20)
 
         found = await asyncio.gather(*(server.claim(f"w{n}", 2, tenant_limit=5) for n in range(8)))
@@ -80,9 +80,9 @@ async def test_claims_of_one_batch_share_the_room(place: Place) -> None:
 
 
 @on_loop
-async def test_another_tenant_has_its_own_room(place: Place) -> None:
+async def test_another_tenant_has_its_own_room(backend: Backend) -> None:
     """One that is full keeps nobody else from working."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await enqueue(server, 3)
         for n in range(3):
             await server.do(NewRecord(id=f"b{n}", record=Attempt(id=f"b{n}", tenant="other")))
@@ -99,14 +99,14 @@ async def test_another_tenant_has_its_own_room(place: Place) -> None:
 
 
 @on_loop
-async def test_a_lost_lease_makes_room(place: Place) -> None:
+async def test_a_lost_lease_makes_room(backend: Backend) -> None:
     """Room follows from live leases: a runner that died holds nothing for ever."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await enqueue(server, 3)
         await server.take("w1", tenant_limit=1)
         assert await server.claim("w2", tenant_limit=1) == []
 
-        place.after(200)
+        backend.after(200)
         await server.tick()
 
         assert len(await server.claim("w2", 5, tenant_limit=1)) == 1
@@ -114,10 +114,10 @@ async def test_a_lost_lease_makes_room(place: Place) -> None:
 
 
 @on_loop
-async def test_live_leases_are_counted_and_nothing_else(place: Place) -> None:
+async def test_live_leases_are_counted_and_nothing_else(backend: Backend) -> None:
     """Runs and jobs have deadlines too; what waits or is over has no lease; one that cannot be read may have one."""
     nonsense: Any = {"claims": "nonsense"}
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
             store,
             *(put(Attempt(id=f"held{n}", tenant=TENANT), due_at=START) for n in range(3)),
@@ -156,7 +156,7 @@ class Recorded(Wrapped):
 
 
 @on_loop
-async def test_who_has_no_limit_pays_for_none(place: Place) -> None:
+async def test_who_has_no_limit_pays_for_none(backend: Backend) -> None:
     """One question and one write, as ever; and an end of a lease wakes nobody."""
     recorded: list[Recorded] = []
 
@@ -164,7 +164,7 @@ async def test_who_has_no_limit_pays_for_none(place: Place) -> None:
         recorded.append(Recorded(store))
         return recorded[0]
 
-    async with place.server(wrap) as server:
+    async with backend.server(wrap) as server:
         await enqueue(server, 2)
         heard: list[Any] = []
         server.store.commit_hints.add_listener(heard.append)
@@ -197,9 +197,9 @@ async def work_off(server: Server, by: str, done: set[str], enough: asyncio.Even
 
 
 @on_loop
-async def test_two_servers_never_exceed_the_limit_together(place: Place) -> None:
+async def test_two_servers_never_exceed_the_limit_together(backend: Backend) -> None:
     """Two that count at the same moment would each see the same room."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         await enqueue(one, JOBS)
         done, enough = set[str](), asyncio.Event()
 
@@ -215,9 +215,9 @@ async def test_two_servers_never_exceed_the_limit_together(place: Place) -> None
 
 
 @on_loop
-async def test_who_waits_for_room_gets_it_when_a_lease_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_for_room_gets_it_when_a_lease_ends(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a poll: the commit that ends the lease says so, to each kind of worker."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for n in range(4):
             await server.enqueue(f"a{n}", queue_key="gpu" if n == 1 else "")
         held = await server.claim("w0", 1, tenant_limit=1)
@@ -241,9 +241,9 @@ WAITING: Final = (("plain", ()), ("gpu", ("gpu",)), ("late", ()))
 
 
 @on_loop
-async def test_room_for_many_is_taken_by_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_room_for_many_is_taken_by_many(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch may end many leases: whoever finds something lets others look."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await enqueue(server, 8)
         held = await server.claim("w0", 4, tenant_limit=4)
         hall = Hall(server, monkeypatch)
@@ -256,13 +256,15 @@ async def test_room_for_many_is_taken_by_many(place: Place, monkeypatch: pytest.
 
 
 @pytest.fixture
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """A database that servers share."""
-    return make_place("postgres", tmp_path, request)
+    return make_backend("postgres", tmp_path, request)
 
 
 @on_loop
-async def test_another_server_hears_of_room(shared: Place, contract_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_server_hears_of_room(
+    shared: Backend, contract_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those who share a database share the room, and the word of it."""
     import asyncpg
 

@@ -9,22 +9,22 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.run import Run
-from tests.contract.places import Place, on_loop, refused, saying
+from tests.contract.backends import Backend, on_loop, refused, runner_message
 from tests.support.lab import TENANT, gate, task
 
 
 @pytest.mark.proves("PRO-F4")
 @on_loop
-async def test_a_lease_within_its_ttl_outlives_a_restart(place: Place) -> None:
+async def test_a_lease_within_its_ttl_outlives_a_restart(backend: Backend) -> None:
     """A runner must not notice that the orchestrator was gone for a while."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
-    place.after(100)
+    backend.after(100)
 
-    async with place.server() as server:
+    async with backend.server() as server:
         assert await server.tick() == 0 or await server.state("a") == attempt.RUNNING
-        renewed = await server.say(attempt.Extend, held)
-        done = await server.say(attempt.Complete, held, is_success=True, exit_code=0, result={"n": 1})
+        renewed = await server.send(attempt.Extend, held)
+        done = await server.send(attempt.Complete, held, is_success=True, exit_code=0, result={"n": 1})
 
         assert renewed.lease is not None
         assert (done.state, done.result, done.claims) == (attempt.SUCCEEDED, {"n": 1}, 1)
@@ -33,61 +33,61 @@ async def test_a_lease_within_its_ttl_outlives_a_restart(place: Place) -> None:
 
 @pytest.mark.proves("PRO-F4")
 @on_loop
-async def test_a_lease_that_ran_out_during_a_restart_expires_as_usual(place: Place) -> None:
+async def test_a_lease_that_ran_out_during_a_restart_expires_as_usual(backend: Backend) -> None:
     """The time in which nobody was there counts like any other."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
-    place.after(121)
+    backend.after(121)
 
-    async with place.server() as server:
-        await refused(server.do(saying(attempt.Extend, held)), "stale_lease")
+    async with backend.server() as server:
+        await refused(server.do(runner_message(attempt.Extend, held)), "stale_lease")
         assert await server.tick() >= 1
 
         again = await server.find("a", Attempt)
         assert (again.state, again.lost_leases) == (attempt.QUEUED, 1)
         assert (await server.take("w2")).ref.number == 2
-        await refused(server.do(saying(attempt.Complete, held, is_success=True, exit_code=0)), "stale_lease")
+        await refused(server.do(runner_message(attempt.Complete, held, is_success=True, exit_code=0)), "stale_lease")
         await server.verified()
 
 
 @pytest.mark.proves("PRO-F4")
 @on_loop
-async def test_a_run_goes_on_after_a_restart_at_every_step(place: Place) -> None:
+async def test_a_run_goes_on_after_a_restart_at_every_step(backend: Backend) -> None:
     """State is recovered from the database: whoever comes up next knows all that was known."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.register("w1")
         await server.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
         await server.do(run.BeginPlanning(id="r1"))
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.do(Plan(id="r1", jobs=(task("a"), gate("ok", "a"), task("b", "ok"))))
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.take()
-    async with place.server() as server:
-        await server.say(attempt.Complete, held, is_success=True, exit_code=0)
-    async with place.server() as server:
+    async with backend.server() as server:
+        await server.send(attempt.Complete, held, is_success=True, exit_code=0)
+    async with backend.server() as server:
         await server.do(job.Approve(id="r1/ok", actor="user:ada", request_id="once"))
-    async with place.server() as server:
+    async with backend.server() as server:
         again = await server.do(job.Approve(id="r1/ok", actor="user:ada", request_id="once"))
         assert again.events == []
         held = await server.take()
-    async with place.server() as server:
-        await server.say(attempt.Complete, held, is_success=True, exit_code=0)
+    async with backend.server() as server:
+        await server.send(attempt.Complete, held, is_success=True, exit_code=0)
         await server.do(run.Report(id="r1", actor="reporter"))
-    async with place.server() as server:
+    async with backend.server() as server:
         assert (await server.find("r1", Run)).state == run.REPORTED
         await server.verified()
 
 
 @on_loop
-async def test_a_repeat_is_known_after_a_restart(place: Place) -> None:
+async def test_a_repeat_is_known_after_a_restart(backend: Backend) -> None:
     """The client that asks again may find another process; the store remembers the request."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         first = await queue.enqueue({"n": 1}, request_id="r")
         [claimed] = await queue.claim_next("w1")
         await queue.start(claimed.lease_id, request_id="s")
         done = await queue.complete(claimed.lease_id, 1, request_id="c")
 
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         assert (await queue.enqueue({"n": 1}, request_id="r")).id == first.id
         assert await queue.complete(claimed.lease_id, 1, request_id="c") == done
         assert len([event for event in await queue.events(first.id) if event["type"] == "succeeded"]) == 1

@@ -16,7 +16,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
-from tests.contract.places import Place, Server, on_loop
+from tests.contract.backends import Backend, Server, on_loop
 from tests.support.lab import TENANT, Lease, gate, task
 
 
@@ -29,7 +29,7 @@ async def planned(server: Server, *specs: JobSpec, id: str = "r1", **fields: Any
 
 async def finish(server: Server, lease: Lease, *, ok: bool = True, **fields: Any) -> Attempt:
     """The runner reports its result."""
-    return await server.say(attempt.Complete, lease, is_success=ok, exit_code=0 if ok else 1, **fields)
+    return await server.send(attempt.Complete, lease, is_success=ok, exit_code=0 if ok else 1, **fields)
 
 
 async def states(server: Server, *names: str, id: str = "r1") -> list[str]:
@@ -38,9 +38,9 @@ async def states(server: Server, *names: str, id: str = "r1") -> list[str]:
 
 
 @on_loop
-async def test_a_plan_that_makes_no_sense_leaves_the_run_as_it_was(place: Place) -> None:
+async def test_a_plan_that_makes_no_sense_leaves_the_run_as_it_was(backend: Backend) -> None:
     """A refused plan must not leave a single job behind."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
         await server.do(run.BeginPlanning(id="r1"))
 
@@ -57,9 +57,9 @@ async def test_a_plan_that_makes_no_sense_leaves_the_run_as_it_was(place: Place)
 
 
 @on_loop
-async def test_a_run_with_dependencies_and_an_approval_succeeds_and_is_reported(place: Place) -> None:
+async def test_a_run_with_dependencies_and_an_approval_succeeds_and_is_reported(backend: Backend) -> None:
     """The way that everything else is an exception to."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.register("w1", slots=2, labels=("linux",))
         await planned(
             server, task("build"), task("test", "build", queue_key="linux"), gate("ok", "test"), task("ship", "ok")
@@ -69,8 +69,8 @@ async def test_a_run_with_dependencies_and_an_approval_succeeds_and_is_reported(
             lease = await server.take(labels=("linux",))
             assert lease.ref.attempt_id == f"r1/{name}.1"
             assert (await server.find("w1", Worker)).tasks == (f"r1/{name}.1",)
-            await server.say(attempt.Ack, lease)
-            await server.say(attempt.Heartbeat, lease)
+            await server.send(attempt.Ack, lease)
+            await server.send(attempt.Heartbeat, lease)
             await finish(server, lease, result={"name": name})
         assert (await server.find("r1", Run)).state == run.WAITING_APPROVAL
         assert await server.claim() == []
@@ -96,9 +96,9 @@ def _line(told: Any) -> bytes:
 
 
 @on_loop
-async def test_what_is_over_can_be_read_in_full(place: Place) -> None:
+async def test_what_is_over_can_be_read_in_full(backend: Backend) -> None:
     """History is what people ask for most: the outcome, the result, who did it and when."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a", work={"image": "x"}))
         await finish(server, await server.take(), result={"n": [1, 2]}, report={"files": ["a"]})
         await server.do(run.Report(id="r1", actor="reporter"))
@@ -114,9 +114,9 @@ async def test_what_is_over_can_be_read_in_full(place: Place) -> None:
 
 
 @on_loop
-async def test_a_failed_required_job_fails_the_run_when_nothing_else_can_go_on(place: Place) -> None:
+async def test_a_failed_required_job_fails_the_run_when_nothing_else_can_go_on(backend: Backend) -> None:
     """Without fail-fast the rest is carried to its end: its results are worth having."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a"), task("b"), task("after-a", "a"))
 
         await finish(server, await server.take(), ok=False)
@@ -131,9 +131,9 @@ async def test_a_failed_required_job_fails_the_run_when_nothing_else_can_go_on(p
 
 
 @on_loop
-async def test_fail_fast_cancels_the_rest_at_once(place: Place) -> None:
+async def test_fail_fast_cancels_the_rest_at_once(backend: Backend) -> None:
     """One failure fans out: to jobs that wait, that are queued, that run and that wait for people."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for name in ("w1", "w2"):
             await server.register(name)
         many = [task(f"n{n}") for n in range(40)]
@@ -147,7 +147,7 @@ async def test_fail_fast_cancels_the_rest_at_once(place: Place) -> None:
             is_fail_fast=True,
         )
         bad, running = await server.take("w1"), await server.take("w2")
-        await server.say(attempt.Heartbeat, running)
+        await server.send(attempt.Heartbeat, running)
 
         await finish(server, bad, ok=False)
 
@@ -156,16 +156,16 @@ async def test_fail_fast_cancels_the_rest_at_once(place: Place) -> None:
         assert (await server.find("r1/n1", Job)).reason == job.NOT_NEEDED
         assert await server.state("r1/running.1") == attempt.CANCEL_REQUESTED
         assert await server.claim(limit=50) == []
-        await server.say(attempt.CancelAck, running)
+        await server.send(attempt.CancelAck, running)
         assert await states(server, "running") == [job.CANCELED]
         assert (await server.find("w2", Worker)).state == worker.IDLE
         await server.verified()
 
 
 @on_loop
-async def test_a_canceled_run_waits_for_its_runners_and_then_is_over(place: Place) -> None:
+async def test_a_canceled_run_waits_for_its_runners_and_then_is_over(backend: Backend) -> None:
     """A cancel that does not reach the machines is only a word."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a"), task("b", "a"))
         lease = await server.take()
 
@@ -180,9 +180,9 @@ async def test_a_canceled_run_waits_for_its_runners_and_then_is_over(place: Plac
 
 
 @on_loop
-async def test_one_job_is_canceled_and_the_run_goes_on(place: Place) -> None:
+async def test_one_job_is_canceled_and_the_run_goes_on(backend: Backend) -> None:
     """A person who cancels one job means that job and what depends on it."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a", is_required=False), task("b"))
 
         await server.do(CancelJob(id="r1/a", actor="user:ada", request_id="c1"))
@@ -196,14 +196,14 @@ async def test_one_job_is_canceled_and_the_run_goes_on(place: Place) -> None:
 
 
 @on_loop
-async def test_a_failure_worth_a_retry_is_retried_under_a_new_attempt(place: Place) -> None:
+async def test_a_failure_worth_a_retry_is_retried_under_a_new_attempt(backend: Backend) -> None:
     """The second attempt is a record of its own; the first one stays as it ended."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a", max_attempts=2, base_delay_seconds=10))
         await finish(server, await server.take(), ok=False, facts=Facts(error_code="CHECKOUT"))
         assert await states(server, "a") == [job.RETRYING]
 
-        place.after(21)
+        backend.after(21)
         await server.tick()
         lease = await server.take("w2")
         await finish(server, lease)
@@ -215,9 +215,9 @@ async def test_a_failure_worth_a_retry_is_retried_under_a_new_attempt(place: Pla
 
 
 @on_loop
-async def test_a_worker_gets_no_more_than_it_has_places_for(place: Place) -> None:
+async def test_a_worker_gets_no_more_than_it_has_places_for(backend: Backend) -> None:
     """What the fleet knows of a worker counts more than what its claim asks for."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.register("w1", slots=2)
         await planned(server, *(task(f"n{n}") for n in range(5)))
 
@@ -232,18 +232,18 @@ async def test_a_worker_gets_no_more_than_it_has_places_for(place: Place) -> Non
 
 
 @on_loop
-async def test_a_lost_worker_loses_its_leases_and_nobody_starts_before_they_end(place: Place) -> None:
+async def test_a_lost_worker_loses_its_leases_and_nobody_starts_before_they_end(backend: Backend) -> None:
     """The silent worker may still be at work: its successor waits until it surely has stopped."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for name in ("w1", "w2"):
             await server.register(name)
         await planned(server, task("a"))
         lease = await server.take("w1")
-        await server.say(attempt.Heartbeat, lease)
+        await server.send(attempt.Heartbeat, lease)
 
         await server.do(worker.MissHealthChecks(id="w1"))
         too_early = await server.claim("w2")
-        place.after(121)
+        backend.after(121)
         after = await server.take("w2")
 
         assert too_early == []
@@ -255,9 +255,9 @@ async def test_a_lost_worker_loses_its_leases_and_nobody_starts_before_they_end(
 
 @pytest.mark.parametrize("size", [60])
 @on_loop
-async def test_a_wide_run_is_canceled_in_one_decision(place: Place, size: int) -> None:
+async def test_a_wide_run_is_canceled_in_one_decision(backend: Backend, size: int) -> None:
     """Fan-out must be one transaction however wide it is, and readers must see none or all of it."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, *(task(f"n{n}") for n in range(size)))
 
         await server.do(run.Cancel(id="r1", actor="user:ada"))

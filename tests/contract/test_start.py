@@ -15,7 +15,7 @@ from deltaci.core.decide import StartRun
 from deltaci.core.job import Approve, Job
 from deltaci.core.run import Run
 from deltaci.storage.port import Begin, Conflict, Load, LoadJobs, Request, Transaction, Write
-from tests.contract.places import Place, Wrapped, on_loop
+from tests.contract.backends import Backend, Wrapped, on_loop
 from tests.support.lab import TENANT, gate, task
 
 JOBS = 1000
@@ -53,10 +53,10 @@ class Watched(Wrapped):
 
 @pytest.mark.proves("MOD-S1")
 @on_loop
-async def test_a_large_run_is_started_in_one_commit_and_with_one_look(place: Place) -> None:
+async def test_a_large_run_is_started_in_one_commit_and_with_one_look(backend: Backend) -> None:
     """Whoever asks is waiting."""
     jobs = tuple(task(f"j{n}", *([f"j{n - 1}"] if n % 5 else [])) for n in range(JOBS))
-    async with place.server(Watched) as server:
+    async with backend.server(Watched) as server:
         await server.do(start(*jobs))
 
         assert isinstance(server.store, Watched)
@@ -71,10 +71,10 @@ async def test_a_large_run_is_started_in_one_commit_and_with_one_look(place: Pla
 
 
 @on_loop
-async def test_a_run_whose_id_was_drawn_is_not_looked_for(place: Place) -> None:
+async def test_a_run_whose_id_was_drawn_is_not_looked_for(backend: Backend) -> None:
     """There can be none; should there be one all the same, it is left as it is."""
     drawn = msgspec.structs.replace(start(task("a"), request_id=""), has_random_id=True)
-    async with place.server(Watched) as server:
+    async with backend.server(Watched) as server:
         await server.do(drawn)
 
         assert isinstance(server.store, Watched)
@@ -91,9 +91,9 @@ async def test_a_run_whose_id_was_drawn_is_not_looked_for(place: Place) -> None:
 
 @pytest.mark.proves("MOD-S1")
 @on_loop
-async def test_a_refused_start_leaves_nothing_behind(place: Place) -> None:
+async def test_a_refused_start_leaves_nothing_behind(backend: Backend) -> None:
     """Not even the run."""
-    async with place.server() as server:
+    async with backend.server() as server:
         refusal = await server.refused(start(task("a", "b"), task("b", "a")))
 
         assert refusal.code == "dependency_cycle"
@@ -104,17 +104,17 @@ async def test_a_refused_start_leaves_nothing_behind(place: Place) -> None:
 
 @pytest.mark.proves("MOD-S2")
 @on_loop
-async def test_one_request_is_one_run_on_whatever_server_and_however_late(place: Place) -> None:
+async def test_one_request_is_one_run_on_whatever_server_and_however_late(backend: Backend) -> None:
     """A client whose answer was lost asks anybody, perhaps when the run is long over."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         answers = await asyncio.gather(*(server.do(start(task("a"))) for server in (one, two, one, two)))
 
         assert {answer.record.id for answer in answers} == {"r1"}
         assert sum(bool(answer.changed) for answer in answers) == 1
         held = await two.take()
-        await two.say(attempt.Complete, held, is_success=True, exit_code=0)
+        await two.send(attempt.Complete, held, is_success=True, exit_code=0)
         await one.do(run.Report(id="r1", actor="reporter"))
-        place.after(30 * 86400)
+        backend.after(30 * 86400)
 
         again = await two.do(start(task("a")))
 
@@ -125,13 +125,13 @@ async def test_one_request_is_one_run_on_whatever_server_and_however_late(place:
 
 @pytest.mark.proves("MOD-G2", "MOD-G4")
 @on_loop
-async def test_a_gate_for_several_people_is_stored_between_them(place: Place) -> None:
+async def test_a_gate_for_several_people_is_stored_between_them(backend: Backend) -> None:
     """The first may approve on Monday, the second on Tuesday, with another server."""
-    async with place.server() as one:
+    async with backend.server() as one:
         await one.do(start(gate("g", gate=Gate(approvers=2, role="ops", not_by_starter=True)), task("b", "g")))
         await one.do(Approve(id="r1/g", actor="user:bob", roles=("ops",), comment="go", plan_hash="hash"))
-    place.after(86400)
-    async with place.server() as two:
+    backend.after(86400)
+    async with backend.server() as two:
         assert (await two.refused(Approve(id="r1/g", actor="user:ada", roles=("ops",)))).code == "not_allowed"
         assert not (await two.do(Approve(id="r1/g", actor="user:bob", roles=("ops",)))).changed
         await two.do(Approve(id="r1/g", actor="user:cyd", roles=("ops",)))

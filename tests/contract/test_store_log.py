@@ -9,7 +9,7 @@ from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
 from deltaci.core.run import Run
 from deltaci.storage.port import Store
-from tests.contract.places import EVERYTHING, Place, fact, on_loop, put, write
+from tests.contract.backends import EVERYTHING, Backend, new_event, on_loop, put, write
 from tests.support.lab import START
 
 
@@ -24,25 +24,27 @@ async def told(store: Store, after: int = 0, limit: int = EVERYTHING, **chosen: 
 
 
 @on_loop
-async def test_a_log_without_events_ends_at_zero(place: Place) -> None:
+async def test_a_log_without_events_ends_at_zero(backend: Backend) -> None:
     """Whoever follows a new deployment begins before its first event."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         assert await store.last_seq() == 0
         assert await store.events(0, EVERYTHING) == []
 
 
 @on_loop
-async def test_events_come_back_as_written_in_the_order_of_their_commits(place: Place) -> None:
+async def test_events_come_back_as_written_in_the_order_of_their_commits(backend: Backend) -> None:
     """The log is the truth about the past: nothing in it may be lost, changed or moved."""
-    async with place.opened() as store:
-        await append(store, fact("a", 1), fact("b", 1))
-        await append(store, fact("a", 2, at=START - SECOND))
+    async with backend.opened() as store:
+        await append(store, new_event("a", 1), new_event("b", 1))
+        await append(store, new_event("a", 2, at=START - SECOND))
         found = await store.events(0, EVERYTHING)
 
         assert [(event.entity_id, event.rev) for event in found] == [("a", 1), ("b", 1), ("a", 2)]
         assert [event.seq for event in found] == sorted({event.seq for event in found})
         assert found[0].seq > 0
-        assert found[2] == Event(found[2].seq, *(getattr(fact("a", 2, at=START - SECOND), name) for name in FIELDS))
+        assert found[2] == Event(
+            found[2].seq, *(getattr(new_event("a", 2, at=START - SECOND), name) for name in FIELDS)
+        )
         assert await store.last_seq() == found[-1].seq
 
 
@@ -50,10 +52,10 @@ FIELDS = [name for name in Event.__struct_fields__ if name != "seq"]
 
 
 @on_loop
-async def test_a_reader_goes_on_after_what_it_has_seen(place: Place) -> None:
+async def test_a_reader_goes_on_after_what_it_has_seen(backend: Backend) -> None:
     """Pages must neither overlap nor leave anything out."""
-    async with place.opened() as store:
-        await append(store, *(fact("a", rev) for rev in range(1, 11)))
+    async with backend.opened() as store:
+        await append(store, *(new_event("a", rev) for rev in range(1, 11)))
         seqs = [event.seq for event in await store.events(0, EVERYTHING)]
 
         first = await store.events(0, 4)
@@ -66,18 +68,23 @@ async def test_a_reader_goes_on_after_what_it_has_seen(place: Place) -> None:
 
 
 @on_loop
-async def test_the_events_of_one_entity_or_run_are_read_alone(place: Place) -> None:
+async def test_the_events_of_one_entity_or_run_are_read_alone(backend: Backend) -> None:
     """A page about one run must cost what that run is worth, and show nothing else."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
             store,
             put(Run(id="r1", run_id="r1")),
             put(Attempt(id="r1/a", run_id="r1")),
             put(Attempt(id="q")),
             put(Run(id="r2", run_id="r2")),
-            events=[fact("r1", run_id="r1"), fact("r1/a", run_id="r1"), fact("q"), fact("r2", run_id="r2")],
+            events=[
+                new_event("r1", run_id="r1"),
+                new_event("r1/a", run_id="r1"),
+                new_event("q"),
+                new_event("r2", run_id="r2"),
+            ],
         )
-        await append(store, fact("r1/a", 2, run_id="r1"), fact("q", 2))
+        await append(store, new_event("r1/a", 2, run_id="r1"), new_event("q", 2))
         middle = (await store.events(0, EVERYTHING))[3].seq
 
         assert await told(store, run_id="r1") == [("r1", 1), ("r1/a", 1), ("r1/a", 2)]
@@ -89,11 +96,11 @@ async def test_the_events_of_one_entity_or_run_are_read_alone(place: Place) -> N
 
 
 @on_loop
-async def test_another_store_over_the_same_data_reads_the_same_log(place: Place) -> None:
+async def test_another_store_over_the_same_data_reads_the_same_log(backend: Backend) -> None:
     """There is one log, however many servers write it."""
-    async with place.opened() as one, place.opened() as two:
-        await write(one, put(Attempt(id="a")), events=[fact("a")])
-        await write(two, put(Attempt(id="b")), events=[fact("b")])
+    async with backend.opened() as one, backend.opened() as two:
+        await write(one, put(Attempt(id="a")), events=[new_event("a")])
+        await write(two, put(Attempt(id="b")), events=[new_event("b")])
 
         assert await one.events(0, EVERYTHING) == await two.events(0, EVERYTHING)
         assert await told(one) == [("a", 1), ("b", 1)]
@@ -109,14 +116,14 @@ async def finished(store: Store, id: str, ended_at: int) -> None:
 
 
 @on_loop
-async def test_prune_drops_only_what_is_older(place: Place) -> None:
+async def test_prune_drops_only_what_is_older(backend: Backend) -> None:
     """Retention is a promise to keep, before it is a permission to drop."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(Attempt(id="live", updated_at=START - 100)))
         for id, ended_at in (("old", START - 2), ("edge", START), ("new", START + 2)):
             await finished(store, id, ended_at)
         for rev in (1, 2, 3, 4):
-            await append(store, fact("x", rev, at=START + rev))
+            await append(store, new_event("x", rev, at=START + rev))
 
         dropped = await store.prune(finished_before=START, events_before=START + 3, limit=100)
 
@@ -127,10 +134,10 @@ async def test_prune_drops_only_what_is_older(place: Place) -> None:
 
 
 @on_loop
-async def test_the_log_of_a_record_outlives_the_record(place: Place) -> None:
+async def test_the_log_of_a_record_outlives_the_record(backend: Backend) -> None:
     """Records and events have retentions of their own: what happened can be read while it is kept."""
-    events = [fact("r1/a.1", run_id="r1"), fact("r1/b.1", run_id="r1"), fact("q"), fact("host/1")]
-    async with place.opened() as store:
+    events = [new_event("r1/a.1", run_id="r1"), new_event("r1/b.1", run_id="r1"), new_event("q"), new_event("host/1")]
+    async with backend.opened() as store:
         for id, run_id in (("r1/a.1", "r1"), ("r1/b.1", "r1"), ("q", ""), ("host/1", "")):
             await write(store, put(Attempt(id=id, run_id=run_id, state=SUCCEEDED), is_terminal=True))
         await append(store, *events)
@@ -145,13 +152,13 @@ async def test_the_log_of_a_record_outlives_the_record(place: Place) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2])
 @on_loop
-async def test_prune_takes_no_more_than_its_limit(place: Place, limit: int) -> None:
+async def test_prune_takes_no_more_than_its_limit(backend: Backend, limit: int) -> None:
     """Cleaning up must never hold up the work."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         for n in range(3):
             await finished(store, f"a{n}", START + n)
         for rev in (1, 2, 3):
-            await append(store, fact("x", rev))
+            await append(store, new_event("x", rev))
 
         dropped = await store.prune(finished_before=START + 9, events_before=START + 9, limit=limit)
 
@@ -161,15 +168,15 @@ async def test_prune_takes_no_more_than_its_limit(place: Place, limit: int) -> N
 
 
 @on_loop
-async def test_a_pruned_seq_is_never_given_again(place: Place) -> None:
+async def test_a_pruned_seq_is_never_given_again(backend: Backend) -> None:
     """A reader that remembers where it was must not take a new event for an old one."""
-    async with place.opened() as store:
-        await append(store, fact("a", 1), fact("a", 2))
+    async with backend.opened() as store:
+        await append(store, new_event("a", 1), new_event("a", 2))
         last = await store.last_seq()
         await store.prune(finished_before=0, events_before=START + 9, limit=100)
         assert await told(store) == []
 
-        await append(store, fact("a", 3))
+        await append(store, new_event("a", 3))
 
         assert await store.last_seq() > last
         assert await told(store, last) == [("a", 3)]

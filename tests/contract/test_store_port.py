@@ -26,7 +26,7 @@ from deltaci.storage.port import (
     Unavailable,
     Write,
 )
-from tests.contract.places import EVERYTHING, Place, ask, fact, on_loop, put, write
+from tests.contract.backends import EVERYTHING, Backend, ask, new_event, on_loop, put, write
 from tests.support.lab import START, TENANT
 
 
@@ -59,9 +59,9 @@ async def held(store: Store, id: str) -> StoredRecord:
 
 
 @on_loop
-async def test_a_store_that_is_not_open_is_unavailable(lasting_place: Place) -> None:
+async def test_a_store_that_is_not_open_is_unavailable(durable_backend: Backend) -> None:
     """The world's turn, not a bug: whoever asks too early may ask again."""
-    store = lasting_place.store()
+    store = durable_backend.store()
 
     with pytest.raises(Unavailable, match="open"):
         await ask(store, Load(("a",)))
@@ -73,10 +73,10 @@ async def test_a_store_that_is_not_open_is_unavailable(lasting_place: Place) -> 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
 @on_loop
-async def test_a_write_with_another_version_changes_nothing_at_all(place: Place, version: int) -> None:
+async def test_a_write_with_another_version_changes_nothing_at_all(backend: Backend, version: int) -> None:
     """A decision about a record that has changed meanwhile is worthless, and so is all that was decided with it."""
-    async with place.opened() as store:
-        await write(store, put(Attempt(id="a")), put(Attempt(id="b")), events=[fact("a")])
+    async with backend.opened() as store:
+        await write(store, put(Attempt(id="a")), put(Attempt(id="b")), events=[new_event("a")])
         await write(store, put(Attempt(id="a", priority=1), 1))
 
         with pytest.raises(Conflict):
@@ -85,7 +85,7 @@ async def test_a_write_with_another_version_changes_nothing_at_all(place: Place,
                 put(Attempt(id="new")),
                 put(Attempt(id="b", priority=9), 1),
                 put(Attempt(id="a", priority=9), version),
-                events=[fact("a", 2), fact("b")],
+                events=[new_event("a", 2), new_event("b")],
             )
 
         assert (await held(store, "a")).record == Attempt(id="a", priority=1)
@@ -95,22 +95,22 @@ async def test_a_write_with_another_version_changes_nothing_at_all(place: Place,
 
 
 @on_loop
-async def test_a_record_that_exists_is_not_new(place: Place) -> None:
+async def test_a_record_that_exists_is_not_new(backend: Backend) -> None:
     """Two who create the same record at once must not both believe that it is theirs."""
-    async with place.opened() as one, place.opened() as two:
+    async with backend.opened() as one, backend.opened() as two:
         await write(one, put(Attempt(id="a", priority=1)))
 
         with pytest.raises(Conflict):
-            await write(two, put(Attempt(id="a", priority=2)), events=[fact("a")])
+            await write(two, put(Attempt(id="a", priority=2)), events=[new_event("a")])
 
         assert await two.find("a") == Attempt(id="a", priority=1)
         assert await two.last_seq() == 0
 
 
 @on_loop
-async def test_a_record_that_is_over_cannot_be_written_again(place: Place) -> None:
+async def test_a_record_that_is_over_cannot_be_written_again(backend: Backend) -> None:
     """A terminal record never changes: its version died with it."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(Attempt(id="a")))
         await write(store, put(Attempt(id="a", state=SUCCEEDED), 1, is_terminal=True))
 
@@ -124,9 +124,9 @@ async def test_a_record_that_is_over_cannot_be_written_again(place: Place) -> No
 
 
 @on_loop
-async def test_a_transaction_that_raises_before_its_write_leaves_nothing(place: Place) -> None:
+async def test_a_transaction_that_raises_before_its_write_leaves_nothing(backend: Backend) -> None:
     """A bug in a decision must not leave half of it behind, and must not block whoever comes next."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
 
         def broken() -> Transaction[None]:
             yield Begin(("a",))
@@ -140,17 +140,17 @@ async def test_a_transaction_that_raises_before_its_write_leaves_nothing(place: 
 
 
 @on_loop
-async def test_a_transaction_that_raises_after_its_write_leaves_nothing_either(place: Place) -> None:
+async def test_a_transaction_that_raises_after_its_write_leaves_nothing_either(backend: Backend) -> None:
     """A write counts when its transaction has ended, and not before."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
-            store, waiting("old", 7), put(Job(id="r/a", run_id="r", spec=JobSpec(name="a"))), events=[fact("a")]
+            store, waiting("old", 7), put(Job(id="r/a", run_id="r", spec=JobSpec(name="a"))), events=[new_event("a")]
         )
 
         def broken() -> Transaction[None]:
             over = put(Attempt(id="old", state=SUCCEEDED), 1, is_terminal=True)
             new = put(Job(id="r/b", run_id="r", spec=JobSpec(name="b")), due_at=START)
-            yield Write([waiting("new", 8), new, over], [fact("b")])
+            yield Write([waiting("new", 8), new, over], [new_event("b")])
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -161,22 +161,22 @@ async def test_a_transaction_that_raises_after_its_write_leaves_nothing_either(p
         assert await due(store, START) == []
         assert [held.record.id for held in (await ask(store, LoadJobs("r")))[0]] == ["r/a"]
         assert [event.entity_id for event in await store.events(0, EVERYTHING)] == ["a"]
-        await write(store, put(Attempt(id="old", state="LEASED"), 1), events=[fact("old", 2)])
+        await write(store, put(Attempt(id="old", state="LEASED"), 1), events=[new_event("old", 2)])
         assert await store.last_seq() == 2
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["live", "over at once"])
 @pytest.mark.parametrize("was_over", [False, True], ids=["of a live one", "of one that is over"])
 @on_loop
-async def test_an_id_is_given_once(place: Place, was_over: bool, is_over: bool) -> None:
+async def test_an_id_is_given_once(backend: Backend, was_over: bool, is_over: bool) -> None:
     """Two records with one id would be two truths, whether or not the first is over."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         first = Attempt(id="a", state=SUCCEEDED if was_over else QUEUED)
-        await write(store, put(first, is_terminal=was_over), events=[fact("a")])
+        await write(store, put(first, is_terminal=was_over), events=[new_event("a")])
 
         second = Attempt(id="a", state=SUCCEEDED if is_over else QUEUED, priority=1)
         with pytest.raises(Conflict):
-            await write(store, put(Attempt(id="b")), put(second, is_terminal=is_over), events=[fact("a")])
+            await write(store, put(Attempt(id="b")), put(second, is_terminal=is_over), events=[new_event("a")])
 
         assert await store.find("a") == first
         assert await store.find("b") is None
@@ -197,9 +197,9 @@ async def test_an_id_is_given_once(place: Place, was_over: bool, is_over: bool) 
     ids=lambda record: type(record).__name__,
 )
 @on_loop
-async def test_a_record_comes_back_as_it_was_written(place: Place, record: Record) -> None:
+async def test_a_record_comes_back_as_it_was_written(backend: Backend, record: Record) -> None:
     """Whatever a store does to a record, nobody may notice."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(record, due_at=START))
 
         assert await held(store, record.id) == StoredRecord(record, 1, START)
@@ -207,9 +207,9 @@ async def test_a_record_comes_back_as_it_was_written(place: Place, record: Recor
 
 
 @on_loop
-async def test_a_record_is_kept_as_it_was_when_it_was_written(place: Place) -> None:
+async def test_a_record_is_kept_as_it_was_when_it_was_written(backend: Backend) -> None:
     """What a caller does later with what it wrote or read changes nothing that is stored."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         mine = {"n": [1]}
         await write(store, put(Attempt(id="a", spec=mine)))
 
@@ -222,35 +222,35 @@ async def test_a_record_is_kept_as_it_was_when_it_was_written(place: Place) -> N
 
 
 @on_loop
-async def test_a_transaction_opens_with_the_time_and_its_records(place: Place) -> None:
+async def test_a_transaction_opens_with_the_time_and_its_records(backend: Backend) -> None:
     """One round trip must be enough to begin: that is what makes a batch cheap."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(Attempt(id="a")), put(Attempt(id="b")))
-        place.after(3600)
+        backend.after(3600)
 
         [(now, found)] = await ask(store, Begin(("a", "b", "nobody")))
         [(later, none)] = await ask(store, Begin(()))
 
-        assert abs(now - place.now()) < 10_000_000
+        assert abs(now - backend.now()) < 10_000_000
         assert later >= now
         assert {each.record.id for each in found} == {"a", "b"}
         assert none == []
 
 
 @on_loop
-async def test_a_transaction_sees_its_own_write(place: Place) -> None:
+async def test_a_transaction_sees_its_own_write(backend: Backend) -> None:
     """What was written and what is then read must be one world."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         answers = await ask(store, Write([put(Attempt(id="a"))], []), Load(("a",)))
 
         assert answers[1] == [StoredRecord(Attempt(id="a"), 1, None)]
 
 
 @on_loop
-async def test_many_records_are_loaded_at_once(place: Place) -> None:
+async def test_many_records_are_loaded_at_once(backend: Backend) -> None:
     """A batch asks for more records than a statement may have variables."""
     ids = tuple(f"a{n}" for n in range(1500))
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, *(put(Attempt(id=id)) for id in ids))
 
         [found] = await ask(store, Load((*ids, "nobody")))
@@ -259,9 +259,9 @@ async def test_many_records_are_loaded_at_once(place: Place) -> None:
 
 
 @on_loop
-async def test_versions_count_writes(place: Place) -> None:
+async def test_versions_count_writes(backend: Backend) -> None:
     """The version is the guard: it must never stand still."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(Attempt(id="a")))
         for version in (1, 2, 3):
             await write(store, put(Attempt(id="a", priority=version), version))
@@ -270,11 +270,11 @@ async def test_versions_count_writes(place: Place) -> None:
 
 
 @on_loop
-async def test_what_is_over_leaves_the_hot_records_and_is_still_found(place: Place) -> None:
+async def test_what_is_over_leaves_the_hot_records_and_is_still_found(backend: Backend) -> None:
     """What is going on stays small; what is over stays readable."""
     done = Attempt(id="a", state=SUCCEEDED, updated_at=START)
     at_once = Attempt(id="b", state=SUCCEEDED, updated_at=START)
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(Attempt(id="a", state=QUEUED), ready_at=START, due_at=START))
         await write(store, put(done, 1, is_terminal=True), put(at_once, is_terminal=True))
 
@@ -288,13 +288,13 @@ async def test_what_is_over_leaves_the_hot_records_and_is_still_found(place: Pla
 
 
 @on_loop
-async def test_the_jobs_of_a_run_are_loaded_whether_or_not_they_are_over(place: Place) -> None:
+async def test_the_jobs_of_a_run_are_loaded_whether_or_not_they_are_over(backend: Backend) -> None:
     """A cancel must reach every job of the run, and no other."""
 
     def job(run_id: str, name: str, **fields: Any) -> Job:
         return Job(id=f"{run_id}/{name}", run_id=run_id, spec=JobSpec(name=name), **fields)
 
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(job("r1", "a")), put(job("r1", "b")), put(job("r2", "a")))
         await write(store, put(Run(id="r1", run_id="r1")), put(Attempt(id="r1/a.1", run_id="r1")))
         await write(store, put(job("r1", "b", state="FAILED"), 1, is_terminal=True))
@@ -310,9 +310,9 @@ async def test_the_jobs_of_a_run_are_loaded_whether_or_not_they_are_over(place: 
 
 
 @on_loop
-async def test_the_most_urgent_is_found_first_then_the_longest_ready_then_by_id(place: Place) -> None:
+async def test_the_most_urgent_is_found_first_then_the_longest_ready_then_by_id(backend: Backend) -> None:
     """An order that depends on nothing but the records keeps every server fair in the same way."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
             store,
             waiting("d", 20),
@@ -327,9 +327,9 @@ async def test_the_most_urgent_is_found_first_then_the_longest_ready_then_by_id(
 
 
 @on_loop
-async def test_the_order_goes_across_queues(place: Place) -> None:
+async def test_the_order_goes_across_queues(backend: Backend) -> None:
     """A worker with many labels takes the best of all its queues, not the best of the first."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
             store,
             waiting("late", 30, labels="arm"),
@@ -343,9 +343,9 @@ async def test_the_order_goes_across_queues(place: Place) -> None:
 
 
 @on_loop
-async def test_a_tie_across_queues_is_decided_by_the_id(place: Place) -> None:
+async def test_a_tie_across_queues_is_decided_by_the_id(backend: Backend) -> None:
     """The order is one order, however many queues it goes across."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, waiting("b", 1), waiting("a", 1, labels="arm"), waiting("c", 1, labels="arm"))
 
         assert await ready(store, "arm") == ["a", "b", "c"]
@@ -353,9 +353,9 @@ async def test_a_tie_across_queues_is_decided_by_the_id(place: Place) -> None:
 
 
 @on_loop
-async def test_only_what_fits_the_labels_is_found(place: Place) -> None:
+async def test_only_what_fits_the_labels_is_found(backend: Backend) -> None:
     """A job on a machine that lacks what it needs fails for no fault of its own."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, waiting("any", 1), waiting("arm", 2, labels="arm"), waiting("both", 3, labels="arm,linux"))
 
         assert await ready(store) == ["any"]
@@ -365,9 +365,9 @@ async def test_only_what_fits_the_labels_is_found(place: Place) -> None:
 
 
 @on_loop
-async def test_only_what_is_the_tenants_own_is_found(place: Place) -> None:
+async def test_only_what_is_the_tenants_own_is_found(backend: Backend) -> None:
     """A worker of one tenant never gets another's work, however urgent that is and whatever its labels."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
             store,
             waiting("theirs", 1, priority=9, tenant="b"),
@@ -383,9 +383,9 @@ async def test_only_what_is_the_tenants_own_is_found(place: Place) -> None:
 
 
 @on_loop
-async def test_what_is_not_ready_yet_is_not_found(place: Place) -> None:
+async def test_what_is_not_ready_yet_is_not_found(backend: Backend) -> None:
     """`run_at` is a promise."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, waiting("later", START + 1, priority=9), waiting("now", START))
 
         assert await ready(store, now=START - 1) == []
@@ -394,9 +394,9 @@ async def test_what_is_not_ready_yet_is_not_found(place: Place) -> None:
 
 
 @on_loop
-async def test_what_was_claimed_is_not_found(place: Place) -> None:
+async def test_what_was_claimed_is_not_found(backend: Backend) -> None:
     """The next write says whether the record is still there to be claimed."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, waiting("a"), waiting("b"))
         await write(store, put(Attempt(id="a", tenant=TENANT, state="LEASED"), 1))
 
@@ -410,9 +410,9 @@ async def test_what_was_claimed_is_not_found(place: Place) -> None:
 
 
 @on_loop
-async def test_what_is_due_is_found_in_order_of_its_time(place: Place) -> None:
+async def test_what_is_due_is_found_in_order_of_its_time(backend: Backend) -> None:
     """The longest overdue comes first, so that nothing starves behind a limit."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(
             store, *(put(Attempt(id=f"a{n}"), due_at=START + n) for n in (3, 1, 4, 2)), put(Attempt(id="never"))
         )
@@ -435,10 +435,10 @@ async def test_what_is_due_is_found_in_order_of_its_time(place: Place) -> None:
 )
 @on_loop
 async def test_a_record_is_due_when_its_last_write_says(
-    place: Place, change: Callable[[], Put], expected: list[str]
+    backend: Backend, change: Callable[[], Put], expected: list[str]
 ) -> None:
     """A deadline that was moved must neither fire at the old time nor be forgotten."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(Attempt(id="a"), due_at=START))
         await write(store, change())
 
@@ -446,9 +446,9 @@ async def test_a_record_is_due_when_its_last_write_says(
 
 
 @on_loop
-async def test_a_record_that_was_written_again_is_due_once(place: Place) -> None:
+async def test_a_record_that_was_written_again_is_due_once(backend: Backend) -> None:
     """A deadline that is carried out twice would be refused the second time, and take the place of another."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(Attempt(id="a"), due_at=START), put(Attempt(id="b"), due_at=START + 1))
         for version in (1, 2):
             await write(store, put(Attempt(id="a"), version, due_at=START))
@@ -458,9 +458,9 @@ async def test_a_record_that_was_written_again_is_due_once(place: Place) -> None
 
 
 @on_loop
-async def test_looking_for_what_is_due_does_not_take_it_away(place: Place) -> None:
+async def test_looking_for_what_is_due_does_not_take_it_away(backend: Backend) -> None:
     """A server that dies between the look and the write must not take a deadline with it."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(Attempt(id="a"), due_at=START))
 
         assert await due(store, START) == ["a"]

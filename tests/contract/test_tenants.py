@@ -10,7 +10,7 @@ import pytest
 from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.feed import follow
 from deltaci.engine.queue import AsyncQueue, JobOutcome
-from tests.contract.places import EVERYTHING, Place, legal, on_loop, refused
+from tests.contract.backends import EVERYTHING, Backend, legal, on_loop, refused
 from tests.contract.test_queue import claimed, started
 
 Ask = Callable[[AsyncQueue, str], Awaitable[Any]]
@@ -33,9 +33,9 @@ NOBODY = "q-" + "0" * 32
     ids=["get", "events", "stall", "requeue_stalled", "hand_back", "cancel"],
 )
 @on_loop
-async def test_another_tenants_job_is_not_found(place: Place, ask: Ask) -> None:
+async def test_another_tenants_job_is_not_found(backend: Backend, ask: Ask) -> None:
     """Nobody may learn that an id exists: the answer is the one for an id of nobody, word for word."""
-    async with place.queue(tenant="a") as ours, place.queue(tenant="b") as theirs:
+    async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs:
         job = await started(ours)
         before = await ours.get(job.id)
 
@@ -48,9 +48,9 @@ async def test_another_tenants_job_is_not_found(place: Place, ask: Ask) -> None:
 
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
 @on_loop
-async def test_another_tenants_lease_is_unknown(place: Place, name: str) -> None:
+async def test_another_tenants_lease_is_unknown(backend: Backend, name: str) -> None:
     """A lease id proves something only where it was given: elsewhere it is one that never was."""
-    async with place.queue(tenant="a") as ours, place.queue(tenant="b") as theirs:
+    async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs:
         job = await started(ours)
         before = await ours.get(job.id)
         nobodys = job.lease_id.replace(job.id, NOBODY)
@@ -75,9 +75,9 @@ async def test_another_tenants_lease_is_unknown(place: Place, name: str) -> None
     ids=["start_all", "heartbeat_all", "finish_all"],
 )
 @on_loop
-async def test_another_tenants_lease_is_unknown_among_many_too(place: Place, ask: Ask) -> None:
+async def test_another_tenants_lease_is_unknown_among_many_too(backend: Backend, ask: Ask) -> None:
     """The short way of the worker checks no less than the long one."""
-    async with place.queue(tenant="a") as ours, place.queue(tenant="b") as theirs:
+    async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs:
         job = await started(ours)
         before = await ours.get(job.id)
 
@@ -90,9 +90,9 @@ async def test_another_tenants_lease_is_unknown_among_many_too(place: Place, ask
 
 
 @on_loop
-async def test_a_finished_lease_of_another_tenant_is_not_taken_for_a_repeat(place: Place) -> None:
+async def test_a_finished_lease_of_another_tenant_is_not_taken_for_a_repeat(backend: Backend) -> None:
     """A repeat shows the job as it is: that too is for its tenant alone."""
-    async with place.queue(tenant="a") as ours, place.queue(tenant="b") as theirs:
+    async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs:
         job = await started(ours)
         await ours.complete(job.lease_id, "secret", request_id="r")
 
@@ -106,9 +106,9 @@ async def test_a_finished_lease_of_another_tenant_is_not_taken_for_a_repeat(plac
 
 
 @on_loop
-async def test_a_worker_claims_only_its_tenants_jobs(place: Place) -> None:
+async def test_a_worker_claims_only_its_tenants_jobs(backend: Backend) -> None:
     """However urgent, and whatever its labels."""
-    async with place.queue(tenant="a") as ours, place.queue(tenant="b") as theirs:
+    async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs:
         job = await ours.enqueue(1, priority=9, labels=["arm"])
 
         assert await theirs.claim_next("w1", labels=["arm"], limit=9) == []
@@ -118,9 +118,9 @@ async def test_a_worker_claims_only_its_tenants_jobs(place: Place) -> None:
 
 
 @on_loop
-async def test_the_log_shows_only_what_is_the_tenants_own(place: Place) -> None:
+async def test_the_log_shows_only_what_is_the_tenants_own(backend: Backend) -> None:
     """The whole log, the log of one job and the feed: none tells anything of others, and none stops at them."""
-    async with place.queue(tenant="a") as ours, place.queue(tenant="b") as theirs, place.opened() as store:
+    async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs, backend.opened() as store:
         first = await ours.enqueue(1)
         for n in range(5):
             await theirs.enqueue(n)

@@ -15,7 +15,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.run import Run
 from deltaci.storage.port import Load, StoredRecord
-from tests.contract.places import Place, Server, ask, birth, on_loop, refused, saying
+from tests.contract.backends import Backend, Server, ask, new_attempt, on_loop, refused, runner_message
 from tests.support.lab import TENANT, gate, task
 
 MANY: Final = 1000
@@ -36,11 +36,11 @@ async def due_at(server: Server, id: str) -> int | None:
 
 
 @on_loop
-async def test_nothing_is_due_when_nothing_is_under_way(place: Place) -> None:
+async def test_nothing_is_due_when_nothing_is_under_way(backend: Backend) -> None:
     """What waits for a worker waits for as long as it takes."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
-        place.after(365 * 86400)
+        backend.after(365 * 86400)
 
         assert await server.tick() == 0
         assert await server.state("a") == attempt.QUEUED
@@ -48,20 +48,20 @@ async def test_nothing_is_due_when_nothing_is_under_way(place: Place) -> None:
 
 @pytest.mark.proves("PRO-Q4", "MOD-L4")
 @on_loop
-async def test_a_lease_that_nobody_acknowledges_is_revoked_after_the_accept_window(place: Place) -> None:
+async def test_a_lease_that_nobody_acknowledges_is_revoked_after_the_accept_window(backend: Backend) -> None:
     """A claim whose answer was lost must not keep its job until the whole lease is over."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
         held = await server.take(accept_seconds=30)
-        place.after(15)
+        backend.after(15)
         await server.tick()
         assert await server.state("a") == attempt.LEASED
 
-        place.after(16)
+        backend.after(16)
         await server.tick()
 
         assert await server.state("a") == attempt.QUEUED
-        late = await refused(server.do(saying(attempt.Ack, held)), "stale_lease")
+        late = await refused(server.do(runner_message(attempt.Ack, held)), "stale_lease")
         assert "REVOKED" in late.message
         assert (await server.take("w2")).ref.number == 2
         await server.verified()
@@ -69,44 +69,44 @@ async def test_a_lease_that_nobody_acknowledges_is_revoked_after_the_accept_wind
 
 @pytest.mark.proves("PRO-F1", "PRO-F2")
 @on_loop
-async def test_a_lease_that_nobody_renews_expires_and_the_attempt_is_queued_again(place: Place) -> None:
+async def test_a_lease_that_nobody_renews_expires_and_the_attempt_is_queued_again(backend: Backend) -> None:
     """A crash of a runner costs one lease, not the job."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
-        place.after(105)
+        backend.after(105)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
 
-        place.after(16)
+        backend.after(16)
         await server.tick()
 
         again = await server.find("a", Attempt)
         assert (again.state, again.lost_leases, again.lease) == (attempt.QUEUED, 1, None)
-        await refused(server.do(saying(attempt.Complete, held, is_success=True, exit_code=0)), "stale_lease")
+        await refused(server.do(runner_message(attempt.Complete, held, is_success=True, exit_code=0)), "stale_lease")
         assert (await server.take("w2")).ref.number == 2
         await server.verified()
 
 
 @on_loop
-async def test_a_message_after_the_end_of_the_lease_is_stale_even_if_no_timer_ran(place: Place) -> None:
+async def test_a_message_after_the_end_of_the_lease_is_stale_even_if_no_timer_ran(backend: Backend) -> None:
     """The lease ends by the clock, not by the loop that notices it."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
-        place.after(121)
+        backend.after(121)
 
-        refusal = await server.refused(saying(attempt.Extend, held))
+        refusal = await server.refused(runner_message(attempt.Extend, held))
 
         assert (refusal.code, await server.state("a")) == ("stale_lease", attempt.RUNNING)
 
 
 @on_loop
-async def test_a_lease_that_is_lost_too_often_is_given_up(place: Place) -> None:
+async def test_a_lease_that_is_lost_too_often_is_given_up(backend: Backend) -> None:
     """A job that kills its runners must not kill all of them."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a", max_lost_leases=2)
         for _ in range(3):
             await server.take(accept_seconds=600)
-            place.after(125)
+            backend.after(125)
             await server.tick()
 
         ended = await server.find("a", Attempt)
@@ -118,15 +118,15 @@ async def test_a_lease_that_is_lost_too_often_is_given_up(place: Place) -> None:
 
 
 @on_loop
-async def test_a_heartbeat_leaves_the_timer_where_it_is_and_the_lease_still_ends_on_time(place: Place) -> None:
+async def test_a_heartbeat_leaves_the_timer_where_it_is_and_the_lease_still_ends_on_time(backend: Backend) -> None:
     """The commonest write must not touch an index; the timer looks too early, once, and sets itself right."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
         first = await due_at(server, "a")
         for _ in range(3):
-            place.after(60)
-            await server.say(attempt.Extend, held)
-            await server.say(attempt.Extend, held)
+            backend.after(60)
+            await server.send(attempt.Extend, held)
+            await server.send(attempt.Extend, held)
         assert await due_at(server, "a") == first
 
         assert await server.tick() >= 1
@@ -135,21 +135,21 @@ async def test_a_heartbeat_leaves_the_timer_where_it_is_and_the_lease_still_ends
         assert await due_at(server, "a") == renewed.expires_at
         assert await server.tick() == 0
 
-        place.after(105)
+        backend.after(105)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
-        place.after(16)
+        backend.after(16)
         await server.tick()
         assert await server.state("a") == attempt.QUEUED
         await server.verified()
 
 
 @on_loop
-async def test_an_earlier_deadline_is_written_at_once(place: Place) -> None:
+async def test_an_earlier_deadline_is_written_at_once(backend: Backend) -> None:
     """A later deadline may be found later; an earlier one may not."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
-        await server.say(attempt.Extend, held)
+        await server.send(attempt.Extend, held)
         before = await due_at(server, "a")
 
         await server.do(attempt.Cancel(id="a", reason="CANCELED", deadline_seconds=5))
@@ -161,18 +161,18 @@ async def test_an_earlier_deadline_is_written_at_once(place: Place) -> None:
 
 
 @on_loop
-async def test_a_job_times_out_however_often_its_runner_beats(place: Place) -> None:
+async def test_a_job_times_out_however_often_its_runner_beats(backend: Backend) -> None:
     """A heartbeat proves that the runner lives, not that its job will ever end."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running(timeout_seconds=100)
-        place.after(60)
-        await server.say(attempt.Heartbeat, held)
-        place.after(25)
-        await server.say(attempt.Heartbeat, held)
+        backend.after(60)
+        await server.send(attempt.Heartbeat, held)
+        backend.after(25)
+        await server.send(attempt.Heartbeat, held)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
 
-        place.after(16)
+        backend.after(16)
         await server.tick()
 
         ended = await server.find("a", Attempt)
@@ -185,20 +185,20 @@ async def test_a_job_times_out_however_often_its_runner_beats(place: Place) -> N
 
 
 @on_loop
-async def test_a_retry_waits_for_its_backoff(place: Place) -> None:
+async def test_a_retry_waits_for_its_backoff(backend: Backend) -> None:
     """Whatever broke needs a moment; the next try comes after it and not before."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a", max_attempts=3, base_delay_seconds=10))
         for index, wait in ((1, 20), (2, 40)):
             held = await server.take()
             assert held.ref.attempt_id == f"r1/a.{index}"
-            await server.say(
+            await server.send(
                 attempt.Complete, held, is_success=False, exit_code=1, facts=Facts(error_code="IMAGE_PULL")
             )
-            place.after(wait - 15)
+            backend.after(wait - 15)
             await server.tick()
             assert await server.state("r1/a") == job.RETRYING
-            place.after(16)
+            backend.after(16)
             await server.tick()
             assert await server.state("r1/a") == job.QUEUED
 
@@ -206,34 +206,34 @@ async def test_a_retry_waits_for_its_backoff(place: Place) -> None:
 
 
 @on_loop
-async def test_a_cancel_that_the_runner_ignores_is_forced_at_its_deadline(place: Place) -> None:
+async def test_a_cancel_that_the_runner_ignores_is_forced_at_its_deadline(backend: Backend) -> None:
     """People who press cancel want it to end, with or without the runner's help."""
-    async with place.server() as server:
+    async with backend.server() as server:
         held = await server.running()
         await server.do(attempt.Cancel(id="a", reason="CANCELED"))
-        place.after(15)
-        await server.say(attempt.Heartbeat, held)
+        backend.after(15)
+        await server.send(attempt.Heartbeat, held)
         await server.tick()
         assert await server.state("a") == attempt.CANCEL_REQUESTED
 
-        place.after(16)
+        backend.after(16)
         await server.tick()
 
         assert await server.state("a") == attempt.CANCELED
-        await refused(server.do(saying(attempt.CancelAck, held)), "stale_lease")
+        await refused(server.do(runner_message(attempt.CancelAck, held)), "stale_lease")
         await server.verified()
 
 
 @on_loop
-async def test_an_approval_that_nobody_gives_expires(place: Place) -> None:
+async def test_an_approval_that_nobody_gives_expires(backend: Backend) -> None:
     """A run that waits for people must not wait for ever if its plan says how long."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, gate("ok", approval_seconds=60), task("ship", "ok"))
-        place.after(45)
+        backend.after(45)
         await server.tick()
         assert await server.state("r1") == run.WAITING_APPROVAL
 
-        place.after(16)
+        backend.after(16)
         await server.tick()
 
         assert (await server.find("r1/ok", Job)).reason == "APPROVAL_EXPIRED"
@@ -243,16 +243,16 @@ async def test_an_approval_that_nobody_gives_expires(place: Place) -> None:
 
 
 @on_loop
-async def test_planning_times_out(place: Place) -> None:
+async def test_planning_times_out(backend: Backend) -> None:
     """A planner that hangs must not leave a run in the air."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
         await server.do(run.BeginPlanning(id="r1"))
-        place.after(45)
+        backend.after(45)
         await server.tick()
         assert await server.state("r1") == run.PLANNING
 
-        place.after(16)
+        backend.after(16)
         await server.tick()
 
         ended = await server.find("r1", Run)
@@ -261,36 +261,36 @@ async def test_planning_times_out(place: Place) -> None:
 
 
 @on_loop
-async def test_a_run_times_out_with_everything_in_it(place: Place) -> None:
+async def test_a_run_times_out_with_everything_in_it(backend: Backend) -> None:
     """The run's time is over for its jobs too; its runners get their deadline to stop."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await planned(server, task("a"), task("b"), timeout_seconds=100)
         held = await server.take(ttl_seconds=600)
-        await server.say(attempt.Heartbeat, held)
-        place.after(85)
+        await server.send(attempt.Heartbeat, held)
+        backend.after(85)
         await server.tick()
         assert await server.state("r1") == run.RUNNING
 
-        place.after(16)
+        backend.after(16)
         await server.tick()
 
         assert await server.state("r1") == run.TIMEOUT
         assert await server.state("r1/b") == job.CANCELED
         stopping = held.ref.attempt_id
         assert await server.state(stopping) == attempt.CANCEL_REQUESTED
-        place.after(31)
+        backend.after(31)
         await server.tick()
         assert await server.state(stopping) == attempt.CANCELED
         await server.verified()
 
 
 @on_loop
-async def test_a_thousand_that_are_due_at_once_take_a_few_ticks(place: Place) -> None:
+async def test_a_thousand_that_are_due_at_once_take_a_few_ticks(backend: Backend) -> None:
     """When a rack loses its power, all of its leases end in the same second."""
-    async with place.server() as server:
-        await server.engine.do_all([birth(f"a{n}") for n in range(MANY)])
+    async with backend.server() as server:
+        await server.engine.do_all([new_attempt(f"a{n}") for n in range(MANY)])
         assert len(await server.claim(limit=MANY)) == MANY
-        place.after(35)
+        backend.after(35)
 
         counts = [await server.engine.tick() for _ in range(3)]
 
@@ -302,13 +302,13 @@ async def test_a_thousand_that_are_due_at_once_take_a_few_ticks(place: Place) ->
 
 
 @on_loop
-async def test_a_tick_takes_no_more_than_its_limit_the_oldest_first(place: Place) -> None:
+async def test_a_tick_takes_no_more_than_its_limit_the_oldest_first(backend: Backend) -> None:
     """A transaction stays short however much is due."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for n in range(5):
             await server.enqueue(f"a{n}", priority=-n)
             await server.take(accept_seconds=30 + n)
-        place.after(60)
+        backend.after(60)
 
         assert await server.engine.tick(2) == 2
         queued = [n for n in range(5) if await server.state(f"a{n}") == attempt.QUEUED]
@@ -318,12 +318,12 @@ async def test_a_tick_takes_no_more_than_its_limit_the_oldest_first(place: Place
 
 
 @on_loop
-async def test_the_timers_of_two_servers_do_everything_once(place: Place) -> None:
+async def test_the_timers_of_two_servers_do_everything_once(backend: Backend) -> None:
     """Any number of servers may look: each takes what the others have not."""
-    async with place.server() as one, place.server() as two:
-        await one.engine.do_all([birth(f"a{n}") for n in range(100)])
+    async with backend.server() as one, backend.server() as two:
+        await one.engine.do_all([new_attempt(f"a{n}") for n in range(100)])
         await one.claim(limit=100)
-        place.after(35)
+        backend.after(35)
 
         for _ in range(4):
             await asyncio.gather(one.engine.tick(30), two.engine.tick(30), one.engine.tick(30), two.engine.tick(30))

@@ -15,7 +15,7 @@ from deltaci.core.decide import Decision, Plan
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.engine.engine import ClaimedAttempt
-from tests.contract.places import Place, Server, birth, on_loop, saying
+from tests.contract.backends import Backend, Server, new_attempt, on_loop, runner_message
 from tests.support.lab import TENANT, Lease, gate, task
 
 JOBS: Final = 200
@@ -31,10 +31,10 @@ async def claim_all(server: Server, by: str, limit: int, enough: asyncio.Event, 
 
 @pytest.mark.proves("PRO-F3")
 @on_loop
-async def test_concurrent_claims_never_hand_out_one_attempt_twice(place: Place) -> None:
+async def test_concurrent_claims_never_hand_out_one_attempt_twice(backend: Backend) -> None:
     """Two runners on one attempt is the one thing that a queue must never do."""
-    async with place.server() as one, place.server() as two:
-        await one.engine.do_all([birth(f"a{n:03}", priority=n % 3) for n in range(JOBS)])
+    async with backend.server() as one, backend.server() as two:
+        await one.engine.do_all([new_attempt(f"a{n:03}", priority=n % 3) for n in range(JOBS)])
         enough, found = asyncio.Event(), list[ClaimedAttempt]()
 
         await asyncio.gather(
@@ -52,10 +52,10 @@ async def test_concurrent_claims_never_hand_out_one_attempt_twice(place: Place) 
 
 
 @on_loop
-async def test_claims_of_one_batch_share_what_is_there(place: Place) -> None:
+async def test_claims_of_one_batch_share_what_is_there(backend: Backend) -> None:
     """Claims that are decided together see each other, like everything else in a batch."""
-    async with place.server() as server:
-        await server.engine.do_all([birth(f"a{n}") for n in range(10)])
+    async with backend.server() as server:
+        await server.engine.do_all([new_attempt(f"a{n}") for n in range(10)])
 
         found = await asyncio.gather(*(server.claim(f"w{n}", 2) for n in range(8)))
 
@@ -66,10 +66,10 @@ async def test_claims_of_one_batch_share_what_is_there(place: Place) -> None:
 
 
 @on_loop
-async def test_of_two_that_expect_one_revision_exactly_one_wins(place: Place) -> None:
+async def test_of_two_that_expect_one_revision_exactly_one_wins(backend: Backend) -> None:
     """Compare and set is what people build on: it must hold across servers too."""
-    async with place.server() as one, place.server() as two:
-        await one.engine.do_all([birth(f"a{n}") for n in range(20)])
+    async with backend.server() as one, backend.server() as two:
+        await one.engine.do_all([new_attempt(f"a{n}") for n in range(20)])
 
         for n in range(20):
             found = await asyncio.gather(
@@ -87,16 +87,16 @@ async def test_of_two_that_expect_one_revision_exactly_one_wins(place: Place) ->
 
 
 @on_loop
-async def test_two_servers_at_one_record_are_applied_one_after_the_other(place: Place) -> None:
+async def test_two_servers_at_one_record_are_applied_one_after_the_other(backend: Backend) -> None:
     """Two heartbeats at once are two heartbeats: none is lost, none is counted twice."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         await one.enqueue("a")
         lease = await one.take()
-        await one.say(attempt.Start, lease)
+        await one.send(attempt.Start, lease)
         before = (await one.find("a", Attempt)).rev
 
         for _ in range(10):
-            await asyncio.gather(*(server.say(attempt.Extend, lease) for server in (one, two, one, two)))
+            await asyncio.gather(*(server.send(attempt.Extend, lease) for server in (one, two, one, two)))
 
         assert (await two.find("a", Attempt)).rev == before + 40
         assert [event.rev for event in await two.log(entity_id="a")] == list(range(1, before + 41))
@@ -104,10 +104,10 @@ async def test_two_servers_at_one_record_are_applied_one_after_the_other(place: 
 
 
 @on_loop
-async def test_one_request_through_two_servers_is_applied_once(place: Place) -> None:
+async def test_one_request_through_two_servers_is_applied_once(backend: Backend) -> None:
     """A client that tries the next server because the first one was slow must not do it twice."""
-    async with place.server() as one, place.server() as two:
-        found = await asyncio.gather(*(server.do(birth("a", request_id="r")) for server in (one, two, one, two)))
+    async with backend.server() as one, backend.server() as two:
+        found = await asyncio.gather(*(server.do(new_attempt("a", request_id="r")) for server in (one, two, one, two)))
 
         assert {each.record.rev for each in found} == {1}
         assert sum(len(each.events) for each in found) == 1
@@ -115,30 +115,30 @@ async def test_one_request_through_two_servers_is_applied_once(place: Place) -> 
 
 
 @on_loop
-async def test_a_server_does_not_refuse_by_what_it_remembers(place: Place) -> None:
+async def test_a_server_does_not_refuse_by_what_it_remembers(backend: Backend) -> None:
     """A worker may claim through one server and start through another that knew the job before."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         await one.enqueue("a")
         lease = await two.take()
 
-        await one.say(attempt.Start, lease)
-        await two.say(attempt.Extend, lease)
-        done = await one.say(attempt.Finish, lease, is_success=True)
+        await one.send(attempt.Start, lease)
+        await two.send(attempt.Extend, lease)
+        done = await one.send(attempt.Finish, lease, is_success=True)
 
         assert done.state == attempt.SUCCEEDED
         await two.verified()
 
 
 @on_loop
-async def test_a_server_does_not_accept_by_what_it_remembers(place: Place) -> None:
+async def test_a_server_does_not_accept_by_what_it_remembers(backend: Backend) -> None:
     """What another server ended is over, also where it was last seen alive."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         await one.enqueue("a")
         lease = await one.take()
-        await one.say(attempt.Start, lease)
+        await one.send(attempt.Start, lease)
         await two.do(attempt.Stall(id="a"))
 
-        refusal = await one.refused(saying(attempt.Extend, lease))
+        refusal = await one.refused(runner_message(attempt.Extend, lease))
 
         assert refusal.code == "stale_lease"
         assert "REVOKED" in refusal.message
@@ -146,31 +146,31 @@ async def test_a_server_does_not_accept_by_what_it_remembers(place: Place) -> No
 
 
 @on_loop
-async def test_a_repeat_is_not_answered_by_what_a_server_remembers(place: Place) -> None:
+async def test_a_repeat_is_not_answered_by_what_a_server_remembers(backend: Backend) -> None:
     """Success without change means the record as it is now, not as it was when this server last looked."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         await one.enqueue("a")
         lease = await one.take()
-        await one.do(saying(attempt.Start, lease, request_id="s"))
-        done = await two.say(attempt.Finish, lease, is_success=True)
+        await one.do(runner_message(attempt.Start, lease, request_id="s"))
+        done = await two.send(attempt.Finish, lease, is_success=True)
 
-        again = await one.do(saying(attempt.Start, lease, request_id="s"))
+        again = await one.do(runner_message(attempt.Start, lease, request_id="s"))
 
         assert again.record == done
         assert again.events == []
 
 
 @on_loop
-async def test_every_message_may_take_another_way(place: Place) -> None:
+async def test_every_message_may_take_another_way(backend: Backend) -> None:
     """A load balancer in front of the servers knows nothing of attempts."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         servers = (one, two)
         await asyncio.gather(*(servers[n % 2].enqueue(f"a{n}") for n in range(20)))
         for n in range(20):
             lease = await servers[n % 2].take()
-            await servers[(n + 1) % 2].say(attempt.Ack, lease)
-            await servers[n % 2].say(attempt.Heartbeat, lease)
-            await servers[(n // 2) % 2].say(attempt.Complete, lease, is_success=True, exit_code=0)
+            await servers[(n + 1) % 2].send(attempt.Ack, lease)
+            await servers[n % 2].send(attempt.Heartbeat, lease)
+            await servers[(n // 2) % 2].send(attempt.Complete, lease, is_success=True, exit_code=0)
 
         assert await one.claim(limit=50) == []
         assert {await two.state(f"a{n}") for n in range(20)} == {attempt.SUCCEEDED}
@@ -187,16 +187,16 @@ async def work_off(server: Server, by: str, run_id: str) -> None:
             claimed = await server.claim(by, 3)
             for each in claimed:
                 lease = Lease(by, each.lease_id)
-                await server.say(attempt.Heartbeat, lease)
-                await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
+                await server.send(attempt.Heartbeat, lease)
+                await server.send(attempt.Complete, lease, is_success=True, exit_code=0)
             if not claimed:
                 await waker.wait()
 
 
 @on_loop
-async def test_a_run_that_two_servers_carry_ends_once(place: Place) -> None:
+async def test_a_run_that_two_servers_carry_ends_once(backend: Backend) -> None:
     """Counters and tallies meet in one record: every count must arrive, whoever counts."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         layers = [[f"l{layer}-{n}" for n in range(6)] for layer in range(3)]
         specs = [task(name, *(layers[depth - 1] if depth else ())) for depth, row in enumerate(layers) for name in row]
         await one.do(NewRecord(id="r1", record=Run(id="r1", run_id="r1", tenant=TENANT)))
@@ -215,9 +215,9 @@ async def test_a_run_that_two_servers_carry_ends_once(place: Place) -> None:
 
 
 @on_loop
-async def test_a_cancel_and_a_completion_at_once_leave_a_legal_end(place: Place) -> None:
+async def test_a_cancel_and_a_completion_at_once_leave_a_legal_end(backend: Backend) -> None:
     """Whichever comes first, each record ends once and the log can be verified."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         for n in range(8):
             id = f"r{n}"
             await one.do(NewRecord(id=id, record=Run(id=id, run_id=id, tenant=TENANT)))
@@ -226,7 +226,7 @@ async def test_a_cancel_and_a_completion_at_once_leave_a_legal_end(place: Place)
             lease = await one.take()
 
             found = await asyncio.gather(
-                one.do(saying(attempt.Complete, lease, is_success=True, exit_code=0)),
+                one.do(runner_message(attempt.Complete, lease, is_success=True, exit_code=0)),
                 two.do(run.Cancel(id=id, actor="user:ada")),
                 return_exceptions=True,
             )

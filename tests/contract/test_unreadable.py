@@ -16,7 +16,7 @@ from deltaci.core.run import Run
 from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.engine.worker import Worker
 from deltaci.storage.port import Load, Postpone, Store, UnreadableRecord
-from tests.contract.places import Place, Server, ask, birth, on_loop, put, refused, write
+from tests.contract.backends import Backend, Server, ask, new_attempt, on_loop, put, refused, write
 from tests.contract.test_store_port import due, ready, waiting
 from tests.support.lab import START, TENANT
 
@@ -38,9 +38,9 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @on_loop
-async def test_a_record_whose_bytes_make_no_sense_is_told_from_one_that_is_not_there(place: Place) -> None:
+async def test_a_record_whose_bytes_make_no_sense_is_told_from_one_that_is_not_there(backend: Backend) -> None:
     """Whoever loads it together with others gets the others, too."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, put(broken("bad")), put(Attempt(id="good")), put(broken("over"), is_terminal=True))
 
         [found] = await ask(store, Load(("bad", "good", "over", "nobody")))
@@ -57,9 +57,9 @@ async def test_a_record_whose_bytes_make_no_sense_is_told_from_one_that_is_not_t
 
 
 @on_loop
-async def test_what_is_put_aside_is_neither_ready_nor_due_until_then(place: Place) -> None:
+async def test_what_is_put_aside_is_neither_ready_nor_due_until_then(backend: Backend) -> None:
     """It makes room for others, and comes back: another version may be able to read it."""
-    async with place.opened() as store:
+    async with backend.opened() as store:
         await write(store, waiting("a", 1), waiting("b", 2), put(Attempt(id="c"), due_at=START), put(Attempt(id="d")))
 
         await ask(store, Postpone(("a", "c", "d"), START + 10))
@@ -81,16 +81,16 @@ async def poisoned(store: Store, count: int = 3) -> None:
 
 
 @on_loop
-async def test_claims_pass_by_what_cannot_be_read(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_claims_pass_by_what_cannot_be_read(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     """However often they look, each is said once, by its id."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await poisoned(server.store)
         for n in range(4):
             await server.enqueue(f"a{n}")
 
         first = await server.claim(limit=2)
         second = await server.claim(limit=9)
-        place.after(SOON)
+        backend.after(SOON)
         assert await server.claim(limit=9) == []
 
         assert [each.attempt.id for each in (*first, *second)] == ["a0", "a1", "a2", "a3"]
@@ -99,9 +99,9 @@ async def test_claims_pass_by_what_cannot_be_read(place: Place, caplog: pytest.L
 
 
 @on_loop
-async def test_a_worker_goes_on_beside_what_cannot_be_read(place: Place) -> None:
+async def test_a_worker_goes_on_beside_what_cannot_be_read(backend: Backend) -> None:
     """One bad record is no reason to stop."""
-    async with place.queue(tenant=TENANT) as queue, place.opened() as store:
+    async with backend.queue(tenant=TENANT) as queue, backend.opened() as store:
         await poisoned(store)
         for n in range(3):
             await queue.enqueue(n)
@@ -116,27 +116,27 @@ async def test_a_worker_goes_on_beside_what_cannot_be_read(place: Place) -> None
 
 
 @on_loop
-async def test_timers_go_on_beside_what_cannot_be_read(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_timers_go_on_beside_what_cannot_be_read(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     """Leases expire whatever else is stored, and a record that comes up first does not fill every batch."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
         await server.take()
         await write(server.store, *(put(broken(f"bad{n}"), due_at=START) for n in range(3)))
-        place.after(200)
+        backend.after(200)
 
         assert await server.engine.tick(limit=2) == 1
 
         assert await server.state("a") == QUEUED
         for _ in range(3):
-            place.after(SOON)
+            backend.after(SOON)
             assert await server.tick() == 0
         assert sorted(text.split()[1] for text in complaints(caplog)) == ["bad0", "bad1", "bad2"]
 
 
 @on_loop
-async def test_a_deadline_that_needs_what_cannot_be_read_waits_alone(place: Place) -> None:
+async def test_a_deadline_that_needs_what_cannot_be_read_waits_alone(backend: Backend) -> None:
     """An attempt whose run is damaged cannot go on; everybody else's can."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("a")
         await server.take()
         lease = Lease(id="x", number=1, worker_id="w", fingerprint="f", ttl_seconds=1, accept_by=1, expires_at=1)
@@ -148,7 +148,7 @@ async def test_a_deadline_that_needs_what_cannot_be_read_waits_alone(place: Plac
             put(Job(id="r1/x", run_id="r1", spec=NONSENSE)),
             put(Run(id="r1", run_id="r1", **bad)),
         )
-        place.after(200)
+        backend.after(200)
 
         await server.tick()
 
@@ -160,16 +160,18 @@ async def test_a_deadline_that_needs_what_cannot_be_read_waits_alone(place: Plac
 
 
 @on_loop
-async def test_whoever_asks_for_what_cannot_be_read_is_told_so(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_whoever_asks_for_what_cannot_be_read_is_told_so(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is there, so it is not "not found", and nothing may take its place."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await write(server.store, put(broken("bad")))
 
         for round in (1, 2):
-            for command in (attempt.Stall(id="bad"), birth("bad"), _or_existing("bad")):
+            for command in (attempt.Stall(id="bad"), new_attempt("bad"), _or_existing("bad")):
                 refusal = await server.refused(command)
                 assert (refusal.code, "restore it" in refusal.message) == ("unreadable", True)
-            answers = await server.engine.do_all([birth(f"good{round}"), attempt.Stall(id="bad")])
+            answers = await server.engine.do_all([new_attempt(f"good{round}"), attempt.Stall(id="bad")])
             assert [type(answer).__name__ for answer in answers] == ["Decision", "Refused"]
         assert len(complaints(caplog)) == 1
 
@@ -179,13 +181,13 @@ def _or_existing(id: str) -> NewRecord:
 
 
 @on_loop
-async def test_the_queue_tells_so_too(place: Place) -> None:
+async def test_the_queue_tells_so_too(backend: Backend) -> None:
     """Looking, ordering and enqueueing under its key: the same answer."""
-    async with place.queue(tenant=TENANT) as queue, place.opened() as store:
+    async with backend.queue(tenant=TENANT) as queue, backend.opened() as store:
         job = await queue.enqueue(1, dedupe_key="k")
         await write(store, put(broken(job.id), 1))
 
-    async with place.queue(tenant=TENANT) as queue:
+    async with backend.queue(tenant=TENANT) as queue:
         await _refused_everywhere(queue, job.id)
         assert (await queue.enqueue(2, dedupe_key="other")).status == "queued"
 
@@ -198,12 +200,12 @@ async def _refused_everywhere(queue: AsyncQueue, id: str) -> None:
 
 
 @on_loop
-async def test_the_timers_log_stays_short(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_timers_log_stays_short(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     """Two servers say it once each: a flood would hide it."""
-    async with place.server() as one, place.server() as two:
+    async with backend.server() as one, backend.server() as two:
         await write(one.store, put(broken("bad"), due_at=START))
         for server in (one, two) * 3:
-            place.after(SOON)
+            backend.after(SOON)
             await _tick(server)
 
         with caplog.at_level(logging.ERROR):

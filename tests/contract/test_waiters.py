@@ -13,7 +13,7 @@ from deltaci.engine.engine import Claim, ClaimedAttempt, ClaimResult, Engine
 from deltaci.engine.waiters import ClaimWaiters
 from deltaci.storage import commit_hints
 from deltaci.storage.commit_hints import ReadyCounts
-from tests.contract.places import Place, Server, in_memory, on_loop
+from tests.contract.backends import Backend, Server, in_memory, on_loop
 from tests.contract.test_runs import planned
 from tests.support.lab import TENANT, task
 
@@ -33,15 +33,15 @@ class Hall:
         self.line = ClaimWaiters(self._counting(server.engine), server.store.commit_hints)
         self._changed = asyncio.Condition()
         self._waiting = 0
-        self.places: list[waiters.Waiter] = []
+        self.waiters: list[waiters.Waiter] = []
         original = waiters.Waiter.wait
 
-        async def turn(place: waiters.Waiter, *, is_first: bool = False) -> waiters.ClaimPermit | None:
-            self.places.append(place)
+        async def turn(waiter: waiters.Waiter, *, is_first: bool = False) -> waiters.ClaimPermit | None:
+            self.waiters.append(waiter)
             async with self._changed:
                 self._waiting += 1
                 self._changed.notify_all()
-            found = await original(place, is_first=is_first)
+            found = await original(waiter, is_first=is_first)
             self._waiting -= 1
             return found
 
@@ -91,9 +91,9 @@ def all_ids(found: list[list[ClaimedAttempt]]) -> list[str]:
 
 @in_memory
 @on_loop
-async def test_one_job_wakes_one_of_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_job_wakes_one_of_many(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand who look because of one job would keep everybody else from being served."""
-    async with place.server() as server:
+    async with backend.server() as server:
         hall = Hall(server, monkeypatch)
         tasks = [await hall.joined(f"w{n}") for n in range(MANY)]
         assert hall.looks == 1  # Where one waits, there is nothing.
@@ -108,9 +108,9 @@ async def test_one_job_wakes_one_of_many(place: Place, monkeypatch: pytest.Monke
 
 @in_memory
 @on_loop
-async def test_who_came_first_is_served_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_came_first_is_served_first(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long because others are quicker."""
-    async with place.server() as server:
+    async with backend.server() as server:
         hall = Hall(server, monkeypatch)
         tasks = [await hall.joined(f"w{n}") for n in range(3)]
 
@@ -121,9 +121,9 @@ async def test_who_came_first_is_served_first(place: Place, monkeypatch: pytest.
 
 @in_memory
 @on_loop
-async def test_many_jobs_wake_as_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_jobs_wake_as_many(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them begin at once, not one after the other."""
-    async with place.server() as server:
+    async with backend.server() as server:
         hall = Hall(server, monkeypatch)
         tasks = [await hall.joined(f"w{n}") for n in range(9)]
 
@@ -136,9 +136,9 @@ async def test_many_jobs_wake_as_many(place: Place, monkeypatch: pytest.MonkeyPa
 
 @in_memory
 @on_loop
-async def test_what_one_may_not_have_is_offered_to_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_one_may_not_have_is_offered_to_the_next(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is full in the fleet's eyes must not stand between the work and others."""
-    async with place.server() as server:
+    async with backend.server() as server:
         for worker in ("full", "free"):
             await server.register(worker)
         await planned(server, task("a"))
@@ -158,17 +158,17 @@ async def test_what_one_may_not_have_is_offered_to_the_next(place: Place, monkey
 @in_memory
 @on_loop
 async def test_who_leaves_when_it_is_called_passes_its_turn_on(
-    place: Place, monkeypatch: pytest.MonkeyPatch, how: str
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """One that is gone at the very moment at which work comes must not take the turn away with it."""
-    async with place.server() as server:
+    async with backend.server() as server:
         hall = Hall(server, monkeypatch)
         leaving, staying = await hall.joined("w1"), await hall.joined("w2")
 
         def hear(_ready: ReadyCounts | None) -> None:
             """The line heard of it before, and has called the first."""
             if how == "hangs up":
-                hall.places[0].leave()
+                hall.waiters[0].leave()
             else:
                 leaving.cancel()
 
@@ -182,17 +182,17 @@ async def test_who_leaves_when_it_is_called_passes_its_turn_on(
 
 @in_memory
 @on_loop
-async def test_whoever_works_on_wakes_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whoever_works_on_wakes_nobody(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fleet's heartbeats are most of what is written, and no news for those who wait."""
-    async with place.server() as server:
+    async with backend.server() as server:
         await server.enqueue("q1")
         lease = await server.take()
         hall = Hall(server, monkeypatch)
         waiting = await hall.joined("w2")
 
         for message in (attempt.Ack, attempt.Heartbeat):
-            await server.say(message, lease)
-        await server.say(attempt.Complete, lease, is_success=True, exit_code=0)
+            await server.send(message, lease)
+        await server.send(attempt.Complete, lease, is_success=True, exit_code=0)
 
         assert hall.looks == 1
         hall.line.close()
@@ -201,9 +201,9 @@ async def test_whoever_works_on_wakes_nobody(place: Place, monkeypatch: pytest.M
 
 @in_memory
 @on_loop
-async def test_work_wakes_those_who_can_do_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_wakes_those_who_can_do_it(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many kinds of workers wait, one job is one look."""
-    async with place.server() as server:
+    async with backend.server() as server:
         hall = Hall(server, monkeypatch)
         tasks = {label: await hall.joined(label, label) for label in ("arm", "gpu", "linux")}
         assert hall.looks == 3
@@ -219,9 +219,9 @@ async def test_work_wakes_those_who_can_do_it(place: Place, monkeypatch: pytest.
 
 @in_memory
 @on_loop
-async def test_what_nobody_told_is_found_by_the_poll(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_nobody_told_is_found_by_the_poll(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hint may be lost. The poll is the truth: one look finds it, and whoever finds something wakes two more."""
-    async with place.server() as server:
+    async with backend.server() as server:
         hall = Hall(server, monkeypatch, poll=0.01)
         monkeypatch.setattr(server.store.commit_hints, "publish", lambda ready=None: None)
         tasks = [await hall.joined(f"w{n}") for n in range(7)]
@@ -236,13 +236,13 @@ async def test_what_nobody_told_is_found_by_the_poll(place: Place, monkeypatch: 
 @in_memory
 @on_loop
 async def test_what_comes_while_one_looks_is_not_missed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, is_named: bool
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, is_named: bool
 ) -> None:
     """Between a look that found nothing and the wait, work may come: its hint finds nobody who waits.
 
     Also a hint that only says that there may be something, as when the wire to other servers was just laid.
     """
-    async with place.server() as server:
+    async with backend.server() as server:
         wakers = server.store.commit_hints
         hint = wakers.publish
         hall = Hall(server, monkeypatch)
@@ -267,9 +267,9 @@ async def test_what_comes_while_one_looks_is_not_missed(
 
 @in_memory
 @on_loop
-async def test_when_nobody_waits_nothing_is_left_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_nobody_waits_nothing_is_left_behind(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that lives for months must not remember everybody who ever asked."""
-    async with place.server() as server:
+    async with backend.server() as server:
         heard: list[ReadyCounts | None] = []
         server.store.commit_hints.add_listener(heard.append)
         hall = Hall(server, monkeypatch, poll=0.01)

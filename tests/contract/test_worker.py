@@ -16,7 +16,7 @@ from deltaci.engine import worker as engine
 from deltaci.engine.queue import NewJob
 from deltaci.engine.worker import Handler, Task, Worker
 from deltaci.storage.port import Store, Transaction, Unavailable
-from tests.contract.places import Place, T, Wrapped, in_memory, legal, on_loop
+from tests.contract.backends import Backend, T, Wrapped, in_memory, legal, on_loop
 
 SOON: Final = 60.0  # Nothing here takes as long, unless it hangs.
 
@@ -56,9 +56,9 @@ def double_plain(task: Task) -> Any:
 
 @in_memory
 @on_loop
-async def test_a_worker_that_could_not_work_is_refused(place: Place) -> None:
+async def test_a_worker_that_could_not_work_is_refused(backend: Backend) -> None:
     """A lease that is shorter than a heartbeat can keep is lost before it begins."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         wrong: list[dict[str, Any]] = [{"concurrency": 0}, {"concurrency": -1}, {"ttl_seconds": 1}, {"ttl_seconds": 0}]
         for options in wrong:
             with pytest.raises(Refused, match="bad_request"):
@@ -67,9 +67,9 @@ async def test_a_worker_that_could_not_work_is_refused(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_a_worker_with_labels_that_make_no_sense_ends_at_once(place: Place) -> None:
+async def test_a_worker_with_labels_that_make_no_sense_ends_at_once(backend: Backend) -> None:
     """A mistake in its own settings is not something to try again."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         with pytest.raises(Refused, match="comma"):
             await Worker(queue, double_plain, labels=["a,b"]).run()
 
@@ -79,9 +79,9 @@ async def test_a_worker_with_labels_that_make_no_sense_ends_at_once(place: Place
 
 @pytest.mark.parametrize("handler", [double_plain, double_async], ids=["plain", "async"])
 @on_loop
-async def test_the_result_of_a_handler_is_kept(place: Place, handler: Handler) -> None:
+async def test_the_result_of_a_handler_is_kept(backend: Backend, handler: Handler) -> None:
     """Plain or async is the handler's own affair."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         jobs = await queue.enqueue_all([NewJob(payload=n) for n in range(6)])
         worker = Worker(queue, handler, concurrency=2, name="w1")
 
@@ -105,9 +105,9 @@ async def breaks_async(task: Task) -> None:
 @pytest.mark.parametrize("handler", [breaks_plain, breaks_async], ids=["plain", "async"])
 @in_memory
 @on_loop
-async def test_an_exception_fails_its_job_and_is_classified_by_what_it_says(place: Place, handler: Handler) -> None:
+async def test_an_exception_fails_its_job_and_is_classified_by_what_it_says(backend: Backend, handler: Handler) -> None:
     """A failure that is nobody's fault is told from one that somebody must repair."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         infra = await queue.enqueue("Connection reset by peer")
         user = await queue.enqueue("the answer is 41")
 
@@ -144,7 +144,7 @@ class Speechless(Exception):
 )
 @in_memory
 @on_loop
-async def test_people_see_what_an_exception_said(place: Place, error: Exception, message: str) -> None:
+async def test_people_see_what_an_exception_said(backend: Backend, error: Exception, message: str) -> None:
     """The type and the first line of the message, and never more than one line can hold."""
 
     def breaks(task: Task) -> None:
@@ -153,7 +153,7 @@ async def test_people_see_what_an_exception_said(place: Place, error: Exception,
         except KeyError:
             raise error from None
 
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await queue.enqueue(1)
 
         await Worker(queue, breaks).run(until_empty=True)
@@ -167,9 +167,9 @@ async def test_people_see_what_an_exception_said(place: Place, error: Exception,
 
 @in_memory
 @on_loop
-async def test_a_result_that_cannot_be_kept_fails_its_job(place: Place) -> None:
+async def test_a_result_that_cannot_be_kept_fails_its_job(backend: Backend) -> None:
     """The work is done and its result is lost: that must be seen, and not be done over and over."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await queue.enqueue(1)
 
         await Worker(queue, lambda task: object()).run(until_empty=True)
@@ -179,7 +179,7 @@ async def test_a_result_that_cannot_be_kept_fails_its_job(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_a_handler_that_fails_does_not_stop_its_worker(place: Place) -> None:
+async def test_a_handler_that_fails_does_not_stop_its_worker(backend: Backend) -> None:
     """One bad job among many is one bad job."""
 
     def odd_fails(task: Task) -> int:
@@ -187,7 +187,7 @@ async def test_a_handler_that_fails_does_not_stop_its_worker(place: Place) -> No
             raise ValueError(task.payload)
         return int(task.payload)
 
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         jobs = await queue.enqueue_all([NewJob(payload=n) for n in range(6)])
 
         await Worker(queue, odd_fails).run(until_empty=True)
@@ -201,7 +201,7 @@ async def test_a_handler_that_fails_does_not_stop_its_worker(place: Place) -> No
 
 @in_memory
 @on_loop
-async def test_no_more_handlers_run_than_the_worker_has_room_for(place: Place) -> None:
+async def test_no_more_handlers_run_than_the_worker_has_room_for(backend: Backend) -> None:
     """Concurrency is a promise to the machine; here three must meet, and a fourth must never come."""
     lock, running, most = threading.Lock(), 0, 0
     meeting = threading.Barrier(3, timeout=SOON)
@@ -215,7 +215,7 @@ async def test_no_more_handlers_run_than_the_worker_has_room_for(place: Place) -
         with lock:
             running -= 1
 
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         await queue.enqueue_all([NewJob(payload=n) for n in range(9)])
         worker = Worker(queue, meet, concurrency=3)
 
@@ -226,9 +226,9 @@ async def test_no_more_handlers_run_than_the_worker_has_room_for(place: Place) -
 
 @in_memory
 @on_loop
-async def test_a_worker_takes_only_what_fits_its_labels(place: Place) -> None:
+async def test_a_worker_takes_only_what_fits_its_labels(backend: Backend) -> None:
     """The rest is left for others."""
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         gpu, arm = await queue.enqueue("gpu", labels=["gpu"]), await queue.enqueue("arm", labels=["arm"])
 
         await Worker(queue, lambda task: 1, labels=["gpu", "linux"]).run(until_empty=True)
@@ -238,7 +238,7 @@ async def test_a_worker_takes_only_what_fits_its_labels(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_two_workers_never_do_one_job_twice(place: Place) -> None:
+async def test_two_workers_never_do_one_job_twice(backend: Backend) -> None:
     """The whole point, from end to end."""
     done = Counter[int]()
     lock = threading.Lock()
@@ -247,7 +247,7 @@ async def test_two_workers_never_do_one_job_twice(place: Place) -> None:
         with lock:
             done[task.payload] += 1
 
-    async with place.queue() as one, place.queue() as two:
+    async with backend.queue() as one, backend.queue() as two:
         await one.enqueue_all([NewJob(payload=n) for n in range(60)])
 
         workers = [Worker(queue, count, concurrency=4) for queue in (one, two)]
@@ -263,7 +263,7 @@ async def test_two_workers_never_do_one_job_twice(place: Place) -> None:
 
 @in_memory
 @on_loop
-async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing_new(place: Place) -> None:
+async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing_new(backend: Backend) -> None:
     """A deployment must cost nobody their work."""
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -272,7 +272,7 @@ async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing
         assert may_end.wait(SOON)
         return "done"
 
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job, other = await queue.enqueue(1), await queue.enqueue(2, priority=-1)
         worker = Worker(queue, wait)
         running = asyncio.ensure_future(worker.run())
@@ -289,7 +289,9 @@ async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing
 
 @in_memory
 @on_loop
-async def test_a_job_that_does_not_end_in_time_is_handed_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_does_not_end_in_time_is_handed_back(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who must go now leaves the job to the next one, and nothing is counted against it."""
     has_begun, is_stopped = threading.Event(), threading.Event()
     monkeypatch.setattr(engine, "STOP_SECONDS", SOON)
@@ -301,7 +303,7 @@ async def test_a_job_that_does_not_end_in_time_is_handed_back(place: Place, monk
         finally:
             is_stopped.set()
 
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await queue.enqueue(1, max_lost_leases=0)
         worker = Worker(queue, endless, drain_seconds=0.05)
         running = asyncio.ensure_future(worker.run())
@@ -318,10 +320,10 @@ async def test_a_job_that_does_not_end_in_time_is_handed_back(place: Place, monk
 
 @in_memory
 @on_loop
-async def test_an_idle_worker_stops(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_worker_stops(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits for work hears that it shall go."""
     monkeypatch.setattr(engine, "CLAIM_WAIT_SECONDS", 0.2)
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await queue.enqueue(1)
         worker = Worker(queue, lambda task: worker_stop())
         loop = asyncio.get_running_loop()
@@ -339,7 +341,7 @@ async def test_an_idle_worker_stops(place: Place, monkeypatch: pytest.MonkeyPatc
 
 @in_memory
 @on_loop
-async def test_a_store_that_fails_for_a_moment_costs_no_job(place: Place) -> None:
+async def test_a_store_that_fails_for_a_moment_costs_no_job(backend: Backend) -> None:
     """Every message is said again until it is heard; what was heard twice counts once."""
     stores: list[Switched] = []
 
@@ -351,7 +353,7 @@ async def test_a_store_that_fails_for_a_moment_costs_no_job(place: Place) -> Non
         stores[0].failures = 2
         return "done"
 
-    async with place.queue(switched) as queue:
+    async with backend.queue(switched) as queue:
         job = await queue.enqueue(1)
         stores[0].failures = 2
         worker = Worker(queue, trouble)

@@ -17,7 +17,7 @@ from deltaci.engine.feed import follow
 from deltaci.engine.queue import AsyncQueue
 from deltaci.engine.worker import Task, Worker
 from deltaci.storage.port import Store, Transaction, Unavailable
-from tests.contract.places import Place, T, Wrapped, in_memory, legal, on_loop
+from tests.contract.backends import Backend, T, Wrapped, in_memory, legal, on_loop
 
 TTL: Final = 6
 SOON: Final = 60.0
@@ -90,7 +90,7 @@ async def beats(queue: AsyncQueue, id: str, count: int) -> None:
 
 @in_memory
 @on_loop
-async def test_a_handler_whose_lease_cannot_be_proved_is_stopped_before_the_lease_ends(place: Place) -> None:
+async def test_a_handler_whose_lease_cannot_be_proved_is_stopped_before_the_lease_ends(backend: Backend) -> None:
     """When nobody answers, the next worker may be given the job at the end of the lease: be gone by then."""
     stores: list[Watched] = []
 
@@ -98,7 +98,7 @@ async def test_a_handler_whose_lease_cannot_be_proved_is_stopped_before_the_leas
         stores.append(Watched(store))
         return stores[-1]
 
-    async with place.queue(watched) as queue:
+    async with backend.queue(watched) as queue:
         jobs = [await queue.enqueue(n) for n in range(2)]
         watches = [Watch(), Watch()]
         workers = [
@@ -126,7 +126,7 @@ async def test_a_handler_whose_lease_cannot_be_proved_is_stopped_before_the_leas
 
 @in_memory
 @on_loop
-async def test_a_handler_that_blocks_its_loop_does_not_stop_the_heartbeats(place: Place) -> None:
+async def test_a_handler_that_blocks_its_loop_does_not_stop_the_heartbeats(backend: Backend) -> None:
     """People will call something slow in an async function; that must not cost them their lease."""
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -135,7 +135,7 @@ async def test_a_handler_that_blocks_its_loop_does_not_stop_the_heartbeats(place
         assert may_end.wait(SOON)
         return "done"
 
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job = await queue.enqueue(1)
         worker = Worker(queue, blocking, ttl_seconds=TTL)
         running = asyncio.ensure_future(worker.run(until_empty=True))
@@ -152,7 +152,7 @@ async def test_a_handler_that_blocks_its_loop_does_not_stop_the_heartbeats(place
 
 @in_memory
 @on_loop
-async def test_a_handler_whose_lease_was_taken_away_is_stopped_and_its_worker_goes_on(place: Place) -> None:
+async def test_a_handler_whose_lease_was_taken_away_is_stopped_and_its_worker_goes_on(backend: Backend) -> None:
     """An operator who stalls a job must not have to look for its process."""
     watch = Watch()
 
@@ -161,7 +161,7 @@ async def test_a_handler_whose_lease_was_taken_away_is_stopped_and_its_worker_go
             await watch.on_loop(task)
         return "done"
 
-    async with place.queue() as queue:
+    async with backend.queue() as queue:
         job, other = await queue.enqueue("endless", priority=1), await queue.enqueue("next")
         running = asyncio.ensure_future(Worker(queue, first_is_endless, ttl_seconds=TTL).run(until_empty=True))
         assert await happened(watch.has_begun)

@@ -10,12 +10,12 @@ import pytest
 
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.conftest import contract_dsn, make_place
-from tests.contract.places import Place
+from tests.contract.backends import Backend
+from tests.contract.conftest import contract_dsn, make_backend
 from tests.controllers.site import RepositorySite, opened
 from tests.support.upstream import Upstream
 
-__all__ = ["contract_dsn", "place", "postgres_place", "site", "upstream"]
+__all__ = ["backend", "contract_dsn", "postgres_backend", "site", "upstream"]
 
 
 @pytest.fixture
@@ -25,18 +25,18 @@ def upstream(tmp_path: Path) -> Upstream:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def backend(tmp_path: Path) -> Backend:
     """Provide a SQLite store on the wall clock."""
-    return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "ci.db"), clock=place.now), origin=wall_clock)
+    return Backend("sqlite", lambda backend: SqliteStore(str(tmp_path / "ci.db"), clock=backend.now), origin=wall_clock)
 
 
 @pytest.fixture
-def postgres_place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+def postgres_backend(tmp_path: Path, request: pytest.FixtureRequest) -> Backend:
     """Provide a PostgreSQL store, for several servers."""
-    return make_place("postgres", tmp_path, request)
+    return make_backend("postgres", tmp_path, request)
 
 
 @pytest.fixture
-def site(place: Place, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[RepositorySite]]:
+def site(backend: Backend, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[RepositorySite]]:
     """Return a function that opens a server."""
-    return lambda: opened(place, tmp_path / "data")
+    return lambda: opened(backend, tmp_path / "data")

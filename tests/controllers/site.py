@@ -15,7 +15,7 @@ from deltaci.controllers.poller import push
 from deltaci.forges.projects import AcceptedChange
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.pipeline.change import Change
-from tests.contract.places import Place, legal
+from tests.contract.backends import Backend, legal
 from tests.server.rest.site import TENANT, WAIT_SECONDS, ApiSite, Caller
 
 LOCAL: Final = UrlPolicy(frozenset({"file"}))
@@ -59,15 +59,15 @@ class RepositorySite(ApiSite):
 
 
 @asynccontextmanager
-async def opened(place: Place, folder: Path, url_policy: UrlPolicy = LOCAL) -> AsyncIterator[RepositorySite]:
+async def opened(backend: Backend, folder: Path, url_policy: UrlPolicy = LOCAL) -> AsyncIterator[RepositorySite]:
     """Run a server. When it stops, verify its log."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Server(place.store(), folder, url_policy=url_policy) as service:
+    async with Server(backend.store(), folder, url_policy=url_policy) as service:
         listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         try:
             async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS) as http:
-                site = RepositorySite(place, service, listener.url, folder, http)
+                site = RepositorySite(backend, service, listener.url, folder, http)
                 yield site
                 legal(await site.log())
         finally:

@@ -16,7 +16,7 @@ from deltaci.core.machine import Command
 from deltaci.core.run import BeginPlanning
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.storage.port import Unavailable
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened
 from tests.server.rest.site import TENANT
 from tests.support.upstream import Upstream
@@ -147,11 +147,12 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_try(
 
 
 @on_loop
-async def test_two_servers_handle_a_change_once(postgres_place: Place, tmp_path: Path, upstream: Upstream) -> None:
+async def test_two_servers_handle_a_change_once(postgres_backend: Backend, tmp_path: Path, upstream: Upstream) -> None:
     """Told of it at the same moment, by every hook there is."""
     async with AsyncExitStack() as stack:
         sites = [
-            await stack.enter_async_context(opened(postgres_place, tmp_path / f"server{number}")) for number in range(2)
+            await stack.enter_async_context(opened(postgres_backend, tmp_path / f"server{number}"))
+            for number in range(2)
         ]
         await sites[0].project(upstream.url, policies={"supersede_pushes": "none"})
         commits = [upstream.push({"a": str(number)}) for number in range(6)]
@@ -179,11 +180,12 @@ async def test_two_servers_handle_a_change_once(postgres_place: Place, tmp_path:
 
 
 @on_loop
-async def test_two_servers_agree_who_is_newest(postgres_place: Place, tmp_path: Path, upstream: Upstream) -> None:
+async def test_two_servers_agree_who_is_newest(postgres_backend: Backend, tmp_path: Path, upstream: Upstream) -> None:
     """Of many pushes at once the last one is left, whoever handles which."""
     async with AsyncExitStack() as stack:
         sites = [
-            await stack.enter_async_context(opened(postgres_place, tmp_path / f"server{number}")) for number in range(2)
+            await stack.enter_async_context(opened(postgres_backend, tmp_path / f"server{number}"))
+            for number in range(2)
         ]
         await sites[0].project(upstream.url, policies={"supersede_pushes": "all"})
         commits = [upstream.push({"a": str(number)}) for number in range(8)]
@@ -198,7 +200,7 @@ async def test_two_servers_agree_who_is_newest(postgres_place: Place, tmp_path: 
 
 
 @on_loop
-async def test_a_server_that_stops_takes_its_git_along(place: Place, tmp_path: Path) -> None:
+async def test_a_server_that_stops_takes_its_git_along(backend: Backend, tmp_path: Path) -> None:
     """Also while a forge keeps it waiting."""
     heard, gone = asyncio.Event(), asyncio.Event()
 
@@ -211,7 +213,7 @@ async def test_a_server_that_stops_takes_its_git_along(place: Place, tmp_path: P
 
     async with await asyncio.start_server(wait, "127.0.0.1", 0) as forge:
         port = forge.sockets[0].getsockname()[1]
-        async with opened(place, tmp_path / "data", UrlPolicy(frozenset({"http", "private"}))) as here:
+        async with opened(backend, tmp_path / "data", UrlPolicy(frozenset({"http", "private"}))) as here:
             await here.project(f"http://127.0.0.1:{port}/acme/shop.git")
             told = push("refs/heads/main", "", "a" * 40)
             await here.service.control_plane.repositories.changes.accept(TENANT, PROJECT, told, "d")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaci.controllers.poller import push
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened
 from tests.server.rest.site import TENANT, TIME, Caller, ScriptedRunner
 from tests.support.upstream import Upstream
@@ -106,12 +106,13 @@ async def test_the_newest_takes_the_place_of_the_others(site: Opened, upstream: 
 
 
 @on_loop
-async def test_servers_side_by_side_let_one_in(postgres_place: Place, tmp_path: Path, upstream: Upstream) -> None:
+async def test_servers_side_by_side_let_one_in(postgres_backend: Backend, tmp_path: Path, upstream: Upstream) -> None:
     """However many come at once, to whichever server."""
     commit = upstream.push({".deltaci.yml": pipeline()})
     async with AsyncExitStack() as stack:
         sites = [
-            await stack.enter_async_context(opened(postgres_place, tmp_path / f"server{number}")) for number in range(2)
+            await stack.enter_async_context(opened(postgres_backend, tmp_path / f"server{number}"))
+            for number in range(2)
         ]
         here = sites[0]
         people = await here.project(upstream.url)

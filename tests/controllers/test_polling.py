@@ -15,7 +15,7 @@ import pytest
 
 from deltaci.cli import git_hooks
 from deltaci.controllers.projects import Project
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite
 from tests.server.rest.site import TENANT
 from tests.support.upstream import Upstream, git
@@ -38,7 +38,9 @@ async def changes(here: RepositorySite) -> list[tuple[str, str]]:
 
 
 @on_loop
-async def test_what_moved_between_two_looks_becomes_a_change(site: Opened, upstream: Upstream, place: Place) -> None:
+async def test_what_moved_between_two_looks_becomes_a_change(
+    site: Opened, upstream: Upstream, backend: Backend
+) -> None:
     """The first look only remembers; one interval, one look; a hook that was faster makes it no second one."""
     async with site() as here:
         await here.project(upstream.url, policies={"poll_seconds": 60, "schedules": False})
@@ -49,7 +51,7 @@ async def test_what_moved_between_two_looks_becomes_a_change(site: Opened, upstr
         git(upstream.tree, "push", "-q", "origin", "HEAD:refs/tags/v1", "HEAD:refs/heads/topic")
         assert 0 < await look(shop) <= 60
         assert await changes(here) == []
-        place.after(61)
+        backend.after(61)
         await asyncio.gather(*(look(shop) for _ in range(3)))
         assert await changes(here) == [
             *(("refs/heads/main", second), ("refs/heads/topic", second), ("refs/tags/v1", second)),
@@ -57,14 +59,14 @@ async def test_what_moved_between_two_looks_becomes_a_change(site: Opened, upstr
         third = upstream.push({"a": "2"})
         await here.pushed(third, second)
         git(upstream.bare, "update-ref", "-d", "refs/heads/topic")
-        place.after(61)
+        backend.after(61)
         await look(shop)
         assert await changes(here) == [
             *(("refs/heads/main", second), ("refs/heads/topic", second), ("refs/tags/v1", second)),
             ("refs/heads/main", third),
         ]
         git(upstream.tree, "push", "-q", "origin", "HEAD:refs/heads/topic")
-        place.after(61)
+        backend.after(61)
         await look(shop)
         assert (await changes(here))[-1] == ("refs/heads/topic", third)
 
@@ -116,13 +118,13 @@ async def test_a_push_reaches_the_server_by_its_hook(site: Opened, upstream: Ups
         old.parent.mkdir(exist_ok=True)
         old.write_text(f"#!/bin/sh\ncat > {upstream.bare}/seen\n")
         old.chmod(0o755)
-        place = git_hooks.HookInstaller(upstream.bare)
+        installer = git_hooks.HookInstaller(upstream.bare)
         with pytest.raises(ValueError, match="--force to keep it"):
-            place.install("", "", is_forced=False)
-        place.install(f"{here.url}/api/v1/projects/shop/pushes", key.token, is_forced=True)
-        place.install(f"{here.url}/api/v1/projects/shop/pushes", key.token, is_forced=False)
-        hook = place.hook.read_text()
-        place.hook.write_text(hook.replace("if ! tell 3;", "if ! tell 60;"))  # A busy machine may take longer.
+            installer.install("", "", is_forced=False)
+        installer.install(f"{here.url}/api/v1/projects/shop/pushes", key.token, is_forced=True)
+        installer.install(f"{here.url}/api/v1/projects/shop/pushes", key.token, is_forced=False)
+        hook = installer.hook.read_text()
+        installer.hook.write_text(hook.replace("if ! tell 3;", "if ! tell 60;"))  # A busy machine may take longer.
         commit = upstream.commit({"a": "1"})
 
         said = await pushed_by_people(upstream, "HEAD:main", 'HEAD:refs/heads/a"quote', ":refs/heads/none")
@@ -139,10 +141,10 @@ async def test_a_push_reaches_the_server_by_its_hook(site: Opened, upstream: Ups
 @on_loop
 async def test_a_push_does_not_wait_for_a_server_that_is_away(upstream: Upstream, tmp_path: Path) -> None:
     """It goes through, and says so."""
-    place = git_hooks.HookInstaller(upstream.bare)
-    place.install("http://127.0.0.1:9/api/v1/projects/shop/pushes", "dck_x", is_forced=False)
-    script = place.hook.read_text().replace("for pause in 5 30 120 600", "for pause in")
-    place.hook.write_text(script)  # Nothing is left behind that waits.
+    installer = git_hooks.HookInstaller(upstream.bare)
+    installer.install("http://127.0.0.1:9/api/v1/projects/shop/pushes", "dck_x", is_forced=False)
+    script = installer.hook.read_text().replace("for pause in 5 30 120 600", "for pause in")
+    installer.hook.write_text(script)  # Nothing is left behind that waits.
     commit = upstream.commit({"a": "1"})
 
     said = await pushed_by_people(upstream, "HEAD:main")

@@ -12,7 +12,7 @@ import pytest
 from deltaci.git.url_policy import UrlPolicy
 from tests.cli.desk import Desk
 from tests.client.hosted import Hosted
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import RepositorySite, opened
 from tests.support.upstream import Upstream
 
@@ -66,9 +66,9 @@ async def test_pages_by_name(site: Opened) -> None:
 
 
 @on_loop
-async def test_what_is_not_allowed_is_refused_and_nothing_is_kept(place: Place, tmp_path: Path) -> None:
+async def test_what_is_not_allowed_is_refused_and_nothing_is_kept(backend: Backend, tmp_path: Path) -> None:
     """Protocols, folders, passwords in addresses, names, fields."""
-    async with opened(place, tmp_path / "data", UrlPolicy()) as here:
+    async with opened(backend, tmp_path / "data", UrlPolicy()) as here:
         admin = here.operator()
         for body, status in (
             ({}, 422),
@@ -92,9 +92,9 @@ async def test_what_is_not_allowed_is_refused_and_nothing_is_kept(place: Place, 
 
 
 @on_loop
-async def test_a_project_on_a_private_host_is_never_asked(place: Place, tmp_path: Path) -> None:
+async def test_a_project_on_a_private_host_is_never_asked(backend: Backend, tmp_path: Path) -> None:
     """Its changes are put aside in the end, with the reason; no packet was sent."""
-    async with opened(place, tmp_path / "data", UrlPolicy(frozenset({"http"}))) as here:
+    async with opened(backend, tmp_path / "data", UrlPolicy(frozenset({"http"}))) as here:
         await here.project(f"{here.url}/acme/shop.git")
 
         change = await here.change((await here.pushed("a" * 40)).id)

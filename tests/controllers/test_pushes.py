@@ -12,7 +12,7 @@ import pytest
 from deltaci.controllers.change_records import KEEP_SECONDS
 from deltaci.controllers.changes import MAX_TRIES
 from deltaci.controllers.poller import push
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite
 from tests.server.rest.site import TENANT
 from tests.support.upstream import PIPELINE, Upstream, git
@@ -227,7 +227,7 @@ async def test_what_nobody_can_run(site: Opened, upstream: Upstream) -> None:
 
 
 @on_loop
-async def test_what_cannot_be_handled_is_put_aside_visibly(site: Opened, upstream: Upstream, place: Place) -> None:
+async def test_what_cannot_be_handled_is_put_aside_visibly(site: Opened, upstream: Upstream, backend: Backend) -> None:
     """After so many tries, with the reason; nothing else waits for it."""
     async with site() as here:
         await here.project(upstream.url)
@@ -235,7 +235,7 @@ async def test_what_cannot_be_handled_is_put_aside_visibly(site: Opened, upstrea
         waiting = await here.change(bad.id)
         good = await here.change((await here.pushed(upstream.first, "", "other")).id)
         for _ in range(MAX_TRIES):
-            place.after(3600)
+            backend.after(3600)
             await here.settled()
 
         aside = await here.change(bad.id)
@@ -260,12 +260,12 @@ async def test_tags_and_annotated_tags(site: Opened, upstream: Upstream) -> None
 
 
 @on_loop
-async def test_old_changes_are_dropped(site: Opened, upstream: Upstream, place: Place) -> None:
+async def test_old_changes_are_dropped(site: Opened, upstream: Upstream, backend: Backend) -> None:
     """What waits stays, however old."""
     async with site() as here:
         await here.project(upstream.url)
         old = await here.pushed(upstream.first)
-        place.after(KEEP_SECONDS + 60)
+        backend.after(KEEP_SECONDS + 60)
         new = await here.pushed(upstream.push({"a": "1"}), upstream.first)
         changes = here.service.control_plane.repositories.changes
 

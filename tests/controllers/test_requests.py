@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from deltaci.pipeline.change import Change
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import RepositorySite
 from tests.server.rest.site import TIME
 from tests.support.upstream import Upstream, git
@@ -80,7 +80,7 @@ async def test_one_that_is_closed_is_not_worked_on_any_more(site: Opened, upstre
 
 
 @on_loop
-async def test_the_same_news_of_a_pull_request_is_one_event(site: Opened, upstream: Upstream, place: Place) -> None:
+async def test_the_same_news_of_a_pull_request_is_one_event(site: Opened, upstream: Upstream, backend: Backend) -> None:
     """Within minutes; later it can have happened again."""
     async with site() as here:
         await here.project(upstream.url)
@@ -89,7 +89,7 @@ async def test_the_same_news_of_a_pull_request_is_one_event(site: Opened, upstre
 
         first = await here.happened(told, "d1")
         second = await here.happened(told, "d2")
-        place.after(3600)
+        backend.after(3600)
         later = await here.happened(told, "d3")
 
         assert [each.is_new for each in (first, second, later)] == [True, False, True]

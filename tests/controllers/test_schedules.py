@@ -14,7 +14,7 @@ import pytest
 from deltaci.controllers.projects import Project
 from deltaci.controllers.schedules import ScheduleEntry, last_before, next_after
 from deltaci.core.instants import SECOND
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened
 from tests.server.rest.site import TENANT
 from tests.support.upstream import Upstream
@@ -86,7 +86,7 @@ async def scheduled(here: RepositorySite) -> list[Any]:
 
 
 @on_loop
-async def test_each_instant_starts_one_run(site: Opened, upstream: Upstream, place: Place) -> None:
+async def test_each_instant_starts_one_run(site: Opened, upstream: Upstream, backend: Backend) -> None:
     """At the head of the default branch then; nothing of the past, and one for all that was missed."""
     head = upstream.push({".deltaci.yml": HOURLY, ".deltaci/other.yml": HOURLY.replace("0 *", "0 5")})
     async with site() as here:
@@ -96,26 +96,26 @@ async def test_each_instant_starts_one_run(site: Opened, upstream: Upstream, pla
         wait = await schedules.look(shop)
         assert await scheduled(here) == []
         assert 0 < wait <= 3600
-        place.after(wait + 1)
+        backend.after(wait + 1)
         await asyncio.gather(*(schedules.look(shop) for _ in range(5)))
         [first] = [each for each in await scheduled(here) if each["file"] == ".deltaci.yml"]
         assert (first["commit"], first["state"], first["branch"]) == (head, "QUEUED", "main")
         newer = upstream.push({"a": "1"})
-        place.after(10 * 3600)
+        backend.after(10 * 3600)
 
     async with site() as again:
         await again.service.control_plane.repositories.schedules.look(await project(again))
         await again.service.control_plane.repositories.schedules.look(await project(again))
         caught_up = [each["commit"] for each in await scheduled(again) if each["file"] == ".deltaci.yml"]
         assert caught_up == [head, newer]
-        place.after(3600)
+        backend.after(3600)
         await again.service.control_plane.repositories.schedules.look(await project(again))
         assert len([each for each in await scheduled(again) if each["file"] == ".deltaci.yml"]) == 3
 
 
 @on_loop
 async def test_a_push_to_the_default_branch_changes_the_timetable(
-    site: Opened, upstream: Upstream, place: Place
+    site: Opened, upstream: Upstream, backend: Backend
 ) -> None:
     """What is new in it begins then; what is gone comes no more; and it can be switched off."""
     async with site() as here:
@@ -125,24 +125,24 @@ async def test_a_push_to_the_default_branch_changes_the_timetable(
         head = upstream.push({".deltaci.yml": HOURLY})
         await here.pushed(head, upstream.first)
 
-        place.after(3600)
+        backend.after(3600)
         await schedules.look(await project(here))
         assert len(await scheduled(here)) == 1
         await here.project(upstream.url, people, policies={"schedules": False})
-        place.after(3600)
+        backend.after(3600)
         await schedules.look(await project(here))
         assert len(await scheduled(here)) == 1
         await here.project(upstream.url, people)
         # Half a day away, whatever time it is now.
         later = (await here.service.store.now() // HOUR + 12) % 24
         await here.pushed(upstream.push({".deltaci.yml": HOURLY.replace("0 *", f"0 {later}")}), head)
-        place.after(3600)
+        backend.after(3600)
         await schedules.look(await project(here))
         assert {each["commit"] for each in await scheduled(here)} == {head}
 
 
 @on_loop
-async def test_branches_that_a_schedule_names(site: Opened, upstream: Upstream, place: Place) -> None:
+async def test_branches_that_a_schedule_names(site: Opened, upstream: Upstream, backend: Backend) -> None:
     """Each of them that is there, at its own head."""
     on = "on:\n  schedule:\n    - cron: '0 * * * *'\n      branches: [main, 'release/*']\n"
     named = on + "jobs:\n  a:\n    steps: [run: x]\n"
@@ -153,7 +153,7 @@ async def test_branches_that_a_schedule_names(site: Opened, upstream: Upstream, 
         await here.project(upstream.url)
         schedules = here.service.control_plane.repositories.schedules
         await schedules.look(await project(here))
-        place.after(3600)
+        backend.after(3600)
         await schedules.look(await project(here))
 
         assert {(each["branch"], each["commit"]) for each in await scheduled(here)} == {
@@ -162,20 +162,21 @@ async def test_branches_that_a_schedule_names(site: Opened, upstream: Upstream, 
 
 
 @on_loop
-async def test_two_servers_start_it_once(postgres_place: Place, tmp_path: Path, upstream: Upstream) -> None:
+async def test_two_servers_start_it_once(postgres_backend: Backend, tmp_path: Path, upstream: Upstream) -> None:
     """Whoever looks first."""
     upstream.push({".deltaci.yml": HOURLY})
     async with AsyncExitStack() as stack:
         sites = [
-            await stack.enter_async_context(opened(postgres_place, tmp_path / f"server{number}")) for number in range(2)
+            await stack.enter_async_context(opened(postgres_backend, tmp_path / f"server{number}"))
+            for number in range(2)
         ]
         await sites[0].project(upstream.url)
         shop = await project(sites[0])
         # Two servers look one after the other: far from the full hour, none of them sees it pass between.
-        postgres_place.after(3900 - await sites[0].service.store.now() // SECOND % 3600)
+        postgres_backend.after(3900 - await sites[0].service.store.now() // SECOND % 3600)
         for _ in range(3):
             await asyncio.gather(*(site.service.control_plane.repositories.schedules.look(shop) for site in sites * 2))
-            postgres_place.after(3600)
+            postgres_backend.after(3600)
         await asyncio.gather(*(site.service.control_plane.repositories.schedules.look(shop) for site in sites * 2))
         for site in sites:
             await site.settled()

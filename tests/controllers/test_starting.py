@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.controllers.site import RepositorySite
 from tests.support.upstream import PIPELINE, Upstream
 

@@ -26,7 +26,7 @@ from deltaci.server.follower import Follower
 from deltaci.storage import open_store
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Store
-from tests.contract.places import within
+from tests.contract.backends import within
 from tests.controllers import busy
 from tests.controllers.logs import checked, commit, many, one_run, whole
 

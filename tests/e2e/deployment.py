@@ -30,7 +30,7 @@ from deltaci.runner.sandbox import process_tree
 from deltaci.runner.sandbox.process_tree import JobHandle
 from deltaci.storage import open_store
 from deltaci.storage.blobs.logs import LogStore
-from tests.contract.places import within
+from tests.contract.backends import within
 from tests.e2e.proxy import Proxy
 from tests.support.fork_server import Deltaci
 from tests.support.ports import ReservedPort

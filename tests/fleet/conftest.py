@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import make_place
-from tests.contract.places import Place
+from tests.contract.backends import Backend
+from tests.contract.conftest import make_backend
 from tests.fleet.site import FleetSite, opened
 
-__all__ = ["fleet", "place"]
+__all__ = ["backend", "fleet"]
 
 
 @pytest.fixture(params=("memory", "sqlite"))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """Provide the cheap stores; tests/contract, tests/fuzz and tests/e2e use PostgreSQL too."""
-    return make_place(request.param, tmp_path, request)
+    return make_backend(request.param, tmp_path, request)
 
 
 @pytest.fixture
 def fleet(
-    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> Callable[[], AbstractAsyncContextManager[FleetSite]]:
     """Return a function that opens one more server over the same store with each call."""
     caplog.set_level(logging.DEBUG)
-    return lambda: opened(place, tmp_path / "logs", caplog)
+    return lambda: opened(backend, tmp_path / "logs", caplog)

@@ -17,7 +17,7 @@ from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from deltaci.fleet.health import HEALTH_SECONDS
 from deltaci.fleet.liveness import Fleet
-from tests.contract.places import EVERYTHING, Place, Server
+from tests.contract.backends import EVERYTHING, Backend, Server
 from tests.server.site import LEASE_IDS, RegisteredRunner, Site
 from tests.support.lab import TENANT, task
 
@@ -27,9 +27,9 @@ STEP_SECONDS = HEALTH_SECONDS / 2
 class FleetSite(Site):
     """One server of a deployment, with its fleet."""
 
-    def __init__(self, place: Place, server: Server, folder: Path) -> None:
+    def __init__(self, backend: Backend, server: Server, folder: Path) -> None:
         self.fleet = Fleet(server.store, server.engine)
-        super().__init__(place, server, folder, self.fleet)
+        super().__init__(backend, server, folder, self.fleet)
         self._last_seq = 0
 
     async def receive_events(self) -> None:
@@ -50,7 +50,7 @@ class FleetSite(Site):
     async def pass_silently(self, seconds: float, *others: FleetSite) -> None:
         """Advance the clock while no worker sends anything and all servers run their health checks."""
         for _ in range(round(seconds / STEP_SECONDS)):
-            self.place.after(STEP_SECONDS)
+            self.backend.after(STEP_SECONDS)
             await self.check(*others)
 
     async def plan(self, run_id: str = "r1", **fields: Any) -> str:
@@ -86,10 +86,10 @@ OpenFleet = Callable[[], AbstractAsyncContextManager[FleetSite]]
 
 
 @asynccontextmanager
-async def opened(place: Place, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[FleetSite]:
+async def opened(backend: Backend, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[FleetSite]:
     """Open a site; when it closes, verify its log and that no secret was logged."""
-    async with place.server(mint=LEASE_IDS.mint) as server:
-        site = FleetSite(place, server, folder)
+    async with backend.server(mint=LEASE_IDS.mint) as server:
+        site = FleetSite(backend, server, folder)
         await site.fleet.load()
         await site.receive_events()
         try:

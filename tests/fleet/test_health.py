@@ -11,7 +11,7 @@ from deltaci.core.listing import ALL_TENANTS, PRESENT_WORKERS, WORKERS
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_MISSED_CHECKS, MAX_SILENT_SECONDS
 from deltaci.storage.port import ListQuery
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.fleet.site import FleetSite, OpenFleet
 from tests.support.lab import TENANT
 
@@ -92,7 +92,7 @@ async def test_an_unresponsive_worker_recovers_before_its_message_is_processed(f
         reply = await lease.send("Heartbeat")
         assert reply.body["type"] == "StaleLease"
         assert await here.state() == IDLE
-        here.place.after(120)
+        here.backend.after(120)
         await here.server.tick()
         await here.receive_events()
         [granted] = await runner.lease()
@@ -131,7 +131,7 @@ async def test_a_worker_that_stays_silent_is_given_up_after_its_leases_ended(fle
         await here.pass_silently(MAX_SILENT_SECONDS + 2 * HEALTH_SECONDS)
         assert await here.state() == UNRESPONSIVE
 
-        here.place.after(far)
+        here.backend.after(far)
         await here.server.tick()
         await here.pass_silently(MAX_SILENT_SECONDS + 2 * HEALTH_SECONDS)
 
@@ -195,7 +195,7 @@ async def test_a_new_server_waits_for_the_whole_limit_before_it_acts(fleet: Open
         await first.plan()
         await runner.take()
     async with fleet() as here:
-        here.place.after(2 * MAX_SILENT_SECONDS)
+        here.backend.after(2 * MAX_SILENT_SECONDS)
         await here.fleet.load()
         await here.pass_silently(SILENT_SECONDS - HEALTH_SECONDS / 2)
         assert await here.state() == BUSY
@@ -214,7 +214,7 @@ async def test_a_suspended_server_or_a_clock_jump_restarts_the_measurement(fleet
         await runner.take()
         await here.check()
 
-        here.place.after(seconds)
+        here.backend.after(seconds)
         await here.check()
         await here.pass_silently(SILENT_SECONDS - HEALTH_SECONDS / 2)
         assert await here.state() == BUSY
@@ -240,7 +240,7 @@ async def test_a_worker_seen_by_one_server_is_alive_for_all(fleet: OpenFleet) ->
 
         triggers = [trigger for trigger, _ in await here.steps()]
         assert triggers.count("health_check_timeout") == 1
-        here.place.after(120)
+        here.backend.after(120)
         await here.server.tick()
         await here.receive_events()
         assert len(await here.connected(runner).lease()) == 1  # Perhaps the other server marked it; it recovers here.
@@ -267,7 +267,7 @@ async def check_concurrently(*sites: FleetSite) -> None:
 
 
 @on_loop
-async def test_concurrent_checks_of_two_servers_take_effect_once(fleet: OpenFleet, place: Place) -> None:
+async def test_concurrent_checks_of_two_servers_take_effect_once(fleet: OpenFleet, backend: Backend) -> None:
     """The second command is refused or changes nothing."""
     async with fleet() as here, fleet() as beside:
         runners = [await here.runner(f"w{number}") for number in range(5)]
@@ -276,7 +276,7 @@ async def test_concurrent_checks_of_two_servers_take_effect_once(fleet: OpenFlee
             await runner.take()
         await here.check(beside)
         await here.pass_silently(SILENT_SECONDS - HEALTH_SECONDS / 2, beside)
-        place.after(HEALTH_SECONDS / 2)
+        backend.after(HEALTH_SECONDS / 2)
 
         await check_concurrently(here, beside)
 

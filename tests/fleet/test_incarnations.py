@@ -14,7 +14,7 @@ from deltaci.core.worker import DRAINED, IDLE, PRESUMED_GONE, QUARANTINED, SHUTD
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS
 from deltaci.fleet.incarnations import Incarnations
 from deltaci.server.auth.credentials import REGISTRATION_SECONDS
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.fleet.site import FleetSite, OpenFleet
 from tests.server.site import RegisteredRunner, Reply
 from tests.support.lab import TENANT
@@ -69,11 +69,11 @@ async def test_a_removed_worker_returns_only_with_a_new_token(fleet: OpenFleet) 
     """Neither its credential nor an earlier token is accepted."""
     async with fleet() as here:
         runner = await here.runner("w1")
-        here.place.after(5)
+        here.backend.after(5)
         spares = [new_token(here, again=again) for again in (True, False)]
         await here.server.do(worker.Shutdown(id="w1", reason=worker.REMOVED, actor="user:ada"))
         await here.receive_events()
-        here.place.after(5)
+        here.backend.after(5)
 
         reply = await here.refused(lambda: runner.request("POST", "renew"))
         assert (reply.code, "was shut down" in reply.message) == ("bad_credential", True)
@@ -97,10 +97,10 @@ async def test_a_worker_that_is_presumed_gone_can_be_removed_too(fleet: OpenFlee
         incarnation = await here.incarnations.latest(TENANT, "w1")
         assert incarnation.may_return
         for by in ("user:ada", "user:bob"):
-            await here.incarnations.mark_removed(TENANT, incarnation, by, here.place.now())
+            await here.incarnations.mark_removed(TENANT, incarnation, by, here.backend.now())
 
         assert (await here.refused(lambda: runner.request("POST", "renew"))).code == "bad_credential"
-        here.place.after(5)
+        here.backend.after(5)
         back = await here.register(new_token(here, again=False))
 
         here.secrets.add(back.body["credential"])
@@ -175,9 +175,9 @@ async def test_a_token_is_valid_once_over_all_incarnations(fleet: OpenFleet) -> 
         first = here.token("w1")
         reply = await here.register(first, request_id=REQUEST_ID)
         here.secrets.add(reply.body["credential"])
-        here.place.after(5)
+        here.backend.after(5)
         await presumed_gone(here)
-        here.place.after(5)
+        here.backend.after(5)
         second = new_token(here, again=True)
 
         assert "registered" in await refused(here, first, request_id="a thief's")
@@ -201,7 +201,7 @@ async def test_a_worker_does_not_escape_its_hold_by_returning(fleet: OpenFleet) 
         await here.server.do(worker.Quarantine(id="w2", reason="odd"))
         for id in ("w1", "w2"):
             await presumed_gone(here, id)
-        here.place.after(5)
+        here.backend.after(5)
 
         assert [(await renewed(runner)).id for runner in (drained, quarantined)] == ["w1/2", "w2/2"]
         first, second = await here.worker("w1/2"), await here.worker("w2/2")
@@ -211,7 +211,7 @@ async def test_a_worker_does_not_escape_its_hold_by_returning(fleet: OpenFleet) 
         assert (await renewed(drained)).id == "w1/2"
         assert (await here.worker("w1/2")).hold == ""
         await presumed_gone(here, "w2/2")
-        here.place.after(5)
+        here.backend.after(5)
         reply = await here.register(here.signer.sign("register", "w2", TENANT, 60, again=True))
         here.secrets.add(reply.body["credential"])
 

@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.core import attempt, worker
 from deltaci.core.worker import BUSY, IDLE, QUARANTINED, SHUTDOWN
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.fleet.site import OpenFleet
 from tests.server.site import RegisteredRunner, Reply
 from tests.support.lab import TENANT
@@ -176,7 +176,7 @@ async def test_a_lost_job_goes_to_another_worker_if_there_is_an_eligible_one(fle
         lease = await bad.take(capabilities=["gpu"])
         await lease.send("AckLease")
         await lease.send("Complete", status="FAILED", exit_code=None, error_code=LOST)
-        here.place.after(600)
+        here.backend.after(600)
         await here.server.tick()
         await here.check()
         for id in ("w1", "w2", "w3"):

@@ -29,7 +29,7 @@ from deltaci.forges.status_decisions import StatusRetryPolicy, StatusState
 from deltaci.server.follower import Follower
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store
-from tests.contract.places import Place, Server, saying
+from tests.contract.backends import Backend, Server, runner_message
 from tests.forges.project_documents import ProjectDocuments
 from tests.support.lab import TENANT, Lease, task
 
@@ -80,7 +80,7 @@ class ReportingServer:
     def __init__(
         self,
         server: Server,
-        place: Place,
+        backend: Backend,
         reporter: RunReporter,
         directory: ReplaceableProjects,
         project_documents: ProjectDocuments,
@@ -88,7 +88,7 @@ class ReportingServer:
     ) -> None:
         self._directory = directory
         self.server = server
-        self.place = place
+        self.backend = backend
         self.reporter = reporter
         self.project_documents = project_documents
         self.logs = logs
@@ -99,7 +99,7 @@ class ReportingServer:
 
     async def start_run(self, id: str = "r1", *, project: str = "p", commit: str = COMMIT, **fields: Any) -> None:
         """Create a queued run with one job, or with the given jobs."""
-        self.place.after(1)
+        self.backend.after(1)
         pipeline, is_fork = fields.pop("pipeline", "build"), fields.pop("is_fork", False)
         origin = Origin(project=project, commit=commit, template=pipeline, is_fork=is_fork)
         specs = fields.pop("jobs", (task("test"),))
@@ -110,18 +110,18 @@ class ReportingServer:
     async def start_job(self, by: str = "w1") -> Lease:
         """Let a worker claim and start a job."""
         lease = await self.server.take(by)
-        await self.server.say(attempt.Start, lease)
+        await self.server.send(attempt.Start, lease)
         return lease
 
     def start_command(self, lease: Lease) -> Command:
         """Return the command by which a worker starts the job."""
-        return saying(attempt.Start, lease)
+        return runner_message(attempt.Start, lease)
 
     async def finish_job(self, lease: Lease, *, ok: bool = True, **fields: Any) -> None:
         """Let the worker complete the job."""
         facts = {} if ok else {"facts": Facts(exit_code=1)}
         code = 0 if ok else 1
-        await self.server.say(attempt.Complete, lease, is_success=ok, exit_code=code, **facts, **fields)
+        await self.server.send(attempt.Complete, lease, is_success=ok, exit_code=code, **facts, **fields)
 
     async def reported_event(self, id: str = "r1") -> Event:
         """Wait for the event by which the run is reported, and return it."""
@@ -143,7 +143,7 @@ class ReportingServer:
 
 @asynccontextmanager
 async def reporting(
-    place: Place,
+    backend: Backend,
     folder: Path,
     *,
     hosts: tuple[str, ...] = (),
@@ -155,7 +155,7 @@ async def reporting(
     is_started: bool = True,
 ) -> AsyncIterator[ReportingServer]:
     """Run a server over this store that sends statuses to forges."""
-    async with place.server(wrap) as server:
+    async with backend.server(wrap) as server:
         store: Store = server.store
         project_documents, logs = ProjectDocuments(store), LogStore(folder / "logs")
         directory = ReplaceableProjects(project_documents)
@@ -174,7 +174,7 @@ async def reporting(
         if is_started:
             reporter.start()
         try:
-            yield ReportingServer(server, place, reporter, directory, project_documents, logs)
+            yield ReportingServer(server, backend, reporter, directory, project_documents, logs)
         finally:
             await reporter.stop()
             await follower.stop()

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from deltaci.forges import check_annotations
 from deltaci.forges.status_decisions import Annotation
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse
 from tests.forges.reporting_server import COMMIT, JumpingClock, reporting
 from tests.forges.test_reporter import add_project
@@ -29,7 +29,7 @@ plain words: nothing
 
 
 @on_loop
-async def test_a_check_run_is_created_once_and_then_updated(memory: Place, tmp_path: Path) -> None:
+async def test_a_check_run_is_created_once_and_then_updated(memory: Backend, tmp_path: Path) -> None:
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge, reports="checks")
         await at.start_run(jobs=(task("unit tests"), task("deploy", "unit tests")))
@@ -63,7 +63,7 @@ async def test_a_check_run_is_created_once_and_then_updated(memory: Place, tmp_p
 
 
 @on_loop
-async def test_each_run_of_a_commit_has_its_own_check_run(memory: Place, tmp_path: Path) -> None:
+async def test_each_run_of_a_commit_has_its_own_check_run(memory: Backend, tmp_path: Path) -> None:
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge, reports="checks")
         for id in ("r1", "r2"):
@@ -86,7 +86,7 @@ def decode_jwt(word: str) -> tuple[bytes, bytes, Any]:
 
 
 @on_loop
-async def test_an_app_authenticates_and_gets_a_token(memory: Place, tmp_path: Path) -> None:
+async def test_an_app_authenticates_and_gets_a_token(memory: Backend, tmp_path: Path) -> None:
     """The token is requested once, and again after GitHub refused it."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem = key.private_bytes(
@@ -118,7 +118,7 @@ async def test_an_app_authenticates_and_gets_a_token(memory: Place, tmp_path: Pa
 
 @pytest.mark.parametrize("pem", ["no key at all", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"])
 @on_loop
-async def test_an_invalid_app_key_is_reported_without_being_shown(memory: Place, tmp_path: Path, pem: str) -> None:
+async def test_an_invalid_app_key_is_reported_without_being_shown(memory: Backend, tmp_path: Path, pem: str) -> None:
     async with (
         FakeForge() as forge,
         reporting(memory, tmp_path, hosts=(forge.host,), clock=JumpingClock()) as at,

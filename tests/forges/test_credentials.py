@@ -10,7 +10,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.forges.credentials import CACHE_SECONDS, CachedForgeProjects, default_api_url, repository_path
 from deltaci.forges.projects import OriginTargets, pipeline_name
 from deltaci.storage.blobs.store import BlobStoreUnavailable
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 
 
 class ExampleProject(Struct, frozen=True, kw_only=True):

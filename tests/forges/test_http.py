@@ -12,7 +12,7 @@ import trustme
 
 from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable, retry_after_seconds
 from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse
 
 

@@ -19,7 +19,7 @@ from deltaci.forges.webhook_event import IgnoredEvent, PullRequest, Push, pull_r
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BranchMoved, CommitBuilder, Signature
 from deltaci.git.mirrors import Repository
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.forges.merging_forge import NAME, TOKEN, ApiRequest, MergingForge
 from tests.git.test_mirrors import mirrors
 from tests.support.upstream import ZEROS, Upstream

@@ -8,7 +8,7 @@ import pytest
 
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.forges import delivery_dedupe
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.forges.payloads import (
     NOW,
     SECRET,
@@ -37,7 +37,7 @@ async def send_twice(post: WebhookSender, first: WebhookRequest, second: Webhook
 @pytest.mark.proves("ORC-I1")
 @pytest.mark.parametrize("forge", PUSHES)
 @on_loop
-async def test_a_repeated_delivery_has_no_effect(memory: Place, forge: str) -> None:
+async def test_a_repeated_delivery_has_no_effect(memory: Backend, forge: str) -> None:
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", forge)
 
@@ -55,7 +55,9 @@ async def test_a_repeated_delivery_has_no_effect(memory: Place, forge: str) -> N
     ],
 )
 @on_loop
-async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forge: str, again: WebhookRequest) -> None:
+async def test_the_same_event_has_no_effect_under_another_id(
+    memory: Backend, forge: str, again: WebhookRequest
+) -> None:
     """The id is not signed, so an eavesdropper could send a delivery again under a new one."""
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", forge)
@@ -72,7 +74,7 @@ async def test_the_same_event_has_no_effect_under_another_id(memory: Place, forg
 )
 @on_loop
 async def test_a_delivery_without_an_id_is_recognized_by_its_content(
-    memory: Place, forge: str, again: WebhookRequest
+    memory: Backend, forge: str, again: WebhookRequest
 ) -> None:
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", forge)
@@ -91,7 +93,7 @@ async def test_a_delivery_without_an_id_is_recognized_by_its_content(
     ],
 )
 @on_loop
-async def test_another_event_is_another_change(memory: Place, forge: str, other: WebhookRequest) -> None:
+async def test_another_event_is_another_change(memory: Backend, forge: str, other: WebhookRequest) -> None:
     """Also the same commit, pushed to the same branch again after another one."""
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", forge)
@@ -100,7 +102,7 @@ async def test_another_event_is_another_change(memory: Place, forge: str, other:
 
 
 @on_loop
-async def test_two_labels_added_in_the_same_second_are_two_changes(memory: Place) -> None:
+async def test_two_labels_added_in_the_same_second_are_two_changes(memory: Backend) -> None:
     """To the same pull request."""
     first, second = (
         github("pull_request", github_pull_request("labeled", label={"id": 1, "name": name}), delivery=name)
@@ -114,7 +116,7 @@ async def test_two_labels_added_in_the_same_second_are_two_changes(memory: Place
 
 
 @on_loop
-async def test_two_projects_may_receive_the_same_event(memory: Place) -> None:
+async def test_two_projects_may_receive_the_same_event(memory: Backend) -> None:
     async with memory.opened() as store, webhook_sender(store) as post:
         for name in ("p", "q"):
             await post.project_documents.add(name, "github")
@@ -126,8 +128,8 @@ async def test_two_projects_may_receive_the_same_event(memory: Place) -> None:
 
 @pytest.mark.proves("ORC-I1")
 @on_loop
-async def test_fifty_concurrent_deliveries_create_one_change(place: Place) -> None:
-    async with place.opened() as store, webhook_sender(store) as post:
+async def test_fifty_concurrent_deliveries_create_one_change(backend: Backend) -> None:
+    async with backend.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github")
 
         response = await asyncio.gather(*(post.send(PUSHES["github"]) for _ in range(50)))
@@ -138,7 +140,7 @@ async def test_fifty_concurrent_deliveries_create_one_change(place: Place) -> No
 
 
 @on_loop
-async def test_a_delivery_repeated_after_a_crash_creates_no_second_change(memory: Place) -> None:
+async def test_a_delivery_repeated_after_a_crash_creates_no_second_change(memory: Backend) -> None:
     """The change was stored, but not yet the record of the delivery."""
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github")
@@ -153,16 +155,16 @@ async def test_a_delivery_repeated_after_a_crash_creates_no_second_change(memory
 
 
 @on_loop
-async def test_deliveries_are_remembered_for_a_year(place: Place) -> None:
-    async with place.opened() as store, webhook_sender(store) as post:
+async def test_deliveries_are_remembered_for_a_year(backend: Backend) -> None:
+    async with backend.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github")
         await post.send(PUSHES["github"])
-        place.after(390 * 86400)
+        backend.after(390 * 86400)
         other = github("push", github_push(before=TAG), delivery="2")
         await post.send(other)
         assert not await delivery_dedupe.delete_expired(store)
         assert (await post.send(PUSHES["github"]))[1]["result"] == "duplicate"
-        place.after(20 * 86400)
+        backend.after(20 * 86400)
 
         assert await delivery_dedupe.delete_expired(store) == 2
         assert (await post.send(other))[1]["result"] == "duplicate"
@@ -184,7 +186,7 @@ async def test_deliveries_are_remembered_for_a_year(place: Place) -> None:
 )
 @on_loop
 async def test_a_signature_of_gitlab_is_checked_with_its_time(
-    memory: Place, sent: WebhookRequest, secret: str, is_believed: bool
+    memory: Backend, sent: WebhookRequest, secret: str, is_believed: bool
 ) -> None:
     """GitLab never sends a signing token itself, so a request with it is refused."""
     status, _, changes = await deliver(memory, "gitlab", sent, webhook_secret=secret)
@@ -193,7 +195,7 @@ async def test_a_signature_of_gitlab_is_checked_with_its_time(
 
 
 @on_loop
-async def test_one_valid_signature_of_several_is_enough(memory: Place) -> None:
+async def test_one_valid_signature_of_several_is_enough(memory: Backend) -> None:
     """While a key is rotated, GitLab sends both signatures."""
     headers, body = gitlab_signed("Push Hook", gitlab_push())
     both = {**headers, "webhook-signature": f"v1,AAAA {headers['webhook-signature']}"}
@@ -202,7 +204,7 @@ async def test_one_valid_signature_of_several_is_enough(memory: Place) -> None:
 
 
 @on_loop
-async def test_a_valid_token_does_not_outweigh_an_invalid_signature(memory: Place) -> None:
+async def test_a_valid_token_does_not_outweigh_an_invalid_signature(memory: Backend) -> None:
     headers, body = gitlab_signed("Push Hook", gitlab_push(), key=b"a guess")
 
     assert (await deliver(memory, "gitlab", WebhookRequest({**headers, "X-Gitlab-Token": SECRET}, body)))[0] == 401

@@ -14,7 +14,7 @@ from deltaci.forges.projects import ForgeProject
 from deltaci.forges.status_decisions import StatusRetryPolicy
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Document
-from tests.contract.places import Place, Wrapped, on_loop
+from tests.contract.backends import Backend, Wrapped, on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse
 from tests.forges.project_documents import ProjectDocuments
 from tests.forges.reporting_server import COMMIT, JumpingClock, ReportingServer, reporting
@@ -40,7 +40,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @on_loop
-async def test_each_status_of_a_run_is_sent(memory: Place, tmp_path: Path, kind: str) -> None:
+async def test_each_status_of_a_run_is_sent(memory: Backend, tmp_path: Path, kind: str) -> None:
     """The run is reported only after its forge accepted the outcome."""
     states, path, prefix = KINDS[kind]
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
@@ -68,9 +68,9 @@ async def test_each_status_of_a_run_is_sent(memory: Place, tmp_path: Path, kind:
 
 @pytest.mark.proves("ORC-R11")
 @on_loop
-async def test_a_run_is_not_reported_before_its_forge_has_the_outcome(place: Place, tmp_path: Path) -> None:
+async def test_a_run_is_not_reported_before_its_forge_has_the_outcome(backend: Backend, tmp_path: Path) -> None:
     gate = asyncio.Event()
-    async with FakeForge() as forge, reporting(place, tmp_path, hosts=(forge.host,)) as at:
+    async with FakeForge() as forge, reporting(backend, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge)
         await at.start_run()
         lease = await at.start_job()
@@ -87,7 +87,7 @@ async def test_a_run_is_not_reported_before_its_forge_has_the_outcome(place: Pla
 
 
 @on_loop
-async def test_the_description_names_the_failed_job(memory: Place, tmp_path: Path) -> None:
+async def test_the_description_names_the_failed_job(memory: Backend, tmp_path: Path) -> None:
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge)
         await at.start_run(jobs=(task("unit tests"), task("deploy", "unit tests")))
@@ -100,7 +100,7 @@ async def test_the_description_names_the_failed_job(memory: Place, tmp_path: Pat
 
 
 @on_loop
-async def test_planning_failures_and_cancellations_are_errors(memory: Place, tmp_path: Path) -> None:
+async def test_planning_failures_and_cancellations_are_errors(memory: Backend, tmp_path: Path) -> None:
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge)
         await at.start_run("r1")
@@ -117,7 +117,7 @@ async def test_planning_failures_and_cancellations_are_errors(memory: Place, tmp
 )
 @on_loop
 async def test_a_run_is_reported_at_once_if_its_project_sends_no_statuses(
-    memory: Place, tmp_path: Path, fields: dict[str, Any]
+    memory: Backend, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge, **fields)
@@ -131,7 +131,7 @@ async def test_a_run_is_reported_at_once_if_its_project_sends_no_statuses(
 @pytest.mark.parametrize("origin", [{"project": "nobody"}, {"project": ""}, {"commit": ""}, {"commit": "main/../x"}])
 @on_loop
 async def test_a_run_without_project_or_commit_is_reported_at_once(
-    memory: Place, tmp_path: Path, origin: dict[str, Any]
+    memory: Backend, tmp_path: Path, origin: dict[str, Any]
 ) -> None:
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge)
@@ -143,7 +143,7 @@ async def test_a_run_without_project_or_commit_is_reported_at_once(
 
 
 @on_loop
-async def test_an_unreadable_token_is_the_reason_in_the_last_event(memory: Place, tmp_path: Path) -> None:
+async def test_an_unreadable_token_is_the_reason_in_the_last_event(memory: Backend, tmp_path: Path) -> None:
     """The run is reported nevertheless."""
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge, api_token="", problem="there is no secret 'TOKEN'")
@@ -157,7 +157,7 @@ async def test_an_unreadable_token_is_the_reason_in_the_last_event(memory: Place
 
 
 @on_loop
-async def test_a_failed_request_is_repeated_until_it_succeeds(memory: Place, tmp_path: Path) -> None:
+async def test_a_failed_request_is_repeated_until_it_succeeds(memory: Backend, tmp_path: Path) -> None:
     """After errors, broken connections and timeouts, the outcome arrives and nothing older after it."""
     async with (
         FakeForge(PlannedResponse(500), "reset", "silence", PlannedResponse(502)) as forge,
@@ -173,7 +173,7 @@ async def test_a_failed_request_is_repeated_until_it_succeeds(memory: Place, tmp
 
 
 @on_loop
-async def test_retry_after_is_respected(memory: Place, tmp_path: Path) -> None:
+async def test_retry_after_is_respected(memory: Backend, tmp_path: Path) -> None:
     clock = JumpingClock()
     busy = PlannedResponse(429, {"Retry-After": "77"})
     async with (
@@ -188,7 +188,7 @@ async def test_retry_after_is_respected(memory: Place, tmp_path: Path) -> None:
 
 
 @on_loop
-async def test_an_exceeded_rate_limit_is_not_a_refusal(memory: Place, tmp_path: Path) -> None:
+async def test_an_exceeded_rate_limit_is_not_a_refusal(memory: Backend, tmp_path: Path) -> None:
     """GitHub answers 403 with the time of the reset."""
     clock = JumpingClock()
     spent = PlannedResponse(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "99999999999"})
@@ -204,7 +204,7 @@ async def test_an_exceeded_rate_limit_is_not_a_refusal(memory: Place, tmp_path: 
 
 
 @on_loop
-async def test_retry_delays_grow_and_sending_is_abandoned_at_last(memory: Place, tmp_path: Path) -> None:
+async def test_retry_delays_grow_and_sending_is_abandoned_at_last(memory: Backend, tmp_path: Path) -> None:
     """The last event of the run says so."""
     clock = JumpingClock()
     async with (
@@ -227,7 +227,7 @@ async def test_retry_delays_grow_and_sending_is_abandoned_at_last(memory: Place,
 
 @pytest.mark.parametrize("status", [301, 401, 404, 422])
 @on_loop
-async def test_a_refused_status_is_not_sent_forever(memory: Place, tmp_path: Path, status: int) -> None:
+async def test_a_refused_status_is_not_sent_forever(memory: Backend, tmp_path: Path, status: int) -> None:
     clock = JumpingClock()
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,), clock=clock) as at:
         forge.default = PlannedResponse(status, {"Location": forge.url}, {"message": "no"})
@@ -245,7 +245,7 @@ async def test_a_refused_status_is_not_sent_forever(memory: Place, tmp_path: Pat
 
 
 @on_loop
-async def test_gitlab_refusing_an_equal_state_counts_as_success(memory: Place, tmp_path: Path) -> None:
+async def test_gitlab_refusing_an_equal_state_counts_as_success(memory: Backend, tmp_path: Path) -> None:
     error = {"message": "Cannot transition status via :enqueue from :pending (Reason(s): Status cannot transition)"}
     async with (
         FakeForge(PlannedResponse(400, body=error)) as forge,
@@ -259,7 +259,7 @@ async def test_gitlab_refusing_an_equal_state_counts_as_success(memory: Place, t
 
 
 @on_loop
-async def test_an_unresponsive_forge_does_not_delay_other_projects(memory: Place, tmp_path: Path) -> None:
+async def test_an_unresponsive_forge_does_not_delay_other_projects(memory: Backend, tmp_path: Path) -> None:
     async with FakeForge() as dead, FakeForge() as alive:
         dead.default = "silence"
         async with reporting(memory, tmp_path, hosts=(dead.host, alive.host), timeout_seconds=30.0) as at:
@@ -277,7 +277,7 @@ async def test_an_unresponsive_forge_does_not_delay_other_projects(memory: Place
 
 
 @on_loop
-async def test_a_private_address_is_used_only_if_the_server_allows_it(memory: Place, tmp_path: Path) -> None:
+async def test_a_private_address_is_used_only_if_the_server_allows_it(memory: Backend, tmp_path: Path) -> None:
     async with FakeForge() as forge, reporting(memory, tmp_path, clock=JumpingClock()) as at:
         await add_project(at, forge)
         await at.start_run()
@@ -303,7 +303,7 @@ class FailingProjects:
 
 
 @on_loop
-async def test_a_failing_project_lookup_does_not_delay_other_projects(memory: Place, tmp_path: Path) -> None:
+async def test_a_failing_project_lookup_does_not_delay_other_projects(memory: Backend, tmp_path: Path) -> None:
     """Its status is sent as soon as the lookup succeeds."""
     async with (
         FakeForge() as forge,
@@ -325,7 +325,7 @@ async def test_a_failing_project_lookup_does_not_delay_other_projects(memory: Pl
 
 
 @on_loop
-async def test_of_two_runs_of_a_commit_the_newer_one_is_shown(memory: Place, tmp_path: Path) -> None:
+async def test_of_two_runs_of_a_commit_the_newer_one_is_shown(memory: Backend, tmp_path: Path) -> None:
     """The status of an older run that ends later is not sent; its last event says why."""
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge)
@@ -343,7 +343,7 @@ async def test_of_two_runs_of_a_commit_the_newer_one_is_shown(memory: Place, tmp
 
 
 @on_loop
-async def test_a_fork_does_not_change_the_status_of_our_commit(memory: Place, tmp_path: Path) -> None:
+async def test_a_fork_does_not_change_the_status_of_our_commit(memory: Backend, tmp_path: Path) -> None:
     """Anybody may open a pull request with the commit of a branch; its status stays that of our own run."""
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge)
@@ -364,7 +364,7 @@ async def test_a_fork_does_not_change_the_status_of_our_commit(memory: Place, tm
 
 
 @on_loop
-async def test_contexts_and_commits_are_independent(memory: Place, tmp_path: Path) -> None:
+async def test_contexts_and_commits_are_independent(memory: Backend, tmp_path: Path) -> None:
     other = "d" * 40
     async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
         await add_project(at, forge)
@@ -400,7 +400,7 @@ class CrashingStore(Wrapped):
 
 
 @on_loop
-async def test_a_crash_between_sending_and_recording_is_harmless(memory: Place, tmp_path: Path) -> None:
+async def test_a_crash_between_sending_and_recording_is_harmless(memory: Backend, tmp_path: Path) -> None:
     """Another server sends the status again after the claim has expired."""
     async with FakeForge() as forge:
         async with reporting(memory, tmp_path, hosts=(forge.host,), wrap=CrashingStore) as at:
@@ -417,7 +417,7 @@ async def test_a_crash_between_sending_and_recording_is_harmless(memory: Place, 
 
 
 @on_loop
-async def test_statuses_missed_while_no_server_ran_are_sent_afterwards(memory: Place, tmp_path: Path) -> None:
+async def test_statuses_missed_while_no_server_ran_are_sent_afterwards(memory: Backend, tmp_path: Path) -> None:
     async with FakeForge() as forge:
         async with reporting(memory, tmp_path, hosts=(forge.host,), is_started=False) as at:
             await add_project(at, forge)
@@ -435,12 +435,12 @@ async def test_statuses_missed_while_no_server_ran_are_sent_afterwards(memory: P
 
 
 @on_loop
-async def test_two_servers_send_each_status_once_and_in_order(servers_place: Place, tmp_path: Path) -> None:
+async def test_two_servers_send_each_status_once_and_in_order(postgres_backend: Backend, tmp_path: Path) -> None:
     async with FakeForge() as forge:
         allowed = (forge.host,)
         async with (
-            reporting(servers_place, tmp_path, hosts=allowed) as one,
-            reporting(servers_place, tmp_path, hosts=allowed) as two,
+            reporting(postgres_backend, tmp_path, hosts=allowed) as one,
+            reporting(postgres_backend, tmp_path, hosts=allowed) as two,
         ):
             await add_project(one, forge)
             for number in range(5):
@@ -460,7 +460,7 @@ async def test_two_servers_send_each_status_once_and_in_order(servers_place: Pla
 
 
 @on_loop
-async def test_after_an_expired_claim_the_newest_status_is_sent_again(memory: Place, tmp_path: Path) -> None:
+async def test_after_an_expired_claim_the_newest_status_is_sent_again(memory: Backend, tmp_path: Path) -> None:
     """A suspended server may have sent an old status after a newer one."""
     asleep = asyncio.Event()
     slow = StatusRetryPolicy(initial_seconds=0.01, max_seconds=0.05, claim_seconds=0.0)  # Its turn is over at once.

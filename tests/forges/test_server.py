@@ -17,7 +17,7 @@ from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.places import Place, legal, on_loop
+from tests.contract.backends import Backend, legal, on_loop
 from tests.controllers.site import LOCAL, PROJECT, RepositorySite
 from tests.forges.fake_forge import FakeForge
 from tests.forges.payloads import (
@@ -44,9 +44,9 @@ async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
     """Run a server. When it stops, verify its log."""
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    place = Place("sqlite", lambda at: SqliteStore(str(folder / "ci.db"), clock=at.now), origin=wall_clock)
+    backend = Backend("sqlite", lambda at: SqliteStore(str(folder / "ci.db"), clock=at.now), origin=wall_clock)
     service = Server(
-        place.store(), data, url_policy=LOCAL, allowed_forges=allowed, public_url="https://ci.example.org/"
+        backend.store(), data, url_policy=LOCAL, allowed_forges=allowed, public_url="https://ci.example.org/"
     )
     async with service:
         secrets = Secrets(service.blobs, load_server_key(data / KEY_FILE))
@@ -56,7 +56,7 @@ async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
         task = asyncio.create_task(listener.serve())
         try:
             async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS, trust_env=False) as http:
-                site = RepositorySite(place, service, listener.url, data, http)
+                site = RepositorySite(backend, service, listener.url, data, http)
                 yield site
                 legal(await site.log())
         finally:

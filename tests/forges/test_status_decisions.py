@@ -29,7 +29,7 @@ from deltaci.forges.status_decisions import (
     retry_delay_seconds,
 )
 from deltaci.storage.memory import MemoryStore
-from tests.contract.places import Place
+from tests.contract.backends import Backend
 from tests.forges.reporting_server import ReportingServer, let_others_run, reporting
 from tests.support.lab import TENANT, Lease
 
@@ -64,14 +64,14 @@ async def history(random: Random, folder: Path) -> tuple[list[tuple[str, str]], 
 
     Returns the statuses that the forge received, how the reporting of each run ended, and the ids of the runs.
     """
-    place = Place("memory", lambda _: shared)
-    shared = MemoryStore(clock=place.now)
+    backend = Backend("memory", lambda _: shared)
+    shared = MemoryStore(clock=backend.now)
     effects: list[tuple[str, str]] = []
     quick = StatusRetryPolicy(initial_seconds=0.001, max_seconds=0.005, claim_seconds=30)
     clients = [UnreliableClient(random, effects), UnreliableClient(random, effects)]
     async with (
-        reporting(place, folder, retry_policy=quick, client=clients[0]) as one,
-        reporting(place, folder, retry_policy=quick, client=clients[1]) as two,
+        reporting(backend, folder, retry_policy=quick, client=clients[0]) as one,
+        reporting(backend, folder, retry_policy=quick, client=clients[1]) as two,
     ):
         await one.project_documents.add("p", "github", TENANT, repository="o/h", api_url="https://x", api_token="t")
         ids: list[str] = []
@@ -115,8 +115,8 @@ def test_a_forge_never_goes_back_and_ends_up_with_the_truth(seed: int, tmp_path:
     ]
     assert steps == sorted(steps)
     assert steps[-1] == (len(ids) - 1, len(ORDER))
-    for place, id in enumerate(ids):
-        is_sent = (place, len(ORDER)) in steps
+    for index, id in enumerate(ids):
+        is_sent = (index, len(ORDER)) in steps
         assert is_sent or outcomes[id].startswith("superseded"), (id, outcomes[id], effects)
 
 

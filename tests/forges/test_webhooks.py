@@ -13,7 +13,7 @@ from deltaci.forges.projects import ForgeProject
 from deltaci.forges.webhook_event import TOLERANCE_SECONDS
 from deltaci.pipeline.change import Change
 from deltaci.server import webhooks
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.forges.payloads import (
     NEW,
     NOW,
@@ -38,7 +38,7 @@ from tests.forges.project_documents import TENANT, webhook_sender
 
 
 async def deliver(
-    memory: Place, forge: str, sent: WebhookRequest, **fields: Any
+    memory: Backend, forge: str, sent: WebhookRequest, **fields: Any
 ) -> tuple[int, dict[str, Any], list[Change]]:
     """Send one delivery to a new project; return the response and the changes."""
     async with memory.opened() as store, webhook_sender(store) as post:
@@ -58,7 +58,7 @@ PUSHES = {
 
 @pytest.mark.parametrize("forge", PUSHES)
 @on_loop
-async def test_a_push_becomes_a_change(memory: Place, forge: str) -> None:
+async def test_a_push_becomes_a_change(memory: Backend, forge: str) -> None:
     status, response, [change] = await deliver(memory, forge, PUSHES[forge])
 
     assert (status, response["result"]) == (202, "accepted")
@@ -81,7 +81,7 @@ TAGS = {
 
 @pytest.mark.parametrize("forge", TAGS)
 @on_loop
-async def test_a_tag_is_a_change_of_its_commit(memory: Place, forge: str) -> None:
+async def test_a_tag_is_a_change_of_its_commit(memory: Backend, forge: str) -> None:
     """An annotated tag is an object; the commit that it points to is built."""
     _, _, [change] = await deliver(memory, forge, TAGS[forge])
 
@@ -99,7 +99,7 @@ async def test_a_tag_is_a_change_of_its_commit(memory: Place, forge: str) -> Non
     ],
 )
 @on_loop
-async def test_deleting_a_branch_is_ignored(memory: Place, forge: str, sent: WebhookRequest) -> None:
+async def test_deleting_a_branch_is_ignored(memory: Backend, forge: str, sent: WebhookRequest) -> None:
     status, response, changes = await deliver(memory, forge, sent)
 
     assert (status, response) == (202, {"result": "ignored", "why": "the branch 'main' was deleted"})
@@ -117,7 +117,7 @@ def pull_request_event(forge: str, **fields: Any) -> WebhookRequest:
 @pytest.mark.parametrize(("head_repo", "is_fork"), [("same", False), ("fork", True), (None, True)])
 @on_loop
 async def test_a_pull_request_is_trusted_only_from_the_same_repository(
-    memory: Place, forge: str, head_repo: Any, is_fork: bool
+    memory: Backend, forge: str, head_repo: Any, is_fork: bool
 ) -> None:
     """A deleted head repository counts as a fork."""
     _, _, [change] = await deliver(memory, forge, pull_request_event(forge, head_repo=head_repo))
@@ -136,7 +136,7 @@ async def test_a_pull_request_is_trusted_only_from_the_same_repository(
 @pytest.mark.parametrize(("source", "is_fork"), [(15, False), (16, True), (None, True)])
 @on_loop
 async def test_a_merge_request_is_trusted_only_from_the_same_project(
-    memory: Place, source: int | None, is_fork: bool
+    memory: Backend, source: int | None, is_fork: bool
 ) -> None:
     sent = gitlab("Merge Request Hook", gitlab_merge_request(source=source))
 
@@ -166,7 +166,7 @@ async def test_a_merge_request_is_trusted_only_from_the_same_project(
 )
 @on_loop
 async def test_actions_of_a_merge_request_have_the_names_of_pipelines(
-    memory: Place, payload: Any, action: str | None
+    memory: Backend, payload: Any, action: str | None
 ) -> None:
     status, response, changes = await deliver(memory, "gitlab", gitlab("Merge Request Hook", payload))
 
@@ -184,14 +184,14 @@ async def test_actions_of_a_merge_request_have_the_names_of_pipelines(
     ],
 )
 @on_loop
-async def test_actions_of_gitea_have_the_names_of_pipelines(memory: Place, theirs: str, ours: str) -> None:
+async def test_actions_of_gitea_have_the_names_of_pipelines(memory: Backend, theirs: str, ours: str) -> None:
     _, _, [change] = await deliver(memory, "gitea", gitea("pull_request", gitea_pull_request(theirs)))
 
     assert change.action == ours
 
 
 @on_loop
-async def test_a_ping_is_answered(memory: Place) -> None:
+async def test_a_ping_is_answered(memory: Backend) -> None:
     status, response, changes = await deliver(
         memory, "github", github("ping", {"zen": "Design for failure.", "hook_id": 1})
     )
@@ -216,7 +216,7 @@ async def test_a_ping_is_answered(memory: Place) -> None:
 )
 @on_loop
 async def test_an_irrelevant_event_is_ignored_with_a_reason(
-    memory: Place, forge: str, sent: WebhookRequest, why: str
+    memory: Backend, forge: str, sent: WebhookRequest, why: str
 ) -> None:
     status, response, changes = await deliver(memory, forge, sent)
 
@@ -234,7 +234,7 @@ async def test_an_irrelevant_event_is_ignored_with_a_reason(
     ],
 )
 @on_loop
-async def test_events_of_other_repositories_are_ignored(memory: Place, repository: str, result: str) -> None:
+async def test_events_of_other_repositories_are_ignored(memory: Backend, repository: str, result: str) -> None:
     """The webhook of a whole organization sends them, with one secret for all."""
     _, response, changes = await deliver(memory, "github", PUSHES["github"], repository=repository)
 
@@ -242,14 +242,14 @@ async def test_events_of_other_repositories_are_ignored(memory: Place, repositor
 
 
 @on_loop
-async def test_a_bare_repository_has_the_name_of_its_project(memory: Place) -> None:
+async def test_a_bare_repository_has_the_name_of_its_project(memory: Backend) -> None:
     _, _, [change] = await deliver(memory, "git", PUSHES["git"], repository="gates")
 
     assert change.repository == "gates"
 
 
 @on_loop
-async def test_the_total_size_of_bodies_in_memory_is_limited(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_total_size_of_bodies_in_memory_is_limited(memory: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The room is released afterwards."""
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github")
@@ -303,7 +303,7 @@ NOT_BELIEVED = {
 
 @pytest.mark.parametrize("case", NOT_BELIEVED)
 @on_loop
-async def test_an_unauthenticated_delivery_changes_nothing(memory: Place, case: str) -> None:
+async def test_an_unauthenticated_delivery_changes_nothing(memory: Backend, case: str) -> None:
     forge, sent = NOT_BELIEVED[case]
     headers = {name: value.encode("latin-1").decode("latin-1") for name, value in sent.headers.items()}
 
@@ -315,7 +315,7 @@ async def test_an_unauthenticated_delivery_changes_nothing(memory: Place, case: 
 
 
 @on_loop
-async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_and_as_late(memory: Place) -> None:
+async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_and_as_late(memory: Backend) -> None:
     """Otherwise anybody could list the projects of a server."""
     clock = asyncio.get_running_loop().time
     async with memory.opened() as store, webhook_sender(store) as post:
@@ -340,7 +340,7 @@ async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_an
 
 
 @on_loop
-async def test_a_project_without_a_secret_accepts_no_delivery(memory: Place) -> None:
+async def test_a_project_without_a_secret_accepts_no_delivery(memory: Backend) -> None:
     """Anybody could sign with an empty secret."""
     async with memory.opened() as store, webhook_sender(store) as post:
         unsigned = {
@@ -374,7 +374,7 @@ async def test_a_project_without_a_secret_accepts_no_delivery(memory: Place) -> 
     ],
 )
 @on_loop
-async def test_a_signed_but_invalid_event_is_refused(memory: Place, sent: WebhookRequest, status: int) -> None:
+async def test_a_signed_but_invalid_event_is_refused(memory: Backend, sent: WebhookRequest, status: int) -> None:
     actual_status, response, changes = await deliver(memory, "github", sent)
 
     assert (actual_status, response["result"], changes) == (status, "refused", [])
@@ -401,14 +401,16 @@ def signed(body: bytes, **headers: str) -> WebhookRequest:
     ],
 )
 @on_loop
-async def test_bytes_that_are_no_event_are_refused(memory: Place, sent: WebhookRequest, status: int, code: str) -> None:
+async def test_bytes_that_are_no_event_are_refused(
+    memory: Backend, sent: WebhookRequest, status: int, code: str
+) -> None:
     actual_status, response, changes = await deliver(memory, "github", sent)
 
     assert (actual_status, response["code"], changes) == (status, code, [])
 
 
 @on_loop
-async def test_a_body_that_is_too_large_is_refused_unread(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_too_large_is_refused_unread(memory: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "MAX_BYTES", 2000)
     big = github("push", github_push(filler="x" * 3000))
 
@@ -425,7 +427,7 @@ async def test_a_body_that_is_too_large_is_refused_unread(memory: Place, monkeyp
 
 
 @on_loop
-async def test_a_webhook_url_names_a_tenant_and_a_project(memory: Place) -> None:
+async def test_a_webhook_url_names_a_tenant_and_a_project(memory: Backend) -> None:
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github", tenant="default")
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import PLACES, contract_dsn, make_place
-from tests.contract.places import Place
+from tests.contract.backends import Backend
+from tests.contract.conftest import BACKENDS, contract_dsn, make_backend
 from tests.fuzz import profile
 
-__all__ = ["contract_dsn", "place"]
+__all__ = ["backend", "contract_dsn"]
 
 
-@pytest.fixture(params=PLACES if profile.SCALE > 1 else ("postgres",))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+@pytest.fixture(params=BACKENDS if profile.SCALE > 1 else ("postgres",))
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """PostgreSQL, which accepts the fewest texts; in `make fuzz` all stores."""
-    return make_place(request.param, tmp_path, request)
+    return make_backend(request.param, tmp_path, request)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

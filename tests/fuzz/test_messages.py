@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 from deltaci.protocol.routes import REFUSALS, ROOT
-from tests.contract.places import Place
+from tests.contract.backends import Backend
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
 from tests.fuzz.profile import fuzzed
 from tests.server.site import REQUIRED_FIELDS, RegisteredRunner, Reply, RunnerLease, Site, open_site
@@ -100,17 +100,17 @@ class Bench:
 
 
 @pytest.fixture
-def bench(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
+def bench(backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
     """The application over each of the stores."""
-    with _open(place, tmp_path, caplog) as found:
+    with _open(backend, tmp_path, caplog) as found:
         yield found
 
 
 @contextmanager
-def _open(place: Place, folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
+def _open(backend: Backend, folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
     @asynccontextmanager
     async def whole() -> AsyncIterator[tuple[Site, RegisteredRunner]]:
-        async with open_site(place, folder / "logs", caplog) as site:
+        async with open_site(backend, folder / "logs", caplog) as site:
             yield site, await site.runner(slots=1000)
 
     with asyncio.Runner() as loop:

@@ -24,7 +24,7 @@ from deltaci.engine import feed
 from deltaci.server.rest.http import query_parameters, ranges
 from deltaci.server.rest.http.cursors import encode_cursor
 from deltaci.server.rest.live import prefers_stream
-from tests.contract.places import Place, legal
+from tests.contract.backends import Backend, legal
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
 from tests.fuzz.profile import fuzzed
 
@@ -107,12 +107,12 @@ def judged(answer: Answer) -> Answer:
 
 
 @pytest.fixture
-def desk(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Desk]:
+def desk(backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Desk]:
     """The application over each of the stores; at the end its log is legal and it has nothing to complain about."""
 
     @asynccontextmanager
     async def whole() -> AsyncIterator[Server]:
-        async with Server(place.store(), tmp_path) as service:
+        async with Server(backend.store(), tmp_path) as service:
             yield service
             legal(await feed.read(service.store, 0, 1_000_000))
 

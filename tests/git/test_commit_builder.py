@@ -14,7 +14,7 @@ from deltaci.git import mirrors
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BranchMoved, CommitBuilder, MergeConflict, Signature
 from deltaci.git.mirrors import Mirrors
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.controllers.merge_queue.site import LOCAL
 from tests.support.upstream import Upstream, git
 

@@ -16,7 +16,7 @@ from deltaci.git.command import SERVER, Git, GitFailed, GitRemote, environment
 from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.git.repository import is_commit, is_ref
 from deltaci.git.url_policy import UrlPolicy
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.support.upstream import Upstream, git
 
 LOCAL = UrlPolicy(frozenset({"file"}))

@@ -9,7 +9,7 @@ import pytest
 from deltaci.core.errors import Refused
 from deltaci.git import url_policy
 from deltaci.git.url_policy import ALLOWABLE, Address, UrlPolicy, is_public
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 
 PUBLIC = UrlPolicy()
 ALL = UrlPolicy(frozenset(ALLOWABLE))

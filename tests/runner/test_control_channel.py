@@ -16,7 +16,7 @@ from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.runner import control_channel
 from deltaci.runner.client import RunnerClient
 from deltaci.runner.control_channel import ControlChannel
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 
 
 def cancel(lease_id: str) -> CancelRequested:

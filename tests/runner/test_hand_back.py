@@ -15,7 +15,7 @@ from deltaci.runner.job import JobRunner
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.sandbox import Executors
 from deltaci.runner.sandbox.cell_pool import CellPool
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.runner.leased_job import TENANT, JobServer, running_server
 
 

@@ -23,7 +23,7 @@ from deltaci.runner.tls import TlsConfig
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.auth.oidc import OidcIssuer
 from deltaci.server.tls import server_context
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.live import LiveServer, run_server
 from tests.support.certificates import HERE, Authority, uri
 from tests.support.oidc_issuer import AUDIENCE, tiny_issuer

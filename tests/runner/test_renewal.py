@@ -18,7 +18,7 @@ from deltaci.runner.agent import Agent
 from deltaci.runner.registration import CREDENTIAL_FILE, CredentialProvider
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.auth.oidc import OidcIssuer
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.live import LiveServer, run_server
 from tests.support.oidc_issuer import AUDIENCE, tiny_issuer
 

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import make_place
-from tests.contract.places import Place
+from tests.contract.backends import Backend
+from tests.contract.conftest import make_backend
 from tests.server.site import Site, open_site
 
-__all__ = ["place", "site"]
+__all__ = ["backend", "site"]
 
 
 @pytest.fixture(params=("memory", "sqlite"))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """The stores of the contract that cost little; tests/contract, tests/fuzz and tests/e2e use PostgreSQL too."""
-    return make_place(request.param, tmp_path, request)
+    return make_backend(request.param, tmp_path, request)
 
 
 @pytest.fixture
 def site(
-    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> Callable[[], AbstractAsyncContextManager[Site]]:
     """Opens the server over this place."""
     caplog.set_level(logging.DEBUG)
-    return lambda: open_site(place, tmp_path / "logs", caplog)
+    return lambda: open_site(backend, tmp_path / "logs", caplog)

@@ -33,7 +33,7 @@ from deltaci.server.runner_api.uploads import UploadHandlers, UploadLimits
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.blobs.memory import MemoryBlobStore
-from tests.contract.places import Place, Server
+from tests.contract.backends import Backend, Server
 from tests.support.lab import TENANT
 
 KEY = b"k" * 32
@@ -71,11 +71,11 @@ class Reply(NamedTuple):
 class Site:
     """A server with the runner protocol over a store. Every response is checked."""
 
-    def __init__(self, place: Place, server: Server, folder: Path, fleet: Fleet | None = None) -> None:
-        self.place = place
+    def __init__(self, backend: Backend, server: Server, folder: Path, fleet: Fleet | None = None) -> None:
+        self.backend = backend
         self.server = server
         self.logs = LogStore(folder, max_bytes=1000)
-        self.signer = Signer(KEY, lambda: place.now() / SECOND)
+        self.signer = Signer(KEY, lambda: backend.now() / SECOND)
         self.incarnations = Incarnations(server.store)
         registry = RunnerRegistry(server.engine, self.signer, incarnations=self.incarnations)
         self.control = ControlHub(server.store, LEASE_IDS)
@@ -281,10 +281,10 @@ OpenSite = Callable[[], AbstractAsyncContextManager[Site]]
 
 
 @asynccontextmanager
-async def open_site(place: Place, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Site]:
+async def open_site(backend: Backend, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Site]:
     """Open a site, and check the event log and secrets when it closes."""
-    async with place.server(mint=LEASE_IDS.mint) as server:
-        site = Site(place, server, folder)
+    async with backend.server(mint=LEASE_IDS.mint) as server:
+        site = Site(backend, server, folder)
         try:
             yield site
         finally:

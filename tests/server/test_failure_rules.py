@@ -9,7 +9,7 @@ from deltaci.core.failures import FailureRule
 from deltaci.server.failure_rules import CACHE_SECONDS, KIND, FailureRules
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import Document
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 
 OWN = "rules: [{name: own, class: INFRA, signals: 11}]"
 SERVER = FailureRule(name="of-the-server", failure_class="USER", is_retryable=False, signals=(11,))

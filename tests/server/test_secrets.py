@@ -15,7 +15,7 @@ from deltaci.server import secrets as sealing
 from deltaci.server.secrets import MAX_BYTES, MIN_CHARACTERS, JobScope, Secrets, SecretScope, is_from_fork, job_scope_of
 from deltaci.storage.blobs.keys import secret_key
 from deltaci.storage.blobs.memory import MemoryBlobStore
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.site import KEY, OpenSite, Reply, RunnerLease, Site
 from tests.support.lab import TENANT
 

@@ -19,7 +19,7 @@ from deltaci.protocol import messages as wire
 from deltaci.runner.client import Unreachable
 from deltaci.runner.tls import InvalidTlsFiles, TlsConfig
 from deltaci.server.tls import Peer, server_context
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.live import LiveServer, run_server
 from tests.support.certificates import HERE, Authority, Pair, uri
 

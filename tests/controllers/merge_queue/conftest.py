@@ -11,7 +11,7 @@ import pytest
 
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.places import Place
+from tests.contract.backends import Backend
 from tests.controllers.merge_queue.site import Site, Streams, opened
 from tests.support.upstream import Upstream
 
@@ -19,9 +19,9 @@ Opened = Callable[..., AbstractAsyncContextManager[Site]]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def backend(tmp_path: Path) -> Backend:
     """Where the servers keep everything."""
-    return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "ci.db"), clock=place.now), origin=wall_clock)
+    return Backend("sqlite", lambda backend: SqliteStore(str(tmp_path / "ci.db"), clock=backend.now), origin=wall_clock)
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def streams(tmp_path: Path) -> Streams:
 
 
 @pytest.fixture
-def site(place: Place, streams: Streams, tmp_path: Path) -> Opened:
+def site(backend: Backend, streams: Streams, tmp_path: Path) -> Opened:
     """Opens a server."""
 
     def open(folder: str = "server", **options: Any) -> AbstractAsyncContextManager[Site]:
-        return opened(place, streams, tmp_path / folder, **options)
+        return opened(backend, streams, tmp_path / folder, **options)
 
     return open

@@ -35,7 +35,7 @@ from deltaci.git.mirrors import Mirrors
 from deltaci.process import ProcessResult
 from deltaci.storage.port import Document, Store
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.places import Wrapped
+from tests.contract.backends import Wrapped
 from tests.controllers.merge_queue.site import LOCAL, PROJECT, TENANT, Site, Streams
 from tests.support.upstream import Upstream, git
 

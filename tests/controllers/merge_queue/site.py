@@ -23,7 +23,7 @@ from deltaci.git.commit_builder import CommitBuilder
 from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.storage.port import Store
-from tests.contract.places import Place
+from tests.contract.backends import Backend
 from tests.support.upstream import Upstream, git
 
 LOCAL: Final = UrlPolicy(frozenset({"file"}))
@@ -235,7 +235,7 @@ class Site:
 
 @asynccontextmanager
 async def opened(
-    place: Place,
+    backend: Backend,
     streams: Streams,
     folder: Path,
     *,
@@ -245,7 +245,7 @@ async def opened(
     **options: Any,
 ) -> AsyncIterator[Site]:
     """A server at work."""
-    async with place.server(wrap) as server:
+    async with backend.server(wrap) as server:
         mirrors = Mirrors(folder, LOCAL, lambda *_: "", git)
         site = Site(server.store, server.engine, mirrors, streams, **options)
         if await site.projects.find(TENANT, PROJECT) is None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from deltaci.core.failures import Facts
-from tests.contract.places import Place, within
+from tests.contract.backends import Backend, within
 from tests.controllers.merge_queue.conftest import Opened
 from tests.controllers.merge_queue.site import GOOD, Streams
 from tests.support.upstream import git
@@ -19,7 +19,7 @@ METHODS = ("merge", "merge", "merge", "squash", "fast-forward")
 @pytest.mark.parametrize("seed", [1])
 @within(180)
 async def test_the_base_ends_with_exactly_the_good_ones(
-    site: Opened, streams: Streams, place: Place, seed: int
+    site: Opened, streams: Streams, backend: Backend, seed: int
 ) -> None:
     """Bad ones, conflicts, lost tests and a base that others push to; every place of the base was tested."""
     random = Random(seed)
@@ -54,7 +54,7 @@ async def test_the_base_ends_with_exactly_the_good_ones(
             await here.settle()
             if len(here.told) == COUNT:
                 break
-            place.after(700)
+            backend.after(700)
             while await here.engine.tick():
                 pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.controllers.merge_queue.conftest import Opened
 from tests.controllers.merge_queue.site import GOOD, Streams
 from tests.support.upstream import git

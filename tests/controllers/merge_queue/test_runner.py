@@ -16,7 +16,7 @@ from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome
 from deltaci.controllers.projects import Project
 from deltaci.engine import feed
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.places import within
+from tests.contract.backends import within
 from tests.controllers.merge_queue.site import LOCAL, PROJECT, Streams
 from tests.support.upstream import Upstream, git
 

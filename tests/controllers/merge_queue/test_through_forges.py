@@ -8,7 +8,7 @@ import pytest
 from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.landing import ForgeLanding, PushLanding
 from deltaci.forges.projects import ForgeProject
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.controllers.merge_queue.conftest import Opened
 from tests.controllers.merge_queue.site import Streams
 from tests.forges.merging_forge import NAME, TOKEN, MergingForge

@@ -18,7 +18,7 @@ from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.server.follower import Follower
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.merge_queue.conftest import Opened
 from tests.controllers.merge_queue.site import TENANT, Site, Streams
 from tests.support.upstream import Upstream, git
@@ -33,15 +33,15 @@ def pushed(upstream: Upstream, files: dict[str, str | None]) -> str:
     return upstream.push(files, "from the side")
 
 
-async def later(here: Site, place: Place, seconds: float) -> None:
+async def later(here: Site, backend: Backend, seconds: float) -> None:
     """Let time pass, and what is due happen."""
-    place.after(seconds)
+    backend.after(seconds)
     while await here.engine.tick():
         pass
 
 
 @on_loop
-async def test_a_broken_runner_puts_nobody_out(site: Opened, streams: Streams, place: Place) -> None:
+async def test_a_broken_runner_puts_nobody_out(site: Opened, streams: Streams, backend: Backend) -> None:
     """The test is made again, by a run of its own, for as long as it takes; people see why."""
     async with site() as here:
         await here.enter(streams.made("w", {"a": "1\n"}))
@@ -55,7 +55,7 @@ async def test_a_broken_runner_puts_nobody_out(site: Opened, streams: Streams, p
             runs.add(batch.run_id)
             assert batch.tries < 3
             assert batch.tries == 0 or "RUNNER_STARTUP: no room" in batch.problem
-            await later(here, place, 1000)
+            await later(here, backend, 1000)
 
         assert here.merged() == {"w"}
         assert len(runs) == 3
@@ -63,7 +63,7 @@ async def test_a_broken_runner_puts_nobody_out(site: Opened, streams: Streams, p
 
 
 @on_loop
-async def test_a_test_run_that_somebody_cancels_is_made_again(site: Opened, streams: Streams, place: Place) -> None:
+async def test_a_test_run_that_somebody_cancels_is_made_again(site: Opened, streams: Streams, backend: Backend) -> None:
     """That says nothing about what it tested."""
     async with site() as here:
         await here.enter(streams.made("w", {"a": "1\n"}))
@@ -73,7 +73,7 @@ async def test_a_test_run_that_somebody_cancels_is_made_again(site: Opened, stre
         await here.calm()
         [again] = (await here.view()).batches
         assert again.run_id != batch.run_id
-        await later(here, place, 2)
+        await later(here, backend, 2)
         await here.settle()
 
         assert here.merged() == {"w"}
@@ -81,14 +81,16 @@ async def test_a_test_run_that_somebody_cancels_is_made_again(site: Opened, stre
 
 @pytest.mark.parametrize("facts", [Facts(error_code="TIMED_OUT"), Facts(failed_tests=("t",), flaky_tests=("t",))])
 @on_loop
-async def test_what_fails_at_every_attempt_is_bad(site: Opened, streams: Streams, place: Place, facts: Facts) -> None:
+async def test_what_fails_at_every_attempt_is_bad(
+    site: Opened, streams: Streams, backend: Backend, facts: Facts
+) -> None:
     """One that never ends in time, or whose flaky tests never pass, would otherwise be tested for ever."""
     async with site() as here:
         await here.enter(streams.made("w", {"a": "1\n"}))
         here.tester.troubles = [facts] * 3
         for _ in range(3):
             await here.settle()
-            await later(here, place, 1000)
+            await later(here, backend, 1000)
         await here.settle()
 
         assert not here.told["w"].is_merged
@@ -213,7 +215,7 @@ async def test_who_does_not_hear_is_told_again(site: Opened, streams: Streams, m
 
 @on_loop
 async def test_one_whose_commits_cannot_be_had_does_not_hold_up_the_others(
-    site: Opened, streams: Streams, place: Place
+    site: Opened, streams: Streams, backend: Backend
 ) -> None:
     """It waits, people see why, and it is merged when they are there."""
     async with site() as here:
@@ -225,14 +227,14 @@ async def test_one_whose_commits_cannot_be_had_does_not_hold_up_the_others(
         [waiting] = (await here.view()).entries
         assert (waiting.id, waiting.tries > 0, "cannot fetch" in waiting.problem) == ("w", True, True)
         away.rename(streams.file("w"))
-        await later(here, place, 1000)
+        await later(here, backend, 1000)
         await here.settle()
 
         assert here.files() == {"a", "b"}
 
 
 @on_loop
-async def test_a_repository_that_says_no_is_asked_again(site: Opened, streams: Streams, place: Place) -> None:
+async def test_a_repository_that_says_no_is_asked_again(site: Opened, streams: Streams, backend: Backend) -> None:
     """A protected branch is nobody's fault who waits: it is shown, and tried again later."""
     hook = streams.upstream.bare / "hooks" / "pre-receive"
     async with site() as here:
@@ -246,7 +248,7 @@ async def test_a_repository_that_says_no_is_asked_again(site: Opened, streams: S
         assert (view.tries >= 1, view.batches[0].doing) == (True, "landing")
         assert not await here.queue.leave(TENANT, "shop", "main", "w")
         hook.unlink()
-        await later(here, place, 2)
+        await later(here, backend, 2)
         await here.settle()
 
         assert here.merged() == {"w"}
@@ -254,7 +256,7 @@ async def test_a_repository_that_says_no_is_asked_again(site: Opened, streams: S
 
 
 @on_loop
-async def test_a_repository_that_is_away_is_waited_for(site: Opened, streams: Streams, place: Place) -> None:
+async def test_a_repository_that_is_away_is_waited_for(site: Opened, streams: Streams, backend: Backend) -> None:
     """While it cannot be reached nobody is put out."""
     bare = streams.upstream.bare
     async with site() as here:
@@ -264,7 +266,7 @@ async def test_a_repository_that_is_away_is_waited_for(site: Opened, streams: St
         await here.settle()
         assert "git" in (await here.view()).problem
         away.rename(bare)
-        await later(here, place, 2)
+        await later(here, backend, 2)
         await here.settle()
 
         assert here.merged() == {"w"}
@@ -348,7 +350,7 @@ async def test_another_server_makes_the_same_commits(site: Opened, streams: Stre
 
 
 @on_loop
-async def test_a_server_goes_on_where_another_one_landed(site: Opened, streams: Streams, place: Place) -> None:
+async def test_a_server_goes_on_where_another_one_landed(site: Opened, streams: Streams, backend: Backend) -> None:
     """What the next batch stands on is on the base by then; it is tested already, and is not tested again."""
 
     class Once:
@@ -368,7 +370,7 @@ async def test_a_server_goes_on_where_another_one_landed(site: Opened, streams: 
         await one.settle()
         assert one.merged() == {"a"}
         await one.queue.stop()
-        await later(two, place, 10)
+        await later(two, backend, 10)
         two.queue.start()
         await two.settle()
 
@@ -393,7 +395,7 @@ async def test_one_that_makes_no_sense_does_not_get_into_the_line(
 
 @on_loop
 async def test_two_servers_at_once_merge_everybody_once(
-    site: Opened, streams: Streams, place: Place, monkeypatch: pytest.MonkeyPatch
+    site: Opened, streams: Streams, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even when neither waits for the other."""
 
@@ -414,7 +416,7 @@ async def test_two_servers_at_once_merge_everybody_once(
             if not any(worked):
                 if not await sites[0].queue.queues(TENANT):
                     break
-                await later(sites[0], place, 1000)  # A push that lost its race is tried again later.
+                await later(sites[0], backend, 1000)  # A push that lost its race is tried again later.
 
         told = {**sites[0].told, **sites[1].told}
         assert {id for id, each in told.items() if each.is_merged} == {"w0", "w2", "w3", "w5"}

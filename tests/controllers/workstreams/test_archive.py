@@ -15,7 +15,7 @@ from deltaci.audit.verify import verify
 from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.archive import NotEndedError, archive, place
 from deltaci.storage.blobs.logs import LogStore
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.controllers.logs import checked
 from tests.controllers.workstreams.streams import (
     BASE,

@@ -12,7 +12,7 @@ import pytest
 from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.metrics import WorkstreamTimes, WorkstreamTimesCache, metrics
 from deltaci.core import job, run
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.controllers.workstreams.streams import (
     BASE,
     HEAD,

@@ -16,7 +16,7 @@ from deltaci.audit.verify import verify
 from deltaci.core import job, run
 from deltaci.core.job import Job
 from deltaci.engine import feed
-from tests.contract.places import within
+from tests.contract.backends import within
 from tests.controllers.workstreams.twenty import FILES, Planted, planted
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed
 from tests.e2e.test_pushes import Person

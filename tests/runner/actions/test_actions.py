@@ -14,7 +14,7 @@ from deltaci.runner.actions import node, python
 from deltaci.runner.actions.artifacts import download, upload
 from deltaci.runner.actions.cache import cache
 from deltaci.runner.actions.context import JobContext, StepFailed
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.runner.leased_job import LeasedJob, running_server
 from tests.runner.scenarios import run_scenario, run_scenario_on
 

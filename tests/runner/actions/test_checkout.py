@@ -27,7 +27,7 @@ from deltaci.runner.workspace.source_policy import (
     make_remote,
 )
 from deltaci.server.secrets import Secrets
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.e2e.pipes import Death
 from tests.runner.leased_job import TENANT, LeasedJob
 from tests.runner.scenarios import run_scenario

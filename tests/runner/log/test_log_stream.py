@@ -9,7 +9,7 @@ from deltaci.core.errors import Refused
 from deltaci.runner.client import RunnerClient, Unreachable
 from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.runner.log.stream import CHUNK_BYTES, TAIL_LINES, LogStream
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 
 PARTS = 1000
 

@@ -15,7 +15,7 @@ from deltaci.runner.sandbox.container import ContainerCell
 from deltaci.runner.sandbox.zygote import Zygote
 from deltaci.runner.steps import service_containers as module
 from deltaci.runner.steps.service_containers import ServiceContainers
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.runner.leased_job import LeasedJob
 from tests.runner.scenarios import run_scenario
 

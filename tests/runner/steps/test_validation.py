@@ -15,7 +15,7 @@ from deltaci.runner.sandbox import Exit
 from deltaci.runner.steps.sequence import StepSequence
 from deltaci.runner.steps.validation import MAX_READ_BYTES, RuleChecker
 from deltaci.runner.transfers import JobStopped
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.runner.leased_job import LeasedJob
 from tests.runner.scenarios import run_scenario
 from tests.runner.steps.test_report_values import COVERAGE_JSON, COVERAGE_XML

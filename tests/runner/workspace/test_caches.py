@@ -15,7 +15,7 @@ from deltaci.runner.workspace import caches as caches_module
 from deltaci.runner.workspace.caches import Caches
 from deltaci.runner.workspace.layout import layout_for
 from deltaci.storage.blobs import keys
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.runner.leased_job import TENANT, LeasedJob, running_server
 
 RULE = {"key": "deps", "paths": ["~/deps", "tool"]}

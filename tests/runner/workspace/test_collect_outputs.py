@@ -20,7 +20,7 @@ from deltaci.runner.transfers import JobStopped
 from deltaci.runner.workspace import collect_outputs
 from deltaci.runner.workspace.collect_outputs import CollectedOutputs, OutputCollector
 from deltaci.storage.blobs import keys
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.runner.leased_job import TENANT, LeasedJob, running_server
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.core.worker import IDLE, Worker
 from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS, Signer, load_server_key
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.site import OpenSite, RegisteredRunner, Site
 from tests.support.lab import TENANT
 
@@ -69,15 +69,15 @@ async def test_tokens_end(site: OpenSite) -> None:
     """What was copied from a disk long ago must be worth nothing."""
     async with site() as here:
         runner, token = await here.runner(), here.token("w2")
-        here.place.after(CREDENTIAL_SECONDS - 60)
+        here.backend.after(CREDENTIAL_SECONDS - 60)
         fresh = await runner.request("POST", "renew")
         here.secrets.add(fresh.body["credential"])
 
-        here.place.after(61)
+        here.backend.after(61)
 
         assert await knocks(here, runner.credential) == (401, "expired_credential")
         assert (await RegisteredRunner(here, "w1", fresh.body["credential"]).request("POST", "renew")).status == 200
-        here.place.after(REGISTRATION_SECONDS)
+        here.backend.after(REGISTRATION_SECONDS)
         late = await here.refused(lambda: here.register(token))
         assert (late.status, late.code) == (401, "expired_credential")
 

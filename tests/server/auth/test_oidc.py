@@ -20,7 +20,7 @@ from deltaci.protocol import messages as wire
 from deltaci.server.auth.oidc import CACHE_SECONDS, MAX_FETCH_BYTES, REFRESH_SECONDS, OidcIssuer
 from deltaci.server.runner_api.message_handlers import Runner
 from deltaci.storage.port import Unavailable
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.live import run_server
 from tests.support.oidc_issuer import AUDIENCE, CONFIGURATION, TinyIssuer, made, tiny_issuer
 

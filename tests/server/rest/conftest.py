@@ -13,22 +13,24 @@ import pytest
 
 from deltaci.storage.memory import wall_clock
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.conftest import contract_dsn, make_place
-from tests.contract.places import Place
+from tests.contract.backends import Backend
+from tests.contract.conftest import contract_dsn, make_backend
 from tests.server.rest.site import ApiSite, opened
 
-__all__ = ["contract_dsn", "place", "site"]
+__all__ = ["backend", "contract_dsn", "site"]
 
 
 @pytest.fixture(params=("sqlite",))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """Return the store under test."""
     if request.param == "sqlite":
-        return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "api.db"), clock=place.now), origin=wall_clock)
-    return make_place(request.param, tmp_path, request)
+        return Backend(
+            "sqlite", lambda backend: SqliteStore(str(tmp_path / "api.db"), clock=backend.now), origin=wall_clock
+        )
+    return make_backend(request.param, tmp_path, request)
 
 
 @pytest.fixture
-def site(place: Place, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[ApiSite]]:
+def site(backend: Backend, tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[ApiSite]]:
     """Return a function that starts the server on this store."""
-    return lambda: opened(place, tmp_path / "data")
+    return lambda: opened(backend, tmp_path / "data")

@@ -18,7 +18,7 @@ from deltaci.core.events import Event
 from deltaci.engine import feed
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.storage.port import Store
-from tests.contract.places import Place, legal
+from tests.contract.backends import Backend, legal
 
 WAIT_SECONDS: Final = 30.0
 TIME: Final = "2026-01-04T08:00:00Z"
@@ -157,8 +157,8 @@ class ScriptedRunner:
 class ApiSite:
     """A running server."""
 
-    def __init__(self, place: Place, service: Server, url: str, folder: Path, http: httpx.AsyncClient) -> None:
-        self.place = place
+    def __init__(self, backend: Backend, service: Server, url: str, folder: Path, http: httpx.AsyncClient) -> None:
+        self.backend = backend
         self.service = service
         self.url = url
         self.folder = folder
@@ -211,16 +211,16 @@ class ApiSite:
 
 
 @asynccontextmanager
-async def opened(place: Place, folder: Path) -> AsyncIterator[ApiSite]:
+async def opened(backend: Backend, folder: Path) -> AsyncIterator[ApiSite]:
     """Start a server and check its log when it is closed."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Server(place.store(), folder) as service:
+    async with Server(backend.store(), folder) as service:
         listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         limits = httpx.Limits(max_connections=100)
         try:
             async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS, limits=limits) as http:
-                site = ApiSite(place, service, listener.url, folder, http)
+                site = ApiSite(backend, service, listener.url, folder, http)
                 yield site
                 legal(await site.log())
         finally:

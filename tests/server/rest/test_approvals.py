@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tests.contract.places import on_both_stores, on_loop, within
+from tests.contract.backends import on_both_stores, on_loop, within
 from tests.server.rest.site import ApiSite, all_runs, gate, task
 from tests.support.budget import budget
 
@@ -98,7 +98,7 @@ async def test_an_undecided_gate_expires(site: Opened) -> None:
         ada = await here.key("ada", "run", "approve")
         id = await ada.start(gate("g", expires_seconds=60))
 
-        here.place.after(61)
+        here.backend.after(61)
         run = await here.until(ada, id, "REPORTED")
 
         assert (run["status"], run["jobs"][0]["reason"]) == ("FAILED", "APPROVAL_EXPIRED")

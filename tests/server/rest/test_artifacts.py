@@ -14,7 +14,7 @@ import pytest
 from deltaci.server.rest import files
 from deltaci.server.rest.http.streaming import content_disposition
 from deltaci.storage.blobs import keys
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.server.rest.following import open_response
 from tests.server.rest.site import ApiSite, task
 
@@ -24,12 +24,14 @@ DATA = bytes(range(256)) * 10
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def backend(tmp_path: Path) -> Backend:
     """Return the SQLite store: artifacts do not depend on the store."""
     from deltaci.storage.memory import wall_clock
     from deltaci.storage.sqlite import SqliteStore
 
-    return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "api.db"), clock=place.now), origin=wall_clock)
+    return Backend(
+        "sqlite", lambda backend: SqliteStore(str(tmp_path / "api.db"), clock=backend.now), origin=wall_clock
+    )
 
 
 # -- refusals

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

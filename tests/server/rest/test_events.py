@@ -15,7 +15,7 @@ from deltaci.core.events import Event, to_json_line
 from deltaci.server.auth import revalidate
 from deltaci.server.rest import event_streams, live
 from deltaci.server.rest.live import prefers_stream
-from tests.contract.places import Place, on_both_stores, on_loop, within
+from tests.contract.backends import Backend, on_both_stores, on_loop, within
 from tests.server.rest.following import OpenResponse, StreamEvent, open_stream
 from tests.server.rest.site import TIME, ApiSite, Caller, ScriptedRunner, opened, task
 
@@ -179,10 +179,10 @@ async def test_a_stream_sends_events_as_they_happen(site: Opened) -> None:
 
 @on_both_stores
 @within(600)
-async def test_two_hundred_streams_get_exactly_their_own_run(place: Place, tmp_path: Path) -> None:
+async def test_two_hundred_streams_get_exactly_their_own_run(backend: Backend, tmp_path: Path) -> None:
     """Each gets all events of its run in order, while all runs are in progress."""
-    count = RUNS[place.name]
-    async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
+    count = RUNS[backend.name]
+    async with opened(backend, tmp_path / "data") as here, AsyncExitStack() as stack:
         ada, runner = await here.key(), await here.register_runner(slots=count)
         some = asyncio.Semaphore(10)
 
@@ -213,11 +213,11 @@ async def test_two_hundred_streams_get_exactly_their_own_run(place: Place, tmp_p
 
 @on_both_stores
 @on_loop
-async def test_a_stream_has_events_that_another_server_committed(place: Place, tmp_path: Path) -> None:
+async def test_a_stream_has_events_that_another_server_committed(backend: Backend, tmp_path: Path) -> None:
     """Servers that share a database share its log."""
-    if place.name != "postgres":
+    if backend.name != "postgres":
         pytest.skip("one process has a SQLite file for itself")
-    async with opened(place, tmp_path / "data") as one, opened(place, tmp_path / "data") as other:
+    async with opened(backend, tmp_path / "data") as one, opened(backend, tmp_path / "data") as other:
         ada = await one.key()
         id = await ada.start(task("build"))
         async with open_stream(other.url, f"/runs/{id}/events", ada.token) as answer:
@@ -231,11 +231,13 @@ async def test_a_stream_has_events_that_another_server_committed(place: Place, t
 
 
 @on_loop
-async def test_an_idle_stream_sends_heartbeats(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_stream_sends_heartbeats(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proxies and clients would otherwise take the connection for dead."""
     monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(event_streams, "TICK_SECONDS", 0.05)
-    async with opened(place, tmp_path / "data") as here:
+    async with opened(backend, tmp_path / "data") as here:
         ada = await here.key()
         async with open_stream(here.url, "/events", ada.token) as answer:
             assert await answer.read_chunk() == b"retry: 1000\n\n"
@@ -266,10 +268,12 @@ async def test_a_stream_continues_while_jobs_of_a_reported_run_are_stopping(site
 
 
 @on_loop
-async def test_a_stream_ends_when_its_key_ends(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_ends_when_its_key_ends(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stream must not stay open with a key that expired or was revoked."""
     monkeypatch.setattr(revalidate, "CHECK_SECONDS", 0.1)
-    async with opened(place, tmp_path / "data") as here:
+    async with opened(backend, tmp_path / "data") as here:
         short, long = await here.key("ada", "read", expires_seconds=60), await here.key("bob", "read")
         async with (
             open_stream(here.url, "/events", short.token) as expires,
@@ -298,9 +302,9 @@ async def test_a_stopping_server_ends_its_streams(site: Opened) -> None:
 
 
 @on_loop
-async def test_a_disconnected_client_is_removed(place: Place, tmp_path: Path) -> None:
+async def test_a_disconnected_client_is_removed(backend: Backend, tmp_path: Path) -> None:
     """Neither its channel nor its count among the streams remains."""
-    async with opened(place, tmp_path / "data") as here:
+    async with opened(backend, tmp_path / "data") as here:
         ada = await here.key()
         id = await ada.start(task("build"))
         async with open_stream(here.url, f"/runs/{id}/events", ada.token) as answer:
@@ -314,11 +318,13 @@ async def test_a_disconnected_client_is_removed(place: Place, tmp_path: Path) ->
 
 
 @on_loop
-async def test_the_number_of_streams_is_limited(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_streams_is_limited(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One tenant cannot use all of them."""
     monkeypatch.setattr(event_streams, "MAX_STREAMS", 3)
     monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_TENANT", 2)
-    async with opened(place, tmp_path / "data") as here, AsyncExitStack() as stack:
+    async with opened(backend, tmp_path / "data") as here, AsyncExitStack() as stack:
         ada, eve = await here.key(), await here.key("eve", tenant="other")
         for _ in range(2):
             answer = await stack.enter_async_context(open_stream(here.url, "/events", ada.token))

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from deltaci.core.failures import RULES
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, Caller, ScriptedRunner, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

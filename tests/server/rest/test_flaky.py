@@ -13,7 +13,7 @@ from deltaci.controllers import flaky as control
 from deltaci.controllers.flaky import KIND, FlakyTestTracker
 from deltaci.core import flaky
 from deltaci.storage.port import Document
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, Caller, ScriptedRunner, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

@@ -12,7 +12,7 @@ import pytest
 from deltaci.server import test_reports
 from deltaci.server.rest import history
 from deltaci.server.rest import tests as tested
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, Caller, ScriptedRunner, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

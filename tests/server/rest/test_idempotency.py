@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import pytest
 
-from tests.contract.places import Place, on_both_stores, on_loop, within
+from tests.contract.backends import Backend, on_both_stores, on_loop, within
 from tests.server.rest.site import ApiSite, all_runs, opened, storm, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -85,14 +85,14 @@ async def test_an_invalid_idempotency_key_is_refused(site: Opened) -> None:
 @on_both_stores
 @within(120)
 async def test_a_thousand_concurrent_repeats_create_one_run(
-    place: Place, tmp_path_factory: pytest.TempPathFactory
+    backend: Backend, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """With two servers on PostgreSQL and one on SQLite."""
     folder = tmp_path_factory.mktemp("data")
     async with AsyncExitStack() as stack:
-        sites = [await stack.enter_async_context(opened(place, folder))]
-        if place.name == "postgres":
-            sites.append(await stack.enter_async_context(opened(place, folder)))
+        sites = [await stack.enter_async_context(opened(backend, folder))]
+        if backend.name == "postgres":
+            sites.append(await stack.enter_async_context(opened(backend, folder)))
         ada = await sites[0].key("ada", "run")
         body = json.dumps(BODY).encode()
         request = (

@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.api.routes import ROUTES, Route
 from deltaci.pipeline.change import Change
-from tests.contract.places import on_both_stores, on_loop
+from tests.contract.backends import on_both_stores, on_loop
 from tests.server.rest.site import ApiSite, Caller, Reply, gate, task
 from tests.support.workstream_context import SPEC, StandIn
 

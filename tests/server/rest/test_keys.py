@@ -15,7 +15,7 @@ from deltaci.core.errors import Refused
 from deltaci.server.auth.callers import INCLUDED, REMEMBERED_SECONDS, ApiKeys
 from deltaci.server.auth.credentials import Signer
 from deltaci.storage.memory import MemoryStore
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.server.rest.site import ApiSite, Caller
 from tests.server.rest.test_isolation import path_of
 
@@ -81,7 +81,9 @@ async def test_a_revoked_key_is_refused(site: Opened) -> None:
 
 
 @on_loop
-async def test_the_secret_of_a_key_is_only_in_its_first_response(site: Opened, place: Place, tmp_path: Path) -> None:
+async def test_the_secret_of_a_key_is_only_in_its_first_response(
+    site: Opened, backend: Backend, tmp_path: Path
+) -> None:
     """A reader of the database cannot use the keys in it."""
     async with site() as here:
         admin = await here.key("ada", "admin")

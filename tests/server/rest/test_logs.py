@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.server.rest.http.ranges import BadRange, requested_range, requested_start
 from deltaci.storage.blobs.logs import LogStore
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.server.rest.following import open_response
 from tests.server.rest.site import ApiSite, gate, opened, task
 
@@ -27,12 +27,14 @@ NUMBERS = st.integers(0, 50)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def backend(tmp_path: Path) -> Backend:
     """Return the SQLite store: logs do not depend on the store."""
     from deltaci.storage.memory import wall_clock
     from deltaci.storage.sqlite import SqliteStore
 
-    return Place("sqlite", lambda place: SqliteStore(str(tmp_path / "api.db"), clock=place.now), origin=wall_clock)
+    return Backend(
+        "sqlite", lambda backend: SqliteStore(str(tmp_path / "api.db"), clock=backend.now), origin=wall_clock
+    )
 
 
 # -- ranges
@@ -351,9 +353,9 @@ async def test_following_ends_after_the_given_time_and_when_the_server_stops(sit
 
 
 @on_loop
-async def test_a_disconnected_follower_is_removed(place: Place, tmp_path: Path) -> None:
+async def test_a_disconnected_follower_is_removed(backend: Backend, tmp_path: Path) -> None:
     """Neither the event streams nor the log store keep a reference to it."""
-    async with opened(place, tmp_path / "data") as here:
+    async with opened(backend, tmp_path / "data") as here:
         ada, runner = await here.key(), await here.register_runner()
         id = await ada.start(task("build"))
         lease = await runner.take()

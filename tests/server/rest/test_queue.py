@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deltaci.server.rest import queue
-from tests.contract.places import on_both_stores, on_loop
+from tests.contract.backends import on_both_stores, on_loop
 from tests.server.rest.site import ApiSite, Caller, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.engine.requests import Overloaded
 from deltaci.server.tenants import RateLimited, RequestSlots, TokenBucket
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

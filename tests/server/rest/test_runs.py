@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.places import on_both_stores, on_loop
+from tests.contract.backends import on_both_stores, on_loop
 from tests.server.rest.site import ApiSite, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.server.rest.site import ApiSite, ScriptedRunner, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -106,7 +106,7 @@ async def test_a_job_receives_the_secrets_that_match_its_run(site: Opened, about
 
 
 @on_loop
-async def test_a_value_is_in_no_response_and_no_stored_byte(site: Opened, place: Place) -> None:
+async def test_a_value_is_in_no_response_and_no_stored_byte(site: Opened, backend: Backend) -> None:
     """In every response, every file and every event."""
     async with site() as here:
         admin = await here.key("ada", "admin")

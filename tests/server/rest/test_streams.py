@@ -16,7 +16,7 @@ from deltaci.core.events import Event, with_seq
 from deltaci.server.rest import event_streams
 from deltaci.server.rest.event_streams import EventStreams, Frame, Subscription
 from deltaci.storage.sqlite import SqliteStore
-from tests.contract.places import Place, fact, on_loop, write
+from tests.contract.backends import Backend, new_event, on_loop, write
 from tests.server.rest.following import open_stream
 from tests.server.rest.site import ApiSite
 
@@ -26,7 +26,7 @@ SEEDS = range(60)
 
 def committed(seq: int, tenant: str, run_id: str, **fields: Any) -> Event:
     """Return an event with a seq."""
-    made = with_seq(fact(f"e{seq}", run_id=run_id), seq)
+    made = with_seq(new_event(f"e{seq}", run_id=run_id), seq)
     return msgspec.structs.replace(made, tenant=tenant, **fields)
 
 
@@ -171,14 +171,15 @@ async def test_a_slow_reader_gets_everything_and_does_not_delay_others(
 ) -> None:
     """It reads nothing while more is sent than any buffer holds; another reader gets all of it meanwhile."""
     monkeypatch.setattr(event_streams, "MAX_BUFFERED_BYTES", 100_000)
-    place = Place("sqlite", lambda _: SqliteStore(str(tmp_path / "slow.db")))
-    async with Server(place.store(), tmp_path) as service:
+    backend = Backend("sqlite", lambda _: SqliteStore(str(tmp_path / "slow.db")))
+    async with Server(backend.store(), tmp_path) as service:
         listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         try:
-            token = ApiSite(place, service, listener.url, tmp_path, None).operator().token  # type: ignore[arg-type]
+            token = ApiSite(backend, service, listener.url, tmp_path, None).operator().token  # type: ignore[arg-type]
             facts = [
-                msgspec.structs.replace(fact(f"e{n}"), tenant="default", metadata={"x": "y" * 8000}) for n in range(50)
+                msgspec.structs.replace(new_event(f"e{n}"), tenant="default", metadata={"x": "y" * 8000})
+                for n in range(50)
             ]
             async with (
                 open_stream(listener.url, "/events", token, buffer=4096) as slow,

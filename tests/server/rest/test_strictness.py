@@ -11,7 +11,7 @@ from deltaci.api.schemas.inputs import MAX_BODY_BYTES, RunQuery, WorkerQuery
 from deltaci.core.errors import Refused
 from deltaci.server.rest.http import query_parameters
 from deltaci.server.rest.http.app import MAX_MESSAGE_CHARS
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, task
 
 NAMES = [f"{n:0100}" for n in range(1000)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

@@ -12,7 +12,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import APPROVAL, JobSpec
 from deltaci.core.run import Run
-from tests.contract.places import within
+from tests.contract.backends import within
 from tests.server.rest.site import TENANT, ApiSite, Caller, ScriptedRunner, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
@@ -104,7 +104,7 @@ class RunFactory:
     async def timeout(self) -> str:
         id = await self.ada.start(self._urgent_task(), plan={"timeout_seconds": 5})
         await self.runner.take()
-        self.here.place.after(6)
+        self.here.backend.after(6)
         await self.here.until(self.ada, id, "TIMEOUT")
         return id
 

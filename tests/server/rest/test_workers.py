@@ -9,7 +9,7 @@ import httpx
 
 from deltaci.app import registration_token
 from deltaci.core import worker
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, Caller, ScriptedRunner
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]

@@ -10,7 +10,7 @@ import pytest
 
 from deltaci.controllers.merge_queue.records import BatchSplit, BatchView, EntryView, QueueView
 from deltaci.core import job
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.rest.site import TENANT, ApiSite, ScriptedRunner, task
 from tests.support.workstream_context import BASE, SPEC, StandIn
 

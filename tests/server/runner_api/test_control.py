@@ -20,7 +20,7 @@ from deltaci.server import follower
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.lease_ids import LeaseIds
 from deltaci.storage.port import Unavailable
-from tests.contract.places import Place, Wrapped, on_loop
+from tests.contract.backends import Backend, Wrapped, on_loop
 from tests.contract.test_runs import planned
 from tests.server.runner_api.test_messages import BOTH, SPEC, Make, cancel, of_queue
 from tests.server.site import KEY, LEASE_IDS, OpenSite, RegisteredRunner, open_site
@@ -129,7 +129,7 @@ async def test_a_cancel_reaches_an_open_long_poll(site: OpenSite, make: Make, mo
 
         assert (message.lease_id, message.job_id) == (held.id, held.granted.job_id)
         assert (message.reason, message.deadline_seconds) == ("RUN_CANCELED", 30)
-        assert abs(from_datetime(message.ts) - here.place.now()) < 10 * SECOND
+        assert abs(from_datetime(message.ts) - here.backend.now()) < 10 * SECOND
         assert (await held.send("CancelAck")).body["accepted"] is True
 
 
@@ -142,7 +142,7 @@ async def test_an_earlier_cancel_is_returned_at_once(site: OpenSite, make: Make)
         await here.listen()
         held = await make(here)
         await cancel(held)
-        here.place.after(10)
+        here.backend.after(10)
 
         [message] = await held.runner.control(held.id, wait_seconds=60)
 
@@ -226,10 +226,10 @@ async def test_a_disconnected_poll_is_removed(site: OpenSite) -> None:
 
 @on_loop
 async def test_a_cancel_at_one_server_reaches_a_poll_at_another(
-    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any server can compute the lease ids that another one granted, so a load balancer may choose either."""
-    async with open_site(place, tmp_path / "1", caplog) as one, open_site(place, tmp_path / "2", caplog) as two:
+    async with open_site(backend, tmp_path / "1", caplog) as one, open_site(backend, tmp_path / "2", caplog) as two:
         await two.listen()
         held = await of_queue(one)
         there = RegisteredRunner(two, "w1", held.runner.credential)
@@ -259,7 +259,7 @@ def test_a_lease_id_is_computed_only_from_the_key_and_the_salt() -> None:
 @on_loop
 async def test_a_lease_created_with_another_key_gets_its_cancel_by_heartbeat(site: OpenSite) -> None:
     """The library draws random lease ids, and the server's key may have been replaced."""
-    async with site() as here, here.place.server() as library:
+    async with site() as here, here.backend.server() as library:
         runner = await here.runner()
         await here.server.enqueue("q1", spec=SPEC)
         [claimed] = await library.claim("w1")
@@ -281,7 +281,7 @@ async def test_the_id_of_every_live_lease_can_be_computed(site: OpenSite) -> Non
         held = await of_queue(here)
         assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == held.id
 
-        here.place.after(121)
+        here.backend.after(121)
         await here.server.tick()
         assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == ""
         again = await held.runner.take()
@@ -319,11 +319,11 @@ class Shaky(Wrapped):
 
 @on_loop
 async def test_no_event_is_lost_or_repeated_while_the_store_is_unavailable(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The follower continues where it stopped."""
     monkeypatch.setattr(follower, "RETRY_SECONDS", 0.01)
-    async with place.server() as server:
+    async with backend.server() as server:
         store, heard = Shaky(server.store), asyncio.Queue[Event]()
         following = follower.Follower(store)
 

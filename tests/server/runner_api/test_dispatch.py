@@ -22,7 +22,7 @@ from deltaci.server.follower import Follower
 from deltaci.server.runner_api import nats_dispatch
 from deltaci.server.runner_api.nats_dispatch import Dispatcher
 from deltaci.storage.memory import MemoryStore
-from tests.contract.places import Server, birth, on_loop
+from tests.contract.backends import Server, new_attempt, on_loop
 from tests.support.lab import TENANT
 from tests.support.nats_server import NatsServer
 
@@ -92,7 +92,7 @@ async def bench(nats_server: NatsServer) -> AsyncIterator[Bench]:
 async def test_what_waits_is_told_at_the_start_and_what_comes_as_it_comes(nats_server: NatsServer) -> None:
     """By tenant and queue, with nothing in it that gives a right to anything."""
     async with bench(nats_server) as here:
-        await here.server.engine.do_all([birth(f"old{n}") for n in range(3)])
+        await here.server.engine.do_all([new_attempt(f"old{n}") for n in range(3)])
         await here.server.take()  # The first one: nobody has to be told of it.
 
         async with here.dispatching():
@@ -109,7 +109,7 @@ async def test_what_waits_is_told_at_the_start_and_what_comes_as_it_comes(nats_s
 async def test_two_servers_that_tell_the_same_tell_it_once(nats_server: NatsServer) -> None:
     """Any number of them may run; the stream knows what was told."""
     async with bench(nats_server) as here, here.dispatching(), here.dispatching():
-        await here.server.engine.do_all([birth(f"a{n}") for n in range(5)])
+        await here.server.engine.do_all([new_attempt(f"a{n}") for n in range(5)])
 
         await here.told(10)
 
@@ -158,7 +158,7 @@ async def test_what_waits_for_long_is_told_again_and_does_not_pile_up(
 async def test_a_stream_that_is_lost_is_made_anew_with_all_that_waits(nats_server: NatsServer, is_killed: bool) -> None:
     """Whoever removes it, or loses its disk, has lost hints."""
     async with bench(nats_server) as here, here.dispatching():
-        await here.server.engine.do_all([birth(f"a{n}") for n in range(3)])
+        await here.server.engine.do_all([new_attempt(f"a{n}") for n in range(3)])
         await here.told(3)
 
         await here.client.close()  # Who overhears a subject would look like a stream that is slow to answer.

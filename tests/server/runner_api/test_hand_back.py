@@ -6,7 +6,7 @@ import asyncio
 
 from deltaci.core import attempt
 from deltaci.core.attempt import Attempt
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.runner_api.test_log import held_lease
 from tests.server.site import OpenSite, stale_reason
 

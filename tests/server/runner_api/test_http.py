@@ -10,7 +10,7 @@ import pytest
 from deltaci.core import attempt
 from deltaci.protocol import messages as wire
 from deltaci.storage.port import Unavailable
-from tests.contract.places import on_loop, put, write
+from tests.contract.backends import on_loop, put, write
 from tests.contract.test_unreadable import broken
 from tests.server.site import OpenSite, RegisteredRunner, RunnerLease, Site
 

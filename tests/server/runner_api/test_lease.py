@@ -16,7 +16,7 @@ from deltaci.core.worker import Worker
 from deltaci.engine import waiters
 from deltaci.protocol.messages import MAX_SECONDS, MAX_SPEC_BYTES, JobSpec, LeaseGranted
 from deltaci.storage import commit_hints
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.contract.test_runs import planned
 from tests.server.site import OpenSite, RegisteredRunner, RunnerLease, stale_reason
 from tests.support.lab import TENANT, task
@@ -207,7 +207,7 @@ async def test_a_large_specification_is_read_under_the_lease(site: OpenSite) -> 
         assert (elsewhere.status, elsewhere.code) == (404, "not_found")
         assert stale_reason(stolen, held.id) == "UNKNOWN_LEASE"
         assert (without.status, without.code) == (400, "bad_request")
-        here.place.after(120)
+        here.backend.after(120)
         assert stale_reason(await spec_of(runner, held.granted), held.id) == "LEASE_EXPIRED"
 
 
@@ -221,9 +221,9 @@ class Waits:
         self.begun = asyncio.Event()
         original = waiters.Waiter.wait
 
-        async def turn(place: waiters.Waiter, *, is_first: bool = False) -> waiters.ClaimPermit | None:
+        async def turn(waiter: waiters.Waiter, *, is_first: bool = False) -> waiters.ClaimPermit | None:
             self.begun.set()
-            return await original(place, is_first=is_first)
+            return await original(waiter, is_first=is_first)
 
         monkeypatch.setattr(waiters.Waiter, "wait", turn)
         monkeypatch.setattr(commit_hints, "POLL_SECONDS", math.inf)
@@ -305,7 +305,7 @@ async def test_a_runner_that_was_told_of_attempts_gets_these_or_hears_that_they_
         for n in range(3):
             await here.server.enqueue(f"q{n}", spec=SPEC)
         await here.server.enqueue("arm", spec=SPEC, queue_key="arm")
-        await here.server.enqueue("later", spec=SPEC, run_at=here.place.now() + 10**9)
+        await here.server.enqueue("later", spec=SPEC, run_at=here.backend.now() + 10**9)
         wanted = ["q1", "arm", "later", "never", "q0"]
 
         taken = await _told_of(first, wanted)

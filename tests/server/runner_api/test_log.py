@@ -6,7 +6,7 @@ import pytest
 
 from deltaci.core import ids
 from deltaci.storage.blobs import disk_reserve
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.site import OpenSite, RunnerLease, Site, stale_reason
 
 
@@ -115,7 +115,7 @@ async def test_nothing_is_written_after_the_lease_expired(site: OpenSite, is_fou
         held = await held_lease(here)
         await held.send("Heartbeat")
         await held.log(0, b"before")
-        here.place.after(120)
+        here.backend.after(120)
         if is_found:
             await here.server.tick()
 
@@ -165,7 +165,7 @@ async def test_every_lease_has_its_own_log(site: OpenSite) -> None:
         held = await held_lease(here)
         await held.send("Heartbeat")
         await held.log(0, b"first")
-        here.place.after(120)
+        here.backend.after(120)
         await here.server.tick()
         second = await (await here.runner("w2")).take()
 

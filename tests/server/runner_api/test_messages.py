@@ -12,7 +12,7 @@ from deltaci.core import attempt, job, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import STALE_REASONS
 from deltaci.protocol.messages import LeaseGranted
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.contract.test_runs import planned
 from tests.server.site import REQUIRED_FIELDS, OpenSite, RegisteredRunner, RunnerLease, Site, stale_reason
 from tests.support.lab import task
@@ -124,12 +124,12 @@ async def test_a_message_that_contradicts_itself_is_refused(site: OpenSite) -> N
 async def expired(held: RunnerLease) -> None:
     """Nobody has noticed it yet but the clock."""
     await held.send("Heartbeat")
-    held.runner.site.place.after(120)
+    held.runner.site.backend.after(120)
 
 
 async def revoked(held: RunnerLease) -> None:
     """It was not acknowledged in time."""
-    held.runner.site.place.after(31)
+    held.runner.site.backend.after(31)
     await held.runner.site.server.tick()
 
 
@@ -225,7 +225,7 @@ async def test_how_far_the_runner_is_is_kept_for_people(site: OpenSite, make: Ma
         await held.send("Heartbeat")
 
         assert (await record(held)).progress == {**told, "current_step": "x" * 500, "log_bytes": 7}
-        here.place.after(121)
+        here.backend.after(121)
         await here.server.tick()
         again = await held.runner.take()
         assert (await record(again)).progress is None
@@ -250,7 +250,7 @@ async def test_a_job_is_taken_kept_and_completed(site: OpenSite, make: Make) -> 
         assert (await held.send("AckLease")).body == kept
         assert (await record(held)).state == attempt.STARTING
         for _ in range(3):
-            here.place.after(100)
+            here.backend.after(100)
             assert (await held.send("Heartbeat", progress={"percent": 35, "message": "…"})).body == kept
         assert (await record(held)).state == attempt.RUNNING
         done = await held.send(
@@ -365,13 +365,13 @@ async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite
     async with site() as here:
         held = await make(here)
         await held.send("AckLease")
-        here.place.after(50)
+        here.backend.after(50)
 
         again = await held.send("AckLease")
 
         # PostgreSQL's clock also runs by itself.
         assert 60 <= again.body["new_lease_ttl_seconds"] <= 70
-        here.place.after(70)
+        here.backend.after(70)
         assert await held.stale("AckLease") == "LEASE_EXPIRED"
 
 
@@ -399,7 +399,7 @@ async def test_a_cancel_is_told_by_the_next_answer_and_confirmed(site: OpenSite,
         held = await make(here)
         await held.send("AckLease")
         await cancel(held)
-        here.place.after(10)
+        here.backend.after(10)
 
         told = (await held.send("Heartbeat")).body
         acked = (await held.send("AckLease")).body
@@ -448,7 +448,7 @@ async def test_who_does_not_stop_in_time_is_stale(site: OpenSite, make: Make) ->
         held = await make(here)
         await held.send("Heartbeat")
         await cancel(held)
-        here.place.after(31)
+        here.backend.after(31)
         await here.server.tick()
 
         assert (await record(held)).state == attempt.CANCELED
@@ -463,7 +463,7 @@ async def test_who_does_not_stop_in_time_is_stale(site: OpenSite, make: Make) ->
 @on_loop
 async def test_a_lease_that_came_from_the_queue_means_the_same(site: OpenSite) -> None:
     """A runner may pull its lease from the queue and say the rest to the server: one lease, one set of rules."""
-    async with site() as here, here.place.queue(tenant="acme") as queue:
+    async with site() as here, here.backend.queue(tenant="acme") as queue:
         runner = await here.runner()
         for n in range(2):
             await queue.enqueue(SPEC, dedupe_key=str(n))
@@ -487,6 +487,6 @@ async def test_a_lease_that_came_from_the_queue_means_the_same(site: OpenSite) -
         await queue.cancel(held.attempt_id)
         assert (await held.send("Heartbeat")).body["cancel_requested"] is True
         assert (await held.send("CancelAck")).body["accepted"] is True
-        here.place.after(121)
+        here.backend.after(121)
         assert await lost.stale("Complete") == "LEASE_EXPIRED"
         assert (await queue.get(held.attempt_id)).status == "failed"

@@ -12,7 +12,7 @@ from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.site import OpenSite, RegisteredRunner, Reply, RunnerLease, Site
 from tests.support.lab import TENANT
 

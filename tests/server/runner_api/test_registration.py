@@ -11,7 +11,7 @@ from deltaci.core.decide import Plan
 from deltaci.core.run import Run
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, Worker
 from deltaci.server.auth.credentials import CREDENTIAL_SECONDS, REGISTRATION_SECONDS
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.site import OpenSite, RegisteredRunner, Reply, Site
 from tests.support.lab import TENANT, task
 
@@ -69,10 +69,10 @@ async def test_a_used_token_is_refused(site: OpenSite) -> None:
 
         for request_id in ("", "another", OWN + " ", OWN[:-1]):
             assert "registered already" in await kept_out(here, token, request_id=request_id)
-        here.place.after(3600)
+        here.backend.after(3600)
         assert "registered already" in await kept_out(here, token, request_id="another")
         assert "registered already" in await kept_out(here, here.token("w1"), request_id=OWN)
-        here.place.after(CREDENTIAL_SECONDS)
+        here.backend.after(CREDENTIAL_SECONDS)
         assert (await runner.request("POST", "renew")).code == "expired_credential"
 
 
@@ -104,7 +104,7 @@ async def test_a_repeat_is_refused_after_the_token_expired_or_the_runner_was_rem
         await entered(here, other, request_id=OWN)
         await here.server.do(worker.Shutdown(id="w2"))
 
-        here.place.after(61)
+        here.backend.after(61)
 
         late = await here.refused(lambda: here.register(token, request_id=OWN))
         assert late.code == "expired_credential"
@@ -120,13 +120,13 @@ async def test_a_runner_that_lost_its_credential_registers_with_a_recovery_token
     async with site() as here:
         early = again(here)
         await here.runner("w1")
-        here.place.after(5)
+        here.backend.after(5)
         spare = again(here)
-        here.place.after(1)
+        here.backend.after(1)
         token = again(here)
 
         assert "at least as new as this one" in await kept_out(here, early)
-        here.place.after(1)
+        here.backend.after(1)
         runner = await entered(here, token, capabilities=["linux"])
 
         assert await runner.lease() == []
@@ -141,9 +141,9 @@ async def test_a_registration_with_a_recovery_token_is_safe_to_repeat(site: Open
     async with site() as here:
         await here.runner("w1")
         here.secrets.add(OWN)
-        here.place.after(5)
+        here.backend.after(5)
         token = again(here)
-        here.place.after(1)
+        here.backend.after(1)
         await entered(here, token, request_id=OWN)
 
         assert await (await entered(here, token, request_id=OWN)).lease() == []
@@ -158,16 +158,16 @@ async def test_a_recovery_token_is_refused_for_an_unknown_or_removed_runner(site
     """A typo must not create a runner, and a removed runner stays removed for all earlier tokens."""
     async with site() as here:
         await here.runner("w1")
-        here.place.after(5)
+        here.backend.after(5)
         early = again(here)
-        here.place.after(5)
+        here.backend.after(5)
         await here.server.do(worker.Shutdown(id="w1"))
-        here.place.after(5)
+        here.backend.after(5)
 
         assert "is not registered" in await kept_out(here, again(here, "w2"))
         assert "was shut down" in await kept_out(here, early)
         await here.runner("w3")
-        here.place.after(5)
+        here.backend.after(5)
         assert "is not registered" in await kept_out(here, again(here, "w3", "another"))
 
 
@@ -204,7 +204,7 @@ async def test_a_runner_that_is_shutting_down_can_finish_its_jobs(site: OpenSite
         held = await runner.take()
         await here.server.do(worker.Shutdown(id="w1"))
 
-        here.place.after(20)
+        here.backend.after(20)
         assert (await held.send("Heartbeat")).status == 200
         assert (await renewal(runner)).status == 200
         assert (await held.send("Complete")).body["accepted"] is True

@@ -25,7 +25,7 @@ from deltaci.protocol import messages as wire
 from deltaci.protocol.routes import REFUSALS
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.server.connection import MAX_HEAD_BYTES, ConnectionGuard
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.live import LiveServer, run_server
 
 MB = 1024 * 1024

@@ -11,7 +11,7 @@ import pytest
 from deltaci.api.openapi import openapi_document
 from deltaci.protocol import messages as wire
 from deltaci.storage.port import Unavailable
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.site import OpenSite, RegisteredRunner, RunnerLease, Site
 
 LEASE = {"type": "Lease", "runner_id": "w1"}

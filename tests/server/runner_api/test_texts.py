@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.text import plain_line
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.site import OpenSite
 
 HOSTILE = "\x1b[31mred\x1b[0m \x1b]8;;http://evil\x07link\x1b]8;;\x1b\\ \x9b2J\u202egnp.exe\x00 <b>&\r\nforged\tline"

@@ -15,7 +15,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStat, BlobStoreUnavailable
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.site import BOUNDS, OpenSite, Reply, RunnerLease, Site, stale_reason
 from tests.support.lab import TENANT
 
@@ -51,7 +51,7 @@ def everything(site: Site) -> dict[str, bytes]:
 
 
 def _pass(site: Site, seconds: float) -> None:
-    site.place.after(seconds)
+    site.backend.after(seconds)
 
 
 def meanwhile(site: Site, monkeypatch: pytest.MonkeyPatch, way: str, event: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ async def test_a_zombie_brings_nothing_and_gets_nothing(site: OpenSite, is_found
         await held.send("Heartbeat")
         await put(held, "caches/k", b"before")
         before = everything(here)
-        here.place.after(120)
+        here.backend.after(120)
         if is_found:
             await here.server.tick()
 
@@ -182,7 +182,7 @@ async def test_a_lease_that_ends_while_the_body_comes_keeps_nothing(site: OpenSi
 
         async def receive() -> dict[str, Any]:
             if len(taken) == 1:
-                here.place.after(121)
+                here.backend.after(121)
             return {"type": "http.request", **taken.pop(0)}
 
         async def send(message: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ async def test_what_a_lost_lease_left_is_removed_by_its_successor(site: OpenSite
         held = await held_lease(here)
         await held.send("Heartbeat")
         await put(held, "artifacts/old", b"x")
-        here.place.after(120)
+        here.backend.after(120)
         await here.server.tick()
         second = await (await here.runner("w2")).take()
 
@@ -239,7 +239,7 @@ async def test_what_a_lost_lease_left_is_removed_with_the_result(site: OpenSite)
         held = await held_lease(here)
         await held.send("Heartbeat")
         await put(held, "artifacts/old", b"x")
-        here.place.after(120)
+        here.backend.after(120)
         await here.server.tick()
         second = await (await here.runner("w2")).take()
         await second.send("AckLease")

@@ -13,7 +13,7 @@ from deltaci.core.job import Job
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult, ValidationRule
 from deltaci.protocol.rule_results import MAX_DETAILS_CHARS
 from deltaci.server.runner_api.verdicts import validation_verdict
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.contract.test_runs import planned
 from tests.server.site import OpenSite
 from tests.support.lab import task

@@ -17,7 +17,7 @@ from deltaci.cli.app import app
 from deltaci.core.errors import Refused
 from deltaci.server.web.auth.oidc_grants import SECRET_VARIABLE, GrantRule, GroupGrants, OidcSettings, settings_in
 from deltaci.server.web.auth.oidc_sign_in import BACK, OidcSignIn
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.web.pages import PagesSite, Reader, pages, said
 from tests.support.login_issuer import CLIENT, SECRET, PeopleIssuer, people_issuer, settings_file
 from tests.support.oidc_issuer import CONFIGURATION

@@ -15,7 +15,7 @@ from deltaci.server.web.app import POLICY, SAFE
 from deltaci.server.web.assets import FIRST, FIRST_SOURCE, Assets
 from deltaci.server.web.auth.revoked_sessions import ENDING, PLACE, RevokedSessions
 from deltaci.storage.memory import MemoryStore
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.web.pages import WAIT_SECONDS, PagesSite, pages, probing, said
 
 CROSS: dict[str, dict[str, str]] = {

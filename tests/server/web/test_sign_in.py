@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from deltaci.app import registration_token
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.server.web.pages import pages, probing, said
 
 ELSEWHERE = (

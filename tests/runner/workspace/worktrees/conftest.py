@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.controllers.conftest import place, site, upstream
+from tests.controllers.conftest import backend, site, upstream
 
-__all__ = ["place", "site", "upstream"]
+__all__ = ["backend", "site", "upstream"]

@@ -23,7 +23,7 @@ from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder, MergeConflict
 from deltaci.git.mirrors import Mirrors
 from deltaci.storage.blobs.memory import MemoryBlobStore
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.controllers.site import LOCAL
 from tests.support.upstream import Upstream, git
 

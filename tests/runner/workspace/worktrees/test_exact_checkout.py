@@ -17,7 +17,7 @@ from deltaci.runner.workspace.source_policy import make_remote
 from deltaci.runner.workspace.worktrees.exact_checkout import check_out_exactly, create_git_dir, parse_author
 from deltaci.runner.workspace.worktrees.repository import StreamRepository
 from deltaci.runner.workspace.worktrees.worktree_pool import StreamRecord, WorktreeSlot, folder_name
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.runner.workspace.worktrees.test_commit_bundles import bundle
 from tests.support.upstream import Upstream, git
 

@@ -19,7 +19,7 @@ from deltaci.core.decide import Plan
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Origin, Run
 from deltaci.server.runner_api import worktrees
-from tests.contract.places import on_loop
+from tests.contract.backends import on_loop
 from tests.controllers.site import PROJECT, RepositorySite
 from tests.runner.workspace.worktrees.test_commit_bundles import bundle
 from tests.runner.workspace.worktrees.workstream_fixture import WorkstreamFixture, worktree_spec

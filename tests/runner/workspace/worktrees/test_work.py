@@ -26,7 +26,7 @@ from deltaci.runner.sandbox.container import ContainerCell
 from deltaci.runner.sandbox.zygote import Zygote
 from deltaci.runner.workspace.worktrees import bundle_commits, worktree_pool
 from deltaci.storage.blobs import keys
-from tests.contract.places import Place, on_loop
+from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite
 from tests.runner.workspace.worktrees.runners import find_attempt, log_of, report_of, worker
 from tests.runner.workspace.worktrees.test_commit_bundles import bundle
@@ -207,7 +207,7 @@ async def test_changes_that_cannot_be_committed_fail_the_job(
 
 @on_loop
 async def test_a_runner_without_a_lease_cannot_upload_its_commits(
-    site: Open, place: Place, upstream: Upstream, tmp_path: Path
+    site: Open, backend: Backend, upstream: Upstream, tmp_path: Path
 ) -> None:
     """Another runner has the task by then."""
     async with site() as here, worker(here, tmp_path, executor="process") as one:
@@ -217,7 +217,7 @@ async def test_a_runner_without_a_lease_cannot_upload_its_commits(
         working = asyncio.create_task(one.work())
         await _wait_for_file(one.streams / "ws1" / "here")
 
-        place.shift += 3600 * SECOND
+        backend.shift += 3600 * SECOND
         (one.streams / "ws1" / "go").touch()
 
         assert await working in ("lost", "stale")

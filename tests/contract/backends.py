@@ -1,6 +1,6 @@
-"""Where a case of the contract keeps its records: memory, a SQLite file or a PostgreSQL database.
+"""The storage backends of the contract tests: memory, a SQLite file or a PostgreSQL database.
 
-Every place has one clock that the case moves by hand, and opens any number of stores over the same data.
+A backend has one clock, which the test moves, and opens any number of stores over the same data.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ MAX_SECONDS: Final = 300.0  # Only a test that hangs takes as long.
 EVERYTHING: Final = 1_000_000
 MAX_TICKS: Final = 20
 
-# For rules of the engine or of a worker that no store could break. That the stores cannot be told apart is proved by
-# the other cases, which run over all of them.
-in_memory = pytest.mark.parametrize("place", ["memory"], indirect=True)
+# For rules of the engine or of a worker that do not depend on the store. The other tests run over all stores and prove
+# that they behave alike.
+in_memory = pytest.mark.parametrize("backend", ["memory"], indirect=True)
 # For lists, searches and races of the API, which are statements of the store.
-on_both_stores = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+on_both_stores = pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
 
 
 def within(seconds: float) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
-    """Makes plain tests of coroutines, which must come to their end within so many seconds."""
+    """Return a decorator that makes a plain test of a coroutine, and fails it after this time."""
 
     def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
         @wraps(test)
@@ -76,39 +76,39 @@ def within(seconds: float) -> Callable[[Callable[P, Coroutine[Any, Any, None]]],
 
 
 def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A plain test that runs this coroutine to its end, and fails when there is none."""
+    """Make a plain test of a coroutine. The test fails after MAX_SECONDS."""
     return within(MAX_SECONDS)(test)
 
 
-class Place:
-    """One deployment's data, with its clock."""
+class Backend:
+    """The data of one deployment, with its clock."""
 
-    def __init__(self, name: str, make: Callable[[Place], Store], origin: Callable[[], int] = lambda: START) -> None:
+    def __init__(self, name: str, make: Callable[[Backend], Store], origin: Callable[[], int] = lambda: START) -> None:
         self.name = name
         self.shift = 0
         self._make = make
         self._origin = origin
 
     def now(self) -> int:
-        """What the store's clock says, near enough."""
+        """Return the time of the store's clock, approximately."""
         return self._origin() + self.shift
 
-    def after(self, seconds: float) -> Place:
-        """Move the clock; backwards too."""
+    def after(self, seconds: float) -> Backend:
+        """Move the clock by this time, which may be negative."""
         self.shift += round(seconds * SECOND)
         return self
 
     def moment(self, seconds: float = 0) -> datetime:
-        """So much from now, as people write it."""
+        """Return the time that is this far from now."""
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self.now() + round(seconds * SECOND))
 
     def store(self) -> Store:
-        """One more store over the same data, not open yet."""
+        """Return another store over the same data, which is not open yet."""
         return self._make(self)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Store]:
-        """A store that is open."""
+        """Open a store."""
         store = self.store()
         try:
             await store.open()
@@ -120,7 +120,7 @@ class Place:
     async def server(
         self, wrap: Callable[[Store], Store] = lambda store: store, mint: DeriveLeaseSecret | None = None
     ) -> AsyncIterator[Server]:
-        """One of the servers that share this data."""
+        """Start a server over this data."""
         async with self.opened() as store:
             server = Server(wrap(store), mint)
             await server.engine.start()
@@ -130,13 +130,13 @@ class Place:
                 await server.engine.stop()
 
     def queue(self, wrap: Callable[[Store], Store] = lambda store: store, **options: Any) -> AsyncQueue:
-        """The queue library over this data; its timers stand still unless a case wants them."""
+        """Return the queue library over this data; its timers are off unless `has_timers` is given."""
         options.setdefault("has_timers", False)
         return AsyncQueue(wrap(self.store()), **options)
 
 
 class Server:
-    """An engine over its own store, and what cases often do with it."""
+    """An engine over its own store, and the operations that tests need most."""
 
     def __init__(self, store: Store, mint: DeriveLeaseSecret | None = None) -> None:
         self.store = store
@@ -147,45 +147,45 @@ class Server:
         return await self.engine.do(command)
 
     async def refused(self, command: Command) -> Refused:
-        """Apply one command that must be refused, and show that the log has not grown."""
+        """Apply a command that must be refused, and check that no event was written."""
         before = await self.store.last_seq()
         refusal = await refused(self.engine.do(command))
         assert await self.store.last_seq() == before
         return refusal
 
     async def enqueue(self, id: str, **fields: Any) -> Attempt:
-        """An attempt on its own."""
-        return as_attempt((await self.do(birth(id, **fields))).record)
+        """Enqueue an attempt without a run."""
+        return as_attempt((await self.do(new_attempt(id, **fields))).record)
 
     async def register(self, id: str, slots: int = 1, labels: tuple[str, ...] = ()) -> None:
-        """A worker that the fleet knows."""
+        """Register a worker."""
         record = Worker(id=id, tenant=TENANT, labels=labels, max_concurrent_tasks=slots)
         await self.do(NewRecord(id=id, record=record))
 
     async def claim(self, by: str = "w1", limit: int = 1, **fields: Any) -> list[ClaimedAttempt]:
-        """Ask for work."""
-        given = {"tenant": TENANT, "labels": (), "ttl_seconds": 120, "accept_seconds": 30, **fields}
-        return await self.engine.claim(Claim(worker_id=by, limit=limit, **given))
+        """Claim attempts."""
+        options = {"tenant": TENANT, "labels": (), "ttl_seconds": 120, "accept_seconds": 30, **fields}
+        return await self.engine.claim(Claim(worker_id=by, limit=limit, **options))
 
     async def take(self, by: str = "w1", **fields: Any) -> Lease:
-        """Ask for one attempt, which must be there."""
-        found = await self.claim(by, **fields)
-        assert len(found) == 1, found
-        return Lease(by, found[0].lease_id)
+        """Claim one attempt, which must exist."""
+        claimed = await self.claim(by, **fields)
+        assert len(claimed) == 1, claimed
+        return Lease(by, claimed[0].lease_id)
 
-    async def say(self, message: type[Any], lease: Lease, **fields: Any) -> Attempt:
-        """One of a runner's messages."""
-        return as_attempt((await self.do(saying(message, lease, **fields))).record)
+    async def send(self, message: type[Any], lease: Lease, **fields: Any) -> Attempt:
+        """Apply a runner's message about its lease."""
+        return as_attempt((await self.do(runner_message(message, lease, **fields))).record)
 
     async def running(self, id: str = "a", by: str = "w1", **fields: Any) -> Lease:
-        """An attempt that its runner has started."""
+        """Enqueue an attempt, claim it and start it."""
         await self.enqueue(id, **fields)
-        held = await self.take(by)
-        await self.say(attempt.Start, held)
-        return held
+        lease = await self.take(by)
+        await self.send(attempt.Start, lease)
+        return lease
 
     async def tick(self) -> int:
-        """Carry out everything that is due; how much that was."""
+        """Apply all commands that are due; return how many there were."""
         total = 0
         for _ in range(MAX_TICKS):
             count = await self.engine.tick()
@@ -195,28 +195,28 @@ class Server:
         raise AssertionError(f"something is still due after {MAX_TICKS} ticks")
 
     async def find(self, id: str, kind: type[R]) -> R:
-        """The record as everybody can read it."""
+        """Return the stored record."""
         record = await self.store.find(id)
         assert isinstance(record, kind), record
         return record
 
     async def state(self, id: str) -> str:
-        """The state of a record."""
+        """Return the state of a record."""
         record = await self.store.find(id)
         assert record is not None, id
         return record.state
 
     async def log(self, **chosen: str) -> list[Event]:
-        """Everything that was committed."""
+        """Return all committed events."""
         return await self.store.events(0, EVERYTHING, **chosen)
 
     async def verified(self) -> list[Event]:
-        """Everything that was committed, shown to be legal."""
+        """Return all committed events, after the verifier found them legal."""
         return legal(await self.log())
 
 
 class Wrapped:
-    """A store in front of another one, for cases that come between."""
+    """A store that delegates to another one; tests override single methods."""
 
     def __init__(self, store: Store) -> None:
         self.inner = store
@@ -290,37 +290,37 @@ class Wrapped:
 # -- commands and records
 
 
-def birth(id: str, *, request_id: str = "", **fields: Any) -> NewRecord:
-    """The command that enqueues an attempt on its own."""
+def new_attempt(id: str, *, request_id: str = "", **fields: Any) -> NewRecord:
+    """Return the command that enqueues an attempt without a run."""
     return NewRecord(id=id, record=Attempt(id=id, tenant=TENANT, **fields), request_id=request_id)
 
 
-def saying(message: type[Any], lease: Lease, **fields: Any) -> Command:
-    """One of a runner's messages, not sent yet."""
-    said: Command = message(id=lease.ref.attempt_id, actor=lease.actor, lease=lease.ref, **fields)
-    return said
+def runner_message(message: type[Any], lease: Lease, **fields: Any) -> Command:
+    """Return a runner's message about its lease, as a command."""
+    command: Command = message(id=lease.ref.attempt_id, actor=lease.actor, lease=lease.ref, **fields)
+    return command
 
 
 def as_attempt(record: Record) -> Attempt:
-    """The record, which is an attempt."""
+    """Return the record, which must be an attempt."""
     assert isinstance(record, Attempt)
     return record
 
 
 def attempt_of(lease_id: str) -> str:
-    """The attempt that a lease id names."""
+    """Return the id of the attempt that a lease id contains."""
     return lease_ref(lease_id).attempt_id
 
 
 def legal(events: list[Event]) -> list[Event]:
-    """The log, which the verifier finds legal."""
+    """Return the events, which the verifier must find legal."""
     report = verify(canonical_lines(events), "canonical")
     assert report.is_legal, "\n".join(map(str, report.violations[:10]))
     return events
 
 
 async def refused(work: Awaitable[Any], code: str = "") -> Refused:
-    """The refusal that this ends with."""
+    """Return the refusal that the operation must raise, optionally with this code."""
     with pytest.raises(Refused) as caught:
         await work
     assert code in ("", caught.value.code), caught.value
@@ -331,31 +331,31 @@ async def refused(work: Awaitable[Any], code: str = "") -> Refused:
 
 
 async def ask(store: Store, *requests: Request) -> list[Any]:
-    """One transaction that makes these requests; their answers."""
+    """Make these requests in one transaction; return their responses."""
 
     def work() -> Transaction[list[Any]]:
-        answers = []
+        responses = []
         for request in requests:
-            answers.append((yield request))
-        return answers
+            responses.append((yield request))
+        return responses
 
     return await store.transact(work)
 
 
 async def write(store: Store, *puts: Put, events: Iterable[Event] = ()) -> None:
-    """One transaction that only writes."""
+    """Write records and events in one transaction."""
     await ask(store, Write(list(puts), list(events)))
 
 
 def put(record: Record, version: int = 0, **fields: Any) -> Put:
-    """A record to write, which nobody waits for unless the case says so."""
+    """Return the write of a record that is neither ready nor due, unless the fields say otherwise."""
     return Put(
         **{"record": record, "version": version, "ready_at": None, "due_at": None, "is_terminal": False, **fields}
     )
 
 
-def fact(entity_id: str, rev: int = 1, *, at: int = START, run_id: str = "") -> Event:
-    """An event that was not numbered yet."""
+def new_event(entity_id: str, rev: int = 1, *, at: int = START, run_id: str = "") -> Event:
+    """Return an event without a sequence number."""
     return Event(
         0, at, TENANT, "attempt", entity_id, run_id, "CREATED", "QUEUED", "enqueued", "user:ada", "info", "", rev, {}
     )
