@@ -35,7 +35,7 @@ TOOLS: Final = ("podman", "docker")
 PROBE_SECONDS: Final = 10.0
 TOOL_SECONDS: Final = 600.0  # A call of the tool may have to download an image.
 SUPERVISOR_FIFO: Final = "/run/deltaci-supervisor"  # In the container.
-KEEP_ALIVE_SCRIPT: Final = f"trap 'exit 0' TERM; cat {SUPERVISOR_FIFO} >/dev/null & wait $!"
+KEEP_ALIVE_SCRIPT: Final = f"trap '' TERM; read _ <{SUPERVISOR_FIFO}"  # Spared by the SIGTERM to all steps.
 SIGNALED: Final = 128  # The tool reports a signal as an exit code above this.
 # Variables of the runner that the tool itself needs. They are not passed to the container.
 TOOL_VARIABLES: Final = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DOCKER_CONFIG", "TMPDIR")
@@ -125,7 +125,7 @@ class ContainerCell:
         workspace = str(self._workspace)
         limits = self._limits
         return [
-            *(self._tool, "run", "--detach", "--rm", "--init", "--name", self._name),
+            *(self._tool, "run", "--detach", "--rm", "--init", "--stop-signal", "KILL", "--name", self._name),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             *(("--network", self.network) if self.network else () if self._has_network else ("--network", "none")),
             *(("--memory", str(limits.memory_bytes)) if limits.memory_bytes else ()),
