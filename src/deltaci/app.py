@@ -277,11 +277,11 @@ class ControlPlane:
         self._disk = DiskThreads("api")
         self.streams = EventStreams(store)
         self.repositories = RepositoryController(store, server.engine, folder, read_secret, url_policy)
-        projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
-        client = ForgeHttpClient(allowed_forges)
-        self.forges = ForgeAccess(projects, client, ReportBuilder(store, server.logs, public_url))
+        forge_projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
+        forge_client = ForgeHttpClient(allowed_forges)
+        self.forges = ForgeAccess(forge_projects, forge_client, ReportBuilder(store, server.logs, public_url))
         self.transitions = TransitionWriter(store, folder) if has_transitions else None
-        self.workstreams = self._create_workstreams(server, ForgeLanding(projects, client, PushLanding()))
+        self.workstreams = self._create_workstreams(server, ForgeLanding(forge_projects, forge_client, PushLanding()))
         self.worktrees = WorktreeHandlers(
             server.message_handlers,
             store,
@@ -294,7 +294,7 @@ class ControlPlane:
         app_state = self._create_app_state(server)
         self.api = ApiApp(app_state)
         self.web = self._create_web(server, app_state, public_url, sign_in)
-        self._hooks = WebhookApp(store, projects, self.repositories.changes)
+        self._webhooks = WebhookApp(store, forge_projects, self.repositories.changes)
 
     def _create_workstreams(self, server: Server, landing: Landing) -> WorkstreamController:
         context = WorkstreamContext(
@@ -338,9 +338,9 @@ class ControlPlane:
 
     def subscribe(self, follower: Follower) -> None:
         """Register the `on_events` method of each part with the follower, which calls it with the events of the log."""
-        for listener in (self._dispatcher, self.streams, self.repositories, self.transitions, self.workstreams):
-            if listener is not None:
-                follower.subscribe(listener.on_events)
+        for subscriber in (self._dispatcher, self.streams, self.repositories, self.transitions, self.workstreams):
+            if subscriber is not None:
+                follower.subscribe(subscriber.on_events)
 
     def start(self) -> None:
         """Start the background tasks of all parts. The engine and the follower must be running."""
@@ -373,7 +373,7 @@ class ControlPlane:
         if f"{path}/".startswith(f"{API_ROOT}/"):
             await self.api(scope, receive, send)
         elif path.startswith(HOOKS_ROOT):
-            await self._hooks(scope, receive, send)
+            await self._webhooks(scope, receive, send)
         elif self.web.serves(scope):
             await self.web(scope, receive, send)
         else:

@@ -59,14 +59,14 @@ async def run(
     `OSError` if the program cannot be started, and `ProcessTimeoutError` after `timeout_seconds`.
     """
     program = _Program(argv, env, cwd, input, max_output_bytes, max_error_bytes, discard_excess=discard_excess)
-    running = asyncio.get_running_loop().run_in_executor(_POOL, program.run, time.monotonic() + timeout_seconds)
+    result_future = asyncio.get_running_loop().run_in_executor(_POOL, program.run, time.monotonic() + timeout_seconds)
     try:
-        return await asyncio.shield(running)
+        return await asyncio.shield(result_future)
     except asyncio.CancelledError:
         program.kill()
-        await asyncio.wait({running})
+        await asyncio.wait({result_future})
         with suppress(ProcessTimeoutError, OSError):
-            running.result()
+            result_future.result()
         raise
 
 
@@ -145,7 +145,7 @@ class _Program:
         """
         assert process.stdout is not None
         assert process.stderr is not None
-        unwritten = memoryview(self._input) if isinstance(self._input, bytes) else memoryview(b"")
+        unwritten_input = memoryview(self._input) if isinstance(self._input, bytes) else memoryview(b"")
         with selectors.DefaultSelector() as pipes:
             pipes.register(process.stdout, selectors.EVENT_READ, self._stdout)
             pipes.register(process.stderr, selectors.EVENT_READ, self._stderr)
@@ -154,19 +154,19 @@ class _Program:
                 pipes.register(process.stdin, selectors.EVENT_WRITE)
             while pipes.get_map():
                 wait_seconds = deadline - time.monotonic()
-                ready = pipes.select(wait_seconds) if wait_seconds > 0 else []
-                if not ready:
+                ready_pipes = pipes.select(wait_seconds) if wait_seconds > 0 else []
+                if not ready_pipes:
                     raise ProcessTimeoutError
-                for key, _ in ready:
-                    if key.fileobj is process.stdin:
-                        unwritten = _write_chunk(key.fd, unwritten)
-                        if not unwritten:
+                for selector_key, _ in ready_pipes:
+                    if selector_key.fileobj is process.stdin:
+                        unwritten_input = _write_chunk(selector_key.fd, unwritten_input)
+                        if not unwritten_input:
                             pipes.unregister(process.stdin)
                             process.stdin.close()
-                    elif chunk := os.read(key.fd, READ_BYTES):
-                        key.data.extend(chunk)
+                    elif chunk := os.read(selector_key.fd, READ_BYTES):
+                        selector_key.data.extend(chunk)
                     else:
-                        pipes.unregister(key.fileobj)
+                        pipes.unregister(selector_key.fileobj)
                 del self._stderr[: -self._max_error_bytes]
                 if len(self._stdout) > self._max_output_bytes:
                     del self._stdout[self._max_output_bytes :]

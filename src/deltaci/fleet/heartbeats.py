@@ -46,13 +46,13 @@ class Heartbeats:
     def __init__(self, store: Store, limits: HealthLimits) -> None:
         self._store = store
         self._limits = limits
-        self._server = secrets.token_hex(8)
-        self._version = 0
+        self._server_id = secrets.token_hex(8)
+        self._document_version = 0
         self._unpublished: set[WorkerKey] = set()
         self._open_requests: Counter[WorkerKey] = Counter()
         self._published: dict[WorkerKey, int] = {}
         self._last_seen: dict[WorkerKey, int] = {}
-        self._versions_read: dict[str, int] = {}
+        self._versions_by_server: dict[str, int] = {}
 
     def record(self, tenant: str, name: str) -> None:
         """Record that this server received a message of a worker."""
@@ -80,12 +80,12 @@ class Heartbeats:
 
         Store this server's document if there were any.
         """
-        seen = self._unpublished | self._open_requests.keys()
+        seen_keys = self._unpublished | self._open_requests.keys()
         self._unpublished = set()
-        for key in seen:
+        for key in seen_keys:
             self._last_seen[key] = self._published[key] = now
         self._forget_old(now)
-        if seen:
+        if seen_keys:
             await self._write()
 
     def _forget_old(self, now: int) -> None:
@@ -100,42 +100,42 @@ class Heartbeats:
                 times_by_worker[key] = now  # The store's clock went back.
 
     async def _write(self) -> None:
-        groups: dict[tuple[int, str], list[str]] = {}
+        names_by_group: dict[tuple[int, str], list[str]] = {}
         for (tenant, name), at in self._published.items():
-            groups.setdefault((at, tenant), []).append(name)
-        body = _encode([SeenWorkers(at, tenant, names) for (at, tenant), names in groups.items()])
+            names_by_group.setdefault((at, tenant), []).append(name)
+        body = _encode([SeenWorkers(at, tenant, names) for (at, tenant), names in names_by_group.items()])
         try:
             await self._put(body)
         except Conflict:
             # The last write of this server succeeded, but its response was lost.
-            document = await self._store.find_document(KIND, self._server, ALL_TENANTS)
-            self._version = document.version if document is not None else 0
+            document = await self._store.find_document(KIND, self._server_id, ALL_TENANTS)
+            self._document_version = document.version if document is not None else 0
             await self._put(body)
 
     async def _put(self, body: bytes) -> None:
-        await self._store.put_documents([Document(KIND, ALL_TENANTS, self._server, self._version, 0, body)])
-        self._version += 1
+        await self._store.put_documents([Document(KIND, ALL_TENANTS, self._server_id, self._document_version, 0, body)])
+        self._document_version += 1
 
     async def read_others(self, now: int) -> None:
         """Read the changed documents of the other servers, and delete those of servers that ended long ago."""
         current_versions: dict[str, int] = {}
         for document in await self._store.list_documents(KIND, ALL_TENANTS, limit=MAX_SERVERS):
-            if document.name == self._server:
+            if document.name == self._server_id:
                 continue
             if document.at <= now - 2 * self._limits.shut_down_after:
                 await self._store.delete_document(KIND, ALL_TENANTS, document.name, document.version)
                 continue
             current_versions[document.name] = document.version
-            if self._versions_read.get(document.name) != document.version:
+            if self._versions_by_server.get(document.name) != document.version:
                 self._merge(document.body, now)
-        self._versions_read = current_versions
+        self._versions_by_server = current_versions
 
     def _merge(self, body: bytes, now: int) -> None:
         try:
-            groups = _decode(body)
+            entries = _decode(body)
         except msgspec.DecodeError:
             return  # A server of another version wrote it; that server checks the workers that it has seen itself.
-        for group in groups:
-            for name in group.names:
-                key = (group.tenant, name)
-                self._last_seen[key] = max(min(group.at, now), self._last_seen.get(key, 0))
+        for entry in entries:
+            for name in entry.names:
+                key = (entry.tenant, name)
+                self._last_seen[key] = max(min(entry.at, now), self._last_seen.get(key, 0))

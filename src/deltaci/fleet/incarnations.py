@@ -92,8 +92,8 @@ class Incarnations:
 
     async def _find_worker(self, tenant: str, id: str) -> Worker | None:
         record = await self._store.find(id)
-        if (unreadable := unreadable_refusal(record)) is not None:
-            raise unreadable
+        if (refusal := unreadable_refusal(record)) is not None:
+            raise refusal
         return record if isinstance(record, Worker) and record.tenant == tenant else None
 
     async def count_next(self, tenant: str, incarnation: Incarnation) -> None:

@@ -90,16 +90,16 @@ class Fleet:
     async def load(self) -> None:
         """Load all workers that are not shut down from the store. Silence is measured from this moment on."""
         self._observed_since = self._checked_at = await self._store.now()
-        before: ListPosition | None = None
+        position: ListPosition | None = None
         while True:
             page = await self._store.page(
-                ListQuery(tenant=ALL_TENANTS, lists=[PRESENT_WORKERS], before=before, limit=PAGE_SIZE)
+                ListQuery(tenant=ALL_TENANTS, lists=[PRESENT_WORKERS], before=position, limit=PAGE_SIZE)
             )
             for record in page.records:
                 if isinstance(record, Worker):
                     self._update(record)
-            before = page.next
-            if before is None:
+            position = page.next
+            if position is None:
                 return
 
     def on_events(self, events: Sequence[Event]) -> None:
@@ -115,8 +115,8 @@ class Fleet:
                 self._stale_ids[event.entity_id] = None
                 self._has_stale.set()
             elif event.rev > cached.rev:
-                updated = msgspec.structs.replace(cached, state=event.to, rev=event.rev, updated_at=event.at)
-                self._workers[event.tenant, worker_name(event.entity_id)] = updated
+                updated_record = msgspec.structs.replace(cached, state=event.to, rev=event.rev, updated_at=event.at)
+                self._workers[event.tenant, worker_name(event.entity_id)] = updated_record
 
     async def refresh(self) -> None:
         """Read all stale records from the store again, and update the cache."""
@@ -167,9 +167,9 @@ class Fleet:
         """Return a worker from the cache or else from the store, or None if there is no such record."""
         record = self._cached(tenant, id)
         if record is None and id not in self._ids_without_record:
-            stored = await self._store.find(id)
-            if isinstance(stored, Worker):
-                self._update(stored)
+            stored_record = await self._store.find(id)
+            if isinstance(stored_record, Worker):
+                self._update(stored_record)
                 return self._cached(tenant, id)  # A newer version may have been cached meanwhile.
             if len(self._ids_without_record) >= MAX_CACHED:
                 self._ids_without_record.clear()
@@ -260,9 +260,9 @@ class Fleet:
     async def _wait(change: asyncio.Future[None], seconds: float | None, disconnected: Disconnected | None) -> bool:
         """Wait until `change` is done. Return False if time runs out or the worker disconnects first."""
         disconnection = asyncio.create_task(disconnected()) if disconnected is not None else None
-        awaited: set[asyncio.Future[Any]] = {change} if disconnection is None else {change, disconnection}
+        futures: set[asyncio.Future[Any]] = {change} if disconnection is None else {change, disconnection}
         try:
-            await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if disconnection is not None:
                 disconnection.cancel()
@@ -290,20 +290,20 @@ class Fleet:
         await self.heartbeats.publish(now)
         await self.heartbeats.read_others(now)
         await self.refresh()
-        silent = {key for key, record in self._workers.items() if self._is_silent(key, record, now)}
-        changed, self._silent = silent ^ self._silent, silent
-        for key in changed & self._workers.keys():
+        silent_keys = {key for key, record in self._workers.items() if self._is_silent(key, record, now)}
+        changed_keys, self._silent = silent_keys ^ self._silent, silent_keys
+        for key in changed_keys & self._workers.keys():
             self._update_eligible(key, self._workers[key])
         due_ids = [record.id for record in self._workers.values() if self._next_command(record, now) is not None]
-        for start in range(0, len(due_ids), PAGE_SIZE):
+        for batch_start in range(0, len(due_ids), PAGE_SIZE):
             # The cached records may be stale, so the decision is made again with stored ones.
-            records = await self._store.find_all(due_ids[start : start + PAGE_SIZE])
+            records = await self._store.find_all(due_ids[batch_start : batch_start + PAGE_SIZE])
             commands = [self._next_command(record, now) for record in records if isinstance(record, Worker)]
             await self._submit([command for command in commands if command is not None])
 
     def _is_silent(self, key: WorkerKey, record: Worker, now: int) -> bool:
-        silent = health.silence(record, self.heartbeats.last_seen_at(key), self._observed_since, now)
-        return silent >= self._limits.unresponsive_after
+        silent_for = health.silence(record, self.heartbeats.last_seen_at(key), self._observed_since, now)
+        return silent_for >= self._limits.unresponsive_after
 
     def _next_command(self, record: Worker, now: int) -> Command | None:
         last_seen_at = self.heartbeats.last_seen_at((record.tenant, worker_name(record.id)))

@@ -27,8 +27,8 @@ def find(folder: Folder) -> Project | None:
     solutions, projects = folder.file_names(SOLUTION), folder.file_names(PROJECT)
     if not solutions and not projects:
         return None
-    target = _main_solution(solutions) if solutions else projects[0] if len(projects) == 1 else None
-    if target is None or not is_plain(target):
+    build_target = _main_solution(solutions) if solutions else projects[0] if len(projects) == 1 else None
+    if build_target is None or not is_plain(build_target):
         problem = f"there are {len(solutions or projects)} solutions or projects, and it is unclear which one to build"
         return Project(ecosystem=ECOSYSTEM, folder=folder.path, unclear=(problem,))
     project_paths = list(folder.paths_matching(r"(?:.*/)?" + PROJECT))
@@ -52,16 +52,16 @@ def find(folder: Folder) -> Project | None:
         title=".NET build",
         confidence=confidence,
         reason=reason,
-        evidence=(f"there is {target}",),
-        steps=(f"dotnet restore {target}", f"dotnet build {target} --no-restore"),
+        evidence=(f"there is {build_target}",),
+        steps=(f"dotnet restore {build_target}", f"dotnet build {build_target} --no-restore"),
     )
     test = JobDraft(
         task="test",
         title=".NET tests",
         confidence=confidence,
         reason=reason,
-        evidence=(f"there is {target}", "there is a test project"),
-        steps=(f"dotnet restore {target}", f"dotnet test {target} --no-restore"),
+        evidence=(f"there is {build_target}", "there is a test project"),
+        steps=(f"dotnet restore {build_target}", f"dotnet test {build_target} --no-restore"),
     )
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(build, test) if test_project else (build,))
 

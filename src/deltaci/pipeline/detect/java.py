@@ -25,16 +25,16 @@ def find(folder: Folder) -> Project | None:
 
     If there are both, Gradle is used only where it has a wrapper and Maven has none.
     """
-    gradle = folder.find_file(*GRADLE)
+    gradle_file = folder.find_file(*GRADLE)
     is_maven = folder.find_file(MAVEN) is not None
     drafts: tuple[JobDraft, ...] = ()
     unclear: tuple[str, ...] = ()
-    if gradle and (not is_maven or (folder.find_file("gradlew") and not folder.find_file("mvnw"))):
-        drafts = (_gradle(folder, gradle),)
+    if gradle_file and (not is_maven or (folder.find_file("gradlew") and not folder.find_file("mvnw"))):
+        drafts = (_gradle(folder, gradle_file),)
         unclear = ("there is pom.xml too; Gradle is used because it has a wrapper",) if is_maven else ()
     elif is_maven:
         drafts = (_maven(folder),)
-        unclear = (f"there is {gradle} too; Maven is used",) if gradle else ()
+        unclear = (f"there is {gradle_file} too; Maven is used",) if gradle_file else ()
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=drafts, unclear=unclear) if drafts else None
 
 

@@ -146,14 +146,14 @@ def _package_manager(folder: Folder, package: dict[str, Any]) -> PackageManager:
         install = "bun install --frozen-lockfile" if is_frozen else "bun install"
         return PackageManager(name=name, install=install, evidence=evidence, lock_file=lock_file, cache="node_modules")
     if name == "yarn" and (folder.find_file(".yarnrc.yml") or (declared_manager and int(declared_manager[2]) > 1)):
-        frozen = " --immutable" if is_frozen else ""
+        frozen_option = " --immutable" if is_frozen else ""
         return PackageManager(
-            name=name, install=f"yarn install{frozen}", evidence=evidence, prepare=("corepack enable",)
+            name=name, install=f"yarn install{frozen_option}", evidence=evidence, prepare=("corepack enable",)
         )
-    frozen = " --frozen-lockfile" if is_frozen else ""
+    frozen_option = " --frozen-lockfile" if is_frozen else ""
     return PackageManager(
         name=name,
-        install=f"{name} install{frozen}",
+        install=f"{name} install{frozen_option}",
         evidence=evidence,
         prepare=("corepack enable",),
         lock_file=lock_file if is_frozen else None,
@@ -258,7 +258,7 @@ def _watch_draft(folder: Folder, name: str, scripts: dict[str, str], manager: Pa
     is_angular = scripts[name].strip() == "ng test"
     separator = " --" if manager.name == "npm" else ""
     options = f"{separator} --watch=false --browsers=ChromeHeadless" if is_angular else ""
-    never_ends = "the script watches files and may never end"
+    watch_reason = "the script watches files and may never end"
     return _draft(
         folder,
         manager,
@@ -267,7 +267,7 @@ def _watch_draft(folder: Folder, name: str, scripts: dict[str, str], manager: Pa
         steps=(f"{manager.run(name)}{options}",),
         evidence=(_script_evidence(name, scripts),),
         confidence=LIKELY if is_angular else UNSURE,
-        reason="they run in Chrome, which the runner must have" if is_angular else never_ends,
+        reason="they run in Chrome, which the runner must have" if is_angular else watch_reason,
     )
 
 

@@ -39,9 +39,9 @@ def _draft(
     reason: str = "",
     artifacts: tuple[model.Artifact, ...] = (),
 ) -> JobDraft:
-    lock = folder.from_root(folder.find_file("composer.lock") or MANIFEST)
+    lock_file = folder.from_root(folder.find_file("composer.lock") or MANIFEST)
     caches = (
-        model.Cache(key="composer-{lock_hash}", paths=(folder.from_root(".cache/composer"),), lock_files=(lock,)),
+        model.Cache(key="composer-{lock_hash}", paths=(folder.from_root(".cache/composer"),), lock_files=(lock_file,)),
     )
     return JobDraft(
         task=task,

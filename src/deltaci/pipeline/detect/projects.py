@@ -127,7 +127,7 @@ def _skip_message(reason: str, count: int) -> str:
 def _in_folder(tree: Tree, path: str, projects_before: list[Project]) -> Iterator[Project]:
     """Yield the projects of one folder, for each ecosystem. `projects_before` are those of earlier folders."""
     folder = Folder(tree, path)
-    projects = [project for find in ECOSYSTEMS if (project := find(folder)) is not None]
+    projects = [project for find_project in ECOSYSTEMS if (project := find_project(folder)) is not None]
     projects += others.find_all(folder)
     has_outer_project = any(project.drafts for project in projects_before)
     is_packaged = any(project.ecosystem == "python" and _has_task(project, "build") for project in projects)

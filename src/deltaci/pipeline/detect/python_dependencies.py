@@ -191,8 +191,8 @@ def package_extras(project: PythonProject) -> dict[str, Any]:
     }
     extras |= get_table(project.pyproject, "tool", "poetry", "extras")
     extras |= get_table(project.pyproject, "tool", "flit", "metadata", "requires-extra")
-    if start := re.search(r"extras_require[ \t]{0,9}=[ \t]{0,9}\{", project.setup_py):
-        block = re.split(r"\n[ \t]{0,40}\}", project.setup_py[start.end() : start.end() + 4000])[0]
+    if block_start := re.search(r"extras_require[ \t]{0,9}=[ \t]{0,9}\{", project.setup_py):
+        block = re.split(r"\n[ \t]{0,40}\}", project.setup_py[block_start.end() : block_start.end() + 4000])[0]
         extras |= {name: [] for name in re.findall(r"""(?m)^[ \t]*["']([\w-]{1,60})["'][ \t]*:""", block)}
     return extras
 

@@ -79,18 +79,18 @@ def _pre_commit_draft() -> JobDraft:
 
 
 def _style_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> tuple[JobDraft, ...]:
-    tool, tox_ini = get_table(pyproject, "tool"), folder.ini("tox.ini")
+    tool_tables, tox_ini = get_table(pyproject, "tool"), folder.ini("tox.ini")
     linters: list[tuple[str, str, tuple[str, ...]]] = []
-    if "ruff" in tool or folder.find_file("ruff.toml", ".ruff.toml"):
-        formats = (f"{TOOLS_BIN}/ruff format --check .",) if "format" in get_table(tool, "ruff") else ()
+    if "ruff" in tool_tables or folder.find_file("ruff.toml", ".ruff.toml"):
+        format_steps = (f"{TOOLS_BIN}/ruff format --check .",) if "format" in get_table(tool_tables, "ruff") else ()
         evidence = folder.find_file("ruff.toml", ".ruff.toml") or "pyproject.toml has [tool.ruff]"
-        linters.append(("ruff", evidence, (f"{TOOLS_BIN}/ruff check .", *formats)))
+        linters.append(("ruff", evidence, (f"{TOOLS_BIN}/ruff check .", *format_steps)))
     elif folder.find_file(".flake8") or "flake8" in setup_cfg or "flake8" in tox_ini:
         evidence = folder.find_file(".flake8") or (
             "setup.cfg has [flake8]" if "flake8" in setup_cfg else "tox.ini has [flake8]"
         )
         linters.append(("flake8", evidence, (f"{TOOLS_BIN}/flake8 --extend-exclude .venv",)))
-    if "black" in tool:
+    if "black" in tool_tables:
         linters.append(("black", "pyproject.toml has [tool.black]", (f"{TOOLS_BIN}/black --check .",)))
     if not linters:
         return ()
@@ -131,17 +131,15 @@ def _type_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str,
     )
     if not mypy_config:
         return ()
-    names_targets = any(get_nested(mypy_config, key) for key in ("files", "packages", "modules"))
-    target = "" if names_targets else " src" if folder.first_match(r"src/.*\.py") else " ."
+    has_targets = any(get_nested(mypy_config, key) for key in ("files", "packages", "modules"))
+    target = "" if has_targets else " src" if folder.first_match(r"src/.*\.py") else " ."
     return (
         JobDraft(
             task="types",
             title="Python types with mypy",
             confidence=UNSURE,
             evidence=("mypy is configured",),
-            reason="which stubs it needs"
-            + ("" if names_targets else " and which files it checks")
-            + " is not declared",
+            reason="which stubs it needs" + ("" if has_targets else " and which files it checks") + " is not declared",
             steps=("python3 -m venv .venv", ".venv/bin/python -m pip install mypy -e .", f".venv/bin/mypy{target}"),
         ),
     )

@@ -57,21 +57,21 @@ class NoxConfig(Struct, frozen=True, kw_only=True):
 
 def read_tox(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> ToxConfig | None:
     """Read the tox configuration from tox.ini, tox.toml, pyproject.toml or setup.cfg. Return None if there is none."""
-    tool = get_table(pyproject, "tool", "tox")
-    native = folder.toml("tox.toml") if folder.find_file("tox.toml") else {}
-    legacy = string_or_empty(tool.get("legacy_tox_ini"))
-    if legacy or folder.find_file("tox.ini"):
-        return _read_ini(folder, "tox.ini" if folder.find_file("tox.ini") else "pyproject.toml", legacy)
-    if tool or native:
-        file_name = "tox.toml" if native else "pyproject.toml"
-        return _from_toml(native or tool, file_name, folder.text(file_name))
+    tox_table = get_table(pyproject, "tool", "tox")
+    tox_toml = folder.toml("tox.toml") if folder.find_file("tox.toml") else {}
+    legacy_ini = string_or_empty(tox_table.get("legacy_tox_ini"))
+    if legacy_ini or folder.find_file("tox.ini"):
+        return _read_ini(folder, "tox.ini" if folder.find_file("tox.ini") else "pyproject.toml", legacy_ini)
+    if tox_table or tox_toml:
+        file_name = "tox.toml" if tox_toml else "pyproject.toml"
+        return _from_toml(tox_toml or tox_table, file_name, folder.text(file_name))
     return _from_sections(setup_cfg, "setup.cfg", folder.text("setup.cfg")) if "tox:tox" in setup_cfg else None
 
 
-def _read_ini(folder: Folder, file_name: str, legacy: str) -> ToxConfig | None:
-    if legacy and file_name == "pyproject.toml":
-        sections = {name: {"commands": legacy} for name in re.findall(r"(?m)^\[(testenv[^\]]*)\]", legacy)}
-        return _from_sections({"tox": {}, **sections}, file_name, legacy)
+def _read_ini(folder: Folder, file_name: str, legacy_ini: str) -> ToxConfig | None:
+    if legacy_ini and file_name == "pyproject.toml":
+        sections = {name: {"commands": legacy_ini} for name in re.findall(r"(?m)^\[(testenv[^\]]*)\]", legacy_ini)}
+        return _from_sections({"tox": {}, **sections}, file_name, legacy_ini)
     return _from_sections(folder.ini("tox.ini"), file_name, folder.text("tox.ini"))
 
 
@@ -147,11 +147,11 @@ def read_nox(folder: Folder) -> NoxConfig | None:
 def _session_names(lines: list[str]) -> list[str]:
     """Return the names of the functions decorated as nox sessions, and names passed to the decorator as `name`."""
     names = []
-    for number, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if line.startswith(("@nox.session", "@session")):
-            following_lines = lines[number : number + 20]
-            functions = (re.match(r"def (\w{1,60})\(", text) for text in following_lines)
-            names += [match[1] for match in [next((match for match in functions if match), None)] if match]
+            following_lines = lines[index : index + 20]
+            function_matches = (re.match(r"def (\w{1,60})\(", text) for text in following_lines)
+            names += [match[1] for match in [next((match for match in function_matches if match), None)] if match]
             names += [match[1] for match in [re.search(r"""name=["']([\w-]{1,60})["']""", line[:500])] if match]
     return names
 

@@ -22,12 +22,12 @@ def find(folder: Folder) -> Project | None:
     if not folder.find_file("Gemfile"):
         return None
     gem_text = folder.text("Gemfile") + "".join(folder.text(name) for name in folder.file_names(r".*\.gemspec"))
-    lock = folder.find_file("Gemfile.lock")
+    lock_file = folder.find_file("Gemfile.lock")
     caches = (
         model.Cache(
             key="bundle-{lock_hash}",
             paths=(folder.from_root("vendor/bundle"),),
-            lock_files=(folder.from_root(lock or "Gemfile"),),
+            lock_files=(folder.from_root(lock_file or "Gemfile"),),
         ),
     )
     drafts = [

@@ -41,13 +41,13 @@ def find(folder: Folder) -> Project | None:
     evidence = ("Cargo.toml has [workspace]",) if is_workspace else ("Cargo.toml has [package]",)
     is_nightly = any("nightly" in folder.text(name) for name in TOOLCHAIN)
     hints = ("rust-toolchain requires nightly, which rustup installs",) if is_nightly else ()
-    lock = folder.find_file("Cargo.lock") or MANIFEST
+    lock_file = folder.find_file("Cargo.lock") or MANIFEST
     caches = (
         model.Cache(
             key="cargo-{lock_hash}",
             paths=(folder.from_root("target"),),
             type="build",
-            lock_files=(folder.from_root(lock),),
+            lock_files=(folder.from_root(lock_file),),
         ),
     )
     drafts = (

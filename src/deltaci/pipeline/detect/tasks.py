@@ -86,8 +86,8 @@ def test_recipe(folder: Folder) -> str:
     while pending and len(visited) < MAX_PREREQUISITES:
         target = pending.pop(0)
         visited.add(target)
-        start = rf"(?m)^(?:[\w.-]+ ){{0,20}}{re.escape(target)}(?: [\w.-]+){{0,20}}[ \t]*::?(?!=)"
-        if rule := re.search(rf"{start}(.*)\n((?:\t.*\n?|[ \t]*\n)*)", text):
+        rule_start = rf"(?m)^(?:[\w.-]+ ){{0,20}}{re.escape(target)}(?: [\w.-]+){{0,20}}[ \t]*::?(?!=)"
+        if rule := re.search(rf"{rule_start}(.*)\n((?:\t.*\n?|[ \t]*\n)*)", text):
             prerequisites = rule[1].partition("#")[0].split()
             recipe += f"{' '.join(prerequisites)}\n{rule[2]}"
             pending += [

@@ -57,7 +57,9 @@ def is_plain(path: str) -> bool:
 
 def normalize_paths(paths: Iterable[str]) -> list[str]:
     """Return the distinct relative paths, sorted. If there are too many, the most nested ones are dropped."""
-    ordered = sorted({path for path in paths if path and not path.startswith("/")}, key=lambda p: (p.count("/"), p))
+    ordered = sorted(
+        {path for path in paths if path and not path.startswith("/")}, key=lambda path: (path.count("/"), path)
+    )
     return sorted(ordered[:MAX_PATHS])
 
 
@@ -120,8 +122,8 @@ class Tree:
         """Return an iterator over all paths below a folder, at any depth."""
         if not folder:
             return iter(self.paths)
-        first, last = bisect_left(self.paths, f"{folder}/"), bisect_left(self.paths, f"{folder}0")
-        return iter(self.paths[first:last])  # "0" is the character after "/".
+        start_index, end_index = bisect_left(self.paths, f"{folder}/"), bisect_left(self.paths, f"{folder}0")
+        return iter(self.paths[start_index:end_index])  # "0" is the character after "/".
 
     def text(self, path: str) -> str:
         """Return the text of a file; empty if it does not exist or was not read."""

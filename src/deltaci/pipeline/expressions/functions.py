@@ -126,11 +126,13 @@ def _folded_texts(call: Call, arguments: Sequence[Value], budget: Budget) -> tup
 
 
 def _contains(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
-    search, item = arguments
-    if is_list(search):
-        for candidate in search:
+    container, item = arguments
+    if is_list(container):
+        for candidate in container:
             budget.use_steps(call.column)
-            budget.use_characters(call.column, sum(len(side) for side in (candidate, item) if isinstance(side, str)))
+            budget.use_characters(
+                call.column, sum(len(operand) for operand in (candidate, item) if isinstance(operand, str))
+            )
             if is_equal(candidate, item):
                 return True
         return False
@@ -197,14 +199,14 @@ def _join(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
 def _to_json(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
     budget.use_characters(call.column, 0)
     try:
-        formatted = format_json(arguments[0])
+        json_text = format_json(arguments[0])
     except JsonError as error:
         budget.use_characters(call.column, MAX_TEXT)  # the failed attempt counts as work, too
         raise EvaluationError(
             ExpressionProblem(call.column, str(error), "a smaller value; take only what is needed")
         ) from None
-    budget.use_characters(call.column, len(formatted))
-    return formatted
+    budget.use_characters(call.column, len(json_text))
+    return json_text
 
 
 def _from_json(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:

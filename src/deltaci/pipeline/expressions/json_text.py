@@ -108,8 +108,8 @@ def _scalar(value: Value) -> str:
 
 def _check_bounds(root: Any) -> Value:
     """Return the value with large integers as doubles; raise JsonError if it is too deep or has too many items."""
-    holder = [root]
-    pending: list[tuple[Any, int]] = [(holder, 0)]
+    root_holder = [root]
+    pending: list[tuple[Any, int]] = [(root_holder, 0)]
     count = 0
     while pending:
         container, depth = pending.pop()
@@ -123,7 +123,7 @@ def _check_bounds(root: Any) -> Value:
                 pending.append((item, depth + 1))
             elif isinstance(item, int) and not isinstance(item, bool) and abs(item) > MAX_EXACT_INTEGER:
                 container[key] = _to_double(item)
-    value: Value = holder[0]
+    value: Value = root_holder[0]
     return value
 
 

@@ -120,9 +120,9 @@ class _Parser:
                 return self._parse_accessors(Context(token.text, token.column))
             case "(":
                 self._take()
-                inner = self._parse_nested(token)
+                nested_expression = self._parse_nested(token)
                 self._expect(")", "an operator or ')'")
-                return self._parse_accessors(inner)
+                return self._parse_accessors(nested_expression)
             case _:
                 raise self._syntax_error(OPERAND_DESCRIPTION)
 
@@ -131,9 +131,9 @@ class _Parser:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _too_deep(opening.column)
-        inner = self._parse_binary(1)
+        nested_expression = self._parse_binary(1)
         self._depth -= 1
-        return inner
+        return nested_expression
 
     def _parse_arguments(self) -> tuple[Expression, ...]:
         opening = self._take()

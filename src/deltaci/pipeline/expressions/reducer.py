@@ -168,16 +168,16 @@ class Reducer:
         Return the result itself if one known or unknown operand remains, else the tuple of the remaining operands.
         """
         remaining: list[Expression] = []
-        for number, operand in enumerate(operands, 1):
+        for operand_number, operand in enumerate(operands, 1):
             reduced = self.reduce(operand, keep_identity=keep_identity)
             if isinstance(reduced, Resolved):
-                decides = is_truthy(reduced.value) is stop_at
-                if not decides and number < len(operands):
+                decides_result = is_truthy(reduced.value) is stop_at
+                if not decides_result and operand_number < len(operands):
                     continue
                 if not remaining:
                     return reduced
                 remaining.append(_as_expression(reduced, operand, keep_identity))
-                if decides:
+                if decides_result:
                     break
             else:
                 remaining.append(reduced)

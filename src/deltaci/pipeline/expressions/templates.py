@@ -85,18 +85,18 @@ def _expression_spans(template: str) -> Iterator[tuple[int, int]]:
     for _ in range(MAX_EXPRESSIONS):
         if start < 0:
             return
-        closing, in_string = -1, False
+        closing_index, in_string = -1, False
         for match in _QUOTE_OR_CLOSE.finditer(template, start + len(OPEN)):
             if match[0] == "'":
                 in_string = not in_string
             elif not in_string:
-                closing = match.start()
+                closing_index = match.start()
                 break
-        if closing < 0:
+        if closing_index < 0:
             expected = "a single quote and then }}" if in_string else "}} at its end"
             raise ExpressionSyntaxError(ExpressionProblem(start + 1, quote(template[start:]), expected))
-        yield start, closing
-        start = template.find(OPEN, closing + len(CLOSE))
+        yield start, closing_index
+        start = template.find(OPEN, closing_index + len(CLOSE))
     if start >= 0:
         raise ExpressionSyntaxError(
             ExpressionProblem(start + 1, "one more expression", f"at most {MAX_EXPRESSIONS} in one text")
@@ -155,19 +155,21 @@ def reduce_template(
         reduced = reduce_with(reducer, parsed.single_expression)
         return reduced if isinstance(reduced, Resolved) else ResidualText(_wrap(reduced))
     parts = [part if isinstance(part, str) else reduce_with(reducer, part) for part in parsed.parts]
-    evaluated = [to_text(part.value) if isinstance(part, Resolved) else part for part in parts]
-    residuals = [part for part in evaluated if isinstance(part, Residual)]
-    plain_parts = [(part, 1) for part in evaluated if isinstance(part, str) and part]
+    evaluated_parts = [to_text(part.value) if isinstance(part, Resolved) else part for part in parts]
+    residuals = [part for part in evaluated_parts if isinstance(part, Residual)]
+    plain_parts = [(part, 1) for part in evaluated_parts if isinstance(part, str) and part]
     if not residuals:
         return Resolved(_join(plain_parts))
     _join(plain_parts)
     if not plain_parts and len(residuals) == 1:
         # Alone, the expression would keep the type of its value; an empty literal keeps the result a string.
         return ResidualText(_wrap(residuals[0]) + _wrap(Residual(Literal(""))))
-    merged = "".join(_merge(evaluated))
-    if len(merged) > MAX_TEMPLATE:
-        raise EvaluationError(ExpressionProblem(1, f"a text of {len(merged)} characters", f"at most {MAX_TEMPLATE}"))
-    return ResidualText(merged)
+    merged_text = "".join(_merge(evaluated_parts))
+    if len(merged_text) > MAX_TEMPLATE:
+        raise EvaluationError(
+            ExpressionProblem(1, f"a text of {len(merged_text)} characters", f"at most {MAX_TEMPLATE}")
+        )
+    return ResidualText(merged_text)
 
 
 def _merge(parts: list[str | Residual]) -> Iterator[str]:

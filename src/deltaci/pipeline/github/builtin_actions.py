@@ -190,16 +190,16 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
     if inputs is not None and inputs.kind not in (OBJECT, NULL):
         converter.unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
         return None
-    converted: dict[str, tuple[Node, Node]] = {}
+    converted_inputs: dict[str, tuple[Node, Node]] = {}
     for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
-        _convert_input(action, name, key, value, converted, converter)
-    for required in action.required_inputs:
-        if required not in converted:
+        _convert_input(action, name, key, value, converted_inputs, converter)
+    for required_input in action.required_inputs:
+        if required_input not in converted_inputs:
             converter.unsupported(
-                uses.position, f"{name} without {quote(required)}", "GitHub's action needs it as well"
+                uses.position, f"{name} without {quote(required_input)}", "GitHub's action needs it as well"
             )
     position = inputs.position if inputs is not None else uses.position
-    return BuiltinStep(text_node(uses.position, action.uses), Node(OBJECT, position, [*converted.values()]))
+    return BuiltinStep(text_node(uses.position, action.uses), Node(OBJECT, position, [*converted_inputs.values()]))
 
 
 def _convert_input(
@@ -207,10 +207,10 @@ def _convert_input(
     name: str,
     key: Node,
     value: Node,
-    converted: dict[str, tuple[Node, Node]],
+    converted_inputs: dict[str, tuple[Node, Node]],
     converter: Converter,
 ) -> None:
-    """Add an input of an action to `converted` if it is supported and has an effect, else report it."""
+    """Add an input of an action to `converted_inputs` if it is supported and has an effect, else report it."""
     scalar = converter.scalar(value, "steps.with", key.raw)
     if scalar is None:
         return
@@ -229,7 +229,7 @@ def _convert_input(
     elif rule.kind == "unsupported":
         converter.unsupported(key.position, f"{quote(key.raw)} of {name}", rule.reason)
     elif input_name not in ("ref", "repository") or _selects_other_commit(input_name, scalar, converter):
-        converted[input_name] = (text_node(key.position, input_name), scalar)
+        converted_inputs[input_name] = (text_node(key.position, input_name), scalar)
         if action.uses == "cache":
             _check_cache(input_name, scalar, converter)
 

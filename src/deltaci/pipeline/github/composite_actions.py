@@ -107,17 +107,19 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
     folder = use.uses.value.strip().removeprefix("./").strip("/")
     files = use.actions.files
     path = next((path for name in ACTION_FILES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
-    action = f"the action {quote(use.uses.value)}"
+    action_text = f"the action {quote(use.uses.value)}"
     if not path:
-        converter.unsupported(use.uses.position, action, f"there is no {folder}/{ACTION_FILES[0]} to read it from")
+        converter.unsupported(use.uses.position, action_text, f"there is no {folder}/{ACTION_FILES[0]} to read it from")
         return []
     if use.depth >= MAX_DEPTH:
-        converter.unsupported(use.uses.position, action, f"expected at most {MAX_DEPTH} actions that use each other")
+        converter.unsupported(
+            use.uses.position, action_text, f"expected at most {MAX_DEPTH} actions that use each other"
+        )
         return []
     action_converter = Converter(path, files[path])
     steps = _ActionInliner(use, folder, action_converter).steps(convert_step)
     for problem in action_converter.problems.in_order():
-        message = f"{action}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
+        message = f"{action_text}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
         if problem.is_warning:
             converter.note(use.uses.position, message, problem.expected)
         else:
@@ -226,12 +228,12 @@ class _ActionInliner:
         """Return the expression that replaces a node of an expression of the action in the job, or None to keep it."""
         match node:
             case Index(Context(context), Literal(str(name))):
-                lowered = context.lower()
-                if lowered == "inputs":
+                lower_context = context.lower()
+                if lower_context == "inputs":
                     return self.inputs.get(name.lower(), Literal(""))
-                if lowered == "steps" and name.lower() in self.ids:
+                if lower_context == "steps" and name.lower() in self.ids:
                     return Index(Context("steps"), Literal(self.ids[name.lower()]))
-                if lowered == "github" and name.lower() == "action_path":
+                if lower_context == "github" and name.lower() == "action_path":
                     return self._action_path()
             case Context(context) if context.lower() == "inputs":
                 self.converter.unsupported(Position(), "all inputs of an action at once", "name them: inputs.NAME")
@@ -287,12 +289,12 @@ class _ActionInliner:
                 position, f"{quote(TIMEOUT)} of an action with several steps", "set it for a command"
             )
             return False
-        has_status = [_uses_status(condition) for condition in conditions]
-        if runs_after_failure and any(has_status):
+        status_flags = [_uses_status(condition) for condition in conditions]
+        if runs_after_failure and any(status_flags):
             message = "steps with a status function, in an action that may fail or whose own 'if' has a status function"
             self.converter.unsupported(position, message, "use such a function in only one of them")
             return False
-        if any(has_status[1:]) and conditions[0] is not None:
+        if any(status_flags[1:]) and conditions[0] is not None:
             message = "a step with a status function, in an action whose first step has an 'if'"
             self.converter.unsupported(position, message, "use it in the workflow")
             return False
@@ -349,13 +351,13 @@ class _ActionInliner:
 
     def _env(self, step: Node) -> list[tuple[Node, Node]]:
         """Return the environment of an inlined step: that of the using step, of the action's step, and its path."""
-        merged = {key.raw: (key, value) for key, value in pairs(self.use.value("env"))}
-        merged |= {key.raw: (key, self._rewrite(value)) for key, value in pairs(child(step, "env"))}
+        merged_env = {key.raw: (key, value) for key, value in pairs(self.use.value("env"))}
+        merged_env |= {key.raw: (key, self._rewrite(value)) for key, value in pairs(child(step, "env"))}
         command = child(step, "run")
         if command is not None and ACTION_PATH_VARIABLE in command.raw:
             path_node = text_node(step.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
-            merged[ACTION_PATH_VARIABLE] = (text_node(step.position, ACTION_PATH_VARIABLE), path_node)
-        return [*merged.values()]
+            merged_env[ACTION_PATH_VARIABLE] = (text_node(step.position, ACTION_PATH_VARIABLE), path_node)
+        return [*merged_env.values()]
 
     def _rewrite(self, node: Node) -> Node:
         """Return a copy of a value of a step with the expressions in its texts replaced for the job."""
@@ -372,7 +374,7 @@ class _ActionInliner:
         """Return a step with the id of the using step, which sets the outputs and fails if the action failed."""
         position = use_id.position
         result_property = "outcome" if self._continues_on_error() else "conclusion"
-        failures = [_compare_result(id, "==", "failure", result_property) for id in self.ids.values()]
+        failure_checks = [_compare_result(id, "==", "failure", result_property) for id in self.ids.values()]
         first_id = next(iter(self.ids.values()))
         has_run = And((_compare_result(first_id, "!=", "skipped"), Call("always")))
         condition = (
@@ -380,23 +382,23 @@ class _ActionInliner:
             if conditions[0] is None
             else self._combined_condition(None, len(conditions))
         )
-        has_failed = format_expression(failures[0] if len(failures) == 1 else Or(tuple(failures)))
+        has_failed = format_expression(failure_checks[0] if len(failure_checks) == 1 else Or(tuple(failure_checks)))
         env = {"FAILED": text_node(position, f"{OPEN} {has_failed} {CLOSE}")}
-        lines = []
+        script_lines = []
         for number, (name, value) in enumerate(outputs.items()):
             env[f"OUTPUT_{number}"] = text_node(position, value)
             arguments = f"'{name}' {END_OF_OUTPUT} \"$OUTPUT_{number}\" {END_OF_OUTPUT}"
-            lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {arguments} >> \"$GITHUB_OUTPUT\"")
-        keys: dict[str, Node | None] = {
+            script_lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {arguments} >> \"$GITHUB_OUTPUT\"")
+        step_keys: dict[str, Node | None] = {
             "id": text_node(position, use_id.raw),
             "name": text_node(position, f"End of {use_id.raw}"),
             "if": condition,
             "shell": text_node(position, "sh"),
             "env": object_node(position, dict(env)),
-            "run": text_node(position, "\n".join([*lines, 'test "$FAILED" != true']) + "\n"),
+            "run": text_node(position, "\n".join([*script_lines, 'test "$FAILED" != true']) + "\n"),
             CONTINUE_ON_ERROR: self.use.value(CONTINUE_ON_ERROR),
         }
-        return object_node(position, keys)
+        return object_node(position, step_keys)
 
 
 def _compare_result(id: str, operator: str, result: str, property: str = "conclusion") -> Expression:

@@ -150,8 +150,13 @@ def split_command_line(text: str) -> list[str] | None:
     word_end = 0
     while match := _SHELL_WORD.match(text, word_end):
         parts = []
-        for escaped, double, single, unquoted in _WORD_PART.findall(match[1]):
-            parts.append(escaped or (re.sub(r'\\(["\\$`])', r"\1", double) if double else "") or single or unquoted)
+        for escaped, double_quoted, single_quoted, unquoted in _WORD_PART.findall(match[1]):
+            parts.append(
+                escaped
+                or (re.sub(r'\\(["\\$`])', r"\1", double_quoted) if double_quoted else "")
+                or single_quoted
+                or unquoted
+            )
         words.append("".join(parts))
         word_end = match.end()
         if len(words) > MAX_OPTION_WORDS:

@@ -172,10 +172,10 @@ class Converter:
             return None
         for expression in template.expressions:
             self._check(node, expression, availability)
-        has_status = any(uses_status_function(expression) for expression in template.expressions)
+        uses_status = any(uses_status_function(expression) for expression in template.expressions)
         message = f"{OPEN} {CLOSE} around a part of a condition: it is a text, which is always true, as on GitHub"
         self.note(node.position, message, f"put {OPEN} {CLOSE} around all of it, or nowhere")
-        return text_node(node.position, ALWAYS if has_status else TRUE)
+        return text_node(node.position, ALWAYS if uses_status else TRUE)
 
     def _check(self, node: Node, expression: Expression, availability: str) -> None:
         """Report contexts and functions that an expression uses but that are unavailable or unknown there."""

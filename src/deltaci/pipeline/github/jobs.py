@@ -69,13 +69,13 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
 def _job_name(node: Node, converter: Converter) -> Node | None:
     """Convert the job's name. Warn and return None if it uses contexts that are not known when a run is planned."""
     if node.kind == TEXT:
-        unknown = {
+        unknown_contexts = {
             name for expression in converter.parse_expressions(node, "jobs.env") for name in context_names(expression)
         } - PLANNING_CONTEXTS
-        if unknown:
+        if unknown_contexts:
             converter.note(
                 node.position,
-                f"a name with {quote(min(unknown))}, which is not known when a run is planned",
+                f"a name with {quote(min(unknown_contexts))}, which is not known when a run is planned",
                 NAMED_BY_ID,
             )
             return None
@@ -85,7 +85,8 @@ def _job_name(node: Node, converter: Converter) -> Node | None:
 def convert_needs(node: Node, converter: Converter) -> Node:
     """Convert `needs` to a list of job ids."""
     return list_node(
-        node.position, [need for item in items(node) if (need := converter.text(item, "run-name", "needs")) is not None]
+        node.position,
+        [job_id_node for item in items(node) if (job_id_node := converter.text(item, "run-name", "needs")) is not None],
     )
 
 
@@ -170,8 +171,10 @@ def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | N
             entries["timeout-minutes"].value, "jobs.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
-        value = converter.boolean(entries["continue-on-error"].value, "jobs.continue-on-error", "continue-on-error")
-        converted["allow_failure"] = value
+        allow_failure = converter.boolean(
+            entries["continue-on-error"].value, "jobs.continue-on-error", "continue-on-error"
+        )
+        converted["allow_failure"] = allow_failure
     if "concurrency" in entries:
         converted["concurrency"] = convert_concurrency(entries["concurrency"].value, "jobs.concurrency", converter)
     if "outputs" in entries:

@@ -120,23 +120,24 @@ def _convert_expression(
         converter.note(
             node.position, message, "a runner name of GitHub is converted then; a list of names is used as it is"
         )
-    source = as_expression(template)
+    name_expression = as_expression(template)
     prefixes = [
         prefix for prefix in SYSTEM_LABELS if names is None or any(name.lower().startswith(prefix) for name in names)
     ]
     may_be_own_label = names is None or any(not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in names)
-    mappings = [f"startsWith({source}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
-    default = source if may_be_own_label else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
+    mappings = [f"startsWith({name_expression}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
+    default = name_expression if may_be_own_label else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
     expression = " || ".join([*(mappings if may_be_own_label else mappings[:-1]), default])
     runs_on.add(text_node(node.position, f"{OPEN} {expression} {CLOSE}"))
     if names is None or any(name.lower().endswith(ARM_SUFFIX) for name in names):
         runs_on.add(
             text_node(
-                node.position, f"{OPEN} endsWith({source}, '{ARM_SUFFIX}') && '{ARM_LABEL}' || {expression} {CLOSE}"
+                node.position,
+                f"{OPEN} endsWith({name_expression}, '{ARM_SUFFIX}') && '{ARM_LABEL}' || {expression} {CLOSE}",
             )
         )
     if names is None or any(name.lower().startswith("windows") for name in names):
-        runs_on.windows_if = f"startsWith({source}, 'windows')"
+        runs_on.windows_if = f"startsWith({name_expression}, 'windows')"
     for name in dict.fromkeys(names or ()):
         if name.lower().startswith("windows") or not name.lower().startswith(tuple(SYSTEM_LABELS)):
             converter.note(

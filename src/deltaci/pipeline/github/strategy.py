@@ -97,17 +97,17 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
             node.position, f"{node.describe()} as the axis {quote(key.raw)}", "expected a list of values"
         )
         return None, None
-    nodes: list[Node] = []
+    item_nodes: list[Node] = []
     encoded_values: set[bytes] = set()
     for item in node.value:
         converted_item = _convert_value(item if item.kind != NULL else text_node(item.position, ""), converter)
-        encoded = msgspec.json.encode(_to_value(converted_item))
-        if encoded in encoded_values and OPEN.encode() not in encoded:
+        encoded_value = msgspec.json.encode(_to_value(converted_item))
+        if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
             converter.note(item.position, f"{converted_item.describe()} a second time", "it adds no second job here")
             continue
-        encoded_values.add(encoded)
-        nodes.append(converted_item)
-    return _embed(list_node(node.position, nodes), nodes)
+        encoded_values.add(encoded_value)
+        item_nodes.append(converted_item)
+    return _embed(list_node(node.position, item_nodes), item_nodes)
 
 
 def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tuple[Node | None, list[Any] | None]:
@@ -118,7 +118,7 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
             node.position, f"{node.describe()} as {quote(key.raw)}", "expected a list of combinations"
         )
         return None, None
-    nodes: list[Node] = []
+    item_nodes: list[Node] = []
     encoded_values: set[bytes] = set()
     for item in node.value:
         if item.kind != OBJECT:
@@ -126,14 +126,14 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
             return None, None
         pairs = [(name, value if value.kind != NULL else text_node(value.position, "")) for name, value in item.value]
         converted_item = _convert_value(Node(OBJECT, item.position, pairs), converter)
-        encoded = msgspec.json.encode(_to_value(converted_item))
-        if encoded in encoded_values and OPEN.encode() not in encoded:
+        encoded_value = msgspec.json.encode(_to_value(converted_item))
+        if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
             converter.note(item.position, "a combination a second time", "it adds no second job here")
             continue
-        encoded_values.add(encoded)
-        nodes.append(converted_item)
-    values = [value for combination in nodes for _, value in combination.value]
-    return _embed(list_node(node.position, nodes), values)
+        encoded_values.add(encoded_value)
+        item_nodes.append(converted_item)
+    values = [value for combination in item_nodes for _, value in combination.value]
+    return _embed(list_node(node.position, item_nodes), values)
 
 
 def _convert_value(node: Node, converter: Converter) -> Node:

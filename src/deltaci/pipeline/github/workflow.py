@@ -136,8 +136,8 @@ class _WorkflowReader:
             values[key] = self._read(node, type_, (key,), converter)
         if converter.problems.has_errors:
             return None
-        placeholder = {"job": model.Job()}
-        return model.Pipeline(**values, jobs=placeholder, timeout_minutes=RUN_TIMEOUT_MINUTES)
+        placeholder_jobs = {"job": model.Job()}
+        return model.Pipeline(**values, jobs=placeholder_jobs, timeout_minutes=RUN_TIMEOUT_MINUTES)
 
     def _read(self, node: Node, type_: Any, path: Path, converter: Converter) -> Any:
         """Return a converted node as a value of a model type. Keep its positions and expressions."""
@@ -199,7 +199,7 @@ class _WorkflowReader:
                     )
                 elif need.kind == TEXT:
                     graph[key.raw][job_id] = need
-        if cycle := find_cycle({name: list(needed) for name, needed in graph.items()}):
+        if cycle := find_cycle({name: list(job_needs) for name, job_needs in graph.items()}):
             position = graph[cycle[-2]][cycle[-1]].position
             self.converter.unsupported(
                 position, f"jobs that wait for each other: {' → '.join(cycle[:12])}", "remove one of these needs"

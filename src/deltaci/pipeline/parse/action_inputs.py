@@ -33,18 +33,18 @@ ACTION_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
 REQUIRED_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {"cache": ("key", "path"), "upload-artifact": ("path",)}
 
 
-def check_action_inputs(job: Node, add: Callable[..., None]) -> None:
-    """Report unknown and missing inputs of the built-in steps of a job. `add` is `ProblemList.add`."""
+def check_action_inputs(job: Node, add_problem: Callable[..., None]) -> None:
+    """Report unknown and missing inputs of the built-in steps of a job. `add_problem` is `ProblemList.add`."""
     for step in items(child(job, "steps")):
         uses = child(step, "uses") if step.kind == OBJECT else None
         if uses is None or uses.raw not in ACTION_INPUTS:
             continue
-        allowed, inputs = ACTION_INPUTS[uses.raw], child(step, "with")
+        allowed_inputs, inputs = ACTION_INPUTS[uses.raw], child(step, "with")
         for key, _ in pairs(inputs):
-            if key.raw not in allowed:
-                suggestion = nearest(key.raw, allowed)
-                expected = "" if suggestion else f"expected {join_words(allowed)}"
-                add(key.position, f"{quote(key.raw)}, which '{uses.raw}' does not have", expected, suggestion)
+            if key.raw not in allowed_inputs:
+                suggestion = nearest(key.raw, allowed_inputs)
+                expected = "" if suggestion else f"expected {join_words(allowed_inputs)}"
+                add_problem(key.position, f"{quote(key.raw)}, which '{uses.raw}' does not have", expected, suggestion)
         for name in REQUIRED_INPUTS.get(uses.raw, ()):
             if entry(inputs, name) is None:
-                add(uses.position, f"'{uses.raw}' without '{name}'", "expected it under 'with'")
+                add_problem(uses.position, f"'{uses.raw}' without '{name}'", "expected it under 'with'")

@@ -61,10 +61,10 @@ def check_nodes(root: Node, problems: ProblemList) -> None:
 # -- jobs
 
 
-def _check_steps_or_approval(key: Node, job: Node, add: AddProblem) -> None:
+def _check_steps_or_approval(key: Node, job: Node, add_problem: AddProblem) -> None:
     steps, approval = entry(job, "steps"), entry(job, "approval")
     if steps is None and approval is None and not any(_replaces_steps(name.raw) for name, _ in pairs(job)[:50]):
-        add(
+        add_problem(
             key.position,
             f"the job {quote(key.raw)} without 'steps'",
             "expected steps for a runner, or an approval for people",
@@ -73,7 +73,7 @@ def _check_steps_or_approval(key: Node, job: Node, add: AddProblem) -> None:
         for name in RUNNER_KEYS:
             if runner_entry := entry(job, name):
                 message = f"{quote(name)} in the job {quote(key.raw)}, which is an approval"
-                add(
+                add_problem(
                     runner_entry[0].position,
                     message,
                     "an approval runs nothing: make it a job of its own that needs this one",
@@ -85,15 +85,15 @@ def _replaces_steps(key: str) -> bool:
     return "'steps'" in FOREIGN_KEYS.get(key, "") or bool(nearest(key, ("steps", "approval")))
 
 
-def _check_steps(job: Node, add: AddProblem) -> None:
+def _check_steps(job: Node, add_problem: AddProblem) -> None:
     id_positions: dict[str, Position] = {}
     for step in items(child(job, "steps")):
-        _check_step(step, add)
+        _check_step(step, add_problem)
         id = child(step, "id")
         if id is None or id.kind != TEXT:
             continue
         if id.value in id_positions:
-            add(
+            add_problem(
                 id.position,
                 f"the id {quote(id.value)} a second time",
                 f"the step in line {id_positions[id.value].line} has it",
@@ -101,19 +101,19 @@ def _check_steps(job: Node, add: AddProblem) -> None:
         id_positions.setdefault(id.value, id.position)
 
 
-def _check_step(step: Node, add: AddProblem) -> None:
+def _check_step(step: Node, add_problem: AddProblem) -> None:
     if step.kind != OBJECT:
         return
     run, uses = entry(step, "run"), entry(step, "uses")
     if run is None and uses is None and not any(_replaces_run(key.raw) for key, _ in pairs(step)[:50]):
-        add(step.position, "a step without 'run'", "expected 'run': the command, for the shell")
+        add_problem(step.position, "a step without 'run'", "expected 'run': the command, for the shell")
     if run is not None and uses is not None:
-        add(uses[0].position, "'uses' beside 'run'", "a step has only one of them: make it two steps")
+        add_problem(uses[0].position, "'uses' beside 'run'", "a step has only one of them: make it two steps")
     for name in ("shell", "working-directory") if uses is not None and run is None else ():
         if command_entry := entry(step, name):
-            add(command_entry[0].position, f"{quote(name)} in a step that runs no command", "remove it")
+            add_problem(command_entry[0].position, f"{quote(name)} in a step that runs no command", "remove it")
     if (inputs := entry(step, "with")) and uses is None:
-        add(inputs[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
+        add_problem(inputs[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
 
 
 def _replaces_run(key: str) -> bool:
@@ -162,8 +162,8 @@ def _check_matrix(matrix: Node | None, problems: ProblemList) -> None:
         problems.add(
             matrix.position, "a matrix without axes", 'expected at least one, such as \'python: ["3.12", "3.13"]\''
         )
-    for row in items(child(matrix, "exclude")) if axes else []:
-        for key, _ in pairs(row):
+    for combination in items(child(matrix, "exclude")) if axes else []:
+        for key, _ in pairs(combination):
             if key.raw not in axes and not problems.is_full:
                 suggestion = nearest(key.raw, axes)
                 expected = f"expected {join_words([*axes][:MAX_LISTED_JOBS])}"
@@ -171,25 +171,29 @@ def _check_matrix(matrix: Node | None, problems: ProblemList) -> None:
                 problems.add(key.position, message, expected, suggestion)
 
 
-def check_retry(retry: Node | None, add: AddProblem) -> None:
+def check_retry(retry: Node | None, add_problem: AddProblem) -> None:
     """Report a first delay of `retry` that is longer than its maximum delay."""
     delay_node, max_delay_node = child(retry, "delay-seconds"), child(retry, "max-delay-seconds")
     delay, max_delay = delay_node and delay_node.value, max_delay_node and max_delay_node.value
     if delay_node is not None and isinstance(delay, int) and isinstance(max_delay, int) and delay > max_delay:
-        add(delay_node.position, f"a first delay of {delay} s", f"expected at most 'max-delay-seconds', {max_delay}")
+        add_problem(
+            delay_node.position, f"a first delay of {delay} s", f"expected at most 'max-delay-seconds', {max_delay}"
+        )
 
 
 # -- events
 
 
-def _check_ignore_lists(event: Node | None, add: AddProblem) -> None:
+def _check_ignore_lists(event: Node | None, add_problem: AddProblem) -> None:
     for name in ("branches", "tags", "paths"):
         if entry(event, name) and (ignore_entry := entry(event, f"{name}-ignore")):
             message = f"'{name}' and '{name}-ignore' together"
-            add(ignore_entry[0].position, message, f"use one of them; '{name}' may have patterns that begin with '!'")
+            add_problem(
+                ignore_entry[0].position, message, f"use one of them; '{name}' may have patterns that begin with '!'"
+            )
 
 
-def _check_input(key: Node, declaration: Node, add: AddProblem) -> None:
+def _check_input(key: Node, declaration: Node, add_problem: AddProblem) -> None:
     type_node, options_node, default_node = (
         child(declaration, "type"),
         child(declaration, "options"),
@@ -197,17 +201,17 @@ def _check_input(key: Node, declaration: Node, add: AddProblem) -> None:
     )
     is_choice = type_node is not None and type_node.value == "choice"
     if is_choice and not items(options_node):
-        add(
+        add_problem(
             key.position,
             f"the input {quote(key.raw)}, a choice without 'options'",
             "expected the list of its possible values",
         )
     if not is_choice and options_node is not None:
-        add(options_node.position, "'options' of an input that is not a choice", "add 'type: choice'")
+        add_problem(options_node.position, "'options' of an input that is not a choice", "add 'type: choice'")
     if is_choice and default_node is not None and options_node is not None:
         allowed = [choice.raw for choice in items(options_node)]
         if allowed and default_node.raw not in allowed:
-            add(
+            add_problem(
                 default_node.position,
                 default_node.describe(),
                 f"expected one of: {', '.join(allowed)}",
@@ -215,7 +219,7 @@ def _check_input(key: Node, declaration: Node, add: AddProblem) -> None:
             )
 
 
-def check_cron(cron: Node | None, add: AddProblem) -> None:
+def check_cron(cron: Node | None, add_problem: AddProblem) -> None:
     """Report invalid values in the five fields of a schedule. A wrong number of fields is reported by the reader."""
     fields = cron.value.split() if cron is not None and cron.kind == TEXT else []
     if cron is None or len(fields) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
@@ -223,7 +227,9 @@ def check_cron(cron: Node | None, add: AddProblem) -> None:
     for field, (name, low, high) in zip(fields, CRON_FIELDS, strict=True):
         for part in field.split(","):
             if not _is_cron_part(part, name, low, high):
-                add(cron.position, f"{quote(part)} as the {name}", f"expected {low} to {high}, '*', 'a-b' or '*/n'")
+                add_problem(
+                    cron.position, f"{quote(part)} as the {name}", f"expected {low} to {high}, '*', 'a-b' or '*/n'"
+                )
 
 
 def _is_cron_part(part: str, name: str, low: int, high: int) -> bool:

@@ -98,37 +98,37 @@ def _alternatives(option: Option) -> list[dict[str, Any]]:
 
 
 def _option_schema(option: Option) -> dict[str, Any]:
-    kind = option.type
-    match kind:
+    value_type = option.type
+    match value_type:
         case inspect.StrType():
-            pattern = kind.pattern and _javascript_pattern(
-                kind.pattern, allows_expressions=bool(option.extra.get("expressions"))
+            pattern = value_type.pattern and _javascript_pattern(
+                value_type.pattern, allows_expressions=bool(option.extra.get("expressions"))
             )
-            return _typed("string", minLength=kind.min_length, maxLength=kind.max_length, pattern=pattern)
+            return _typed("string", minLength=value_type.min_length, maxLength=value_type.max_length, pattern=pattern)
         case inspect.AnyType():
             return {"type": ["array", "object"]}
         case inspect.BoolType():
             return {"type": "boolean"}
         case inspect.IntType():
-            return _typed("integer", minimum=kind.ge, exclusiveMinimum=kind.gt, maximum=kind.le)
+            return _typed("integer", minimum=value_type.ge, exclusiveMinimum=value_type.gt, maximum=value_type.le)
         case inspect.FloatType():
-            return _typed("number", minimum=kind.ge, exclusiveMinimum=kind.gt, maximum=kind.le)
+            return _typed("number", minimum=value_type.ge, exclusiveMinimum=value_type.gt, maximum=value_type.le)
         case inspect.LiteralType(values=values):
             return {"enum": list(values)}
         case inspect.VarTupleType():
-            items = _any_of(options(kind.item_type))
-            return _typed("array", items=items, minItems=kind.min_length, maxItems=kind.max_length)
+            items = _any_of(options(value_type.item_type))
+            return _typed("array", items=items, minItems=value_type.min_length, maxItems=value_type.max_length)
         case inspect.DictType():
-            [key] = options(kind.key_type)
+            [key] = options(value_type.key_type)
             return _typed(
                 "object",
                 propertyNames=_option_schema(key),
-                additionalProperties=_any_of(options(kind.value_type)),
-                minProperties=kind.min_length,
-                maxProperties=kind.max_length,
+                additionalProperties=_any_of(options(value_type.value_type)),
+                minProperties=value_type.min_length,
+                maxProperties=value_type.max_length,
             )
         case _:
-            return {"$ref": f"#/$defs/{schema_name(kind.cls)}"}
+            return {"$ref": f"#/$defs/{schema_name(value_type.cls)}"}
 
 
 def _typed(type: str, **limits: Any) -> dict[str, Any]:

@@ -38,9 +38,9 @@ def to_plain(struct: model.FileStruct) -> dict[str, Any]:
 def _plain_value(value: Any) -> Any:
     """Return a value of the model as builtin types, a struct in its shorthand notation if possible."""
     if isinstance(value, model.FileStruct):
-        plain, shorthand = to_plain(value), type(value).shorthand
-        is_text = bool(shorthand) and isinstance(plain.get(shorthand), str)
-        return plain[shorthand] if is_text and set(plain) == {shorthand} else plain
+        plain_struct, shorthand = to_plain(value), type(value).shorthand
+        is_text_shorthand = bool(shorthand) and isinstance(plain_struct.get(shorthand), str)
+        return plain_struct[shorthand] if is_text_shorthand and set(plain_struct) == {shorthand} else plain_struct
     if isinstance(value, dict):
         return {name: _plain_value(item_value) for name, item_value in value.items()}
     return [_plain_value(item) for item in value] if isinstance(value, tuple) else value
@@ -71,9 +71,11 @@ def _lines(value: Any, depth: int) -> Iterator[str]:
 def _is_block(text: str) -> bool:
     """Return whether a text contains a line break and can be written as a block scalar (`|`) without change."""
     lines = text.removesuffix("\n").split("\n")
-    has_lines = len(lines) > 1 or text.endswith("\n")
-    is_plain = all(line.strip() == "" == line or line.strip() for line in lines) and bool(lines[0]) and bool(lines[-1])
-    return has_lines and is_plain and not lines[0].startswith((" ", "\t")) and not needs_escapes(text)
+    has_line_break = len(lines) > 1 or text.endswith("\n")
+    is_representable = (
+        all(line.strip() == "" == line or line.strip() for line in lines) and bool(lines[0]) and bool(lines[-1])
+    )
+    return has_line_break and is_representable and not lines[0].startswith((" ", "\t")) and not needs_escapes(text)
 
 
 def _is_short(value: Any) -> bool:

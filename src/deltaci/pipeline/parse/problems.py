@@ -36,8 +36,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     def __str__(self) -> str:
         """Return `FILE:LINE:COLUMN: FOUND; EXPECTED; did you mean 'NEAREST'?`."""
-        kind = "warning: " if self.is_warning else ""
-        parts = [f"{kind}{self.found}", self.expected, f"did you mean '{self.nearest}'?" if self.nearest else ""]
+        prefix = "warning: " if self.is_warning else ""
+        parts = [f"{prefix}{self.found}", self.expected, f"did you mean '{self.nearest}'?" if self.nearest else ""]
         return f"{self.file}:{self.line}:{self.column}: " + "; ".join(part for part in parts if part)
 
 
@@ -90,11 +90,13 @@ def format_with_source(problem: Problem, text: str) -> str:
         return str(problem)
     line = lines[problem.line - 1].rstrip("\r")
     # Of a very long line, only the part around the column is displayed.
-    start = max(0, problem.column - 1 - MAX_LINE_CHARS // 2)
-    excerpt = "".join(char if char.isprintable() else " " for char in line[start : start + MAX_LINE_CHARS])
-    number = str(problem.line)
-    caret = " " * (problem.column - 1 - start) + "^"
-    return f"{problem}\n  {number} | {excerpt}\n  {' ' * len(number)} | {caret}"
+    excerpt_start = max(0, problem.column - 1 - MAX_LINE_CHARS // 2)
+    excerpt = "".join(
+        char if char.isprintable() else " " for char in line[excerpt_start : excerpt_start + MAX_LINE_CHARS]
+    )
+    line_number = str(problem.line)
+    caret = " " * (problem.column - 1 - excerpt_start) + "^"
+    return f"{problem}\n  {line_number} | {excerpt}\n  {' ' * len(line_number)} | {caret}"
 
 
 def position_within(source: str, position: Position, text: str, offset: int) -> Position:
@@ -109,8 +111,8 @@ def position_within(source: str, position: Position, text: str, offset: int) -> 
             return Position(position.line, position.column + quote_length + offset)
     line_index, column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
     text_line = text.split("\n")[line_index]
-    is_literal = line[position.column - 1 :].startswith("|") and position.line + line_index < len(lines)
-    if is_literal and lines[position.line + line_index].endswith(text_line):
+    is_literal_block = line[position.column - 1 :].startswith("|") and position.line + line_index < len(lines)
+    if is_literal_block and lines[position.line + line_index].endswith(text_line):
         indentation = len(lines[position.line + line_index]) - len(text_line)
         return Position(position.line + line_index + 1, indentation + column + 1)
     return position

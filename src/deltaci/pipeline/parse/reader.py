@@ -319,8 +319,8 @@ class _Reader:
     def _key(self, key: Node, type: Any) -> Any:
         """Return the text of a key, or report that it violates the limits of `type`."""
         [option] = options(type)
-        limits = option.type
-        if re.search(limits.pattern, key.raw) and len(key.raw) <= limits.max_length:
+        text_type = option.type
+        if re.search(text_type.pattern, key.raw) and len(key.raw) <= text_type.max_length:
             return key.raw
         self.problems.add(key.position, f"the name {quote(key.raw)}", f"expected {describe_option(option)}")
         return _INVALID
@@ -371,11 +371,11 @@ class _Reader:
             if non_text is not None:
                 expected = f"expected {join_words(list(struct_shape.fields))}"
                 return self._invalid(non_text, non_text.describe(), expected)
-            seen: set[str] = set()
+            seen_names: set[str] = set()
             for name in names:
-                if name.raw in seen:
+                if name.raw in seen_names:
                     self.problems.add(name.position, f"{quote(name.raw)} a second time", "name each once")
-                seen.add(name.raw)
+                seen_names.add(name.raw)
             return self._struct(Node(OBJECT, node.position, empty_values), struct_shape, path, owner)
         field = struct_shape.fields[cls.shorthand]
         value = self.value(node, field.type, (*path, cls.shorthand), owner)

@@ -78,25 +78,25 @@ def shape(cls: type[model.FileStruct]) -> Shape:
     return Shape(cls, fields, extra_keys)
 
 
-def options(hint: Any, metas: tuple[Meta, ...] = ()) -> list[Option]:
+def options(type_hint: Any, metas: tuple[Meta, ...] = ()) -> list[Option]:
     """Return the kinds of values that a type annotation allows, except None, which stands for an absent key.
 
     `metas` are the annotations around the type.
     """
-    if get_origin(hint) is Annotated:
-        annotated_type, *inner_metas = get_args(hint)
+    if get_origin(type_hint) is Annotated:
+        annotated_type, *inner_metas = get_args(type_hint)
         return options(annotated_type, (*inner_metas, *metas))
-    if get_origin(hint) in (UnionType, Union):
+    if get_origin(type_hint) in (UnionType, Union):
         # Limits are given for each member of a union; only `extra` may be given for the union.
         extra_metas = tuple(Meta(extra=meta.extra) for meta in metas)
-        return [option for member in get_args(hint) for option in options(member, extra_metas)]
-    if hint is None or hint is NoneType:
+        return [option for member in get_args(type_hint) for option in options(member, extra_metas)]
+    if type_hint is None or type_hint is NoneType:
         return []
     extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
-    return [Option(_inspect_type(hint, metas), extra)]
+    return [Option(_inspect_type(type_hint, metas), extra)]
 
 
-def _inspect_type(hint: Any, metas: tuple[Meta, ...]) -> Any:
+def _inspect_type(type_hint: Any, metas: tuple[Meta, ...]) -> Any:
     """Return the `msgspec.inspect` type of a type annotation that is no union, with the limits of `metas`."""
 
     # `msgspec.inspect.type_info` would return these types, but a process that used it may crash at exit.
@@ -104,22 +104,22 @@ def _inspect_type(hint: Any, metas: tuple[Meta, ...]) -> Any:
         name_values = ((name, getattr(meta, name)) for meta in metas for name in names)
         return {name: value for name, value in name_values if value is not None}
 
-    arguments = get_args(hint)
-    if hint is Any:
+    arguments = get_args(type_hint)
+    if type_hint is Any:
         return inspect.AnyType()
-    if hint is str:
+    if type_hint is str:
         return inspect.StrType(**limits("min_length", "max_length", "pattern"))
-    if hint is bool:
+    if type_hint is bool:
         return inspect.BoolType()
-    if hint in (int, float):
-        return (inspect.IntType if hint is int else inspect.FloatType)(**limits("gt", "ge", "lt", "le"))
-    if get_origin(hint) is Literal:
+    if type_hint in (int, float):
+        return (inspect.IntType if type_hint is int else inspect.FloatType)(**limits("gt", "ge", "lt", "le"))
+    if get_origin(type_hint) is Literal:
         return inspect.LiteralType(arguments)
-    if get_origin(hint) is tuple:
+    if get_origin(type_hint) is tuple:
         return inspect.VarTupleType(arguments[0], **limits("min_length", "max_length"))
-    if get_origin(hint) is dict:
+    if get_origin(type_hint) is dict:
         return inspect.DictType(*arguments, **limits("min_length", "max_length"))
-    return inspect.StructType(hint, ())
+    return inspect.StructType(type_hint, ())
 
 
 def field_description(field: FieldInfo) -> str:
@@ -129,13 +129,13 @@ def field_description(field: FieldInfo) -> str:
 
 def describe_options(allowed: list[Option]) -> str:
     """Return a description of the allowed kinds of values for a message, e.g. `a text, or a list of them`."""
-    kinds = {type(option.type) for option in allowed}
+    option_types = {type(option.type) for option in allowed}
     descriptions: list[str] = []
-    if {inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType} <= kinds:
-        return "a text, a number, true or false" + (", a list or an object" if inspect.AnyType in kinds else "")
+    if {inspect.StrType, inspect.IntType, inspect.FloatType, inspect.BoolType} <= option_types:
+        return "a text, a number, true or false" + (", a list or an object" if inspect.AnyType in option_types else "")
     for option in allowed:
         description = describe_option(option)
-        if not (isinstance(option.type, inspect.IntType) and inspect.FloatType in kinds):
+        if not (isinstance(option.type, inspect.IntType) and inspect.FloatType in option_types):
             descriptions += [description] if description not in descriptions else []
     other_descriptions, last_description = descriptions[:-1], descriptions[-1:]
     return ", or ".join([", ".join(other_descriptions), *last_description] if other_descriptions else last_description)
@@ -203,10 +203,10 @@ def reachable_types(root: type[model.FileStruct]) -> tuple[type[model.FileStruct
     return tuple(dict.fromkeys(struct_types))
 
 
-def _struct_types(hint: Any) -> list[type[model.FileStruct]]:
+def _struct_types(type_hint: Any) -> list[type[model.FileStruct]]:
     """Return the struct types that a type annotation contains, directly or in lists and dicts."""
     struct_types: list[type[model.FileStruct]] = []
-    for option in options(hint):
+    for option in options(type_hint):
         match option.type:
             case inspect.StructType(cls=cls) if issubclass(cls, model.FileStruct):
                 struct_types.append(cls)

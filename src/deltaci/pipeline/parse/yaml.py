@@ -90,8 +90,8 @@ def decode_utf8(content: bytes, problems: ProblemList) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        before = content[: error.start].decode("utf-8").removeprefix("\ufeff")
-        position = Position(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
+        text_before = content[: error.start].decode("utf-8").removeprefix("\ufeff")
+        position = Position(text_before.count("\n") + 1, len(text_before) - (text_before.rfind("\n") + 1) + 1)
         problems.add(position, f"the byte 0x{content[error.start]:02x}, which is not UTF-8", "save the file as UTF-8")
         raise YamlError from error
 
@@ -142,8 +142,8 @@ class _Builder:
         self.last_position = Position()
         self._open: list[tuple[Node, list[Node], str]] = []  # node, its children, its anchor
         self._anchors: dict[str, Node | None] = {}  # None: not yet complete
-        self._nodes = 0
-        self._documents = 0
+        self._node_count = 0
+        self._document_count = 0
 
     def add_event(self, event: Any) -> None:
         """Apply the next event of the parser."""
@@ -177,8 +177,8 @@ class _Builder:
         raise YamlError
 
     def _begin_document(self, event: Any, position: Position) -> None:
-        self._documents += 1
-        if self._documents > 1:
+        self._document_count += 1
+        if self._document_count > 1:
             self._fail(position, "a second document", "one for each file: remove '---' or split the file")
         if (event.version and tuple(event.version) != (1, 2)) or event.tags:
             self._fail(
@@ -187,8 +187,8 @@ class _Builder:
 
     def _add(self, node: Node, anchor: str, count: int = 1) -> None:
         """Add a complete node to the innermost open list or object. `count` is the number of nodes that it adds."""
-        self._nodes += count  # The children of a node were counted before; an alias repeats them all.
-        if self._nodes > MAX_NODES:
+        self._node_count += count  # The children of a node were counted before; an alias repeats them all.
+        if self._node_count > MAX_NODES:
             self._fail(self.last_position, f"more than {MAX_NODES:,} values, aliases included", "use fewer")
         if len(self._open) + node.depth > MAX_DEPTH + 1:
             self._fail(self.last_position, f"more than {MAX_DEPTH} nested levels", "use fewer")

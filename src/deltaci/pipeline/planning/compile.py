@@ -159,7 +159,7 @@ class _Compiler:
         selected_jobs = job_filter.select(changed, unknown_because, self._parsed.file, only)
         expander = MatrixExpander(self._pipeline, context_values, self._interpolator, only, matrix)
         excluded = dict(job_filter.excluded)
-        planned: list[PlannedJob] = []
+        planned_jobs: list[PlannedJob] = []
         for selected in selected_jobs:
             matrix_jobs = expander.expand(selected.id)
             if not matrix_jobs and not self._interpolator.problems.has_errors:
@@ -167,17 +167,19 @@ class _Compiler:
                 excluded[selected.id] = ExcludedJob(
                     name=selected.id, job=selected.id, code=NOT_REQUESTED, reason=reason
                 )
-            if self._interpolator.problems.is_full or not self._has_room(selected.id, len(planned), len(matrix_jobs)):
+            if self._interpolator.problems.is_full or not self._has_room(
+                selected.id, len(planned_jobs), len(matrix_jobs)
+            ):
                 break
-            planned += self._plan_jobs(selected, matrix_jobs, context_values)
+            planned_jobs += self._plan_jobs(selected, matrix_jobs, context_values)
         if not self._interpolator.problems.has_errors:
             expander.check_requested_values()
         if self._interpolator.problems.has_errors:
             return self._failure()
-        if self._settings.cache_scope and planned:
-            planned = self._add_approval(planned)
+        if self._settings.cache_scope and planned_jobs:
+            planned_jobs = self._add_approval(planned_jobs)
         return self._success(
-            planned, [excluded[name] for name in job_filter.order if name in excluded], context_values, changed
+            planned_jobs, [excluded[name] for name in job_filter.order if name in excluded], context_values, changed
         )
 
     def _has_room(self, job_id: str, planned_count: int, new_count: int) -> bool:
@@ -194,12 +196,12 @@ class _Compiler:
 
     def _success(
         self,
-        planned: list[PlannedJob],
+        planned_jobs: list[PlannedJob],
         excluded: list[ExcludedJob],
         context_values: dict[str, Any],
         changed: Collection[str] | None,
     ) -> CompileResult:
-        specs = [job.spec for job in planned]
+        specs = [job.spec for job in planned_jobs]
         timeout_seconds = self._pipeline.timeout_minutes * 60
         group, cancels_in_progress = self._group(self._pipeline.concurrency, ("concurrency",), context_values)
         try:
@@ -211,7 +213,7 @@ class _Compiler:
         plan = Plan(
             file=self._parsed.file,
             name=self._pipeline.name or self._parsed.file,
-            jobs=tuple(planned),
+            jobs=tuple(planned_jobs),
             excluded=tuple(excluded),
             hash=plan_hash(specs, is_fail_fast=self._pipeline.fail_fast, timeout_seconds=timeout_seconds),
             is_fail_fast=self._pipeline.fail_fast,
@@ -242,7 +244,7 @@ class _Compiler:
         self._visible_needs[job_id] = visible_needs if job.approval is not None else ()
         self._may_skip[job_id] = condition is not None and job.approval is None
         need_names = self._names_of(needs)
-        planned = []
+        planned_jobs = []
         for index, matrix_job in enumerate(matrix_jobs):
             if self._bytes > MAX_PLAN_BYTES or self._interpolator.problems.is_full:
                 break
@@ -264,7 +266,7 @@ class _Compiler:
                 instance = self._instance(selected, job, matrix_job, context_values, condition, result_names)
                 spec = self._runner_spec(instance, shared_fields)
             choice = selected.choice
-            planned.append(
+            planned_jobs.append(
                 PlannedJob(
                     spec=spec,
                     job=job_id,
@@ -274,7 +276,7 @@ class _Compiler:
                     matrix=matrix_job.values,
                 )
             )
-        return planned
+        return planned_jobs
 
     def _names_of(self, ids: Collection[str]) -> tuple[str, ...]:
         """Return the names of the planned jobs for these job ids."""
@@ -313,11 +315,11 @@ class _Compiler:
         work = job_specs.build_job_spec(self._settings, instance, interpolator)
         encoded_work: dict[str, Any] = {}
         try:
-            encoded_work, size = job_specs.validate_spec(work)
-            self._bytes += size
-            if max(size - MAX_WORK_BYTES, self._bytes - MAX_PLAN_BYTES) > 0:
+            encoded_work, work_size = job_specs.validate_spec(work)
+            self._bytes += work_size
+            if max(work_size - MAX_WORK_BYTES, self._bytes - MAX_PLAN_BYTES) > 0:
                 expected = f"expected at most {MAX_WORK_BYTES:,} for a job and {MAX_PLAN_BYTES:,} for all: use scripts"
-                interpolator.report(path, f"{size:,} bytes of steps in the job {quote(str(path[-1]))}", expected)
+                interpolator.report(path, f"{work_size:,} bytes of steps in the job {quote(str(path[-1]))}", expected)
         except msgspec.ValidationError as error:
             interpolator.report(path, f"the job {quote(str(path[-1]))}, which no runner would accept", str(error))
         group, cancels_in_progress = self._group(job.concurrency, (*path, "concurrency"), job_contexts)
@@ -347,15 +349,15 @@ class _Compiler:
     def _approval_spec(self, selected: SelectedJob, approval: model.Approval, shared_fields: dict[str, Any]) -> JobSpec:
         """Return the spec of an approval. `shared_fields` are those that it shares with jobs for runners."""
         if selected.condition.remaining is not None:
-            found = "a condition of an approval that is not known when planning"
+            message = "a condition of an approval that is not known when planning"
             self._interpolator.report(
-                ("jobs", selected.id, "if"), found, "expected a condition over github, inputs and vars"
+                ("jobs", selected.id, "if"), message, "expected a condition over github, inputs and vars"
             )
-        expires = approval.expires
+        expiry = approval.expires
         return JobSpec(
             **shared_fields,
             kind=core_job.APPROVAL,
-            approval_seconds=int(expires[:-1]) * UNIT_SECONDS[expires[-1]] if expires else 0,
+            approval_seconds=int(expiry[:-1]) * UNIT_SECONDS[expiry[-1]] if expiry else 0,
             gate=Gate(role=approval.role or "", approvers=approval.approvers, not_by_starter=approval.not_by_starter),
         )
 
@@ -393,7 +395,7 @@ class _Compiler:
         prefix = self._settings.cache_scope or self._change.repository
         return (f"{prefix}/{group}" if prefix else group), cancels_in_progress
 
-    def _add_approval(self, planned: list[PlannedJob]) -> list[PlannedJob]:
+    def _add_approval(self, planned_jobs: list[PlannedJob]) -> list[PlannedJob]:
         """Return the planned jobs after a new approval job that each of them needs."""
         used_names = {name for names in self._names.values() for name in names} | set(self._pipeline.jobs)
         name = APPROVE_FORK
@@ -402,9 +404,11 @@ class _Compiler:
             number += 1
             name = f"{APPROVE_FORK}-{number}"
         reason = "the author of the change cannot write to the repository: a person must review the change first"
-        gate = PlannedJob(spec=JobSpec(name=name, kind=core_job.APPROVAL), job=name, code=UNTRUSTED, reason=reason)
-        gated = [
+        approval_job = PlannedJob(
+            spec=JobSpec(name=name, kind=core_job.APPROVAL), job=name, code=UNTRUSTED, reason=reason
+        )
+        waiting_jobs = [
             msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, needs=(name, *job.spec.needs)))
-            for job in planned
+            for job in planned_jobs
         ]
-        return [gate, *gated]
+        return [approval_job, *waiting_jobs]

@@ -127,7 +127,7 @@ def _replace_skipped(expression: Expression, skipped: Collection[str]) -> Expres
 def _reason_false(expression: Expression, known_contexts: Contexts, skipped: Collection[str]) -> str:
     """Return the reason for a false condition, with the values of its references, as a message."""
     text = format_expression(expression)
-    values = []
+    descriptions = []
     contexts = {**known_contexts, "needs": dict.fromkeys(skipped, SKIPPED_NEED)}
     references = ((reference.context, reference.keys) for reference in context_references(expression))
     for reference in dict.fromkeys(references):
@@ -142,10 +142,10 @@ def _reason_false(expression: Expression, known_contexts: Contexts, skipped: Col
         if keys and is_primitive(value):
             value_text = to_text(value)
             shortened = value_text if len(value_text) <= MAX_VALUE else f"{value_text[: MAX_VALUE - 1]}…"
-            quoted = f"'{shortened}'" if isinstance(value, str) else "not given" if value is None else shortened
-            values.append(f"{'.'.join((context, *keys))} is {quoted}")
-    value_list = f": {', '.join(values[:MAX_REASON_VALUES])}" if values else ""
-    return f"its condition is false{value_list} (if: {text if len(text) <= 200 else text[:199] + '…'})"
+            display_value = f"'{shortened}'" if isinstance(value, str) else "not given" if value is None else shortened
+            descriptions.append(f"{'.'.join((context, *keys))} is {display_value}")
+    description_list = f": {', '.join(descriptions[:MAX_REASON_VALUES])}" if descriptions else ""
+    return f"its condition is false{description_list} (if: {text if len(text) <= 200 else text[:199] + '…'})"
 
 
 def job_condition(result: ConditionResult, *, has_needs: bool, may_be_skipped: bool) -> Expression | None:

@@ -127,16 +127,16 @@ def inputs_context(pipeline: model.Pipeline, change: Change) -> dict[str, Any]:
     """Return the context `inputs`: the typed inputs of a manual start, empty for other events. Raise `InputError`."""
     if change.event != "manual":
         return {}
-    declared = pipeline.on.manual.inputs if pipeline.on.manual is not None else {}
-    for name in sorted(set(change.inputs) - set(declared)):
-        expected = f"expected one of: {', '.join(sorted(declared)) or 'none'}"
+    declared_inputs = pipeline.on.manual.inputs if pipeline.on.manual is not None else {}
+    for name in sorted(set(change.inputs) - set(declared_inputs)):
+        expected = f"expected one of: {', '.join(sorted(declared_inputs)) or 'none'}"
         raise InputError(name, f"the unknown input {name!r}", expected)
-    return dict(_typed_inputs(declared, change.inputs))
+    return dict(_typed_inputs(declared_inputs, change.inputs))
 
 
-def _typed_inputs(declared: Mapping[str, model.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _typed_inputs(declared_inputs: Mapping[str, model.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the names of declared inputs with their given or default values. Raise `InputError` for an invalid one."""
-    for name, declaration in declared.items():
+    for name, declaration in declared_inputs.items():
         value = values.get(name, declaration.default)
         if value is None:
             if declaration.required:

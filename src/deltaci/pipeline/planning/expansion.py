@@ -80,15 +80,17 @@ class MatrixExpander:
 
     def check_requested_values(self) -> None:
         """Report each requested axis value that occurs in no matrix. To be called after all jobs are expanded."""
-        for axis, texts in self._requested.items():
-            existing = self._existing_values.get(axis, set())
-            for text in sorted(set(texts) - existing):
+        for axis, requested_values in self._requested.items():
+            existing_values = self._existing_values.get(axis, set())
+            for text in sorted(set(requested_values) - existing_values):
                 expected = (
-                    f"expected one of: {', '.join(sorted(existing)[:12])}" if existing else "no matrix has this axis"
+                    f"expected one of: {', '.join(sorted(existing_values)[:12])}"
+                    if existing_values
+                    else "no matrix has this axis"
                 )
-                suggestion = nearest(text, existing)
-                found = f"there is no combination with {axis}={quote(text)[1:-1]}"
-                self._interpolator.report(("jobs",), found, "" if suggestion else expected, suggestion)
+                suggestion = nearest(text, existing_values)
+                message = f"there is no combination with {axis}={quote(text)[1:-1]}"
+                self._interpolator.report(("jobs",), message, "" if suggestion else expected, suggestion)
 
     def _is_requested(self, job_id: str, job_name: str, values: Mapping[str, Value]) -> bool:
         """Return whether the job of one combination is requested, by its name and by the values of its axes."""
@@ -100,10 +102,10 @@ class MatrixExpander:
         if requested_names and job_id not in self._only and job_name not in requested_names:
             return False
         is_requested = True
-        for axis, texts in self._requested.items():
+        for axis, requested_values in self._requested.items():
             if axis in values:
                 self._existing_values.setdefault(axis, set()).add(to_text(values[axis]))
-                is_requested = is_requested and to_text(values[axis]) in texts
+                is_requested = is_requested and to_text(values[axis]) in requested_values
         return is_requested
 
     def _expansion(self, job_id: str) -> Expansion | None:

@@ -71,8 +71,8 @@ class Interpolator:
             reduced = reduce_template(self._templates_by_text[original], contexts, shared_budget=self.budget)
             if isinstance(reduced, Resolved):
                 return reduced
-            unknown = self._unknown_references(reduced, contexts)
-            if not unknown:
+            unknown_references = self._unknown_references(reduced, contexts)
+            if not unknown_references:
                 # All references are known, so evaluation fails; evaluating again raises the error with the reason.
                 return Resolved(interpolate(original, contexts, shared_budget=self.budget))
         except ExpressionError as error:
@@ -80,7 +80,7 @@ class Interpolator:
             return None
         self.problems.add(
             position_within(self._parsed.source, self._parsed.position(*path), original, original.index(OPEN)),
-            f"{', '.join(unknown[:MAX_NAMED])}, which is not known when planning",
+            f"{', '.join(unknown_references[:MAX_NAMED])}, which is not known when planning",
             f"expected {KNOWN_CONTEXTS}",
         )
         return None

@@ -110,30 +110,30 @@ class JobFilter:
 
         If `is_final`, all exclusions are known: store the condition's result.
         """
-        excluded = [need for need in self._needs[name] if need in self.excluded]
-        skipped = [need for need in excluded if self.excluded[need].code in (CONDITION, NEED_EXCLUDED)]
-        skipped = [need for need in skipped if need not in self._optional_needs[name]]
-        included = [need for need in self._needs[name] if need not in self.excluded]
+        excluded_needs = [need for need in self._needs[name] if need in self.excluded]
+        skipped_needs = [need for need in excluded_needs if self.excluded[need].code in (CONDITION, NEED_EXCLUDED)]
+        skipped_needs = [need for need in skipped_needs if need not in self._optional_needs[name]]
+        included_needs = [need for need in self._needs[name] if need not in self.excluded]
         context_values, status = dict(self._context_values), dict[str, bool]()
-        if not included:
-            context_values["needs"] = dict.fromkeys(excluded, SKIPPED_NEED)
-            status = {"success": not skipped, "failure": False, "cancelled": False}
-        elif skipped:
+        if not included_needs:
+            context_values["needs"] = dict.fromkeys(excluded_needs, SKIPPED_NEED)
+            status = {"success": not skipped_needs, "failure": False, "cancelled": False}
+        elif skipped_needs:
             status = {"success": False}
         text = self._jobs[name].if_
         try:
             result = conditions.decide_condition(
                 self._interpolator.condition(text),
                 context_values,
-                skipped=excluded,
+                skipped=excluded_needs,
                 status=status,
                 shared_budget=self._interpolator.budget,
             )
         except ExpressionError as error:
             self._interpolator.report_expression(("jobs", name, "if"), text or "", error.problem)
             result = conditions.ALWAYS
-        if skipped and not result.uses_status:
-            need = skipped[0]
+        if skipped_needs and not result.uses_status:
+            need = skipped_needs[0]
             self._exclude(name, NEED_EXCLUDED, f"it needs {need}, which is left out")
         elif result.holds is False:
             self._exclude(name, CONDITION, result.reason)
@@ -213,9 +213,9 @@ class JobFilter:
             )
         if not requested <= set(self._jobs):
             return False
-        included = requested.union(*(transitive_needs(name, self._needs) for name in requested))
+        included_jobs = requested.union(*(transitive_needs(name, self._needs) for name in requested))
         for name in self.order:
-            if name not in included:
+            if name not in included_jobs:
                 self._exclude(name, NOT_REQUESTED, f"only {', '.join(sorted(requested))} was requested")
         return True
 
@@ -226,15 +226,15 @@ class JobFilter:
         for name in candidates:
             needs = tuple(sorted(need for need in self._needs[name] if need not in self.excluded))
             if name in requested:
-                reason: dict[str, Any] = {"code": REQUESTED, "reason": "it was requested"}
+                choice_fields: dict[str, Any] = {"code": REQUESTED, "reason": "it was requested"}
             else:
                 dependent = min(job for job in requested if name in transitive_needs(job, self._needs))
-                reason = {
+                choice_fields = {
                     "code": "needed",
                     "reason": f"needed by {dependent}, which was requested",
                     "chain": (dependent,),
                 }
-            choices[name] = Choice(job=name, is_kept=True, needs=needs, **reason)
+            choices[name] = Choice(job=name, is_kept=True, needs=needs, **choice_fields)
         return choices
 
 
@@ -243,14 +243,14 @@ def topological_order(needs: Mapping[str, Collection[str]]) -> list[str]:
     all_needs = {name: tuple(names) for name, names in needs.items()}
     dependents = graph.dependents(all_needs)
     graph.check_acyclic(all_needs)
-    open_needs = {name: len(names) for name, names in all_needs.items()}
-    levels = {name: 0 for name, count in open_needs.items() if not count}
+    open_need_counts = {name: len(names) for name, names in all_needs.items()}
+    levels = {name: 0 for name, count in open_need_counts.items() if not count}
     ready_names = list(levels)
     for name in ready_names:  # grows during the loop
         for dependent in dependents[name]:
             levels[dependent] = max(levels.get(dependent, 0), levels[name] + 1)
-            open_needs[dependent] -= 1
-            if not open_needs[dependent]:
+            open_need_counts[dependent] -= 1
+            if not open_need_counts[dependent]:
                 ready_names.append(dependent)
     return sorted(levels, key=lambda name: (levels[name], name))
 

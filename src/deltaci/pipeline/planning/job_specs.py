@@ -132,14 +132,14 @@ class _SpecBuilder:
         """Return a condition as text, "" for None. Report one that is too long, and collect its references."""
         if expression is None:
             return ""
-        formatted = conditions.format_condition(expression, original)
-        if formatted is None:
+        text_and_expression = conditions.format_condition(expression, original)
+        if text_and_expression is None:
             expected = (
                 f"expected at most {conditions.MAX_CONDITION:,} characters: set an output before, and test that output"
             )
             self._interpolator.report((*self._instance.path, *path), "a condition that is too long", expected)
             return ""
-        text, formatted_expression = formatted
+        text, formatted_expression = text_and_expression
         self._references += context_references(formatted_expression)
         return text
 
@@ -147,9 +147,9 @@ class _SpecBuilder:
         """Return the values of the known contexts that the collected references read."""
         contexts = {}
         for name in SENT_CONTEXTS:
-            keys = [reference.keys for reference in self._references if reference.context == name]
-            if keys:
-                contexts[name] = select_keys(self._instance.contexts[name], keys)
+            key_paths = [reference.keys for reference in self._references if reference.context == name]
+            if key_paths:
+                contexts[name] = select_keys(self._instance.contexts[name], key_paths)
         return contexts
 
     # -- steps
@@ -157,11 +157,11 @@ class _SpecBuilder:
     def _steps(self) -> Iterator[wire.Step]:
         """Yield the steps of the job, after a checkout step unless the job has one or disables it."""
         steps = self._job.steps or ()
-        depth = self._job.checkout
+        checkout = self._job.checkout
         has_checkout_step = any(
             step.uses == "checkout" and not {"path", "repository"} & set(step.with_) for step in steps
         )
-        if depth is not False and self._settings.source is not None and not has_checkout_step:
+        if checkout is not False and self._settings.source is not None and not has_checkout_step:
             yield wire.Step(uses="checkout", name="checkout")
         for index, step in enumerate(steps):
             yield self._step(step, ("steps", index))
@@ -214,10 +214,10 @@ class _SpecBuilder:
 
     def _source(self) -> wire.Source | None:
         """Return the repository and commit to check out, with the depth that the job sets."""
-        depth, source = self._job.checkout, self._settings.source
-        if source is None or isinstance(depth, bool):
+        checkout, source = self._job.checkout, self._settings.source
+        if source is None or isinstance(checkout, bool):
             return source
-        return replace(source, depth=depth)
+        return replace(source, depth=checkout)
 
     def _services(self) -> Iterator[wire.Service]:
         for name, service in sorted(self._job.services.items()):
@@ -264,10 +264,10 @@ class _SpecBuilder:
         """
         if not self._settings.grants_mentioned_secrets:
             return []
-        mentioned = {
+        referenced_secrets = {
             reference.keys[0] for reference in self._references if reference.context == "secrets" and reference.keys
         }
-        return sorted(mentioned - set(self._job.secrets) - {ANY_KEY})
+        return sorted(referenced_secrets - set(self._job.secrets) - {ANY_KEY})
 
 
 def select_keys(value: Any, key_paths: Sequence[tuple[str, ...]]) -> Any:

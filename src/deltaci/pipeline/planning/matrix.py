@@ -169,33 +169,33 @@ class _Matrix:
         """Report invalid values, given with their keys below `path`. Return whether all are valid."""
         is_valid = True
         for key, value in values:
-            parts, problem = _check_value(value, MAX_PARTS - self._parts)
-            self._parts += parts
+            part_count, problem = _check_value(value, MAX_PARTS - self._parts)
+            self._parts += part_count
             if problem:
                 self._report((*path, key), problem)
                 is_valid = False
         return is_valid
 
-    def _read_entries(self, kind: str, raw: object) -> tuple[Entry, ...]:
+    def _read_entries(self, list_name: str, raw: object) -> tuple[Entry, ...]:
         """Return the valid entries of `include` or `exclude`. Report the others."""
         if raw is None:
             return ()
         if not _is_list(raw):
-            self._report((kind,), f"found {_describe(raw)}; expected a list of combinations")
+            self._report((list_name,), f"found {_describe(raw)}; expected a list of combinations")
             return ()
         if len(raw) > MAX_ENTRIES:
-            self._report((kind,), f"has {len(raw)} entries; at most {MAX_ENTRIES}")
+            self._report((list_name,), f"has {len(raw)} entries; at most {MAX_ENTRIES}")
             return ()
         entries: list[Entry] = []
         for index, entry in enumerate(raw):
             if not _is_mapping(entry):
-                self._report((kind, index), f"found {_describe(entry)}; expected names with values")
+                self._report((list_name, index), f"found {_describe(entry)}; expected names with values")
             elif not entry:
-                self._report((kind, index), "is empty; expected names with values")
+                self._report((list_name, index), "is empty; expected names with values")
             elif invalid_key := next((key for key in entry if not _AXIS.fullmatch(key)), None):
                 message = "is not a valid name; expected letters, digits, '_' and '-'"
-                self._report((kind, index, invalid_key), message)
-            elif self._check_values((kind, index), iter(entry.items())):
+                self._report((list_name, index, invalid_key), message)
+            elif self._check_values((list_name, index), iter(entry.items())):
                 entries.append(entry)
         return tuple(entries)
 
@@ -204,8 +204,10 @@ class _Matrix:
         matcher = _AxisMatcher(self._axes)
         originals = self._original_combinations(matcher)
         extensions, new_combinations = self._apply_include(matcher, originals)
-        labels = [matcher.values(original) for original in originals]
-        all_values = [{**label, **extension} for label, extension in zip(labels, extensions, strict=True)]
+        original_values = [matcher.values(original) for original in originals]
+        all_values = [
+            {**axis_values, **extension} for axis_values, extension in zip(original_values, extensions, strict=True)
+        ]
         all_values += [dict(entry) for _, entry in new_combinations]
         if not all_values:
             self._report(("exclude",), "leaves out every combination, so there would be no jobs")
@@ -215,7 +217,7 @@ class _Matrix:
         if self._problems:
             return ()
         # As on GitHub, a name does not contain what an entry adds to a combination.
-        names = _unique_names(job, [*labels, *(entry for _, entry in new_combinations)], all_values)
+        names = _unique_names(job, [*original_values, *(entry for _, entry in new_combinations)], all_values)
         return tuple(Combination(name, values) for name, values in zip(names, all_values, strict=True))
 
     def _original_combinations(self, matcher: _AxisMatcher) -> list[tuple[int, ...]]:
@@ -303,7 +305,7 @@ def _matches(expected: Value, value: Value) -> bool:
     """Return whether a value equals `expected`, or is an object that has at least the keys and values of `expected`."""
     if _is_mapping(expected):
         return _is_mapping(value) and all(
-            key in value and _matches(inner, value[key]) for key, inner in expected.items()
+            key in value and _matches(expected_inner, value[key]) for key, expected_inner in expected.items()
         )
     return _canonical(expected) == _canonical(value)
 
@@ -329,21 +331,21 @@ def _check_value(value: object, remaining_parts: int) -> tuple[int, str]:
 
     Uses no recursion: it may be nested deeply.
     """
-    pending, parts = [(value, 0)], 0
+    pending, part_count = [(value, 0)], 0
     while pending:
         part, depth = pending.pop()
-        parts += 1
+        part_count += 1
         if depth > MAX_DEPTH:
-            return parts, f"is more than {MAX_DEPTH} levels deep"
-        if parts > remaining_parts:
-            return parts, f"is too large: all values of a matrix together have at most {MAX_PARTS} parts"
+            return part_count, f"is more than {MAX_DEPTH} levels deep"
+        if part_count > remaining_parts:
+            return part_count, f"is too large: all values of a matrix together have at most {MAX_PARTS} parts"
         if _is_mapping(part):
             pending += [(child, depth + 1) for pair in part.items() for child in pair]
         elif _is_list(part):
             pending += [(child, depth + 1) for child in part]
         elif problem := _scalar_problem(part):
-            return parts, problem
-    return parts, ""
+            return part_count, problem
+    return part_count, ""
 
 
 def _scalar_problem(part: object) -> str:
@@ -361,18 +363,18 @@ def _scalar_problem(part: object) -> str:
 # -- names
 
 
-def _unique_names(job: str, labels: Sequence[Entry], all_values: Sequence[Entry]) -> list[str]:
+def _unique_names(job: str, named_values: Sequence[Entry], all_values: Sequence[Entry]) -> list[str]:
     """Return a unique name for each combination, such as `job (3.11, linux)`.
 
-    `labels` are the values that the name contains. A name that is too long or not unique ends with a hash of all values
-    of the combination, so that it does not depend on the others.
+    `named_values` are the values that the names contain. A name that is too long or not unique ends with a hash of all
+    values of the combination, so that it does not depend on the others.
     """
-    plain_names = [_plain_name(job, label) for label in labels]
+    plain_names = [_plain_name(job, job_values) for job_values in named_values]
     hashes = [sha256(_canonical(values).encode()).hexdigest() for values in all_values]
     counts = Counter(plain_names)
-    for digits in range(HASH_DIGITS, 65):
+    for hash_length in range(HASH_DIGITS, 65):
         names = [
-            _with_hash(name, hash[:digits]) if len(name) > MAX_NAME or counts[name] > 1 else name
+            _with_hash(name, hash[:hash_length]) if len(name) > MAX_NAME or counts[name] > 1 else name
             for name, hash in zip(plain_names, hashes, strict=True)
         ]
         if len(set(names)) == len(names):
@@ -380,8 +382,8 @@ def _unique_names(job: str, labels: Sequence[Entry], all_values: Sequence[Entry]
     raise InvariantBroken("two combinations have the same hash, but duplicates were reported before")
 
 
-def _plain_name(job: str, label: Entry) -> str:
-    texts = [text for value in label.values() for text in _scalar_texts(value) if text]
+def _plain_name(job: str, job_values: Entry) -> str:
+    texts = [text for value in job_values.values() for text in _scalar_texts(value) if text]
     return f"{job} ({', '.join(texts)})" if texts else job
 
 

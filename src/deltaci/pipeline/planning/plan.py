@@ -52,27 +52,32 @@ def exclude_jobs(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done
 
     If `are_done`, jobs that need an excluded job run as if it had succeeded; otherwise they are excluded as well.
     """
-    excluded = dict(reasons)
+    exclusion_reasons = dict(reasons)
     if not are_done:
-        _exclude_dependents(plan, excluded)
-    included_jobs = {job.spec.name: job for job in plan.jobs if job.spec.name not in excluded}
+        _exclude_dependents(plan, exclusion_reasons)
+    included_jobs = {job.spec.name: job for job in plan.jobs if job.spec.name not in exclusion_reasons}
     specs = restrict([job.spec for job in plan.jobs], included_jobs)
     planned_jobs = tuple(structs.replace(included_jobs[spec.name], spec=spec) for spec in specs)
     newly_excluded = [
-        ExcludedJob(name=job.spec.name, job=job.job, code=excluded[job.spec.name][0], reason=excluded[job.spec.name][1])
+        ExcludedJob(
+            name=job.spec.name,
+            job=job.job,
+            code=exclusion_reasons[job.spec.name][0],
+            reason=exclusion_reasons[job.spec.name][1],
+        )
         for job in plan.jobs
-        if job.spec.name in excluded
+        if job.spec.name in exclusion_reasons
     ]
     hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
     return structs.replace(plan, jobs=planned_jobs, excluded=(*plan.excluded, *newly_excluded), hash=hash)
 
 
-def _exclude_dependents(plan: Plan, excluded: dict[str, tuple[str, str]]) -> None:
-    """Add to `excluded` all jobs that need an excluded job, directly or indirectly."""
+def _exclude_dependents(plan: Plan, exclusion_reasons: dict[str, tuple[str, str]]) -> None:
+    """Add to `exclusion_reasons` all jobs that need an excluded job, directly or indirectly."""
     dependents = graph.dependents({job.spec.name: job.spec.needs for job in plan.jobs})
-    pending = [name for name in excluded if name in dependents]
+    pending = [name for name in exclusion_reasons if name in dependents]
     for name in pending:  # grows during the loop
         for dependent in dependents[name]:
-            if dependent not in excluded:
-                excluded[dependent] = ("need_left_out", f"it needs {name}, which is left out")
+            if dependent not in exclusion_reasons:
+                exclusion_reasons[dependent] = ("need_left_out", f"it needs {name}, which is left out")
                 pending.append(dependent)

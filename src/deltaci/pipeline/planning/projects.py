@@ -79,7 +79,7 @@ class Projects:
         links: dict[str, set[Link]] = {folder: set() for folder in self._names}
         for project in sorted_projects:
             links[self.folders[project.name]].update(Link(DEPENDS, folder) for folder in self._needed_folders(project))
-        for folder in {link.folder for outgoing in links.values() for link in outgoing} - set(links):
+        for folder in {link.folder for outgoing_links in links.values() for link in outgoing_links} - set(links):
             links[folder] = set()
             containing_folder = self._containing_project(folder)
             if containing_folder is not None:
@@ -87,9 +87,9 @@ class Projects:
                 links[folder].add(Link(INSIDE, needs_node))
                 if needs_node not in links:
                     links[needs_node] = {*links[containing_folder]}
-        for folder, outgoing in links.items():
-            outgoing.update(Link(CONTAINS, inner) for inner in self._inside.get(folder, ()))
-        self._links = {folder: tuple(sorted(outgoing)) for folder, outgoing in links.items()}
+        for folder, outgoing_links in links.items():
+            outgoing_links.update(Link(CONTAINS, inner) for inner in self._inside.get(folder, ()))
+        self._links = {folder: tuple(sorted(outgoing_links)) for folder, outgoing_links in links.items()}
 
     def _needed_folders(self, project: Project) -> Iterator[str]:
         """Yield the folders that a project depends on."""
@@ -104,10 +104,10 @@ class Projects:
             raise Refused(
                 "too_large", f"{len(sorted_projects)} projects, at most {MAX_PROJECTS}; declare larger folders"
             )
-        if (needs := sum(len(project.needs) for project in sorted_projects)) > MAX_NEEDS:
-            raise Refused("too_large", f"projects have {needs} needs, at most {MAX_NEEDS}; declare larger folders")
-        for project, following in pairwise(sorted_projects):
-            if project.name == following.name:
+        if (need_count := sum(len(project.needs) for project in sorted_projects)) > MAX_NEEDS:
+            raise Refused("too_large", f"projects have {need_count} needs, at most {MAX_NEEDS}; declare larger folders")
+        for project, next_project in pairwise(sorted_projects):
+            if project.name == next_project.name:
                 raise Refused("bad_spec", f"project {project.name!r} is declared twice; give each its own name")
 
     @property
@@ -145,8 +145,8 @@ class DependencySearch:
     def __init__(self, links: Mapping[str, Sequence[Link]], changed: Mapping[str, str]) -> None:
         self._links = links
         predecessors: dict[_SearchNode, list[_SearchNode]] = {}
-        for folder, outgoing in links.items():
-            for link in outgoing:
+        for folder, outgoing_links in links.items():
+            for link in outgoing_links:
                 for is_dependency in (False, True):
                     target = _SearchNode(link.folder, is_dependency or link.kind == DEPENDS)
                     predecessors.setdefault(target, []).append(_SearchNode(folder, is_dependency))

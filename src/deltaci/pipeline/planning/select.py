@@ -119,18 +119,18 @@ class _Selection:
     def __init__(self, jobs: Iterable[SelectableJob], projects: Projects, always: Sequence[str]) -> None:
         sorted_jobs = sorted(jobs, key=lambda job: job.name)
         self._jobs = {job.name: job for job in sorted_jobs}
-        for job, following in pairwise(sorted_jobs):
-            if job.name == following.name:
+        for job, next_job in pairwise(sorted_jobs):
+            if job.name == next_job.name:
                 raise Refused("bad_spec", f"job {job.name!r} is declared twice; give each its own name")
         self._projects = projects
         self._needs = {job.name: job.needs for job in self._jobs.values()}
         graph.dependents(self._needs)
         graph.check_acyclic(self._needs)
         self._start_folders = {}
-        self._numbers: dict[str, int] = {}  # pattern text -> number; a pattern of many jobs is compiled once
+        self._pattern_numbers: dict[str, int] = {}  # pattern text -> number; a pattern of many jobs is compiled once
         self._patterns: list[Pattern] = []
         self._owners: list[list[tuple[str | None, int]]] = []  # pattern number -> owners, with its index in their lists
-        self._lists: dict[str | None, tuple[Pattern, ...]] = {}
+        self._patterns_by_owner: dict[str | None, tuple[Pattern, ...]] = {}
         self._add(None, "the paths that affect everything", always)
         for job in self._jobs.values():
             self._check(job)
@@ -152,22 +152,28 @@ class _Selection:
     def _add(self, owner: str | None, label: str, texts: Sequence[str]) -> None:
         """Parse the patterns of an owner and register them. `label` names the owner in errors."""
         try:
-            self._lists[owner] = parse_all(texts)
+            self._patterns_by_owner[owner] = parse_all(texts)
         except BadPattern as error:
             raise Refused("bad_spec", f"{label}: pattern {error.item}, {error}") from error
-        for index, pattern in enumerate(self._lists[owner]):
-            number = self._numbers.setdefault(pattern.text.removeprefix("!"), len(self._patterns))
-            if number == len(self._patterns):
+        for index, pattern in enumerate(self._patterns_by_owner[owner]):
+            pattern_number = self._pattern_numbers.setdefault(pattern.text.removeprefix("!"), len(self._patterns))
+            if pattern_number == len(self._patterns):
                 self._patterns.append(pattern)
                 self._owners.append([])
-            self._owners[number].append((owner, index))
+            self._owners[pattern_number].append((owner, index))
 
     def _start_folders_of(self, job: SelectableJob) -> tuple[str, ...]:
         """Return the folders of the projects that a job names; else of those for the fixed folders of its patterns."""
         if job.projects is not None:
             return tuple(sorted({self._projects.folders[name] for name in job.projects}))
-        folders = {pattern.folder for pattern in self._lists[job.name] if not pattern.is_negative and pattern.folder}
-        return tuple(sorted({start for folder in folders for start in self._projects.projects_of(folder)}))
+        folders = {
+            pattern.folder
+            for pattern in self._patterns_by_owner[job.name]
+            if not pattern.is_negative and pattern.folder
+        }
+        return tuple(
+            sorted({project_folder for folder in folders for project_folder in self._projects.projects_of(folder)})
+        )
 
     def keep_all(self, code: str, reason: str, path: str = "", pattern: str = "") -> tuple[Choice, ...]:
         """Return choices that keep every job, all with the same code and reason."""
@@ -186,8 +192,8 @@ class _Selection:
 
     def choose(self, paths: Sequence[str]) -> tuple[Choice, ...]:
         """Return a choice for each job. `paths` are the changed paths, sorted."""
-        matches = self._match(paths)
-        if match_of_all := matches.get(None):
+        match_by_owner = self._match(paths)
+        if match_of_all := match_by_owner.get(None):
             path, pattern = match_of_all
             reason = f"{_display(path)} changed, which affects every job ({pattern})"
             return self.keep_all("affects_all", reason, path, pattern)
@@ -195,7 +201,7 @@ class _Selection:
         search = self._projects.search(first_changes)
         kept: dict[str, Choice] = {}
         for name, job in self._jobs.items():
-            choice = self._choice_by_paths(job, matches.get(name), search, first_changes)
+            choice = self._choice_by_paths(job, match_by_owner.get(name), search, first_changes)
             if choice is not None:
                 kept[name] = choice
         self._keep_needed(kept)
@@ -216,8 +222,8 @@ class _Selection:
                 decided_matches.add(path_state.matches)
                 self._decide(path_state.matches, path, match_by_owner)
             if path.endswith("/"):
-                possible = self._automaton.possible(self._automaton.walk("/", path_state))
-                self._decide(possible, path, match_by_owner, is_certain=False)
+                possible_matches = self._automaton.possible(self._automaton.walk("/", path_state))
+                self._decide(possible_matches, path, match_by_owner, is_certain=False)
         return match_by_owner
 
     def _decide(
@@ -236,10 +242,12 @@ class _Selection:
         for number in pattern_numbers:
             for owner, index in self._owners[number]:
                 # A negative pattern that only may match excludes nothing.
-                if owner not in match_by_owner and (is_certain or not self._lists[owner][index].is_negative):
+                if owner not in match_by_owner and (
+                    is_certain or not self._patterns_by_owner[owner][index].is_negative
+                ):
                     last_indices[owner] = max(index, last_indices.get(owner, -1))
         for owner, index in last_indices.items():
-            pattern = self._lists[owner][index]
+            pattern = self._patterns_by_owner[owner][index]
             if not pattern.is_negative:
                 match_by_owner[owner] = (path, pattern.text)
 
@@ -280,11 +288,11 @@ class _Selection:
         start = self._projects.label(dependency_path.start)
         if not dependency_path.links:
             return f"{_display(path)} changed, in project {start}"
-        steps = [f"{link.kind} {self._projects.label(link.folder)}" for link in dependency_path.links]
-        if len(steps) > MAX_LINKS:
-            omitted = len(steps) - MAX_LINKS
-            steps = [*steps[: MAX_LINKS - 1], f"leads over {omitted} more to one that {steps[-1]}"]
-        return f"{start} {', which '.join(steps)}, where {_display(path)} changed"
+        link_texts = [f"{link.kind} {self._projects.label(link.folder)}" for link in dependency_path.links]
+        if len(link_texts) > MAX_LINKS:
+            omitted_count = len(link_texts) - MAX_LINKS
+            link_texts = [*link_texts[: MAX_LINKS - 1], f"leads over {omitted_count} more to one that {link_texts[-1]}"]
+        return f"{start} {', which '.join(link_texts)}, where {_display(path)} changed"
 
     def _keep_needed(self, kept: dict[str, Choice]) -> None:
         """Add to `kept` the jobs whose outputs or artifacts a kept job uses, recursively."""
@@ -292,12 +300,12 @@ class _Selection:
         pending = list(kept)
         for name in pending:  # grows during the loop
             job = self._jobs[name]
-            consumed = [
+            consumed_needs = [
                 need
                 for need in job.needs
                 if (need in job.consumes if job.consumes is not None else self._jobs[need].has_outputs)
             ]
-            for need in (*consumed, *job.downloads_from):
+            for need in (*consumed_needs, *job.downloads_from):
                 if need not in kept and need not in dependents:
                     pending.append(need)
                 dependents.setdefault(need, set()).add(name)
@@ -385,5 +393,5 @@ def _unknown_diff(cause: str) -> str:
 
 def _display(path: str) -> str:
     """Return a path for a message: on one line, and shortened if it is long."""
-    short = path if len(path) <= MAX_PATH_CHARS else f"{path[: MAX_PATH_CHARS - 1]}…"
-    return short if short.isprintable() and short else repr(short)
+    shortened = path if len(path) <= MAX_PATH_CHARS else f"{path[: MAX_PATH_CHARS - 1]}…"
+    return shortened if shortened.isprintable() and shortened else repr(shortened)

@@ -150,8 +150,8 @@ def _check_names(tasks: list[Node], problems: ProblemList) -> None:
             continue
         if name.value in name_nodes:
             first_position = name_nodes[name.value].position
-            is_file = problems.file != VALUES_FILE
-            hint = f"the task in line {first_position.line} has it" if is_file else "another task has it"
+            is_from_file = problems.file != VALUES_FILE
+            hint = f"the task in line {first_position.line} has it" if is_from_file else "another task has it"
             problems.add(name.position, f"the name {quote(name.value)} a second time", hint)
             continue
         name_nodes[name.value] = name
@@ -189,7 +189,7 @@ class _NodeBuilder:
     def __init__(self, problems: ProblemList) -> None:
         self._problems = problems
         self._paths: list[Path] = []
-        self._chars = 0
+        self._character_count = 0
 
     def build(self, value: Any, path: Path, depth: int) -> Node:
         """Convert a value at a path to a node, recursively.
@@ -197,11 +197,11 @@ class _NodeBuilder:
         Report a problem and raise `YamlError` if it exceeds a limit.
         """
         position = self._new_line(path)
-        self._chars += len(value) if isinstance(value, str) else 0
+        self._character_count += len(value) if isinstance(value, str) else 0
         for count, limit, unit in (
             (depth, MAX_DEPTH, "nested levels"),
             (len(self._paths), MAX_NODES, "values and keys"),
-            (self._chars, MAX_BYTES, "characters"),
+            (self._character_count, MAX_BYTES, "characters"),
         ):
             if count > limit:
                 self._problems.add(position, f"more than {limit:,} {unit}", "a workstream needs fewer")
