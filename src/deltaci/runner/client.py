@@ -49,7 +49,10 @@ class Unreachable(Exception):
 
 
 class Uploaded(msgspec.Struct, frozen=True):
-    """What the server stored. `uri`: of an artifact. `stored` is false for a cache entry that existed before."""
+    """The server's confirmation of an upload.
+
+    `uri` is set for an artifact; `stored` is false for an existing cache key.
+    """
 
     bytes: int
     sha256: str
@@ -58,16 +61,19 @@ class Uploaded(msgspec.Struct, frozen=True):
 
 
 def _reader(kind: type[T]) -> Callable[[bytes], T]:
-    """Return a decoder that raises `Unreachable` for an unreadable body, which a proxy may have sent."""
+    """Return a function that decodes a response body.
+
+    It raises `Unreachable` for an unreadable body, which a proxy may have sent.
+    """
     decode = wire.decoder(kind)
 
-    def read(body: bytes) -> T:
+    def decode_body(body: bytes) -> T:
         try:
             return decode(body)
         except msgspec.DecodeError as error:
             raise Unreachable(f"the server's response cannot be read: {error}") from None
 
-    return read
+    return decode_body
 
 
 _read_uploaded = _reader(Uploaded)
@@ -118,21 +124,21 @@ class RunnerClient:
         return _read_registered(self._call("POST", "renew", wire.encode(renewal)))
 
     def lease(self, request: wire.LeaseRequest) -> list[LeaseGranted]:
-        """Request leases, wait for work, and return only the leases."""
+        """Request leases like `request_leases`, and return only the granted leases."""
         return self.request_leases(request).leases
 
     def request_leases(self, request: wire.LeaseRequest) -> LeaseResponse:
-        """Request leases and wait for work, up to `request.wait_seconds`."""
+        """Request leases and wait up to `request.wait_seconds` for work. Return the whole response."""
         body = self._call("POST", "lease", wire.encode(request), timeout=request.wait_seconds + TIMEOUT_SECONDS)
         return _read_leases(body)
 
     def leave(self, runner_id: str) -> bool:
-        """Tell the server that this runner takes no more work. Return whether the server has shut it down already."""
+        """Report that this runner takes no more work. Return whether the server has shut it down already."""
         request = wire.encode(wire.LeaveRequest(runner_id=runner_id))
         return _read_leave(self._call("POST", "leave", request, timeout=LEAVE_SECONDS)).is_shut_down
 
     def wait_for_cancels(self, request: wire.ControlRequest) -> list[wire.CancelRequested]:
-        """Wait for cancels of the leases in the request, up to `request.wait_seconds`."""
+        """Return the cancels of the leases in the request; wait for the first up to `request.wait_seconds`."""
         body = self._call("POST", "control", wire.encode(request), timeout=request.wait_seconds + TIMEOUT_SECONDS)
         return _read_control(body).cancels
 
@@ -150,7 +156,10 @@ class RunnerClient:
         return _read_job_spec(self._call_with_lease(lease_id, "GET", ref.removeprefix(ROOT)))
 
     def hand_back(self, lease_id: str) -> None:
-        """End the lease so that another runner can run the job. No process of the job may still run here."""
+        """End the lease so that another runner can run the job.
+
+        Call it only when no process of the job is left here.
+        """
         self._call_with_lease(lease_id, "POST", "hand-back")
 
     def log_size(self, lease_id: str, timeout: float = TIMEOUT_SECONDS) -> int:
@@ -158,7 +167,7 @@ class RunnerClient:
         return _read_log_size(self._call_with_lease(lease_id, "GET", "log", timeout=timeout)).size
 
     def append_log(self, lease_id: str, offset: int, data: bytes, timeout: float = TIMEOUT_SECONDS) -> int:
-        """Append to the log at `offset` and return its new size. Raises `Refused("log_gap")` beyond its end."""
+        """Append to the log at `offset` and return its new size. Raise `Refused` with `log_gap` beyond its end."""
         headers = {OFFSET_HEADER: str(offset)}
         return _read_log_size(self._call_with_lease(lease_id, "POST", "log", data, headers, timeout)).size
 
@@ -179,16 +188,16 @@ class RunnerClient:
         return _read_needs(self._call_with_lease(lease_id, "GET", "needs"))
 
     def worktree_start(self, lease_id: str) -> WorktreeStart:
-        """Return the commits with which the job's worktree starts."""
+        """Return the base commit and the first commit of the job's worktree."""
         return _read_worktree_start(self._call_with_lease(lease_id, "GET", "tree", timeout=TRANSFER_SECONDS))
 
     def ended_streams(self, ids: Sequence[str]) -> list[str]:
-        """Return which of these workstreams have ended, so that their worktrees can be removed."""
+        """Return which of these workstreams have ended, so that this runner can remove their worktrees."""
         request = wire.encode(wire.EndedStreamsRequest(ids=list(ids)))
         return _read_ended_streams(self._call("POST", "streams", request)).ended
 
     def shared_artifacts(self, lease_id: str) -> list[SharedArtifact]:
-        """Return the shared artifacts of the jobs of this run."""
+        """Return the artifacts of this job and of the ended jobs of its run."""
         return _read_shared_artifacts(self._call_with_lease(lease_id, "GET", "run-artifacts"))
 
     def newest_cache(self, lease_id: str, prefix: str) -> str:
@@ -196,7 +205,10 @@ class RunnerClient:
         return _read_cache_match(self._call_with_lease(lease_id, "GET", f"cache-keys/{quote(prefix, safe='')}")).key
 
     def upload(self, lease_id: str, path: str, parts: Iterable[bytes], size: int) -> Uploaded:
-        """Upload a body of `size` bytes."""
+        """Upload a body of `size` bytes, given in parts, to a path of the protocol.
+
+        Return the server's confirmation.
+        """
         headers = {"Content-Length": str(size)}
         return _read_uploaded(self._call_with_lease(lease_id, "PUT", path, parts, headers, timeout=TRANSFER_SECONDS))
 
@@ -214,7 +226,10 @@ class RunnerClient:
         timeout: float = TIMEOUT_SECONDS,
         write: Callable[[bytes], object] | None = None,
     ) -> bytes:
-        """Send a request with a lease id. Raises `Refused("stale_lease")` if the lease is stale."""
+        """Send a request under a lease and return the response body.
+
+        Raise `Refused` with `stale_lease` if it is stale.
+        """
         response = self._call(method, path, body, {LEASE_HEADER: lease_id, **(headers or {})}, timeout, write)
         if b'"StaleLease"' in response[:40]:
             reason = _read_stale_lease(response).reason
@@ -251,14 +266,18 @@ class RunnerClient:
         timeout: float = TIMEOUT_SECONDS,
         write: Callable[[bytes], object] | None = None,
     ) -> bytes:
+        """Send a request and return the body of its response.
+
+        With `write`, pass the body of a success to it in parts, and return the SHA-256 in the response's header.
+        """
         all_headers = {"Content-Type": "application/json", **(headers or {})}
         if self.token:
             all_headers["Authorization"] = f"Bearer {self.token}"
-        is_fresh = False
+        is_new_connection = False
         try:
             connection = self._connection(timeout)
             if connection.sock is None:
-                is_fresh = True
+                is_new_connection = True
                 connection.connect()
             if self._is_aborted:
                 raise OSError("aborted")
@@ -275,7 +294,7 @@ class RunnerClient:
         except (OSError, http.client.HTTPException, InvalidTlsFiles) as error:
             self.close()
             raise Unreachable(
-                f"the server does not answer: {explain_error(error, self._tls, is_fresh=is_fresh)}"
+                f"the server does not answer: {explain_error(error, self._tls, is_new_connection=is_new_connection)}"
             ) from error
         except ValueError:
             self.close()
@@ -312,14 +331,14 @@ class RunnerClient:
             self.close()
             connection = None
         if connection is None:
-            new: Any = (
+            new_connection: Any = (
                 http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=context)
                 if context is not None
                 else http.client.HTTPConnection(self._host, self._port, timeout=timeout)
             )
-            connection, self._local.context = new, context
-            self._local.connection = new
-            self._connections.add(new)
+            connection, self._local.context = new_connection, context
+            self._local.connection = new_connection
+            self._connections.add(new_connection)
         connection.timeout = timeout
         if connection.sock is not None:
             connection.sock.settimeout(timeout)
@@ -327,7 +346,7 @@ class RunnerClient:
 
 
 def _read_body(response: http.client.HTTPResponse) -> bytes:
-    """Read a whole response, but at most `MAX_RESPONSE_BYTES`."""
+    """Return the body of a response. Raise `OSError` if it has more than `MAX_RESPONSE_BYTES`."""
     parts: list[bytes] = []
     remaining = MAX_RESPONSE_BYTES
     while part := response.read(PART_BYTES):
@@ -341,6 +360,7 @@ def _read_body(response: http.client.HTTPResponse) -> bytes:
 
 
 def _read_batch_response(raw: bytes) -> ServerMessage | Problem:
+    """Decode one response of a batch: a message or a problem."""
     try:
         message: ServerMessage = wire.decode_answer(raw)
     except msgspec.ValidationError:

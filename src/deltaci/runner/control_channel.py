@@ -28,7 +28,10 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class ControlChannel:
-    """Call `on_cancel` for each cancel, once per lease, whether it came over the channel or over NATS."""
+    """Polls for cancels and calls `on_cancel` once for each canceled lease.
+
+    Cancels that arrive over NATS are passed to `deliver` and take the same way.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class ControlChannel:
         self._executor = ThreadPoolExecutor(1, "control-channel")
 
     def leases_changed(self) -> None:
-        """Open or close the channel after a lease was added or removed."""
+        """Open the channel if the runner holds leases, otherwise close it. Call it after each change of the leases."""
         lease_ids = self._lease_ids()
         self._delivered.intersection_update(lease_ids)
         if lease_ids and not self._is_replaced:
@@ -57,7 +60,10 @@ class ControlChannel:
             self._is_needed.clear()
 
     def set_replaced(self, is_replaced: bool) -> None:
-        """Set whether cancels arrive over NATS. An open request continues until its time ends, to leave no gap."""
+        """Set whether cancels arrive over NATS, so that the channel is not needed.
+
+        A request that is open continues until its time ends, so that no cancel is missed.
+        """
         self._is_replaced = is_replaced
         self.leases_changed()
 
@@ -68,7 +74,7 @@ class ControlChannel:
             self._on_cancel(cancel)
 
     async def run(self) -> None:
-        """Poll until cancelled, or until the server answers that it has no control channel."""
+        """Poll the server until cancelled, or until it answers that it has no control channel."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         try:
@@ -93,7 +99,10 @@ class ControlChannel:
             self.stop()
 
     def _request(self) -> ControlRequest:
-        """Return a request for the leases without a delivered cancel: the others would be answered at once, forever."""
+        """Return a request for the leases without a delivered cancel.
+
+        The server would answer for the others at once, again and again.
+        """
         lease_ids = [lease_id for lease_id in self._lease_ids() if lease_id not in self._delivered]
         return ControlRequest(runner_id=self.runner_id, lease_ids=lease_ids[:MAX_LEASES], wait_seconds=WAIT_SECONDS)
 

@@ -75,10 +75,10 @@ class JobExecution:
     async def run(
         self, may_start: MayStart, seconds_left: Callable[[], float], set_stop: Callable[[Any], None]
     ) -> JobResult:
-        """Run everything up to the last validation rule, and evaluate the outputs.
+        """Run the job up to its last validation rule, evaluate its outputs and return the result.
 
-        `set_stop` receives a function that stops what the runner itself is doing for the job, or None. Raises
-        `JobStopped`.
+        `set_stop` is called with a function that stops what the runner itself currently does for the job, or with None.
+        Raise `JobStopped` if the job must stop.
         """
         spec = self._spec
         try:
@@ -121,30 +121,30 @@ class JobExecution:
         return await self._with_outputs(result)
 
     async def _prepare_worktree(self, job: JobContext, set_stop: Callable[[Any], None]) -> str:
-        """Prepare the job's worktree and return the commit at its tip; empty if the job has no worktree."""
-        tree, job_dir = self._spec.tree, self._job_dir
-        if tree is None or job_dir.worktrees is None or job_dir.slot is None:
+        """Prepare the job's worktree and return the commit that it starts with; empty if the job has no worktree."""
+        worktree, job_dir = self._spec.tree, self._job_dir
+        if worktree is None or job_dir.worktrees is None or job_dir.slot is None:
             return ""
-        preparation = asyncio.create_task(prepare_tree(job, job_dir.worktrees, job_dir.slot, tree))
-        set_stop(preparation.cancel)
+        prepare_task = asyncio.create_task(prepare_tree(job, job_dir.worktrees, job_dir.slot, worktree))
+        set_stop(prepare_task.cancel)
         try:
             with self._log.section(PREPARE_TREE, "prepare the tree"):
-                await asyncio.wait({preparation})
-            if preparation.cancelled():
+                await asyncio.wait({prepare_task})
+            if prepare_task.cancelled():
                 raise JobStopped
             await asyncio.to_thread(trust_any_owner, self._layout.root, self._layout.relative(self._layout.home))
-            return preparation.result().tip
+            return prepare_task.result().tip
         finally:
-            preparation.cancel()
-            await asyncio.gather(preparation, return_exceptions=True)
+            prepare_task.cancel()
+            await asyncio.gather(prepare_task, return_exceptions=True)
 
     async def _commit_worktree(self, job: JobContext, result: JobResult, tip: str, seconds_left: float) -> JobResult:
-        """Commit what the steps changed and bundle the new commits; the job fails if that does not work."""
-        tree = self._spec.tree
-        if tree is None or not tree.is_committed:
+        """Commit and bundle what the steps changed. Return the result with the new head, or as failed if that fails."""
+        worktree = self._spec.tree
+        if worktree is None or not worktree.is_committed:
             return result
         try:
-            self._worktree_commits = await commit_tree(job, tree, tip, max(1.0, seconds_left))
+            self._worktree_commits = await commit_tree(job, worktree, tip, max(1.0, seconds_left))
         except NothingCommitted as error:
             self._log.write_line(f"tree: {error}")
             summary = self._log.masked_line(f"tree: {error}")
@@ -152,22 +152,24 @@ class JobExecution:
         return structs.replace(result, head=self._worktree_commits.head)
 
     def _make_folders(self) -> None:
+        """Create the folders of a pipeline job, and the file with the event that started its run."""
         self._layout.create()
         event = self._expressions.github.get("event")
         if event is not None:
             write_file(self._layout.root, f"{self._layout.relative(self._layout.temp)}/{EVENT_FILE}", json.dumps(event))
 
     async def _start_services(self, seconds_left: float, set_stop: Callable[[Any], None]) -> None:
-        starting = asyncio.create_task(self._services.start(self._expressions, seconds_left))
-        set_stop(starting.cancel)
+        """Start the service containers and add them to the context `job`. Raise `JobStopped` if stopped meanwhile."""
+        start_task = asyncio.create_task(self._services.start(self._expressions, seconds_left))
+        set_stop(start_task.cancel)
         try:
-            await asyncio.wait({starting})
-            if starting.cancelled():
+            await asyncio.wait({start_task})
+            if start_task.cancelled():
                 raise JobStopped
-            self._expressions.job["services"] = starting.result()
+            self._expressions.job["services"] = start_task.result()
         finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            start_task.cancel()
+            await asyncio.gather(start_task, return_exceptions=True)
 
     def _job_context(self) -> JobContext:
         return JobContext(
@@ -184,13 +186,13 @@ class JobExecution:
         )
 
     async def _needs(self) -> dict[str, NeededJob]:
-        """Return the results of the needed jobs; without a request if no expression can use them."""
+        """Return the results of the jobs in `needs`; empty, without a request, if there are none."""
         if not self._spec.needs:
             return {}
         return await self._transfers.call(lambda client, lease_id: client.needs(lease_id))
 
     async def _secrets(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the required and the optional secrets."""
+        """Return the required and the optional secrets. A pipeline job of an untrusted run gets no required ones."""
         spec = self._spec
         optional_secrets: dict[str, str] = {}
         if spec.optional_secrets:
@@ -204,17 +206,22 @@ class JobExecution:
             return {}, optional_secrets
 
     def _skipped(self) -> JobResult:
+        """Return the result of a job whose condition is false, and log the condition."""
         condition = self._spec.condition or "success()"
         self._log.write_line(f"the job is skipped: {condition}")
         summary = self._log.masked_line(f"skipped: {condition}")
         return JobResult(exit=Exit(0, None, 0.0), steps=[], summary=summary, is_skipped=True)
 
     def _failed(self, code: str, reason: str) -> JobResult:
+        """Log the reason and return the result of a job that failed outside of its steps, with this error code."""
         self._log.write_line(reason)
         return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=self._log.masked_line(reason))
 
     async def _with_outputs(self, result: JobResult) -> JobResult:
-        """Add the job's outputs, also to a failed job. A failed expression fails a job that had succeeded."""
+        """Return the result with the job's outputs, also for a failed job.
+
+        A failed expression fails a job that had succeeded.
+        """
         if not self._spec.outputs:
             return result
         try:
@@ -228,7 +235,10 @@ class JobExecution:
         return structs.replace(result, outputs=outputs)
 
     async def collect(self, result: JobResult) -> JobResult:
-        """Upload new commits, artifacts and reports, also of a failed job; save caches only if nothing failed."""
+        """Upload new commits, artifacts and reports and return the result with them.
+
+        Save caches only after a success.
+        """
         spec, collected = self._spec, self._collector.collected
         if result.is_skipped:
             return result
@@ -250,7 +260,10 @@ class JobExecution:
         return structs.replace(result, collected=collected)
 
     def _interpolated(self, rules: list[ArtifactRule]) -> list[ArtifactRule]:
-        """Evaluate the expressions in the paths. A rule whose expression fails is left out and fails the job."""
+        """Return the rules with the expressions in their paths evaluated.
+
+        A rule whose expression fails is left out and fails the job.
+        """
         interpolated: list[ArtifactRule] = []
         for rule in rules:
             try:
@@ -261,5 +274,5 @@ class JobExecution:
         return interpolated
 
     async def close(self) -> None:
-        """Remove the service containers."""
+        """Remove the service containers; after a failure, log their last output first."""
         await self._services.close(is_failed=self._is_failed)

@@ -41,7 +41,7 @@ class _Pull(msgspec.Struct):
 
 
 class DispatchPuller:
-    """Pulls dispatches for one agent, only as many as it has free slots."""
+    """Pulls dispatches for one agent, never more than the agent has free slots."""
 
     def __init__(
         self,
@@ -73,24 +73,24 @@ class DispatchPuller:
         return self._connection is not None and bool(self._queue_keys)
 
     async def run(self) -> None:
-        """Keep the connection open until cancelled."""
+        """Connect to NATS, and again after each disconnection, until cancelled."""
         await self._nats.run(self._serve)
 
     async def wait_until_connected(self, seconds: float) -> None:
         """Wait for the first connection, for at most `seconds`."""
-        waiting = asyncio.create_task(self._has_changed.wait())
-        await asyncio.wait({waiting}, timeout=seconds)
-        waiting.cancel()
+        change_waiter = asyncio.create_task(self._has_changed.wait())
+        await asyncio.wait({change_waiter}, timeout=seconds)
+        change_waiter.cancel()
 
     def wake(self) -> None:
-        """Let a `take` that waits return at once."""
+        """Make a pending `take` return at once, without further dispatches."""
         self._capacity = 0
         self._has_changed.set()
 
     async def take(self, max_count: int, seconds: float) -> dict[str, Msg]:
-        """Wait for the first dispatch and return all that have arrived, by attempt id. Each must be settled.
+        """Wait for a dispatch and return all that have arrived, by attempt id. Each must be settled.
 
-        Returns an empty dict after `seconds`, after `wake`, and when the connection is lost.
+        Return an empty dict after `seconds`, after `wake`, and when the connection is lost.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -98,9 +98,9 @@ class DispatchPuller:
         self._has_changed.clear()
         while self._capacity and not self._received and self.is_connected and loop.time() < deadline:
             next_pull_at = await self._pull(max_count)
-            waiting = asyncio.create_task(self._has_changed.wait())
-            await asyncio.wait({waiting}, timeout=max(0.0, min(deadline, next_pull_at) - loop.time()))
-            waiting.cancel()
+            change_waiter = asyncio.create_task(self._has_changed.wait())
+            await asyncio.wait({change_waiter}, timeout=max(0.0, min(deadline, next_pull_at) - loop.time()))
+            change_waiter.cancel()
             self._has_changed.clear()
         self._capacity = 0
         dispatches, self._received = dict(self._received), []
@@ -112,6 +112,7 @@ class DispatchPuller:
             await self._acknowledge(message, is_done=attempt_id in unclaimable, delay=REDELIVERY_SECONDS)
 
     async def _serve(self, connection: Connection) -> None:
+        """Subscribe on a new connection and use it until it is lost."""
         self._inbox = connection.new_inbox()
         await connection.subscribe(f"{self._inbox}.*", cb=self._on_inbox_message)
         await connection.subscribe(nats_subjects.control(self._tenant, self._runner_id), cb=self._on_control_message)
@@ -131,37 +132,37 @@ class DispatchPuller:
             self._on_connection_change(False)
 
     async def _pull(self, max_count: int) -> float:
-        """Send a pull request to each queue that has none open. Return when to call this again."""
+        """Send a pull request to each queue that has none open. Return the time at which to call this again."""
         now = asyncio.get_running_loop().time()
         batch = max(1, max_count // len(self._queue_keys))
-        for name, key in self._queue_keys.items():
-            pull = self._pulls.get(name)
-            if (pull is not None and now < pull.expires_at) or now < self._pull_again_at.get(name, 0.0):
+        for consumer, key in self._queue_keys.items():
+            pull = self._pulls.get(consumer)
+            if (pull is not None and now < pull.expires_at) or now < self._pull_again_at.get(consumer, 0.0):
                 continue
             if self._connection is None:
                 break
             # A little longer than NATS waits, which sends a status message when its own time is over.
-            self._pulls[name] = _Pull(batch, now + PULL_SECONDS + BUSY_SECONDS)
+            self._pulls[consumer] = _Pull(batch, now + PULL_SECONDS + BUSY_SECONDS)
             request = msgspec.json.encode({"batch": batch, "expires": round(PULL_SECONDS * 1e9)})
             await self._connection.publish(
-                nats_subjects.next_dispatch(self._tenant, key), request, reply=f"{self._inbox}.{name}"
+                nats_subjects.next_dispatch(self._tenant, key), request, reply=f"{self._inbox}.{consumer}"
             )
-        times = [pull.expires_at for pull in self._pulls.values()] + [
+        next_times = [pull.expires_at for pull in self._pulls.values()] + [
             pull_at for pull_at in self._pull_again_at.values() if pull_at > now
         ]
-        return min(times, default=now + BUSY_SECONDS)
+        return min(next_times, default=now + BUSY_SECONDS)
 
     async def _on_inbox_message(self, message: Msg) -> None:
-        """Keep a dispatch for `take` if it still has capacity, or end a pull request on a status message."""
+        """Store a dispatch for `take` if it can receive one more, or end a pull request on a status message."""
         if not message.reply:
             self._on_pull_status(message)
             return
-        name = message.subject.rsplit(".", 2)[1]
-        pull = self._pulls.get(name)
+        consumer = message.subject.rsplit(".", 2)[1]
+        pull = self._pulls.get(consumer)
         if pull is not None:
             pull.remaining -= 1
             if not pull.remaining:
-                del self._pulls[name]
+                del self._pulls[consumer]
         try:
             dispatch = _decode_dispatch(message.data)
         except msgspec.DecodeError:
@@ -175,27 +176,29 @@ class DispatchPuller:
         self._has_changed.set()
 
     def _on_pull_status(self, message: Msg) -> None:
-        name = message.subject.rpartition(".")[2]
-        self._pulls.pop(name, None)
+        """End the pull request that NATS answered with a status. After an error, pause before the next one."""
+        consumer = message.subject.rpartition(".")[2]
+        self._pulls.pop(consumer, None)
         status = (message.headers or {}).get("Status", "")
         if status not in PULL_EXPIRED:
             pause = MISSING_SECONDS if status == NO_CONSUMER else BUSY_SECONDS
-            self._pull_again_at[name] = asyncio.get_running_loop().time() + pause
+            self._pull_again_at[consumer] = asyncio.get_running_loop().time() + pause
         self._has_changed.set()
 
     async def _on_new_queue(self, _message: Msg) -> None:
-        """Pull from all queues again at once: a missing queue may exist now."""
+        """Allow pull requests to all queues again at once, because a queue that was missing may exist now."""
         self._pull_again_at.clear()
         self._has_changed.set()
 
     async def _on_control_message(self, message: Msg) -> None:
+        """Pass a cancel to `on_cancel`."""
         try:
             self._on_cancel(_decode_cancel(message.data))
         except msgspec.DecodeError:
             return  # Not a message of this protocol; the response to the next heartbeat repeats every cancel.
 
     async def _acknowledge(self, message: Msg, *, is_done: bool, delay: float | None = None) -> None:
-        """Acknowledge the message, or ask NATS to deliver it again after `delay`."""
+        """Acknowledge the message if `is_done`, otherwise ask NATS to deliver it again after `delay`."""
         from nats.errors import Error
 
         try:

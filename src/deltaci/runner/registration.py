@@ -65,7 +65,7 @@ class CredentialProvider:
         self._lock = threading.Lock()  # All calls write the same file.
 
     def obtain(self) -> Registered:
-        """Return the first credential of this process. Retries for a few seconds while the server is starting."""
+        """Return the first credential of this process. Retry for a few seconds while the server is unreachable."""
         with self._lock, closing(self._client):
             for tries_left in reversed(range(TRIES)):
                 try:
@@ -83,6 +83,7 @@ class CredentialProvider:
             return self._renew()
 
     def _renew_or_register(self) -> Registered:
+        """Return a credential from the first possible source: certificate, stored credential, token or OIDC token."""
         if self._has_certificate:
             return self._renew()
         path = self._folder / CREDENTIAL_FILE
@@ -105,6 +106,7 @@ class CredentialProvider:
         )
 
     def _renew(self) -> Registered:
+        """Renew the credential. If the server refuses, register again with an OIDC token, if possible."""
         try:
             renewed = self._client.renew(self._labels, self._slots)
         except Refused:
@@ -114,7 +116,10 @@ class CredentialProvider:
         return self._store(renewed)
 
     def _register(self, token: str) -> Registered:
-        """Register with a token. If the response is lost, a later call repeats the request with the same id."""
+        """Register with a token and return the credential.
+
+        If the response is lost, a later call repeats the request with the same id.
+        """
         path = self._folder / REQUEST_FILE
         if not path.exists():
             _write_private(path, self.runtime.nonce().encode())
@@ -127,6 +132,7 @@ class CredentialProvider:
         return registered
 
     def _store(self, registered: Registered) -> Registered:
+        """Use the credential from now on and write it to a file. Return it."""
         self._client.token = registered.credential
         if registered.credential:
             try:
@@ -137,7 +143,7 @@ class CredentialProvider:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file, which another program may replace at any time. Raises `Refused` if it has none."""
+    """Return the token in a file, which another program may replace at any time. Raise `Refused` if it has none."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TOKEN_BYTES + 1)

@@ -43,22 +43,25 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_code_of(error: Exception | None) -> str:
-    """Return `BAD_SPEC` if the job cannot run anywhere, else `RUNNER_STARTUP`: another runner may be able to run it."""
+    """Return `BAD_SPEC` if no runner can run the job, else `RUNNER_STARTUP`: another runner may be able to run it."""
     return "BAD_SPEC" if isinstance(error, Refused) and error.code == "bad_spec" else "RUNNER_STARTUP"
 
 
-def resource_usage(wall_seconds: float, last: Exit, log_bytes: int, artifact_bytes: int) -> dict[str, Any]:
-    """Return what the job used. CPU time and memory cover ended processes; absent if the executor does not measure."""
+def resource_usage(wall_seconds: float, last_exit: Exit, log_bytes: int, artifact_bytes: int) -> dict[str, Any]:
+    """Return the resources that the job used, as the field `cost` of its result.
+
+    CPU time and memory are of ended processes; they are left out if the executor does not measure them.
+    """
     usage: dict[str, Any] = {"wall_seconds": round(wall_seconds, 3)}
-    if last.cpu_seconds is not None:
-        usage["cpu_seconds"] = round(last.cpu_seconds, 3)
-    if last.peak_memory_bytes is not None:
-        usage["peak_memory_bytes"] = last.peak_memory_bytes
+    if last_exit.cpu_seconds is not None:
+        usage["cpu_seconds"] = round(last_exit.cpu_seconds, 3)
+    if last_exit.peak_memory_bytes is not None:
+        usage["peak_memory_bytes"] = last_exit.peak_memory_bytes
     return {**usage, "log_bytes": log_bytes, "artifact_bytes": artifact_bytes}
 
 
 def shrink_to_limit(message: Complete) -> Complete:
-    """Shorten texts that only people read until the message is not larger than the server accepts."""
+    """Return the message with texts for people shortened until it is not larger than the server accepts."""
     for shorten in _REDUCTIONS:
         if len(wire.encode(message)) <= wire.MAX_MESSAGE_BYTES:
             break
@@ -89,11 +92,11 @@ def _drop_test_failures(message: Complete) -> Complete:
 def _shorten_verdicts(message: Complete) -> Complete:
     if message.verdicts is None:
         return message
-    short = [
+    shortened = [
         structs.replace(verdict, rule=verdict.rule[:60], actual=verdict.actual[:60], expected=verdict.expected[:60])
         for verdict in message.verdicts
     ]
-    return structs.replace(message, verdicts=short)
+    return structs.replace(message, verdicts=shortened)
 
 
 _REDUCTIONS: Final[tuple[Callable[[Complete], Complete], ...]] = (

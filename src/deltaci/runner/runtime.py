@@ -35,7 +35,7 @@ class KeeperConnection(Protocol):
 
 
 class Runtime:
-    """The runtime of a real machine."""
+    """The runtime of a real machine: its clocks, randomness, network and processes."""
 
     def __init__(self, url: str, tls: TlsConfig | None = None) -> None:
         self._url = url
@@ -54,7 +54,7 @@ class Runtime:
         return new_nonce()
 
     def sleep(self, seconds: float) -> None:
-        """Block the calling thread."""
+        """Block the calling thread for some seconds."""
         time.sleep(seconds)
 
     def git_protocols(self) -> tuple[str, ...]:

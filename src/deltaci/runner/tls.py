@@ -62,7 +62,7 @@ class TlsConfig:
 
     @classmethod
     def from_paths(cls, paths: Sequence[str]) -> TlsConfig:
-        """Return the configuration with the files that `paths` named in another process."""
+        """Return the configuration with these files, in the form of the property `paths` of another process."""
         return cls(*(Path(path) if path else None for path in paths))
 
     @property
@@ -77,7 +77,10 @@ class TlsConfig:
         return self._cert is not None
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of the newest files that could be loaded. Raises `InvalidTlsFiles` if none could be."""
+        """Return the TLS context with the newest files that could be loaded.
+
+        Raise `InvalidTlsFiles` if none could be.
+        """
         with self._lock:
             stamps = self._stat_files()
             if self._context is None or stamps != self._stamps:
@@ -92,9 +95,11 @@ class TlsConfig:
             return self._context
 
     def _stat_files(self) -> _FileStamps:
+        """Return the stamps of all configured files, which differ when a file has changed."""
         return tuple(_stat(path) for path in (self._ca, self._cert, self._key) if path is not None)
 
     def _load(self) -> ssl.SSLContext:
+        """Return a new TLS context with the current content of the files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # Verifies the server's certificate and its name.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self._ca is not None:
@@ -107,6 +112,7 @@ class TlsConfig:
 
 
 def _stat(path: Path) -> tuple[int, int, int]:
+    """Return inode, size and modification time of a file; zeros if it cannot be read."""
     try:
         status = os.stat(path)
     except OSError:
@@ -114,12 +120,15 @@ def _stat(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def explain_error(error: Exception, tls: TlsConfig | None, *, is_fresh: bool) -> str:
-    """Return why a request failed and what the user can do. `is_fresh`: the connection had just been opened."""
+def explain_error(error: Exception, tls: TlsConfig | None, *, is_new_connection: bool) -> str:
+    """Return why a request failed and what the user can do about it.
+
+    `is_new_connection`: whether the connection had just been opened.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = _VERIFY_ERRORS.get(error.verify_code)
         return f"its certificate {reason}" if reason else f"its certificate is not valid: {error.verify_message}"
-    if is_fresh and isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
+    if is_new_connection and isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
         # Most servers close the connection without an alert when they reject the client certificate.
         if tls is None:
             return "it closed the connection at once; if it speaks TLS, use https:// in its address"

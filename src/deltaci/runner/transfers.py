@@ -55,7 +55,7 @@ class Transfers:
         return await self._retry(lambda: self._client.secrets(self._lease_id), PATIENCE_SECONDS)
 
     async def call(self, call: Callable[[RunnerClient, str], T], patience_seconds: float = PATIENCE_SECONDS) -> T:
-        """Call a method of the client, given as `RunnerClient.needs`, with the id of the lease."""
+        """Return the result of a method of the client, given as `RunnerClient.needs`, called with the lease id."""
         return await self._retry(lambda: call(self._client, self._lease_id), patience_seconds)
 
     async def upload(self, path: str, open_file: OpenFile, size: int, patience_seconds: float) -> Uploaded:
@@ -67,7 +67,10 @@ class Transfers:
         return await self._retry(lambda: self._download(path, file, max_bytes), patience_seconds)
 
     async def _retry(self, call: Callable[[], T], patience_seconds: float) -> T:
-        """Repeat the call while the server is unreachable, for `patience` seconds."""
+        """Call a function in a thread, again while the server is unreachable, for at most `patience_seconds`.
+
+        Raise `JobStopped` once the job must stop or its lease is stale.
+        """
         deadline = time.monotonic() + patience_seconds
         backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
@@ -85,6 +88,7 @@ class Transfers:
                 raise
 
     def _upload(self, path: str, open_file: OpenFile, size: int) -> Uploaded:
+        """Upload a file once. Raise `Unreachable` if the server stored other bytes than were read."""
         digest = sha256()
 
         def parts(file: BinaryIO) -> Iterator[bytes]:
@@ -109,6 +113,7 @@ class Transfers:
         return uploaded
 
     def _download(self, path: str, file: BinaryIO, max_bytes: int) -> int:
+        """Download into the file once and return its size. Raise `Unreachable` if the hash differs."""
         digest = sha256()
         file.seek(0)
         file.truncate()

@@ -48,7 +48,7 @@ _PART_BYTES: Final = 1024 * 1024
 
 
 async def upload(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Upload the matching files as an artifact."""
+    """Upload the matching files as a named artifact. Return the step's outputs, none if no file matches."""
     check_inputs(inputs, UPLOAD_INPUTS)
     name = _check_name(inputs.get("name", "").strip() or "artifact")
     if_no_files_found = inputs.get("if-no-files-found", "").strip() or "warn"
@@ -76,22 +76,22 @@ async def upload(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
             message = f"artifact {name!r}: it has {size} bytes, the limit is {MAX_ARTIFACT_BYTES}; upload less"
             raise StepFailed(message, CODE)
         try:
-            address = f"artifacts/{quote(shared_path(name))}"
-            uploaded = await job.transfers.upload(address, lambda: _rewound(file), size, PATIENCE_SECONDS)
+            url_path = f"artifacts/{quote(shared_path(name))}"
+            uploaded = await job.transfers.upload(url_path, lambda: _rewound(file), size, PATIENCE_SECONDS)
         except Refused as refused:
             raise StepFailed(f"artifact {name!r}: {refused.message}", CODE) from refused
-    others = [artifact for artifact in collected.artifacts if (artifact.type, artifact.name) != (KIND, name)]
-    collected.artifacts = [*others, Artifact(type=KIND, uri=uploaded.uri, name=name, bytes=uploaded.bytes)]
+    other_artifacts = [artifact for artifact in collected.artifacts if (artifact.type, artifact.name) != (KIND, name)]
+    collected.artifacts = [*other_artifacts, Artifact(type=KIND, uri=uploaded.uri, name=name, bytes=uploaded.bytes)]
     job.log.write_line(f"artifact {name!r}: {len(files)} files, {size} bytes")
     return {"artifact-id": uploaded.uri, "artifact-url": uploaded.uri, "artifact-digest": uploaded.sha256}
 
 
 async def download(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Download artifacts of this job, or of jobs of this run that have ended, into the workspace."""
+    """Download artifacts of this job, or of ended jobs of this run, into the workspace. Return the step's outputs."""
     check_inputs(inputs, DOWNLOAD_INPUTS)
     for input_name in ("artifact-ids", "repository", "run-id"):
-        current = str(job.expressions.github.get(input_name.replace("-", "_")) or "")
-        if inputs.get(input_name, "").strip() not in ("", current):
+        current_value = str(job.expressions.github.get(input_name.replace("-", "_")) or "")
+        if inputs.get(input_name, "").strip() not in ("", current_value):
             message = (
                 f"download-artifact with {input_name!r} is not supported; only artifacts of this run are available"
             )
@@ -129,9 +129,10 @@ def _select(available: list[SharedArtifact], name: str, pattern: str) -> list[Sh
 
 
 async def _download(job: JobContext, artifact: SharedArtifact, path: str) -> None:
+    """Download one artifact and put its files into this folder of the workspace."""
     with tempfile.TemporaryFile(dir=job.layout.root.parent) as file:
-        address = f"run-artifact/{quote(artifact.uri, safe='')}"
-        size = await job.transfers.download(address, file, MAX_ARTIFACT_BYTES, PATIENCE_SECONDS)
+        url_path = f"run-artifact/{quote(artifact.uri, safe='')}"
+        size = await job.transfers.download(url_path, file, MAX_ARTIFACT_BYTES, PATIENCE_SECONDS)
         try:
             await job.transfers.run_in_thread(_unpack, job.layout.root, file, path, artifact.path)
         except Refused as refused:
@@ -140,7 +141,7 @@ async def _download(job: JobContext, artifact: SharedArtifact, path: str) -> Non
 
 
 def _unpack(root: Path, file: BinaryIO, path: str, single_file: str) -> None:
-    """Put an artifact into the workspace: the files of an archive, or the file itself if it has a path."""
+    """Put a downloaded artifact into the workspace: the files of an archive, or the one file at its own path."""
     staging = Path(tempfile.mkdtemp(dir=root.parent, prefix="artifact-"))
     try:
         file.seek(0)
@@ -156,13 +157,14 @@ def _unpack(root: Path, file: BinaryIO, path: str, single_file: str) -> None:
 
 
 def _path_from_root(job: JobContext, path: str) -> str:
-    """Return a path of the workspace relative to the root of the job's folders."""
+    """Return a path that starts at the workspace as a path that starts at the root of the job's folders."""
     if job.layout.is_single_folder and path.strip("./") == "":
         return "."
     return job.layout.resolve(path)
 
 
 def _check_name(name: str) -> str:
+    """Return the name. Raise `Refused` if an artifact cannot have it."""
     if not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME_BYTES or name in (".", ".."):
         message = f"{name[:80]!r} is not a valid name of an artifact; use no slashes, quotes, colons or stars"
         raise Refused("bad_spec", message)
@@ -173,8 +175,8 @@ def _includes_hidden(inputs: dict[str, str]) -> bool:
     """Return whether hidden files are uploaded: if the input says so, or if a path names one."""
     is_named = any(
         part.startswith(".") and part.strip(".")
-        for line in non_empty_lines(inputs.get("path", ""))
-        for part in line.lstrip("!").split("/")
+        for pattern in non_empty_lines(inputs.get("path", ""))
+        for part in pattern.lstrip("!").split("/")
     )
     return is_named or boolean_input(inputs, "include-hidden-files", False)
 
@@ -182,8 +184,8 @@ def _includes_hidden(inputs: dict[str, str]) -> bool:
 def _find_files(job: JobContext, patterns: list[str], includes_hidden: bool) -> list[tuple[str, ArtifactFile]]:
     """Return the matching files with their names in the artifact, relative to the common folder of all patterns."""
     root = job.layout.root
-    included = [_path_from_root(job, line) for line in patterns if not line.startswith("!")]
-    excluded = [_path_from_root(job, line[1:].strip()) for line in patterns if line.startswith("!")]
+    included = [_path_from_root(job, pattern) for pattern in patterns if not pattern.startswith("!")]
+    excluded = [_path_from_root(job, pattern[1:].strip()) for pattern in patterns if pattern.startswith("!")]
     if not included:
         raise Refused("bad_spec", "upload-artifact needs the input 'path'")
     rules = [ArtifactRule(path_glob="**" if pattern == "." else pattern) for pattern in included]
@@ -192,8 +194,8 @@ def _find_files(job: JobContext, patterns: list[str], includes_hidden: bool) -> 
         excluded_files = find_files(root, [ArtifactRule(path_glob=pattern) for pattern in excluded], MAX_FILES)
         excluded_paths = {file.path for file in excluded_files}
         files = [file for file in files if file.path not in excluded_paths]
-    common = os.path.commonpath([_fixed_folder(root, pattern) for pattern in included]) if files else ""
-    named_files = [(file.path[len(common) + 1 :] if common else file.path, file) for file in files]
+    common_folder = os.path.commonpath([_fixed_folder(root, pattern) for pattern in included]) if files else ""
+    named_files = [(file.path[len(common_folder) + 1 :] if common_folder else file.path, file) for file in files]
     if not includes_hidden:
         named_files = [
             (name, file) for name, file in named_files if not any(part.startswith(".") for part in name.split("/"))
@@ -202,28 +204,29 @@ def _find_files(job: JobContext, patterns: list[str], includes_hidden: bool) -> 
 
 
 def _fixed_folder(root: Path, pattern: str) -> str:
-    """Return the folders of a pattern before its first wildcard."""
+    """Return the folder that contains every file the pattern can match: its parts before the first wildcard."""
     parts = [] if pattern == "." else pattern.split("/")
-    count = next((index for index, part in enumerate(parts) if _GLOB.search(part)), len(parts))
-    if count == len(parts) and parts and not (root / pattern).is_dir():
-        count -= 1
-    return "/".join(parts[:count])
+    folder_count = next((index for index, part in enumerate(parts) if _GLOB.search(part)), len(parts))
+    if folder_count == len(parts) and parts and not (root / pattern).is_dir():
+        folder_count -= 1
+    return "/".join(parts[:folder_count])
 
 
 def _pack(root: Path, files: list[tuple[str, ArtifactFile]], out: BinaryIO) -> None:
+    """Write the files, under their names in the artifact, to a gzipped tar file."""
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
     ):
         added_folders: set[str] = set()
-        for name, match in sorted(files):
+        for name, source_file in sorted(files):
             for folder in _parent_folders(name):
                 if folder not in added_folders:
                     added_folders.add(folder)
                     info = tarfile.TarInfo(folder)
                     info.type, info.mode = tarfile.DIRTYPE, 0o755
                     tar.addfile(info)
-            with open_file(root, match) as file:
+            with open_file(root, source_file) as file:
                 status = os.fstat(file.fileno())
                 info = tarfile.TarInfo(name)
                 info.size, info.mode, info.mtime = status.st_size, status.st_mode & 0o777, int(status.st_mtime)
@@ -231,13 +234,14 @@ def _pack(root: Path, files: list[tuple[str, ArtifactFile]], out: BinaryIO) -> N
 
 
 def _parent_folders(name: str) -> Iterator[str]:
-    """Yield every folder on the path, the outermost first."""
-    for at, character in enumerate(name):
+    """Yield the path of every folder that contains this name, the outermost first."""
+    for position, character in enumerate(name):
         if character == "/":
-            yield name[:at]
+            yield name[:position]
 
 
 @contextmanager
 def _rewound(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Yield the file at its beginning, and leave it open for a retry."""
     file.seek(0)
     yield file

@@ -16,7 +16,10 @@ MAX_KEY: Final = 512
 
 
 async def cache(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Restore the folders now. If no entry has exactly this key, one is saved at the end of the job."""
+    """Restore the folders now, from the entry with this key or with one of the prefixes. Return the step's outputs.
+
+    If there is no entry with exactly this key, the folders are saved under it when the job succeeds.
+    """
     check_inputs(inputs, INPUTS)
     key, prefixes = inputs.get("key", "").strip(), non_empty_lines(inputs.get("restore-keys", ""))
     paths = [path for path in non_empty_lines(inputs.get("path", "")) if not path.startswith("!")]

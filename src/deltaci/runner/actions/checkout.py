@@ -33,7 +33,10 @@ _SUBMODULES: Final = {"": "", "false": "", "true": "true", "recursive": "recursi
 
 
 async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Check out the job's source. Failures of git fail the step with a code that allows a retry."""
+    """Check out the job's source into the workspace and return the step's outputs.
+
+    A failure of git fails the step with an error code that allows a retry.
+    """
     check_inputs(inputs, INPUTS)
     source = job.spec.source
     if source is None:
@@ -45,7 +48,7 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     if submodules not in _SUBMODULES:
         raise Refused("bad_spec", f"the input 'submodules' is {submodules[:80]!r}; expected false, true or recursive")
     layout = job.layout
-    inner = (
+    target_path = (
         layout.resolve(inputs.get("path", "").strip() or ".") if not layout.is_single_folder else _plain_path(inputs)
     )
     ref = inputs.get("ref", "").strip()
@@ -55,7 +58,7 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
         commit=source.commit,
         ref=source.ref,
         depth=integer_input(inputs, "fetch-depth", source.depth),
-        path=inner,
+        path=target_path,
         submodules=_SUBMODULES[submodules],
         is_clean=boolean_input(inputs, "clean", True),
         has_tags=boolean_input(inputs, "fetch-tags", False),
@@ -68,15 +71,15 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
         job.log.write_line("checkout: 'persist-credentials' is ignored; the credential is not stored in the worktree")
     try:
         async with open_remote(job, source, inputs.get("token", "")) as remote:
-            found_ref, commit = await fetch_and_check_out(
+            checked_out_ref, commit = await fetch_and_check_out(
                 remote, checkout_spec, ref, job.mirrors, layout.root, job.log.write_line
             )
     except GitFailed as failed:
         raise StepFailed(f"checkout: {failed}", CODE) from failed
     if not layout.is_single_folder and boolean_input(inputs, "set-safe-directory", True):
         await asyncio.to_thread(trust_any_owner, layout.root, layout.home.relative_to(layout.root).as_posix())
-    job.log.write_line(f"checkout: {source.url} at {commit}{f' ({found_ref})' if found_ref else ''}")
-    return {"ref": found_ref, "commit": commit}
+    job.log.write_line(f"checkout: {source.url} at {commit}{f' ({checked_out_ref})' if checked_out_ref else ''}")
+    return {"ref": checked_out_ref, "commit": commit}
 
 
 @asynccontextmanager
@@ -89,6 +92,7 @@ async def open_remote(job: JobContext, source: Source, token: str = "") -> Async
 
 
 def _plain_path(inputs: dict[str, str]) -> str:
+    """Return the input `path` relative to the workspace. Raise `Refused` if it leads outside."""
     path = inputs.get("path", "").strip() or "."
     names = [name for name in path.split("/") if name not in ("", ".")]
     if path.startswith("/") or ".." in names or "\0" in path:
@@ -97,7 +101,7 @@ def _plain_path(inputs: dict[str, str]) -> str:
 
 
 def _check_repository(job: JobContext, source: Source, repository: str) -> None:
-    """Refuse any repository except the job's: the credential of the source must not be used for another one."""
+    """Raise `Refused` for any repository except the job's, since the credential must not be used for another one."""
     repository = repository.strip().removesuffix(".git").lower()
     job_repository = str(job.expressions.github.get("repository") or "").lower()
     url = source.url.rstrip("/").removesuffix(".git").lower()
@@ -108,6 +112,7 @@ def _check_repository(job: JobContext, source: Source, repository: str) -> None:
 
 
 async def _credential(job: JobContext, source: Source, token: str) -> str:
+    """Return the credential for the source: the input `token`, or else the one that the server has; empty if none."""
     if token.strip():
         return token.strip()
     if not source.credential:

@@ -42,7 +42,7 @@ class JobContext(msgspec.Struct, kw_only=True):
 
 
 class StepFailed(Exception):
-    """An action failed. `code` becomes the error code of the job if this failure fails the job."""
+    """Raised when an action fails. `code` becomes the error code of the job if this failure fails the job."""
 
     def __init__(self, reason: str, code: str = "") -> None:
         super().__init__(reason)
@@ -53,15 +53,15 @@ Action = Callable[[JobContext, dict[str, str]], Awaitable[dict[str, str]]]
 """Performs a step's `uses` with its inputs and returns the step's outputs."""
 
 
-def check_inputs(inputs: dict[str, str], known_names: tuple[str, ...]) -> None:
-    """Refuse inputs that the action does not know."""
+def check_inputs(inputs: dict[str, str], valid_names: tuple[str, ...]) -> None:
+    """Raise `Refused` if an input is not one that the action has."""
     for name in inputs:
-        if name not in known_names:
-            raise Refused("bad_spec", f"the input {name[:80]!r} is not known; expected one of {', '.join(known_names)}")
+        if name not in valid_names:
+            raise Refused("bad_spec", f"the input {name[:80]!r} is not known; expected one of {', '.join(valid_names)}")
 
 
 def boolean_input(inputs: dict[str, str], name: str, default: bool) -> bool:
-    """Return an input as a boolean; refuse other values."""
+    """Return an input as a boolean. Raise `Refused` for other values."""
     text = inputs.get(name)
     if text is None:
         return default
@@ -73,7 +73,7 @@ def boolean_input(inputs: dict[str, str], name: str, default: bool) -> bool:
 
 
 def integer_input(inputs: dict[str, str], name: str, default: int) -> int:
-    """Return an input as a non-negative integer; refuse other values."""
+    """Return an input as a non-negative integer. Raise `Refused` for other values."""
     text = inputs.get(name, "").strip()
     if not text:
         return default
@@ -83,5 +83,5 @@ def integer_input(inputs: dict[str, str], name: str, default: int) -> int:
 
 
 def non_empty_lines(text: str) -> list[str]:
-    """Return the lines of an input, stripped, without empty ones."""
+    """Return the lines of an input, stripped of white space, without empty ones."""
     return [line.strip() for line in text.splitlines() if line.strip()]

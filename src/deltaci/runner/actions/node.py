@@ -30,7 +30,7 @@ LTS_NAMES: Final = {"argon": "4", "boron": "6", "carbon": "8", "dubnium": "10", 
 
 
 async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Find the requested version of Node and put it on the PATH."""
+    """Find the requested version of Node and put its folder first on the PATH. Return the step's outputs."""
     check_inputs(inputs, INPUTS)
     patterns = expand_home(_patterns(), Path.home())
     installed = await find_tools(job, ("node", "nodejs"), patterns, "--version")
@@ -53,7 +53,7 @@ def _patterns() -> list[str]:
         (os.environ.get("FNM_DIR", ""), "node-versions/*/installation/bin/node"),
     ]
     return [
-        *(f"{shlex.quote(root)}/{rest}" for root, rest in roots if root.startswith("/")),
+        *(f"{shlex.quote(root)}/{suffix}" for root, suffix in roots if root.startswith("/")),
         "~/.nvm/versions/node/*/bin/node",
         "~/.volta/tools/image/node/*/bin/node",
         "~/.local/share/fnm/node-versions/*/installation/bin/node",
@@ -64,6 +64,7 @@ def _patterns() -> list[str]:
 
 
 def _version_spec(job: JobContext, inputs: dict[str, str]) -> str:
+    """Return the version that the inputs, or the file they name, request."""
     version_spec = inputs.get("node-version", "").strip()
     file = inputs.get("node-version-file", "").strip()
     if not version_spec and file:
@@ -72,7 +73,7 @@ def _version_spec(job: JobContext, inputs: dict[str, str]) -> str:
 
 
 def normalize_version_spec(version_spec: str) -> str:
-    """Replace names of versions by numbers, and names of the newest version by `*`."""
+    """Return a version spec with names of versions replaced by numbers, and names of the newest version by `*`."""
     lowered = version_spec.strip().lower()
     if lowered in NEWEST:
         return "*"
@@ -100,7 +101,7 @@ def parse_version_file(name: str, text: str) -> str:
 
 
 def _write_npmrc(job: JobContext, url: str, scope: str) -> str:
-    """Write a configuration of npm for a registry and return its path. npm reads the token from NODE_AUTH_TOKEN."""
+    """Write npm's configuration for a registry and return its path. It lets npm read the token from NODE_AUTH_TOKEN."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
         raise Refused("bad_spec", f"the input 'registry-url' is {url[:80]!r}; expected a URL with https")

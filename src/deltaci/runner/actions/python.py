@@ -28,7 +28,10 @@ VARIABLES: Final = ("pythonLocation", "Python_ROOT_DIR", "Python3_ROOT_DIR")
 
 
 async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
-    """Create an environment for each requested version; the last one provides the command `python`."""
+    """Create a virtual environment for each requested version and put them on the PATH, the last version first.
+
+    Return the step's outputs.
+    """
     check_inputs(inputs, INPUTS)
     installed = await find_tools(job, NAMES, expand_home(_patterns(), Path.home()), PRINT_VERSION)
     version_specs = _version_specs(job, inputs)
@@ -62,6 +65,7 @@ def _patterns() -> list[str]:
 
 
 def _version_specs(job: JobContext, inputs: dict[str, str]) -> list[str]:
+    """Return the versions that the inputs, or a version file, request; `*` if there are none."""
     version_specs = non_empty_lines(inputs.get("python-version", ""))
     file = inputs.get("python-version-file", "").strip()
     if not version_specs and not file and (job.layout.workspace / ".python-version").is_file():
@@ -89,7 +93,10 @@ def parse_version_file(name: str, text: str) -> list[str]:
 
 
 def _normalize_version_spec(version_spec: str) -> str:
-    """Remove the suffixes of `3.13-dev` and `3.14t`. Raises `StepFailed` for implementations other than CPython."""
+    """Return the spec without the suffixes of `3.13-dev` and `3.14t`.
+
+    Raise `StepFailed` for implementations other than CPython.
+    """
     if re.match(r"(pypy|graalpy|jython)", version_spec, re.IGNORECASE):
         raise StepFailed(f"{version_spec[:80]!r} is not CPython; setup-python finds only CPython", "BAD_SPEC")
     return re.sub(r"(?<=\d)(-dev|t)$", "", version_spec.removeprefix("python-"))

@@ -39,16 +39,16 @@ class Tool(msgspec.Struct, frozen=True, order=True):
 
 
 def expand_home(patterns: Sequence[str], home: Path) -> list[str]:
-    """Replace a leading `~` of shell patterns by the home of the runner's user: the job has another home."""
+    """Return shell patterns in which a leading `~` is replaced by the home of the runner's user, not of the job."""
     return [shlex.quote(f"{home}") + pattern[1:] if pattern.startswith("~") else pattern for pattern in patterns]
 
 
 async def find_tools(
     job: JobContext, names: Sequence[str], patterns: Sequence[str], version_arguments: str
 ) -> list[Tool]:
-    """Find programs by their names on the PATH of the cell and by glob patterns, and run them for their versions.
+    """Return the programs with these names on the PATH of the cell, or at these glob patterns, with their versions.
 
-    Returns the newest version first; if a version is installed twice, only the program that was found first.
+    The newest version is first. If a version is installed twice, only the program that was found first is returned.
     """
     path_candidates = " ".join(f'"$d"/{name}' for name in names)
     script = f"""
@@ -64,8 +64,8 @@ true
     script_exit, output = await run_in_cell(job, script, FIND_SECONDS)
     tools: dict[Version, Tool] = {}
     for line in output.splitlines():
-        marker, _, rest = line.partition("\t")
-        path, _, version_text = rest.partition("\t")
+        marker, _, fields = line.partition("\t")
+        path, _, version_text = fields.partition("\t")
         version = parse_version(version_text)
         if marker == MARKER and version is not None and path.startswith("/"):
             tools.setdefault(version, Tool(version, path))
@@ -75,7 +75,7 @@ true
 
 
 async def run_in_cell(job: JobContext, script: str, timeout_seconds: float) -> tuple[Exit, str]:
-    """Run a script of the runner in the job's cell. Return how it ended and the beginning of its output."""
+    """Run a script of the runner in the job's cell. Return its exit and the beginning of its output."""
     output = bytearray()
 
     def on_output(data: bytes) -> None:
@@ -94,7 +94,7 @@ async def run_in_cell(job: JobContext, script: str, timeout_seconds: float) -> t
 
 
 def choose(program: str, version_spec: str, installed: Sequence[Tool]) -> Tool:
-    """Return the newest installed version that matches. Raises `StepFailed` if none does."""
+    """Return the newest installed version that matches. Raise `StepFailed` if none does."""
     for tool in installed:
         if version_matches(version_spec, tool.version):
             return tool
@@ -104,7 +104,7 @@ def choose(program: str, version_spec: str, installed: Sequence[Tool]) -> Tool:
 
 
 def read_version_file(job: JobContext, path: str) -> str:
-    """Read a small file of the workspace without following links."""
+    """Return the text of a small file of the workspace, read without following links. Raise `Refused` if impossible."""
     inner = job.layout.resolve(path)
     try:
         with open_folder(job.layout.root) as top, open_parent(top, inner) as (folder, name):

@@ -22,7 +22,10 @@ def parse_version(text: str) -> Version | None:
 
 
 def version_matches(version_spec: str, version: Version) -> bool:
-    """Return whether the version matches one of the alternatives, separated by `||`. Raises `Refused` if invalid."""
+    """Return whether the version matches one of the alternatives, separated by `||`.
+
+    Raise `Refused` if the version spec is not valid.
+    """
     if len(version_spec) > MAX_SPEC_CHARACTERS:
         raise Refused("bad_spec", f"the version {version_spec[:80]!r}… is too long")
     return any(_matches_all(alternative, version) for alternative in version_spec.split("||"))
@@ -33,45 +36,46 @@ def _matches_all(version_spec: str, version: Version) -> bool:
     version_range = re.fullmatch(r"\s*v?([0-9.xX*]+)\s+-\s+v?([0-9.xX*]+)\s*", version_spec)
     if version_range:
         return _compare(">=", version_range[1], version) and _compare("<=", version_range[2], version)
-    rest = version_spec.replace(",", " ").strip()
+    remaining = version_spec.replace(",", " ").strip()
     is_match = True
-    while rest:
-        comparison = _COMPARISON.match(rest)
+    while remaining:
+        comparison = _COMPARISON.match(remaining)
         if comparison is None:
             message = f"the version {version_spec.strip()[:80]!r} cannot be read; expected e.g. 3.11, 3.x or >=3.10"
             raise Refused("bad_spec", message)
         is_match = is_match and _compare(comparison["op"] or "=", comparison["version"], version)
-        rest = rest[comparison.end() :].strip()
+        remaining = remaining[comparison.end() :].strip()
     return is_match
 
 
 def _compare(operator: str, text: str, version: Version) -> bool:
+    """Return whether a version satisfies one comparison, such as `>=` and `3.10`."""
     parts = [int(part) for part in _leading_numbers(text)]
-    low = tuple([*parts, 0, 0, 0][:3])
-    high = _next_version(parts) if parts else None  # The first version after those that `text` covers.
+    first_covered = tuple([*parts, 0, 0, 0][:3])
+    first_above = _next_version(parts) if parts else None  # The first version after those that `text` covers.
     match operator:
         case "=" | "==":
-            return version >= low and (high is None or version < high)
+            return version >= first_covered and (first_above is None or version < first_above)
         case "!=":
-            return not (version >= low and (high is None or version < high))
+            return not (version >= first_covered and (first_above is None or version < first_above))
         case ">=":
-            return version >= low
+            return version >= first_covered
         case ">":
-            return high is not None and version >= high
+            return first_above is not None and version >= first_above
         case "<":
-            return version < low
+            return version < first_covered
         case "<=":
-            return high is None or version < high
+            return first_above is None or version < first_above
         case "^":
             first_nonzero = next((index for index, part in enumerate(parts) if part), len(parts) - 1)
-            return version >= low and (not parts or version < _next_version(parts[: 1 + first_nonzero]))
+            return version >= first_covered and (not parts or version < _next_version(parts[: 1 + first_nonzero]))
         case "~" | "~>":
-            return version >= low and (not parts or version < _next_version(parts[:2]))
-    return version >= low and (len(parts) < 2 or version < _next_version(parts[:-1]))  # `~=`
+            return version >= first_covered and (not parts or version < _next_version(parts[:2]))
+    return version >= first_covered and (len(parts) < 2 or version < _next_version(parts[:-1]))  # `~=`
 
 
 def _leading_numbers(text: str) -> list[str]:
-    """Return the numbers before the first wildcard."""
+    """Return the numbers of a version as text, up to the first wildcard."""
     numbers: list[str] = []
     for part in text.split("."):
         if part in _WILDCARDS:

@@ -34,7 +34,7 @@ class JobLog:
         stream.write(self._writer.header())
 
     def add_secrets(self, secrets: Iterable[str]) -> None:
-        """Mask these secrets, too, from now on."""
+        """Mask these secrets as well in everything that is written from now on."""
         new_secrets = list(secrets)
         if new_secrets:
             # Write the bytes that the old mask holds back: the new one does not have them.
@@ -61,7 +61,7 @@ class JobLog:
 
     @contextmanager
     def section(self, index: int, name: str) -> Iterator[None]:
-        """Put everything that the block writes into a section."""
+        """Write a begin marker before and an end marker after all that the block writes to the log."""
         started = time.monotonic()
         self.begin_section(index, name)
         try:
@@ -81,7 +81,7 @@ class JobLog:
     def masked_json(self, value: Any) -> Any:
         """Return a JSON value with the secrets in its strings masked.
 
-        Raises `Refused` if the encoded value still contains a secret, as a number or across several strings.
+        Raise `Refused` if the encoded value still contains a secret, as a number or across several strings.
         """
         masked_value = self._masked_texts(value)
         text = msgspec.json.encode(masked_value).decode()
@@ -90,6 +90,7 @@ class JobLog:
         return masked_value
 
     def _masked_texts(self, value: Any) -> Any:
+        """Return a JSON value with the secrets in each string and key masked."""
         match value:
             case str():
                 return self.masked(value)

@@ -32,7 +32,10 @@ _WordCode = Literal["I", "Q"]
 
 
 class _WordIndex:
-    """Finds candidates among forms of at least 2 × size − 1 bytes by the words of `size` bytes at their beginning."""
+    """An index of forms by the words of `size` bytes near their beginning, for a fast search of a block.
+
+    It contains only forms of at least 2 × size − 1 bytes: such a form has a whole word at an aligned position.
+    """
 
     def __init__(self, forms: Iterable[bytes], size: int, code: _WordCode) -> None:
         self.min_bytes = 2 * size - 1
@@ -40,8 +43,8 @@ class _WordIndex:
         self._code: _WordCode = code
         by_word: defaultdict[int, list[bytes]] = defaultdict(list)
         for form in forms:
-            for at in range(size if len(form) >= self.min_bytes else 0):
-                by_word[int.from_bytes(form[at : at + size], sys.byteorder)].append(form)
+            for offset in range(size if len(form) >= self.min_bytes else 0):
+                by_word[int.from_bytes(form[offset : offset + size], sys.byteorder)].append(form)
         self._by_word = dict(by_word)
         self._words = frozenset(by_word)
 
@@ -73,9 +76,9 @@ class Mask:
 
     def copy_for_new_stream(self) -> Mask:
         """Return a mask for the same secrets that has processed no bytes yet."""
-        other = copy.copy(self)
-        other._pending, other._covered = b"", 0
-        return other
+        new_mask = copy.copy(self)
+        new_mask._pending, new_mask._covered = b"", 0
+        return new_mask
 
     @property
     def mark(self) -> bytes:
@@ -87,15 +90,16 @@ class Mask:
         if len(data) <= BLOCK_BYTES:
             return self._feed_block(data)
         view = memoryview(data)
-        blocks = (bytes(view[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES))
+        blocks = (bytes(view[offset : offset + BLOCK_BYTES]) for offset in range(0, len(data), BLOCK_BYTES))
         return b"".join(self._feed_block(block) for block in blocks)
 
     def flush(self) -> bytes:
-        """Return all pending bytes, masked. A secret of which only the beginning is pending is written unmasked."""
+        """Return all bytes that are held back, masked. An incomplete secret among them is not masked."""
         block, self._pending = self._pending, b""
         return self._masked(block, len(block), self._candidates(block))
 
     def _feed_block(self, data: bytes) -> bytes:
+        """Process one block. Return the masked bytes that can be written now and hold back the others."""
         block = self._pending + data if self._pending else data
         candidates = self._candidates(block)
         end = self._pending_start(block, candidates)
@@ -104,7 +108,7 @@ class Mask:
         return masked
 
     def _candidates(self, block: bytes) -> list[bytes]:
-        """Return the forms that may occur in the block or begin at its end."""
+        """Return the forms that may occur in the block or begin at its end, so that others need not be searched for."""
         candidates = [
             form
             for form in self._unindexed
@@ -114,7 +118,7 @@ class Mask:
         return candidates
 
     def _pending_start(self, block: bytes, candidates: list[bytes]) -> int:
-        """Return where the longest suffix of the block starts that is a prefix of a form; else the block's end."""
+        """Return the position in the block from which on bytes are held back: there a secret may begin."""
         start = end = len(block)
         if not block or block[-1] not in self._prefix_bytes:
             return end
@@ -145,31 +149,34 @@ class Mask:
 
 
 def _occurrences(block: bytes, form: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each occurrence, without occurrences that other overlapping ones cover entirely."""
+    """Yield start and end of occurrences of a form that together cover every byte of all its occurrences."""
     size = len(form)
-    at = block.find(form)
-    while at >= 0:
-        yield at, at + size
-        last = block.rfind(form, at + 1, at + 2 * size - 1)
-        at = last if last >= 0 else block.find(form, at + size)
+    start = block.find(form)
+    while start >= 0:
+        yield start, start + size
+        last_overlapping = block.rfind(form, start + 1, start + 2 * size - 1)
+        start = last_overlapping if last_overlapping >= 0 else block.find(form, start + size)
 
 
 def _prefix_start(block: bytes, form: bytes) -> int:
-    """Where the block's longest end starts that is a beginning of the form, of 15 bytes or more; or the block's end."""
+    """Return where the longest suffix of the block starts that is a prefix of the form, of 15 bytes or more.
+
+    Return the end of the block if there is none.
+    """
     head = form[:15]
-    at = block.find(head, max(0, len(block) - len(form) + 1))
+    start = block.find(head, max(0, len(block) - len(form) + 1))
     for _ in range(MAX_COMPARISONS):
-        if at < 0:
+        if start < 0:
             return len(block)
-        if form.startswith(block[at:]):
-            return at
-        at = block.find(head, at + 1)
+        if form.startswith(block[start:]):
+            return start
+        start = block.find(head, start + 1)
     # A start that is too early is safe: more bytes are held back than necessary.
-    return at if at >= 0 else len(block)
+    return start if start >= 0 else len(block)
 
 
 def _mark(forms: list[bytes]) -> bytes:
-    """Return three times a character with which a form neither begins nor ends: no form can overlap the mark."""
+    """Return the mark: three times a character with which no form begins or ends, so that no form overlaps it."""
     ends = {form[0] for form in forms} | {form[-1] for form in forms}
     for character in _MARK_CHARACTERS:
         mark = bytes([character]) * 3

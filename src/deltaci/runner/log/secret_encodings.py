@@ -29,7 +29,7 @@ _HEX: Final = re.compile(r"%[0-9A-F]{2}")
 
 
 def is_too_short(secret: str) -> bool:
-    """Return whether masking the secret would make logs unreadable without protecting anything."""
+    """Return whether a secret is so short that masking it would make logs unreadable and protect nothing."""
     return len(secret.strip()) < MIN_SECRET_CHARACTERS
 
 
@@ -46,6 +46,7 @@ def secret_forms(secret: str) -> frozenset[bytes]:
 
 
 def _forms(value: str) -> Iterator[bytes]:
+    """Yield each form of one text: its bytes and their encodings."""
     raw = _bytes(value)
     yield raw
     yield from _base64(raw)
@@ -54,7 +55,7 @@ def _forms(value: str) -> Iterator[bytes]:
 
 
 def _bytes(text: str) -> bytes:
-    """Encode as UTF-8; bytes that were decoded with surrogate escapes (PEP 383) become the original bytes."""
+    """Return the text as UTF-8. Bytes that were decoded with surrogate escapes (PEP 383) become the original bytes."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -62,21 +63,25 @@ def _bytes(text: str) -> bytes:
 
 
 def _base64(raw: bytes) -> Iterator[bytes]:
-    """Yield the encodings at the three offsets in a group of bytes, without characters that depend on other bytes."""
+    """Yield the base64 encodings of the bytes, as a part of any longer input.
+
+    The bytes may begin at three offsets in a group. Characters that depend on neighbouring bytes are left out.
+    """
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw)
-        first = (shift * 8 + 5) // 6
-        last = (shift + len(raw)) * 8 // 6
-        whole = encoded[first:last]
-        yield whole
-        yield whole.translate(bytes.maketrans(b"+/", b"-_"))
+        stable_start = (shift * 8 + 5) // 6
+        stable_end = (shift + len(raw)) * 8 // 6
+        stable_part = encoded[stable_start:stable_end]
+        yield stable_part
+        yield stable_part.translate(bytes.maketrans(b"+/", b"-_"))
         if shift == 0:  # Broken into lines: the breaks are known only if the secret comes first.
             for columns in _BASE64_COLUMNS:
-                lines = [whole[at : at + columns] for at in range(0, len(whole), columns)]
+                lines = [stable_part[offset : offset + columns] for offset in range(0, len(stable_part), columns)]
                 yield from (line for line in lines if len(line) >= MIN_LINE_CHARACTERS)
 
 
 def _url(raw: bytes) -> Iterator[str]:
+    """Yield the percent-encodings of various libraries, with upper and lower case digits."""
     quoted = [quote(raw, safe=safe) for safe in _URL_SAFE] + [quote_plus(raw, safe=safe) for safe in _URL_SAFE]
     for text in quoted:
         yield text
@@ -84,6 +89,7 @@ def _url(raw: bytes) -> Iterator[str]:
 
 
 def _json(value: str) -> Iterator[str]:
+    """Yield the texts inside the quotes of a JSON string, as various encoders write them."""
     for is_ascii in (True, False):
         text = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
         yield text
@@ -94,7 +100,7 @@ def _json(value: str) -> Iterator[str]:
 
 
 def _shell(value: str) -> Iterator[str]:
-    """Yield the quotings of `shlex` and `set -x`, of `printf %q` in any locale, of double quotes, and of $'…'."""
+    """Yield the texts inside shell quotes: of `shlex`, `set -x`, `printf %q`, double quotes, and $'…'."""
     yield shlex.quote(value).removeprefix("'").removesuffix("'")
     yield value.replace("'", "'\\''")
     yield _SHELL_PLAIN.sub(r"\\\1", value)

@@ -62,7 +62,7 @@ def new_nonce() -> str:
 
 
 class SectionWriter:
-    """Returns the bytes to append to one log. Its only state is whether the last line has ended."""
+    """Formats what is appended to one log. It keeps no state except whether the last line has ended."""
 
     def __init__(self, nonce: str) -> None:
         self.nonce = nonce
@@ -86,10 +86,11 @@ class SectionWriter:
     def end(self, index: int, exit_code: int | None, seconds: float) -> bytes:
         """Return the marker with which a step ends. A step that was killed may have no exit code."""
         bounded_seconds = min(seconds, MAX_SECONDS) if math.isfinite(seconds) and seconds > 0 else 0.0
-        code = "none" if exit_code is None else exit_code
-        return self._marker(f"end index={index} exit={code} seconds={bounded_seconds:.3f}")
+        exit_text = "none" if exit_code is None else exit_code
+        return self._marker(f"end index={index} exit={exit_text} seconds={bounded_seconds:.3f}")
 
     def _marker(self, content: str) -> bytes:
+        """Return a marker line with this content. If the last line has not ended, end it and add `cut=1`."""
         is_cut, self._is_line_open = self._is_line_open, False
         newline, cut = ("\n", " cut=1") if is_cut else ("", "")
         return f"{newline}::step {self.nonce} {content}{cut}\n".encode()

@@ -78,15 +78,18 @@ class LogStream:
     def tail(self) -> list[str]:
         """Return the last lines of the output, without markers."""
         size = min(TAIL_BYTES, self._size)
-        end = (self._read(self._size - size, size) + self._dropped_tail)[-TAIL_BYTES:]
-        return [line for line in end.decode(errors="replace").splitlines() if not looks_like_marker(line)][-TAIL_LINES:]
+        tail_bytes = (self._read(self._size - size, size) + self._dropped_tail)[-TAIL_BYTES:]
+        return [line for line in tail_bytes.decode(errors="replace").splitlines() if not looks_like_marker(line)][
+            -TAIL_LINES:
+        ]
 
     def _read(self, offset: int, limit: int) -> bytes:
+        """Return at most `limit` bytes of the file from `offset` on; no bytes after `close`."""
         with self._file_lock:  # The number of a closed descriptor may belong to another file.
             return os.pread(self._file, limit, offset) if self._is_open else b""
 
     async def send(self) -> None:
-        """Send the log as it grows, until `finish` was called and all is sent, or until the server refuses it."""
+        """Send the log while it grows. Return when all of it is sent after `finish`, or when the server refuses it."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         while True:
@@ -138,11 +141,11 @@ class LogStream:
         return not self.failure and self.bytes_sent >= self._size
 
     def limit_wait(self, seconds: float) -> None:
-        """Let `finish` return after at most `seconds` from now."""
+        """Make a pending `finish` return after at most `seconds` from now."""
         asyncio.get_running_loop().call_later(seconds, self._is_sent.set)
 
     def close(self) -> None:
-        """Close the file, which is not removed."""
+        """Close the file. The file itself is not removed."""
         with self._file_lock:
             self._is_open = False
             os.close(self._file)

@@ -31,7 +31,7 @@ _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step wrote into its command files."""
+    """What one step wrote into its command files: outputs, variables, PATH entries and a summary."""
 
     outputs: dict[str, str] = {}
     env: dict[str, str] = {}
@@ -47,16 +47,16 @@ class CommandFiles:
         self._folder = layout.temp / f"step-{index}"
 
     def create(self) -> dict[str, str]:
-        """Create empty files. Return the variables with their paths."""
-        inner = self._folder.relative_to(self._layout.root).as_posix()
+        """Create the empty files. Return the environment variables that contain their paths."""
+        relative_folder = self._folder.relative_to(self._layout.root).as_posix()
         variables: dict[str, str] = {}
         for name, variable in KINDS.items():
-            path = write_file(self._layout.root, f"{inner}/{name}", "", mode=0o666)
+            path = write_file(self._layout.root, f"{relative_folder}/{name}", "", mode=0o666)
             variables[f"GITHUB_{variable}"] = variables[f"DELTACI_{variable}"] = str(path)
         return variables
 
     def read(self) -> StepReport:
-        """Read and parse the files. Raises `Refused` if one is not valid."""
+        """Return what the step wrote into the files. Raise `Refused` if one is not valid."""
         outputs = parse_assignments("the outputs", self._text("output"))
         env = parse_assignments("the variables", self._text("env"))
         for name in outputs:
@@ -72,10 +72,14 @@ class CommandFiles:
         return StepReport(outputs=outputs, env=env, paths=paths, summary=summary)
 
     def _text(self, name: str) -> str:
-        path = (self._folder / name).relative_to(self._layout.root).as_posix()
+        """Return the text of the file of this kind; empty if the job removed it.
+
+        Raise `Refused` if it cannot be read.
+        """
+        relative_path = (self._folder / name).relative_to(self._layout.root).as_posix()
         try:
-            with open_folder(self._layout.root) as top, open_parent(top, path) as (folder, last):
-                file = os.open(last, _READ_FLAGS, dir_fd=folder)
+            with open_folder(self._layout.root) as top, open_parent(top, relative_path) as (parent, file_name):
+                file = os.open(file_name, _READ_FLAGS, dir_fd=parent)
         except FileNotFoundError:
             return ""  # The job removed the file: the same as an empty one.
         except OSError as error:
@@ -97,7 +101,7 @@ class CommandFiles:
 
 
 def parse_assignments(file: str, text: str) -> dict[str, str]:
-    """Parse lines of the form `name=value`, or `name<<END` followed by the lines of the value and a line `END`.
+    """Return the values by name from lines `name=value`, or `name<<END`, lines of the value and a line `END`.
 
     `file` names the file in error messages.
     """
@@ -132,7 +136,7 @@ def parse_assignments(file: str, text: str) -> dict[str, str]:
 
 
 def check_variable(name: str) -> None:
-    """Refuse a variable that a job cannot set for its later steps."""
+    """Raise `Refused` if a step may not set this variable for later steps."""
     if not VARIABLE_NAME.fullmatch(name):
         raise _invalid(f"{name[:80]!r} is not a valid name of a variable")
     if name.upper().startswith(RESERVED_PREFIXES):

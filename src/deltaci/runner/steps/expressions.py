@@ -110,30 +110,30 @@ class JobExpressions:
         return variables
 
     def interpolate(self, template: str, env: Mapping[str, str] | None = None) -> str:
-        """Replace the expressions in a text by their values."""
+        """Return the text with its expressions replaced by their values; unchanged if the job has no expressions."""
         if not self._has_expressions or OPEN not in template:
             return template
         return to_text(expressions.interpolate(template, self._contexts(env), self._functions()))
 
     def interpolate_all(self, templates: Mapping[str, str], env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Interpolate variables in order: each may use the context `env` with the variables before it."""
+        """Return the interpolated variables. Each may refer to the variables before it in the context `env`."""
         values: dict[str, str] = {}
         for name, template in templates.items():
             values[name] = self.interpolate(template, {**(self.env if env is None else env), **values})
         return values
 
     def interpolate_inputs(self, templates: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-        """Interpolate the inputs of an action."""
+        """Return the interpolated inputs of an action."""
         return {name: self.interpolate(template, env) for name, template in templates.items()}
 
     def step_condition_holds(self, condition: str, env: Mapping[str, str] | None = None) -> bool:
-        """Return whether a step is to run: `success()` and `failure()` refer to the steps before it."""
+        """Return whether a step may run. `success()` and `failure()` in its condition refer to the earlier steps."""
         return expressions.evaluate_condition(
             expressions.parse_condition(condition), self._contexts(env), self._functions()
         )
 
     def job_condition_holds(self, condition: str) -> bool:
-        """Return whether the job is to run: `success()` and `failure()` refer to the needed jobs."""
+        """Return whether the job may run. `success()` and `failure()` in its condition refer to the needed jobs."""
         results = [need["result"] for need in self._needs.values() if need["exists"]]
         functions: expressions.Functions = {
             "success": lambda _: all(result == SUCCESS for result in results),
@@ -149,10 +149,13 @@ class JobExpressions:
             self.steps[id] = {"outputs": dict(outputs), "outcome": outcome, "conclusion": conclusion}
 
     def _contexts(self, env: Mapping[str, str] | None) -> expressions.Contexts:
+        """Return all contexts with their current values; `env` replaces the context of this name."""
         return {
             **self._spec_contexts,
             "github": self.github,
-            "needs": {name: {"result": n["result"], "outputs": n["outputs"]} for name, n in self._needs.items()},
+            "needs": {
+                name: {"result": need["result"], "outputs": need["outputs"]} for name, need in self._needs.items()
+            },
             "secrets": self._secrets,
             "steps": self.steps,
             "job": {**self.job, "status": self.status},
@@ -161,6 +164,7 @@ class JobExpressions:
         }
 
     def _functions(self) -> expressions.Functions:
+        """Return the functions that refer to the state of this job."""
         return {
             "success": lambda _: self.status == SUCCESS,
             "failure": lambda _: self.status == FAILURE,
@@ -174,7 +178,7 @@ class JobExpressions:
 
 
 def _github_of_source(source: Source | None) -> dict[str, Any]:
-    """Return fields of the context `github` that follow from the source.
+    """Return the fields of the context `github` that can be derived from the source.
 
     The contexts of a job spec have only the fields that its expressions mention, but steps get all variables.
     """
@@ -205,38 +209,38 @@ def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
     try:
         excluded_paths = {match.path for match in find_files(workspace, excluded, MAX_HASHED)} if excluded else set()
         matches = [match for match in find_files(workspace, included, MAX_HASHED) if match.path not in excluded_paths]
-        total = hashlib.sha256()
+        combined_digest = hashlib.sha256()
         for match in matches:
             digest = hashlib.sha256()
             with open_file(workspace, match) as file:
                 while part := file.read(_PART_BYTES):
                     digest.update(part)
-            total.update(digest.digest())
+            combined_digest.update(digest.digest())
     except Refused as refused:
         raise Refused("bad_spec", f"hashFiles: {refused.message}") from None
     except OSError as error:
         raise Refused("bad_spec", f"hashFiles: a file cannot be read: {error.strerror}") from None
-    return total.hexdigest() if matches else ""
+    return combined_digest.hexdigest() if matches else ""
 
 
 def _group_needs(needs: Mapping[str, NeededJob], planned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return results and outputs by the name that the pipeline uses. A matrix becomes one, with its worst result.
+    """Return the results and outputs of needed jobs by the names that expressions use.
 
-    `planned` is the context `needs` of the job spec: it has the results of jobs that are not in this run, and says
-    which jobs a name stands for.
+    The jobs of a matrix become one entry, with the worst of their results. `planned` is the context `needs` of the job
+    spec: it has the results of jobs that are not in this run, and lists the jobs of each name.
     """
     grouped: dict[str, dict[str, Any]] = {}
-    names: dict[str, str] = {}
+    key_by_job: dict[str, str] = {}
     for name, entry in planned.items():
         if isinstance(entry, dict) and "result" in entry:
             outputs = entry.get("outputs")
             result = {"result": entry["result"], "outputs": outputs if isinstance(outputs, dict) else {}}
             grouped[name] = {**result, "exists": False}
         elif isinstance(entry, dict) and isinstance(entry.get("jobs"), list):
-            names |= {str(job): name for job in entry["jobs"]}
+            key_by_job |= {str(job): name for job in entry["jobs"]}
     for name, need in needs.items():
-        matrix = name.partition(" (")[0] if name.endswith(")") else ""
-        key = names.get(name) or need.family or matrix or name
+        matrix_name = name.partition(" (")[0] if name.endswith(")") else ""
+        key = key_by_job.get(name) or need.family or matrix_name or name
         group = grouped.get(key)
         if group is not None and not need.exists:
             continue  # Its result is in `planned`.

@@ -25,7 +25,7 @@ _NUMBER: Final = re.compile(r"([+-]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1
 
 
 def read_number(data: bytes, path: ReportPath) -> tuple[float, str]:
-    """Return the number at the path, and its text in the report."""
+    """Return the number at the path in a JSON or XML report, and its text there. Raise `Refused` if there is none."""
     if len(data) > MAX_REPORT_BYTES:
         raise Refused("too_large", f"a report of {len(data)} bytes; at most {MAX_REPORT_BYTES} are read")
     data = data.removeprefix(_BOM)
@@ -87,12 +87,12 @@ def _read_json(data: bytes, path: JsonPath) -> str:
 
 
 def _level(part: str | int) -> type[Any]:
-    """Return a struct type with the one field `found`, at this key of an object or index of a list."""
-    nothing = msgspec.Raw(b"")
+    """Return a struct type whose only decoded field `found` is at this key of an object or index of a list."""
+    absent = msgspec.Raw(b"")
     if isinstance(part, str):
-        return msgspec.defstruct("Level", [("found", msgspec.Raw, nothing)], rename={"found": part})
-    fields = [(f"_{index}", msgspec.Raw, nothing) for index in range(part)]
-    return msgspec.defstruct("Level", [*fields, ("found", msgspec.Raw, nothing)], array_like=True)
+        return msgspec.defstruct("Level", [("found", msgspec.Raw, absent)], rename={"found": part})
+    fields = [(f"_{index}", msgspec.Raw, absent) for index in range(part)]
+    return msgspec.defstruct("Level", [*fields, ("found", msgspec.Raw, absent)], array_like=True)
 
 
 def _format_path(parts: tuple[str | int, ...]) -> str:
@@ -103,7 +103,7 @@ def _format_path(parts: tuple[str | int, ...]) -> str:
 
 
 class _XmlReader:
-    """Parses a whole document and keeps the first value at the path."""
+    """Parses a whole XML document and stores the first value at the path."""
 
     def __init__(self, path: XmlPath) -> None:
         self._elements = path.elements if path.is_absolute else (None, *path.elements)
@@ -123,10 +123,10 @@ class _XmlReader:
         parser.EntityDeclHandler = self._entity
 
     def read(self, data: bytes) -> str:
-        """Return the text of the value."""
+        """Parse the document and return the text of the value. Raise `Refused` if there is none."""
         try:
-            for at in range(0, len(data), _CHUNK_BYTES):
-                self._parser.Parse(data[at : at + _CHUNK_BYTES], False)
+            for offset in range(0, len(data), _CHUNK_BYTES):
+                self._parser.Parse(data[offset : offset + _CHUNK_BYTES], False)
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._refused(f"a report that is not XML: {expat.ErrorString(error.code)}") from None
@@ -137,6 +137,7 @@ class _XmlReader:
         return self._value
 
     def _refused(self, message: str) -> Refused:
+        """Return the error with this message and the current line."""
         return Refused("unreadable", f"{message}, in line {self._parser.CurrentLineNumber}")
 
     def _doctype(self, _name: str, _system: str | None, _public: str | None, has_internal: int) -> None:
@@ -148,6 +149,7 @@ class _XmlReader:
         raise self._refused("the definition of an entity")
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        """Handle an open tag: count it if it continues the path, and read the value at the end of the path."""
         depth = self._depth
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -165,7 +167,10 @@ class _XmlReader:
             self._text = []
 
     def _matches(self, element: Element | None, tag: str, attributes: dict[str, str], depth: int) -> bool:
-        """Return whether an open tag matches an element of the path, and count it. None matches every root element."""
+        """Return whether an open tag matches an element of the path, and count the tag.
+
+        None matches every root element.
+        """
         if element is None:
             return True
         if tag != element.name:

@@ -36,7 +36,7 @@ MayStart = Callable[[int, str], Awaitable[bool]]
 
 
 class StepSequence:
-    """The steps of one job."""
+    """Runs the steps of one job."""
 
     def __init__(
         self, job: JobContext, secrets: dict[str, str], may_start: MayStart, seconds_left: Callable[[], float]
@@ -56,7 +56,7 @@ class StepSequence:
         self._action_task: asyncio.Task[dict[str, str]] | None = None
 
     async def run(self) -> JobResult:
-        """Run all steps and return how they ended."""
+        """Run all steps in order and return the result of the job."""
         expressions = self._expressions
         if expressions.is_pipeline_job:
             self._variables = expressions.variables()
@@ -78,13 +78,13 @@ class StepSequence:
         return JobResult(exit=success, steps=self._results, summary=f"{run_count} steps succeeded")
 
     def _may_run_after_failure(self, index: int) -> bool:
-        """Return whether any step from this index on may still run after a failure."""
+        """Return whether any step from this index on could run although a step has failed."""
         if self._seconds_left() <= 0 or (self._failure is not None and self._failure.error_code == "RUNNER_STARTUP"):
             return False
         return self._expressions.is_pipeline_job or any(step.condition for step in self._steps[index:])
 
     async def _run_step(self, index: int, step: Step) -> bool:
-        """Run or skip one step. Return False if the job must stop."""
+        """Run or skip one step and record its result. Return False if no further step may start."""
         name = step.name or step.run.strip().partition("\n")[0] or f"{step.uses}"
         try:
             env = {**self._expressions.env, **self._job.set_env}
@@ -127,15 +127,17 @@ class StepSequence:
         )
 
     def _is_conditional(self, step: Step) -> bool:
+        """Return whether a condition decides if the step runs. Other jobs stop at the first failure."""
         return self._expressions.is_pipeline_job or bool(step.condition)
 
     async def _evaluate(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that evaluates expressions, in a thread: `hashFiles` may have to read many files."""
+        """Call a function that evaluates expressions in a thread, as `hashFiles` reads files, and return its result."""
         if not self._expressions.is_pipeline_job:
             return function(*args)
         return await asyncio.to_thread(function, *args)
 
     def _skip(self, index: int, step: Step, name: str) -> None:
+        """Record that the condition of a step was false."""
         condition = step.condition or "success()"
         self._log.write_line(f"skipped: {name} (if: {condition})")
         result = StepResult(index=index, name=name, exit_code=None, seconds=0.0, is_skipped=True, why=condition[:2000])
@@ -143,6 +145,7 @@ class StepSequence:
         self._expressions.record_step(step.id, SKIPPED, SKIPPED, {})
 
     def _result(self, index: int, name: str, step_exit: Exit, reason: str = "") -> StepResult:
+        """Return the result of a step that ended."""
         return StepResult(
             index=index,
             name=name,
@@ -162,7 +165,7 @@ class StepSequence:
         code: str,
         outputs: dict[str, str] | None = None,
     ) -> bool:
-        """Record a failed step. Return True: the conditions of the later steps decide whether they run."""
+        """Record a failed step. Always return True, as the conditions of the later steps decide whether they run."""
         result = self._result(index, name, step_exit, reason)
         # `continue-on-error` does not cover a failure of the runner itself.
         is_step_failure = code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else code in ("", "TIMED_OUT")
@@ -177,6 +180,7 @@ class StepSequence:
         return True
 
     def _refused(self, reason: str, refused: Refused) -> JobResult:
+        """Return the result of a job whose variables cannot be evaluated, and log the reason."""
         self._log.write_line(reason)
         code = error_code_of(refused)
         return JobResult(
@@ -184,7 +188,7 @@ class StepSequence:
         )
 
     async def _restore_caches(self, step: Step) -> None:
-        """Restore the caches once, before the first step that is not a checkout: keys may depend on the sources."""
+        """Restore the caches once, before the first step other than a checkout, as keys may depend on the sources."""
         if self._has_restored_caches or step.uses == "checkout" or not self._spec.caches:
             return
         self._has_restored_caches = True
@@ -192,7 +196,7 @@ class StepSequence:
             await self._job.caches.restore(await self._evaluate(self._interpolated, self._spec.caches))
 
     def _interpolated(self, rules: list[CacheRule]) -> list[CacheRule]:
-        """Evaluate the expressions in keys and paths. A rule whose expression fails is left out."""
+        """Return the cache rules with the expressions in keys and paths evaluated, without rules that fail."""
         interpolated: list[CacheRule] = []
         interpolate = self._expressions.interpolate
         for rule in rules:
@@ -206,7 +210,7 @@ class StepSequence:
     # -- one step
 
     async def _execute(self, index: int, step: Step) -> tuple[Exit, dict[str, str], str]:
-        """Execute a step. Return its exit, its outputs, and an error in its command files, if any."""
+        """Execute a step. Return its exit, its outputs, and the error in its command files; empty if there is none."""
         expressions, job = self._expressions, self._job
         job_env = {**expressions.env, **job.set_env}
         step_env = step.env
@@ -257,7 +261,10 @@ class StepSequence:
         return step_exit, {**output_filter.outputs, **report.outputs}, ""
 
     async def run_rule(self, script: str, name: str, on_rule_output: Callable[[bytes], None] | None = None) -> Exit:
-        """Run the command of a validation rule in the environment that the last step left. Raises `JobStopped`."""
+        """Run the command of a validation rule with the variables that the steps have set. Return its exit.
+
+        Raise `JobStopped` if the job must stop.
+        """
         if not await self._may_start(len(self._steps), name):
             raise JobStopped
 
@@ -281,7 +288,7 @@ class StepSequence:
         )
 
     def _apply(self, report: StepReport) -> None:
-        """Apply a step's variables and PATH entries to later steps, and write its summary to the log."""
+        """Set a step's variables and PATH entries for later steps, and write its summary to the log."""
         job = self._job
         job.set_env = {**job.set_env, **report.env}
         job.paths = [*reversed(report.paths), *job.paths]
@@ -290,7 +297,7 @@ class StepSequence:
                 self._log.write_line(f"summary: {line}")
 
     async def _default_path(self) -> str:
-        """Return the PATH of the cell, which a container image may set."""
+        """Return the PATH inside the cell, which a container image may set."""
         if not self._cell_path:
             output = bytearray()
             await self._job.cell.run(
@@ -307,16 +314,17 @@ class StepSequence:
     async def _run_action(
         self, action: Action, inputs: dict[str, str], timeout_seconds: float
     ) -> tuple[Exit, dict[str, str], str]:
-        clock = asyncio.get_running_loop().time
-        started = clock()
+        """Run an action. Return its exit, its outputs and an empty error. Raise `StepFailed` if it fails."""
+        monotonic_time = asyncio.get_running_loop().time
+        started = monotonic_time()
         task = self._action_task = asyncio.create_task(_awaited(action(self._job, inputs)))
         try:
             await asyncio.wait({task}, timeout=timeout_seconds)
             if not task.done():
-                return Exit(None, None, clock() - started, is_timed_out=True), {}, ""
+                return Exit(None, None, monotonic_time() - started, is_timed_out=True), {}, ""
             if task.cancelled():
                 raise JobStopped
-            return Exit(0, None, clock() - started), task.result(), ""
+            return Exit(0, None, monotonic_time() - started), task.result(), ""
         except Unreachable as error:
             raise StepFailed(str(error), "RUNNER_STARTUP") from error
         finally:
@@ -325,7 +333,7 @@ class StepSequence:
             await asyncio.gather(task, return_exceptions=True)
 
     def stop(self) -> None:
-        """Stop the current action, if any. Commands of the job are stopped by stopping its cell."""
+        """Cancel the running action, if any. A running command is stopped by stopping the cell."""
         if self._action_task is not None:
             self._action_task.cancel()
 
@@ -335,7 +343,7 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
 
 
 def describe_exit(name: str, step_exit: Exit) -> str:
-    """Return in one line how a step failed."""
+    """Return one line that says how a step failed: by timeout, signal or exit code."""
     if step_exit.is_timed_out:
         return f"{name}: took too long and was stopped after {step_exit.seconds:.1f} s"
     if step_exit.signal is not None:

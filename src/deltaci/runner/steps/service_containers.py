@@ -57,6 +57,7 @@ class ServiceContainers:
                 raise
 
     async def _start(self, expressions: JobExpressions) -> dict[str, Any]:
+        """Start each service, then wait until all are ready, and return the context `job.services`."""
         if isinstance(self._cell, ContainerCell):
             self._network = f"deltaci-{self._id}"
             await self._run_checked(["network", "create", self._network], "the network of the services")
@@ -66,28 +67,29 @@ class ServiceContainers:
             command = self.command(service, expressions.interpolate(service.image), env)
             self._log.write_line(f"service {service.name}: {expressions.interpolate(service.image)}")
             # Before the call, so that a container whose start fails half-way is removed.
-            self._started.append((service.name, self._container(service)))
+            self._started.append((service.name, self._container_name(service)))
             await self._run_checked(command, f"service {service.name}", env)
         context: dict[str, Any] = {}
         for service in self._spec.services:
             await self._wait_until_ready(service)
             ports = await self._ports(service)
-            context[service.name] = {"id": self._container(service), "network": self._network, "ports": ports}
+            context[service.name] = {"id": self._container_name(service), "network": self._network, "ports": ports}
             self._log.write_line(f"service {service.name}: ready")
         return context
 
-    def _container(self, service: Service) -> str:
+    def _container_name(self, service: Service) -> str:
+        """Return the name of the service's container."""
         return f"deltaci-{self._id}-{self._spec.services.index(service)}"
 
     def command(self, service: Service, image: str, env: dict[str, str]) -> list[str]:
-        """Return the arguments that start a service.
+        """Return the arguments of podman or docker that start a service.
 
         They contain only the names of variables, because others can read a command line. The exceptions are variables
         that the tool itself uses, which cannot be passed through its environment.
         """
         if not image or image.startswith("-") or service.name.startswith("-"):
             raise Refused("bad_spec", f"service {service.name!r}: {image[:80]!r} is not an image")
-        arguments = ["run", "--detach", "--rm", "--name", self._container(service)]
+        arguments = ["run", "--detach", "--rm", "--name", self._container_name(service)]
         if self._network:
             arguments += ["--network", self._network, "--network-alias", service.name]
         for port in service.ports:
@@ -101,15 +103,16 @@ class ServiceContainers:
         return [*arguments, *(("sh", "-c", service.command) if service.command else ())]
 
     async def _wait_until_ready(self, service: Service) -> None:
-        name, deadline = self._container(service), asyncio.get_running_loop().time() + READY_SECONDS
+        """Wait until the service's health check succeeds. Raise `StepFailed` if it ends or takes too long."""
+        name, deadline = self._container_name(service), asyncio.get_running_loop().time() + READY_SECONDS
         while True:
-            code, output = await self._run(["inspect", "--format", "{{.State.Running}}", name])
-            if code or output != "true":
+            exit_code, output = await self._run(["inspect", "--format", "{{.State.Running}}", name])
+            if exit_code or output != "true":
                 raise StepFailed(f"service {service.name}: it ended before it was ready; see its log", CODE)
             if not service.health:
                 return
-            code, output = await self._run(["exec", name, "sh", "-c", service.health])
-            if not code:
+            exit_code, output = await self._run(["exec", name, "sh", "-c", service.health])
+            if not exit_code:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise StepFailed(
@@ -119,14 +122,14 @@ class ServiceContainers:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _ports(self, service: Service) -> dict[str, str]:
-        """Return the published port on this machine for each port of the service."""
+        """Return, for each port of the service, the port of this machine at which it is published."""
         published: dict[str, str] = {}
         for port in service.ports:
-            inner = port.rpartition(":")[2]
-            with_protocol = inner if "/" in inner else f"{inner}/tcp"
-            code, output = await self._run(["port", self._container(service), with_protocol])
-            if not code and output:
-                published[inner.partition("/")[0]] = output.splitlines()[0].rpartition(":")[2]
+            container_port = port.rpartition(":")[2]
+            with_protocol = container_port if "/" in container_port else f"{container_port}/tcp"
+            exit_code, output = await self._run(["port", self._container_name(service), with_protocol])
+            if not exit_code and output:
+                published[container_port.partition("/")[0]] = output.splitlines()[0].rpartition(":")[2]
         return published
 
     async def _log_output(self) -> None:
@@ -147,15 +150,18 @@ class ServiceContainers:
         self._started, self._network = [], ""
 
     async def _run_checked(self, arguments: list[str], subject: str, env: dict[str, str] | None = None) -> None:
-        """Run the tool. Raises `StepFailed` with `subject` if it fails."""
-        code, output = await self._run(arguments, env)
-        if code:
+        """Run podman or docker. Raise `StepFailed`, which names `subject`, if it fails."""
+        exit_code, output = await self._run(arguments, env)
+        if exit_code:
             raise StepFailed(f"{subject} did not start: {output[-500:]}", CODE)
 
     async def _run(
         self, arguments: list[str], env: dict[str, str] | None = None, *, with_errors: bool = False
     ) -> tuple[int, str]:
-        """Run podman or docker. Return its exit code and its output, or its error messages if it failed."""
+        """Run podman or docker. Return its exit code and its output, or its error messages if it failed.
+
+        With `with_errors`, the output contains the error messages in any case.
+        """
         service_env = {name: value for name, value in (env or {}).items() if name not in TOOL_VARIABLES}
         process = await asyncio.create_subprocess_exec(
             *(self._tool, *arguments),
@@ -165,7 +171,7 @@ class ServiceContainers:
             env=service_env | tool_environment(),
         )
         try:
-            out, error = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
+            output, error = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
         except TimeoutError:
             return 1, f"{Path(self._tool).name} {arguments[0]} did not end within {TOOL_SECONDS:.0f} s"
         finally:
@@ -173,16 +179,16 @@ class ServiceContainers:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        code = process.returncode or 0
-        return code, ((error or out) if code else out).decode(errors="replace").strip()
+        exit_code = process.returncode or 0
+        return exit_code, ((error or output) if exit_code else output).decode(errors="replace").strip()
 
 
 def _published(name: str, port: str) -> str:
-    """Return the argument of `--publish` for a port of a service, on the loopback interface."""
-    outer, _, inner = port.rpartition(":")
-    number, _, kind = inner.partition("/")
-    if not all(part.isascii() and part.isdecimal() for part in (number, *([outer] if outer else []))):
+    """Return the argument of `--publish` that publishes a port of a service on the loopback interface."""
+    host_port, _, container_port = port.rpartition(":")
+    number, _, protocol = container_port.partition("/")
+    if not all(part.isascii() and part.isdecimal() for part in (number, *([host_port] if host_port else []))):
         raise Refused("bad_spec", f"service {name!r}: {port[:80]!r} is not a port; expected e.g. 5432 or 5432:5432")
-    if kind not in ("", "tcp", "udp"):
+    if protocol not in ("", "tcp", "udp"):
         raise Refused("bad_spec", f"service {name!r}: {port[:80]!r} is not a port; expected tcp or udp after '/'")
-    return f"127.0.0.1:{outer}:{inner}"
+    return f"127.0.0.1:{host_port}:{container_port}"

@@ -30,7 +30,10 @@ class ShellCommand(msgspec.Struct, frozen=True):
 
 
 def shell_command(shell: str, script: str, layout: Layout, index: int) -> ShellCommand:
-    """Return how to run a script, which is written to a file if the shell takes one or the script is too large."""
+    """Return the command that runs a script in a shell.
+
+    The script is written to a file if the shell takes a file, or if it is too large for an argument.
+    """
     name = shell.strip()
     if not name:
         if len(script.encode("utf-8", "surrogatepass")) <= MAX_ARGUMENT_BYTES:

@@ -39,7 +39,7 @@ KINDS: Final = ("run", "files", "junit", "number", "result")
 
 
 class RuleOutcome(NamedTuple):
-    """Whether a rule passed, the actual and the expected value, not yet masked."""
+    """Whether a rule passed, and its actual and expected value as texts that are not yet masked."""
 
     is_passed: bool
     actual: str
@@ -47,7 +47,7 @@ class RuleOutcome(NamedTuple):
 
 
 class RuleChecker:
-    """Checks the rules of one job, without the rules that the server checks."""
+    """Checks the validation rules of one job, except those that the server checks."""
 
     def __init__(self, job: JobContext, steps: StepSequence, seconds_left: Callable[[], float]) -> None:
         self._job = job
@@ -55,7 +55,7 @@ class RuleChecker:
         self._seconds_left = seconds_left
 
     async def check(self, result: JobResult) -> JobResult:
-        """Add the result of each rule to the job's result. The first rule that failed becomes its summary."""
+        """Check all rules and return the result with their verdicts. The first failed rule becomes its summary."""
         log, verdicts = self._job.log, list[RuleResult]()
         rules = [rule for rule in self._job.spec.rules if not rule.is_checked_by_server]
         if not rules:
@@ -76,6 +76,7 @@ class RuleChecker:
         return structs.replace(result, verdicts=verdicts, summary=summary)
 
     async def _check_rule(self, rule: ValidationRule, name: str) -> RuleOutcome:
+        """Check one rule of any kind and return its outcome."""
         kinds = [kind for kind in KINDS if getattr(rule, kind)]
         if len(kinds) != 1:
             return RuleOutcome(
@@ -96,12 +97,16 @@ class RuleChecker:
         return await run_in_thread(self._check_tests, rule.junit, rule.min_tests)
 
     async def _interpolate(self, text: str) -> str:
+        """Return the text with its expressions replaced by their values."""
         return await self._job.transfers.run_in_thread(self._job.expressions.interpolate, text)
 
     # -- commands
 
     async def _check_result(self, script: str, name: str) -> RuleOutcome:
-        """Run a command that prints its verdict as a JSON object. A verdict that it passed needs exit code 0, too."""
+        """Run a command that prints its verdict as a JSON object, and return the outcome.
+
+        If the verdict is that the rule passed, the exit code must be 0, too.
+        """
         printed = bytearray()
 
         def on_output(data: bytes) -> None:
@@ -116,14 +121,15 @@ class RuleChecker:
             printed_text = f"it printed {text!r}" if text else "it printed nothing"
             actual = f"{exit_outcome.actual}, and {printed_text}"
             return RuleOutcome(False, actual, "a JSON object with 'passed', true or false")
-        actual, expected = _text(verdict.get("found")), _text(verdict.get("wanted"))
+        actual, expected = _to_text(verdict.get("found")), _to_text(verdict.get("wanted"))
         if verdict["passed"] and not exit_outcome.is_passed:
             return RuleOutcome(False, f"'passed', but {exit_outcome.actual}", exit_outcome.expected)
-        return RuleOutcome(verdict["passed"], actual or _text(verdict["passed"]), expected or "that it passes")
+        return RuleOutcome(verdict["passed"], actual or _to_text(verdict["passed"]), expected or "that it passes")
 
     # -- files
 
     def _check_files(self, patterns: list[str], contains: str) -> RuleOutcome:
+        """Check that a file matches each pattern and, with `contains`, that each file has a matching line."""
         interpolate, workspace = self._job.expressions.interpolate, self._job.layout.workspace
         expected = "a file for each pattern"
         try:
@@ -136,21 +142,29 @@ class RuleChecker:
                 return RuleOutcome(False, f"no file for {_list_names(rule.path_glob for rule in unmatched)}", expected)
             if contains and sum(match.bytes for match in matches) > MAX_READ_BYTES:
                 return RuleOutcome(False, f"files of more than {MAX_READ_BYTES} bytes", expected)
-            without = [match.path for match in matches if not self._has_line(match, contains)] if contains else []
+            paths_without_match = (
+                [match.path for match in matches if not self._has_line(match, contains)] if contains else []
+            )
         except (BadPattern, Refused, OSError) as error:
             return RuleOutcome(False, _error_message(error), expected)
-        if without:
-            return RuleOutcome(False, f"none in {_list_names(without)}", expected)
+        if paths_without_match:
+            return RuleOutcome(False, f"none in {_list_names(paths_without_match)}", expected)
         return RuleOutcome(True, f"{len(matches)} files", expected)
 
     def _has_line(self, match: ArtifactFile, pattern: str) -> bool:
-        """Return whether a line matches. Long lines are searched in overlapping pieces, which bounds the time."""
-        matches, step, read = re.compile(pattern).search, MAX_LINE_CHARS // 2, 0
+        """Return whether a line of the file matches.
+
+        Long lines are searched in overlapping pieces, to bound the time.
+        """
+        search, stride, read_bytes = re.compile(pattern).search, MAX_LINE_CHARS // 2, 0
         with open_file(self._job.layout.workspace, match) as file:
-            while read < match.bytes and (raw := file.readline(min(MAX_LINE_BYTES, match.bytes - read))):
-                read += len(raw)
+            while read_bytes < match.bytes and (raw := file.readline(min(MAX_LINE_BYTES, match.bytes - read_bytes))):
+                read_bytes += len(raw)
                 line = raw.decode("utf-8", "replace").rstrip("\r\n")
-                if any(matches(line[at : at + MAX_LINE_CHARS]) for at in range(0, max(1, len(line) - step), step)):
+                if any(
+                    search(line[start : start + MAX_LINE_CHARS])
+                    for start in range(0, max(1, len(line) - stride), stride)
+                ):
                     return True
                 if self._seconds_left() <= 0:
                     raise Refused("too_large", f"{match.path!r} is so large that the job timed out during the search")
@@ -159,6 +173,7 @@ class RuleChecker:
     # -- reports
 
     def _check_tests(self, pattern: str, min_tests: int) -> RuleOutcome:
+        """Check that test reports have enough tests and that no test failed."""
         expected = f"at least {min_tests} tests, and none that failed" if min_tests else "no test that failed"
         try:
             reports = self._find_reports(self._job.expressions.interpolate(pattern), MAX_REPORTS_BYTES)
@@ -181,6 +196,7 @@ class RuleChecker:
         return RuleOutcome(is_passed, f"{summary.tests} tests{failures}", expected)
 
     def _check_number(self, rule: NumberRule) -> RuleOutcome:
+        """Check that the number at a path of the report is within the rule's range."""
         expected = describe_range(rule)
         try:
             path = report_paths.parse(rule.at)
@@ -195,6 +211,7 @@ class RuleChecker:
         return RuleOutcome(not is_low and not is_high, text, expected)
 
     def _find_reports(self, pattern: str, max_bytes: int) -> list[ArtifactFile]:
+        """Return the files that match the pattern. Raise `Refused` if they are too large together."""
         reports = find_files(self._job.layout.workspace, [ArtifactRule(path_glob=pattern)], BOUNDS)
         if sum(report.bytes for report in reports) > max_bytes:
             raise Refused("too_large", f"reports of more than {max_bytes} bytes")
@@ -206,7 +223,7 @@ class RuleChecker:
 
 
 def describe_range(rule: NumberRule) -> str:
-    """Return the range of numbers that the rule accepts, in words."""
+    """Return a text with the range of numbers that the rule accepts, such as `at least 80`."""
     if rule.min is not None and rule.max is not None:
         return f"from {rule.min:.15g} to {rule.max:.15g}"
     if rule.min is not None:
@@ -222,6 +239,7 @@ def _describe_rule(rule: ValidationRule) -> str:
 
 
 def _check_exit(command_exit: Exit) -> RuleOutcome:
+    """Return the outcome of a rule whose command must exit with 0."""
     expected = "exit code 0"
     if command_exit.is_timed_out:
         actual = f"that it took too long, and was stopped after {command_exit.seconds:.1f} s"
@@ -232,7 +250,7 @@ def _check_exit(command_exit: Exit) -> RuleOutcome:
 
 
 def _parse_verdict(printed: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that a command printed as its whole output, or as the last line of it."""
+    """Return the JSON object that is the whole output of a command, or its last line; None if neither is one."""
     for text in (printed.strip(), printed.strip().rpartition(b"\n")[2]):
         try:
             verdict = msgspec.json.decode(text)
@@ -243,7 +261,8 @@ def _parse_verdict(printed: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
+    """Return a text unchanged, other values as JSON, and None as the empty text."""
     if isinstance(value, str) or value is None:
         return value or ""
     return msgspec.json.encode(value).decode()
@@ -259,6 +278,7 @@ def _error_message(error: Exception) -> str:
 
 
 def _list_names(names: Iterable[str]) -> str:
+    """Return the first names, quoted, and how many more there are."""
     quoted = [repr(name) for name in names]
     more = f" and {len(quoted) - MAX_NAMES} more" if len(quoted) > MAX_NAMES else ""
     return ", ".join(quoted[:MAX_NAMES]) + more

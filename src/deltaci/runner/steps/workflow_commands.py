@@ -20,7 +20,7 @@ _COMMAND: Final = re.compile(
 
 
 class WorkflowCommandFilter:
-    """Passes one step's output on to the log and executes the workflow commands in it."""
+    """Passes the output of one step to the log and executes the workflow commands in it."""
 
     def __init__(self, write_output: Callable[[bytes], None], add_secrets: Callable[[list[str]], None]) -> None:
         self._write_output = write_output
@@ -32,29 +32,29 @@ class WorkflowCommandFilter:
         self.outputs: dict[str, str] = {}
 
     def feed(self, data: bytes) -> None:
-        """Process the next part of the output, which may end anywhere."""
+        """Process the next part of the output. A part may end within a line."""
         data = self._pending_line + data
         self._pending_line = b""
         written = 0  # The data before this position has been written.
-        at = 0
-        while at < len(data):
-            if self._is_at_line_start and b"::".startswith(data[at : at + 2]):
-                end = data.find(b"\n", at)
-                if end < 0 and len(data) - at <= MAX_LINE_BYTES:
-                    self._write(data[written:at])
-                    self._pending_line = data[at:]
+        position = 0
+        while position < len(data):
+            if self._is_at_line_start and b"::".startswith(data[position : position + 2]):
+                end = data.find(b"\n", position)
+                if end < 0 and len(data) - position <= MAX_LINE_BYTES:
+                    self._write(data[written:position])
+                    self._pending_line = data[position:]
                     return
                 end = len(data) if end < 0 else end + 1
-                if end - at <= MAX_LINE_BYTES:
-                    self._write(data[written:at])
-                    self._execute(data[at:end])
+                if end - position <= MAX_LINE_BYTES:
+                    self._write(data[written:position])
+                    self._execute(data[position:end])
                     written = end
                 self._is_at_line_start = data[end - 1 : end] == b"\n"
-                at = end
+                position = end
                 continue
-            end = data.find(b"\n", at)
+            end = data.find(b"\n", position)
             self._is_at_line_start = end >= 0
-            at = len(data) if end < 0 else end + 1
+            position = len(data) if end < 0 else end + 1
         self._write(data[written:])
 
     def finish(self) -> None:
@@ -69,7 +69,7 @@ class WorkflowCommandFilter:
             self._write_output(data)
 
     def _execute(self, line: bytes) -> None:
-        """Execute a line if it is a command, and write it to the log, without the value of a new mask."""
+        """Execute a line if it is a workflow command. Then write it to the log, without the value of a new mask."""
         text = line.decode("utf-8", "replace").rstrip("\r\n")
         match = _COMMAND.fullmatch(text)
         name, value = (match["name"], _unescape(match["value"])) if match else ("", "")
@@ -90,5 +90,5 @@ class WorkflowCommandFilter:
 
 
 def _unescape(value: str) -> str:
-    """Return a value with the characters that are escaped to fit in one line."""
+    """Return a command's value with its escaped line breaks and percent signs restored."""
     return value.replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")

@@ -52,7 +52,10 @@ _DEFAULT: Final = ArchiveLimits()
 
 
 def inner_path(path: str) -> str:
-    """Return the path of a cache relative to the workspace; `~` is the workspace, too, like every step's HOME."""
+    """Return the path of a cached folder relative to the workspace. Raise `Refused` if it is not inside.
+
+    `~` stands for the workspace, which is the HOME of every step.
+    """
     names = [name for name in path.removeprefix("~/").split("/") if name not in ("", ".")]
     if path.startswith("/") or ".." in names or "\0" in path or not names or path == "~":
         raise Refused("bad_request", f"the path {path[:80]!r} is not inside the workspace; name a folder in it")
@@ -70,7 +73,7 @@ class _Packer:
         self.bytes = 0
 
     def add(self, folder: int, name: str, path: str) -> None:
-        """Add this entry of the folder with everything in it. Sockets, devices and unsafe links are skipped."""
+        """Add this entry of the folder, with everything in it. Skip sockets, devices and unsafe links."""
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         info = tarfile.TarInfo(path)
         info.mode, info.mtime = status.st_mode & 0o777, int(status.st_mtime)
@@ -96,6 +99,7 @@ class _Packer:
                 self._tar.addfile(info, file)
 
     def _count(self, path: str, size: int) -> None:
+        """Count an entry. Raise `Refused` if the archive then exceeds its limits."""
         self.entries += 1
         self.bytes += size
         if self.entries > self._limits.entries or self.bytes > self._limits.bytes:
@@ -105,7 +109,7 @@ class _Packer:
 
 
 def pack(root: Path, paths: list[str], out: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> ArchiveSize:
-    """Write these folders and files of the root as an archive. Missing ones are skipped."""
+    """Write these files and folders below the root to a gzipped tar file, without missing ones. Return its size."""
     with (
         open_folder(root) as top,
         gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as compressed,
@@ -146,7 +150,7 @@ class _BoundedReader:
         return self._position
 
     def seek(self, position: int) -> int:
-        """Skip to this position."""
+        """Skip forwards to this position and return it. Raise `Refused` if it is further back."""
         if position < self._position:
             raise Refused("unreadable", "the archive is not in order")
         while self._position < position and self.read(min(_CHUNK_BYTES, position - self._position)):
@@ -155,7 +159,10 @@ class _BoundedReader:
 
 
 def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> ArchiveSize:
-    """Unpack an archive into the root, which must be empty and private. Raises `Refused` at the first bad entry."""
+    """Unpack an archive into the root, which must be empty and private, and return its size.
+
+    Raise `Refused` at the first invalid entry.
+    """
     entries = size = 0
     # Besides their content, entries have headers: 512 bytes, and more for a long name.
     max_bytes = limits.bytes + limits.entries * 4096
@@ -179,6 +186,7 @@ def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> Ar
 
 
 def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, limits: ArchiveLimits) -> None:
+    """Check one entry of an archive and create it below the root. Raise `Refused` if it is not allowed."""
     names = entry.name.removesuffix("/").split("/")
     if len(entry.name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} with a path that is too long")
@@ -209,7 +217,10 @@ def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, limits: Arc
 
 @contextmanager
 def _inside(top: int, names: list[str]) -> Iterator[tuple[int, str]]:
-    """Open the parent folder of an entry, and create missing ones: an archive of `a/b` has no entry `a`."""
+    """Yield the opened parent folder of an entry and its name. Missing folders are created.
+
+    An archive of the path `a/b` has no entry `a`.
+    """
     path = "/".join(names)
     with ExitStack() as stack:
         try:
@@ -223,6 +234,7 @@ def _inside(top: int, names: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, descriptor: int) -> None:
+    """Write the content of an entry to an opened file."""
     source = tar.extractfile(entry)
     remaining = entry.size
     while source is not None and remaining:
@@ -235,14 +247,15 @@ def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, descriptor: int) -> None
 
 
 def _is_safe_link(path: str, target: str) -> bool:
+    """Return whether a link's `..` parts come first and climb no higher than the root."""
     names = target.split("/")
-    climbs = next((index for index, name in enumerate(names) if name != ".."), len(names))
-    is_plain = bool(target) and not target.startswith("/") and "\0" not in target and ".." not in names[climbs:]
-    return is_plain and climbs <= path.count("/")
+    climb_count = next((index for index, name in enumerate(names) if name != ".."), len(names))
+    is_plain = bool(target) and not target.startswith("/") and "\0" not in target and ".." not in names[climb_count:]
+    return is_plain and climb_count <= path.count("/")
 
 
 def move_if_absent(source: Path, root: Path, path: str) -> bool:
-    """Move an entry to the same path below the root, unless that path exists; return whether it was moved."""
+    """Move an entry to the same path below the root, if nothing exists there. Return whether it was moved."""
     *folders, name = path.split("/")
     with open_folder(source) as old_top, open_folder(root) as new_top:
         prefix = ""

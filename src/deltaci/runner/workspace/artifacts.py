@@ -29,7 +29,7 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # Non
 
 
 class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may be kept of one job, and how far a search may go."""
+    """Limits of a search: the number and total size of the files found, folder depth, and entries examined."""
 
     files: int = MAX_ARTIFACTS
     bytes: int = MAX_LEASE_BYTES
@@ -38,7 +38,7 @@ class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that matches. `path` is its name in the workspace, `real_path` the file that a link leads to."""
+    """A file that matches a rule. `path` is its name in the workspace, `real_path` the file that a link leads to."""
 
     path: str
     type: str
@@ -49,7 +49,7 @@ class ArtifactFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Pattern:
-    """A compiled rule, matched name by name.
+    """The pattern of a rule, matched against a path name by name.
 
     A state is the number of parts that the path so far has matched; several are possible at once.
     """
@@ -61,11 +61,11 @@ class _Pattern:
         self.end = len(parts)
 
     def start(self) -> frozenset[int]:
-        """Return the states before the first name."""
+        """Return the possible states before the first name of a path."""
         return self._skip_wildcards({0})
 
     def step(self, states: frozenset[int], name: str) -> frozenset[int]:
-        """Return the states after one more name. A completed pattern stays so: it includes everything below."""
+        """Return the possible states after one more name. A complete match remains one for everything below it."""
         next_states: set[int] = set()
         for state in states:
             part = self._parts[state] if state < self.end else None
@@ -76,7 +76,7 @@ class _Pattern:
         return self._skip_wildcards(next_states)
 
     def _skip_wildcards(self, states: set[int]) -> frozenset[int]:
-        """Add the states in which each `**` matches no folder."""
+        """Return these states, and those in which a `**` that follows matches no folder."""
         for state in sorted(states):
             next_state = state
             while next_state < self.end and self._parts[next_state] is None:
@@ -86,7 +86,7 @@ class _Pattern:
 
 
 def pattern_parts(pattern: str) -> list[str]:
-    """Return the parts of a pattern. Raises `Refused` if it is empty or may lead outside."""
+    """Return the parts of a pattern between slashes. Raise `Refused` if it is empty or may lead outside."""
     if not pattern.strip("./") and "**" not in pattern:
         raise Refused("bad_request", f"the pattern {pattern!r} names no file; write '**' for everything")
     if pattern.startswith("/") or "\0" in pattern:
@@ -100,7 +100,7 @@ def pattern_parts(pattern: str) -> list[str]:
 
 
 class _Search:
-    """One walk through a workspace, for all patterns at once."""
+    """A walk through a workspace that searches for the files of all patterns at once."""
 
     def __init__(self, workspace: Path, rules: Sequence[ArtifactRule], limits: SearchLimits) -> None:
         self._workspace = workspace
@@ -112,13 +112,14 @@ class _Search:
         self.files: list[ArtifactFile] = []
 
     def run(self) -> None:
-        """Fill `files`."""
+        """Search the workspace and add all matching files to `files`."""
         if not self._patterns:
             return
         with open_folder(self._workspace) as root:
             self._walk(root, root, "", [pattern.start() for pattern in self._patterns], 0)
 
     def _walk(self, root: int, folder: int, path: str, states: list[frozenset[int]], depth: int) -> None:
+        """Visit the entries of a folder that can still match a pattern."""
         if depth > self._limits.depth:
             raise Refused("too_large", f"{path!r} is more than {self._limits.depth} folders deep; narrow the pattern")
         with os.scandir(folder) as entries:
@@ -134,6 +135,7 @@ class _Search:
                 self._visit(root, folder, f"{path}{name}", name, next_states, depth)
 
     def _visit(self, root: int, folder: int, path: str, name: str, states: list[frozenset[int]], depth: int) -> None:
+        """Walk into a folder, or add a file or link that matches a pattern."""
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
@@ -145,14 +147,16 @@ class _Search:
                 return
         except OSError:
             return  # It was removed or replaced, or is not readable.
-        kind = next((p.type for p, s in zip(self._patterns, states, strict=True) if p.end in s), None)
-        if kind is None:
+        artifact_type = next(
+            (pattern.type for pattern, state in zip(self._patterns, states, strict=True) if pattern.end in state), None
+        )
+        if artifact_type is None:
             return
         count_before = len(self.files)
         if stat.S_ISLNK(status.st_mode):
-            self._keep_target(root, path, kind)
+            self._add_link_target(root, path, artifact_type)
         elif stat.S_ISREG(status.st_mode):
-            self._keep(path, kind, path, status)
+            self._add_file(path, artifact_type, path, status)
         if len(self.files) > count_before:
             self._matched.update(index for index, pattern in enumerate(self._patterns) if pattern.end in states[index])
 
@@ -160,8 +164,8 @@ class _Search:
         """Return the indexes of the rules that matched no file."""
         return [index for index in range(len(self._patterns)) if index not in self._matched]
 
-    def _keep_target(self, root: int, path: str, kind: str) -> None:
-        """Keep a link to a file inside the workspace under the link's name; skip other links."""
+    def _add_link_target(self, root: int, path: str, artifact_type: str) -> None:
+        """Add a link to a file inside the workspace under the link's name; skip other links."""
         top = self._workspace.resolve()
         try:
             real_path = (top / path).resolve(strict=True).relative_to(top).as_posix()
@@ -170,9 +174,10 @@ class _Search:
         except (OSError, ValueError, RuntimeError):
             return  # It leads outside, to nothing or in a circle, or has changed.
         if stat.S_ISREG(status.st_mode):
-            self._keep(path, kind, real_path, status)
+            self._add_file(path, artifact_type, real_path, status)
 
-    def _keep(self, path: str, kind: str, real_path: str, status: os.stat_result) -> None:
+    def _add_file(self, path: str, artifact_type: str, real_path: str, status: os.stat_result) -> None:
+        """Add a file to the result. Raise `Refused` if a limit is exceeded or its name is not UTF-8."""
         try:
             path.encode()
         except UnicodeEncodeError:
@@ -185,7 +190,7 @@ class _Search:
         self.files.append(
             ArtifactFile(
                 path=path,
-                type=kind,
+                type=artifact_type,
                 bytes=status.st_size,
                 real_path=real_path,
                 device=status.st_dev,
@@ -198,26 +203,26 @@ _DEFAULT: Final = SearchLimits()
 
 
 def find_files(workspace: Path, rules: Sequence[ArtifactRule], limits: SearchLimits = _DEFAULT) -> list[ArtifactFile]:
-    """Return the files that match, sorted by path, each with the type of the first rule that matches it."""
+    """Return the files that match a rule, sorted by path, each with the type of the first rule that it matches."""
     return search_files(workspace, rules, limits)[0]
 
 
 def search_files(
     workspace: Path, rules: Sequence[ArtifactRule], limits: SearchLimits = _DEFAULT
 ) -> tuple[list[ArtifactFile], list[ArtifactRule]]:
-    """Return the files as `find_files` does, and the rules that match no file."""
+    """Return the files that `find_files` returns, and the rules that no file matches."""
     search = _Search(workspace, rules, limits)
     search.run()
     return sorted(search.files, key=lambda file: file.path), [rules[index] for index in search.unmatched()]
 
 
 def escape_pattern(path: str) -> str:
-    """Return the pattern that matches exactly this path."""
+    """Return a pattern that matches exactly this path."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in path)
 
 
 def open_file(workspace: Path, file: ArtifactFile) -> BinaryIO:
-    """Open a file that was found. Raises `Refused` if it has been replaced.
+    """Open a file that a search returned. Raise `Refused` if it has been replaced.
 
     Read at most `file.bytes` bytes: it may still grow.
     """

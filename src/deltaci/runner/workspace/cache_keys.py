@@ -55,7 +55,7 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 
 class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key, the lock files in its hash, and a warning for its author; the note is empty if there is none."""
+    """The key of a cache, the lock files that its hash covers, and a warning for the author of the rule, or ""."""
 
     key: str
     lock_files: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cache_key(workspace: Path, rule: CacheRule) -> CacheKey:
-    """Return the rule's key with the hash of the lock files. Without `{lock_hash}` no file is read."""
+    """Return the key of a rule with `{lock_hash}` replaced. Without this placeholder no file is read."""
     if PLACEHOLDER not in rule.key:
         return CacheKey(key=rule.key)
     lock_files, missing = _find_named(workspace, rule.lock_files) if rule.lock_files else (_find_common(workspace), [])
@@ -72,6 +72,7 @@ def cache_key(workspace: Path, rule: CacheRule) -> CacheKey:
 
 
 def _note(rule: CacheRule, lock_files: list[ArtifactFile], missing: list[str]) -> str:
+    """Return the warning that lock files are missing; empty if none are."""
     if missing:
         return f"cache {rule.key!r}: no file matches {', '.join(missing)}; the key does not depend on it"
     if not lock_files:
@@ -83,22 +84,23 @@ def _note(rule: CacheRule, lock_files: list[ArtifactFile], missing: list[str]) -
 
 
 def _find_named(workspace: Path, names: list[str]) -> tuple[list[ArtifactFile], list[str]]:
+    """Return the lock files that match these patterns, sorted by path, and the patterns that match none."""
     matches = {name: find_files(workspace, [ArtifactRule(path_glob=name)], _LIMITS) for name in names}
     by_path = {file.path: file for files in matches.values() for file in files}
     return [by_path[path] for path in sorted(by_path)], [name for name, files in matches.items() if not files]
 
 
 def _find_common(workspace: Path) -> list[ArtifactFile]:
-    """Find lock files with common names.
+    """Return the lock files with well-known names.
 
-    Walks by itself to skip installed dependencies; `find_files` then checks each file.
+    This walks the workspace itself, to skip installed dependencies; `find_files` then checks each file.
     """
     paths: list[str] = []
     for folder, folders, files in os.walk(workspace, followlinks=False):
-        here = Path(folder).relative_to(workspace)
-        is_deep = len(here.parts) >= MAX_DEPTH
-        folders[:] = [] if is_deep else [f for f in folders if f not in INSTALLED and not f.startswith(".")]
-        paths.extend((here / file).as_posix() for file in files if file in COMMON_LOCK_FILES)
+        relative_folder = Path(folder).relative_to(workspace)
+        is_deep = len(relative_folder.parts) >= MAX_DEPTH
+        folders[:] = [] if is_deep else [name for name in folders if name not in INSTALLED and not name.startswith(".")]
+        paths.extend((relative_folder / file).as_posix() for file in files if file in COMMON_LOCK_FILES)
     if len(paths) > _LIMITS.files:
         raise Refused("too_large", f"{len(paths)} lock files, at most {_LIMITS.files}; name some in lock_files")
     rules = [ArtifactRule(path_glob=escape_pattern(path)) for path in sorted(paths)]
@@ -106,6 +108,7 @@ def _find_common(workspace: Path) -> list[ArtifactFile]:
 
 
 def _hash(workspace: Path, lock_files: list[ArtifactFile]) -> str:
+    """Return the SHA-256, in hex, of the names, sizes and contents of the lock files."""
     digest = hashlib.sha256()
     for file in sorted(lock_files, key=lambda lock_file: lock_file.path.encode()):
         content, size = hashlib.sha256(), 0

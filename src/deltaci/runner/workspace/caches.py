@@ -52,35 +52,39 @@ class Caches:
         return bool(self._to_save)
 
     async def restore(self, rules: list[CacheRule]) -> None:
-        """Restore the caches of these rules."""
+        """Restore the caches of these rules, and log the errors.
+
+        Caches that are not found are saved after a success.
+        """
         for rule in rules:
             try:
                 computed = await self._transfers.run_in_thread(cache_key, self._layout.workspace, rule)
                 if computed.note:
                     self._log.write_line(computed.note)
-                await self._restore(computed.key, [self._inner(path) for path in rule.paths])
+                await self._restore(computed.key, [self._path_from_root(path) for path in rule.paths])
             except (Refused, Unreachable, OSError) as error:
-                self._log.write_line(f"cache {rule.key!r}: {_why(error)}; continuing without it")
+                self._log.write_line(f"cache {rule.key!r}: {_reason(error)}; continuing without it")
 
     async def restore_one(self, key: str, prefixes: list[str], paths: list[str], *, is_saved_on_miss: bool) -> str:
-        """Restore the cache with this key, else the newest one with one of the prefixes; return its key or "".
+        """Restore the cache with this key, or else the newest one with one of the prefixes.
 
-        If the key itself is not found and `is_kept`, the cache is saved under it when the job succeeds.
+        Return the key of the restored cache; empty if there is none. If `is_saved_on_miss` and there is none with this
+        key, the paths are saved under it when the job succeeds.
         """
         try:
-            inner = [self._inner(path) for path in paths]
-            if await self._restore(key, inner, is_saved_on_miss=is_saved_on_miss):
+            relative_paths = [self._path_from_root(path) for path in paths]
+            if await self._restore(key, relative_paths, is_saved_on_miss=is_saved_on_miss):
                 return key
             for prefix in prefixes:
                 restored_key = await self._newest(prefix)
-                if restored_key and await self._restore(restored_key, inner, is_saved_on_miss=False):
+                if restored_key and await self._restore(restored_key, relative_paths, is_saved_on_miss=False):
                     return restored_key
         except (Refused, Unreachable, OSError) as error:
-            self._log.write_line(f"cache {key!r}: {_why(error)}; continuing without it")
+            self._log.write_line(f"cache {key!r}: {_reason(error)}; continuing without it")
         return ""
 
     async def _newest(self, prefix: str) -> str:
-        """Return the key of the newest cache with this prefix, or an empty string."""
+        """Return the key of the newest cache whose key has this prefix; empty if there is none."""
         try:
             return await self._transfers.call(
                 lambda client, lease_id: client.newest_cache(lease_id, prefix), TIMEOUT_SECONDS
@@ -90,11 +94,15 @@ class Caches:
                 raise
             return ""
 
-    def _inner(self, path: str) -> str:
+    def _path_from_root(self, path: str) -> str:
+        """Return a path that starts at the workspace as a path that starts at the root of the job's folders."""
         return inner_path(path) if self._layout.is_single_folder else self._layout.resolve(path)
 
     async def _restore(self, key: str, paths: list[str], *, is_saved_on_miss: bool = True) -> bool:
-        """Return whether the cache was found."""
+        """Download a cache and move these paths of it into the job's folders. Return whether the cache exists.
+
+        If it does not and `is_saved_on_miss`, remember to save it after a success.
+        """
         with self._temporary_file() as file:
             try:
                 size = await self._transfers.download(_transfer_path(key), file, MAX_CACHE_BYTES, TIMEOUT_SECONDS)
@@ -111,6 +119,7 @@ class Caches:
         return True
 
     def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:
+        """Move those of the paths that the archive has, and the job has not, into the job's folders. Return them."""
         staging = Path(tempfile.mkdtemp(dir=self._folder, prefix="cache-"))
         try:
             file.seek(0)
@@ -120,16 +129,17 @@ class Caches:
             shutil.rmtree(staging, ignore_errors=True)
 
     async def save(self) -> int:
-        """Save the caches that were not found, and return the bytes sent. Call it only after a success."""
+        """Save the caches that were not found. Return how many bytes were sent. Call it only after a success."""
         sent = 0
         for unsaved in self._to_save:
             try:
                 sent += await self._save(unsaved)
             except (Refused, Unreachable, OSError) as error:
-                self._log.write_line(f"cache {unsaved.key!r}: {_why(error)}; not kept")
+                self._log.write_line(f"cache {unsaved.key!r}: {_reason(error)}; not kept")
         return sent
 
     async def _save(self, unsaved: _UnsavedCache) -> int:
+        """Pack and upload one cache. Return how many bytes the server stored."""
         with self._temporary_file() as file:
             packed = await self._transfers.run_in_thread(pack, self._layout.root, unsaved.paths, file)
             size = file.tell()
@@ -140,12 +150,12 @@ class Caches:
                 return 0
             if size > MAX_CACHE_BYTES:
                 raise Refused("too_large", f"it has {size} bytes, at most {MAX_CACHE_BYTES}")
-            upload = await self._transfers.upload(
+            uploaded = await self._transfers.upload(
                 _transfer_path(unsaved.key), lambda: _rewound(file), size, TIMEOUT_SECONDS
             )
-        outcome = "kept" if upload.stored else "not kept: another job saved this key first"
+        outcome = "kept" if uploaded.stored else "not kept: another job saved this key first"
         self._log.write_line(f"cache {unsaved.key!r}: {packed.entries} entries, {size} bytes, {outcome}")
-        return size if upload.stored else 0
+        return size if uploaded.stored else 0
 
     def _temporary_file(self) -> BinaryIO:
         return tempfile.TemporaryFile(dir=self._folder)
@@ -159,8 +169,10 @@ def _rewound(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def _transfer_path(key: str) -> str:
+    """Return the path of the runner protocol for the cache entry with this key."""
     return f"caches/{quote(key, safe='')}"
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """Return the message of an error."""
     return error.message if isinstance(error, Refused) else str(error)

@@ -32,7 +32,7 @@ MAX_MESSAGE_CHARS: Final = 500
 
 
 class CollectedOutputs(msgspec.Struct, kw_only=True):
-    """The collected outputs. A non-empty `error_code` makes a successful job fail."""
+    """The artifacts, test totals and output of a job. A non-empty `error_code` makes a successful job fail."""
 
     artifacts: list[Artifact] = []
     tests: TestTotals | None = None
@@ -42,11 +42,11 @@ class CollectedOutputs(msgspec.Struct, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Return the total size of the artifacts."""
+        """The total size of the artifacts."""
         return sum(artifact.bytes for artifact in self.artifacts)
 
     def fail(self, code: str, reason: str) -> None:
-        """Record an error; only the first one is kept."""
+        """Record an error, unless one is recorded already."""
         if not self.error_code:
             self.error_code, self.summary = code, reason
 
@@ -61,7 +61,7 @@ class OutputCollector:
         self.collected = CollectedOutputs()
 
     async def collect(self, spec: JobSpec) -> None:
-        """Collect test reports, then the output, then artifacts: the small and most informative ones first."""
+        """Collect the test reports, then the output, then the artifacts, so that the small ones come first."""
         files = await self._find_artifacts(spec.artifacts)
         await self._read_reports([file for file in files if file.type == JUNIT])
         if spec.output_path:
@@ -69,11 +69,13 @@ class OutputCollector:
         await self._upload_artifacts(files)
 
     def _fail(self, code: str, reason: str) -> None:
+        """Log the reason, masked, and record the error."""
         reason = self._log.masked_line(reason)
         self._log.write_line(reason)
         self.collected.fail(code, reason)
 
     async def _find_artifacts(self, rules: list[ArtifactRule]) -> list[ArtifactFile]:
+        """Return the files that match the rules, and log the rules that match none."""
         if not rules:
             return []
         try:
@@ -86,7 +88,7 @@ class OutputCollector:
         return files
 
     def add_outputs(self, outputs: dict[str, str]) -> None:
-        """Merge the values of output expressions into the output of the file."""
+        """Merge the values of output expressions into the output that was read from the file."""
         if not isinstance(self.collected.output, dict | None):
             self._fail(
                 "OUTPUT", "output: the file does not contain an object, so outputs cannot be added; write an object"
@@ -103,12 +105,13 @@ class OutputCollector:
     # -- test reports
 
     async def _read_reports(self, files: list[ArtifactFile]) -> None:
+        """Parse the test reports and store their totals; log the reports that cannot be read."""
         if not files:
             return
         problems: list[str] = []
         try:
-            reports = self._reports(files, problems)
-            report = await self._transfers.run_in_thread(
+            reports = self._open_reports(files, problems)
+            totals = await self._transfers.run_in_thread(
                 junit.read, reports, lambda refused: problems.append(refused.message)
             )
         except (Refused, OSError) as error:
@@ -119,15 +122,15 @@ class OutputCollector:
                 self._log.write_line(problem)
         if len(problems) == len(files):
             return  # No report is readable, which is not the same as no tests.
-        failures = zip(report.failed_names, report.failed_messages, strict=True)
+        failures = zip(totals.failed_names, totals.failed_messages, strict=True)
         self.collected.tests = TestTotals(
-            total=report.tests,
-            passed=report.passed,
-            failed=report.failed,
-            errors=report.errors,
-            skipped=report.skipped,
-            flaky=report.flaky,
-            seconds=report.seconds,
+            total=totals.tests,
+            passed=totals.passed,
+            failed=totals.failed,
+            errors=totals.errors,
+            skipped=totals.skipped,
+            flaky=totals.flaky,
+            seconds=totals.seconds,
             failures=[
                 FailedTest(
                     name=self._log.masked_line(name, MAX_NAME_CHARS),
@@ -137,11 +140,12 @@ class OutputCollector:
             ],
         )
         self._log.write_line(
-            f"tests: {report.tests}, passed {report.passed}, failed {report.failed}, errors {report.errors}, "
-            f"skipped {report.skipped}, flaky {report.flaky}"
+            f"tests: {totals.tests}, passed {totals.passed}, failed {totals.failed}, errors {totals.errors}, "
+            f"skipped {totals.skipped}, flaky {totals.flaky}"
         )
 
-    def _reports(self, files: list[ArtifactFile], problems: list[str]) -> Iterator[tuple[str, bytes]]:
+    def _open_reports(self, files: list[ArtifactFile], problems: list[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield path and content of each report; append a message to `problems` for each that is too large."""
         remaining = MAX_REPORTS_BYTES
         for report_file in files:
             if report_file.bytes > min(remaining, junit.MAX_REPORT_BYTES):
@@ -156,13 +160,14 @@ class OutputCollector:
     # -- output
 
     async def _read_output(self, path: str) -> None:
+        """Store the value in the output file, with its secrets masked."""
         try:
-            value = await self._transfers.run_in_thread(self._output, path)
+            value = await self._transfers.run_in_thread(self._load_output, path)
             self.collected.output = self._log.masked_json(value)
         except (Refused, OSError) as error:
             self._fail("OUTPUT", f"output {path!r}: {_error_text(error)}")
 
-    def _output(self, path: str) -> Any:
+    def _load_output(self, path: str) -> Any:
         """Return the value in the output file, in the form in which the server stores it."""
         files = find_files(self._workspace, [ArtifactRule(path_glob=escape_pattern(path))])
         if len(files) != 1 or files[0].path != "/".join(part for part in path.split("/") if part not in ("", ".")):
@@ -181,7 +186,8 @@ class OutputCollector:
     # -- artifacts
 
     async def _upload_artifacts(self, files: list[ArtifactFile]) -> None:
-        listed = 0
+        """Upload the files and add each to the collected artifacts."""
+        listed_bytes = 0
         for file in files:
             if self._log.masked(file.path) != file.path:
                 self._fail("ARTIFACTS", f"artifact {file.path!r}: its name contains a secret; rename it")
@@ -206,8 +212,8 @@ class OutputCollector:
                 self._fail("UPLOAD", f"artifact {file.path!r}: {error}")
                 return
             artifact = Artifact(type=file.type, uri=uploaded.uri, name=file.path, bytes=uploaded.bytes)
-            listed += len(wire.encode(artifact))
-            if listed > MAX_LISTED_BYTES:
+            listed_bytes += len(wire.encode(artifact))
+            if listed_bytes > MAX_LISTED_BYTES:
                 self._fail("ARTIFACTS", f"artifacts up to {file.path!r} exceed what a result can list; pack them")
                 return
             self.collected.artifacts = [*self.collected.artifacts, artifact]
@@ -218,6 +224,7 @@ class OutputCollector:
 
 
 def _error_text(error: Exception) -> str:
+    """Return the message of an error without its type."""
     if isinstance(error, Refused):
         return error.message
     return getattr(error, "strerror", None) or str(error)

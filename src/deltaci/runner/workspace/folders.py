@@ -13,14 +13,17 @@ FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[int]:
-    """Open a folder by its absolute path. Fails if any part is a link: a job may have replaced its workspace."""
+    """Yield the descriptor of a folder, opened by its absolute path.
+
+    Raise `OSError` if any part is a link, as a job may have replaced its workspace.
+    """
     current = os.open("/", FOLDER_FLAGS)
     try:
         for name in os.path.abspath(path).split("/"):
             if name:
-                inner = os.open(name, FOLDER_FLAGS, dir_fd=current)
+                child = os.open(name, FOLDER_FLAGS, dir_fd=current)
                 os.close(current)
-                current = inner
+                current = child
         yield current
     finally:
         os.close(current)
@@ -28,14 +31,17 @@ def open_folder(path: Path) -> Iterator[int]:
 
 @contextmanager
 def open_parent(top: int, path: str) -> Iterator[tuple[int, str]]:
-    """Open the parent folder of a path below `top`, without following links; yield it and the last name."""
+    """Yield the descriptor of the parent folder of a path below `top`, and the last name of the path.
+
+    Links are not followed.
+    """
     *folders, name = path.split("/")
     current = os.dup(top)
     try:
         for folder in folders:
-            inner = os.open(folder, FOLDER_FLAGS, dir_fd=current)
+            child = os.open(folder, FOLDER_FLAGS, dir_fd=current)
             os.close(current)
-            current = inner
+            current = child
         yield current, name
     finally:
         os.close(current)

@@ -21,7 +21,7 @@ _UNSAFE_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """The folders of one job, all below `root`, except that a worktree as the workspace is elsewhere."""
+    """The folders of one job. All are below `root`, except a workspace that is a worktree."""
 
     root: Path
     workspace: Path
@@ -35,30 +35,30 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_single_folder(self) -> bool:
-        """Return whether the job has only one folder."""
+        """Whether workspace, home and root are the same folder."""
         return self.workspace == self.root
 
     def create(self) -> None:
-        """Create the missing folders, except a worktree, which its own code creates."""
+        """Create the missing folders. A worktree is not created here."""
         for folder in (self.workspace, self.home, self.temp, self.tools):
             if folder.is_relative_to(self.root):
                 folder.mkdir(parents=True, exist_ok=True)
 
     def resolve(self, path: str) -> str:
-        """Return a path from the user relative to the root: `~` is the home, other paths start at the workspace.
+        """Return a path that the user wrote as a path relative to the root.
 
-        Raises `Refused` if it leads elsewhere.
+        `~` is the home; other relative paths start at the workspace. Raise `Refused` if it leads elsewhere.
         """
         if path == "~" or path.startswith("~/"):
             base: Path | None = self.home
-            rest = path[2:]
+            relative_path = path[2:]
         elif path.startswith("/"):
             absolute = Path(path)
             base = next((folder for folder in (self.workspace, self.root) if absolute.is_relative_to(folder)), None)
-            rest = str(absolute.relative_to(base)) if base is not None else ""
+            relative_path = str(absolute.relative_to(base)) if base is not None else ""
         else:
-            base, rest = self.workspace, path
-        names = [name for name in rest.split("/") if name not in ("", ".")]
+            base, relative_path = self.workspace, path
+        names = [name for name in relative_path.split("/") if name not in ("", ".")]
         if base is not None and not base.is_relative_to(self.root):
             raise Refused(
                 "bad_spec", f"the path {path[:80]!r} is in the job's worktree, which is reused; name one in its home"
@@ -70,13 +70,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_pipeline_job(spec: JobSpec) -> bool:
-    """Return whether the job has sources, expressions, a worktree, or depends on other jobs."""
+    """Return whether the job spec has contexts, sources, needs, a condition, outputs or a worktree."""
     is_pipeline = spec.contexts is not None or spec.source or spec.needs or spec.condition or spec.outputs
     return bool(is_pipeline or spec.tree)
 
 
 def layout_for(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
-    """Return the folders of this job without creating them. With a worktree, that is the workspace."""
+    """Return the folders of this job without creating them. `tree` is the path of its worktree, if it has one."""
     if not is_pipeline_job(spec):
         return Layout(
             root=root,
@@ -96,15 +96,15 @@ def layout_for(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
 
 
 def _repository_name(contexts: dict[str, Any], url: str) -> str:
-    """Return the name of the repository: some tools name things after their folder."""
+    """Return the repository's name without its owner, as a safe folder name; some tools use the folder's name."""
     github = contexts.get("github")
     repository = github.get("repository") if isinstance(github, dict) else None
-    last = re.split(r"[/:]", (repository if isinstance(repository, str) and repository else url).rstrip("/"))[-1]
-    return _UNSAFE_CHARACTERS.sub("-", last.removesuffix(".git")).strip(".-")[:MAX_NAME] or "workspace"
+    last_part = re.split(r"[/:]", (repository if isinstance(repository, str) and repository else url).rstrip("/"))[-1]
+    return _UNSAFE_CHARACTERS.sub("-", last_part.removesuffix(".git")).strip(".-")[:MAX_NAME] or "workspace"
 
 
 def resolve_workdir(workspace: Path, workdir: str) -> Path:
-    """Return the folder in which a step runs. Raises `Refused` if it is missing or outside of the workspace."""
+    """Return the absolute folder in which a step runs. Raise `Refused` if it is missing or outside of the workspace."""
     if "\0" in workdir:
         raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which paths cannot contain")
     try:

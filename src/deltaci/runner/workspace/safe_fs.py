@@ -15,7 +15,10 @@ _NEW_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | 
 
 
 def move_tree(staging: Path, root: Path, path: str, *, is_clean: bool) -> None:
-    """Move the content of `staging` below the root; replace entries of the same names, or all if `is_clean`."""
+    """Move the entries of `staging` into a folder below the root.
+
+    They replace entries of the same names; with `is_clean`, all others are removed first.
+    """
     with open_folder(root) as top:
         target = open_or_create(top, path)
         try:
@@ -33,7 +36,7 @@ def move_tree(staging: Path, root: Path, path: str, *, is_clean: bool) -> None:
 
 
 def merge_tree(staging: Path, root: Path, path: str) -> None:
-    """Move the content of `staging` below the root: files replace files, folders are merged."""
+    """Move the content of `staging` into a folder below the root. Files replace files, folders are merged."""
     with open_folder(root) as top, open_folder(staging) as source:
         target = open_or_create(top, path)
         try:
@@ -45,21 +48,22 @@ def merge_tree(staging: Path, root: Path, path: str) -> None:
 
 
 def _merge(source: int, target: int) -> None:
+    """Move all entries from one opened folder to another, and merge folders of the same name."""
     for name in os.listdir(source):
         if stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
-            inner, target_inner = os.open(name, FOLDER_FLAGS, dir_fd=source), open_or_create(target, name)
+            source_child, target_child = os.open(name, FOLDER_FLAGS, dir_fd=source), open_or_create(target, name)
             try:
-                _merge(inner, target_inner)
+                _merge(source_child, target_child)
             finally:
-                os.close(inner)
-                os.close(target_inner)
+                os.close(source_child)
+                os.close(target_child)
             continue
         remove_entry(target, name)
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
 def write_file(root: Path, path: str, text: str, mode: int = 0o755) -> Path:
-    """Write a file below the root. Links and other entries with its name or on its path are replaced."""
+    """Write a file below the root and return its path. Links and other entries in its way are removed first."""
     parent_path, _, name = path.rpartition("/")
     with open_folder(root) as top:
         folder = open_or_create(top, parent_path)
@@ -74,31 +78,34 @@ def write_file(root: Path, path: str, text: str, mode: int = 0o755) -> Path:
 
 
 def create_folder(root: Path, path: str) -> Path:
-    """Create a folder below the root. Links and files on its path are replaced."""
+    """Create a folder below the root and return its path. Links and files in its way are removed first."""
     with open_folder(root) as top:
         os.close(open_or_create(top, path))
     return root / path
 
 
 def open_or_create(top: int, path: str) -> int:
-    """Open a folder below another one, and create it if needed. Other entries on its path are removed."""
+    """Return the descriptor of a folder below another one, created if needed.
+
+    Links and files in its way are removed.
+    """
     current = os.dup(top)
     for name in path.split("/"):
         if name in ("", "."):
             continue
         try:
-            inner = os.open(name, FOLDER_FLAGS, dir_fd=current)
+            child = os.open(name, FOLDER_FLAGS, dir_fd=current)
         except OSError:
             remove_entry(current, name)
             os.mkdir(name, 0o755, dir_fd=current)
-            inner = os.open(name, FOLDER_FLAGS, dir_fd=current)
+            child = os.open(name, FOLDER_FLAGS, dir_fd=current)
         os.close(current)
-        current = inner
+        current = child
     return current
 
 
 def remove_entry(folder: int, name: str) -> None:
-    """Remove the entry with this name, if it exists."""
+    """Remove the file, link or folder with this name, if it exists."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

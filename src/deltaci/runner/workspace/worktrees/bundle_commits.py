@@ -57,7 +57,7 @@ printf %s "$head" > "$DELTACI_TREE/{HEAD_FILE}"
 
 
 class CommittedTree(msgspec.Struct, frozen=True, kw_only=True):
-    """The new HEAD, and the bundle of new commits, if there are any."""
+    """The commit at the tip after the job, and the bundle with its new commits; None if there are no new ones."""
 
     head: str
     folder: Path
@@ -65,11 +65,11 @@ class CommittedTree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NothingCommitted(Exception):
-    """The changes cannot be committed, through the job's own fault."""
+    """Raised when the changes cannot be committed because of something that the job did."""
 
 
 async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float) -> CommittedTree:
-    """Commit uncommitted changes and bundle new commits. Raises `NothingCommitted`."""
+    """Commit uncommitted changes and bundle all new commits. Raise `NothingCommitted` if that is impossible."""
     layout = job.layout
     relative_folder = f"{layout.relative(layout.temp)}/{FOLDER}"
     folder = layout.root / relative_folder
@@ -106,7 +106,10 @@ async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float)
 
 
 def _read_result(folder: Path) -> CommittedTree:
-    """Read what the script wrote, which the job may have changed; the server verifies the commits."""
+    """Return the head and the bundle that the script wrote.
+
+    The job may have changed them; the server verifies the commits.
+    """
     try:
         files = {
             file.path: file
@@ -130,7 +133,7 @@ _BUNDLE_RULE: Final = ArtifactRule(path_glob=escape_pattern(BUNDLE_FILE))
 
 
 async def upload_bundle(job: JobContext, committed: CommittedTree, collected: CollectedOutputs) -> None:
-    """Upload the bundle under the lease, and add it to the job's outputs."""
+    """Upload the bundle and add it to the job's artifacts. An error is recorded as the job's error."""
     bundle = committed.bundle
     if bundle is None:
         return

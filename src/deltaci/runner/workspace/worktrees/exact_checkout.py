@@ -40,7 +40,7 @@ RunGit = Callable[..., Awaitable[str]]
 async def check_out_exactly(
     repository: StreamRepository, slot: WorktreeSlot, tip: str, *, is_warm: bool = True
 ) -> None:
-    """Make the tree equal to this commit; only ignored files remain besides it.
+    """Make the tree equal to this commit. Only ignored files remain besides its files.
 
     `is_warm`: the commit is probably what the previous job made in this tree.
     """
@@ -58,7 +58,7 @@ async def check_out_exactly(
     modes = {path: mode[:6] for mode, _, path in entries if path}
     await asyncio.to_thread(_remove_untracked, slot.path, modes, ATTRIBUTES)
     if is_warm and index.exists():
-        await _recognize(repository, run_git, tip)
+        await _accept_equal_files(repository, run_git, tip)
     await run_git("read-tree", "--reset", "-u", tip)
     for _ in range(MAX_ROUNDS):
         if not await run_git("clean", "-ffd"):
@@ -72,10 +72,10 @@ async def check_out_exactly(
     await asyncio.to_thread(_empty_submodules, slot.path, [path for path, mode in modes.items() if mode == SUBMODULE])
 
 
-async def _recognize(repository: StreamRepository, run_git: RunGit, tip: str) -> None:
-    """Accept files that the previous job already changed to the new commit.
+async def _accept_equal_files(repository: StreamRepository, run_git: RunGit, tip: str) -> None:
+    """Update the index for files that already equal the new commit, so that the checkout does not rewrite them.
 
-    They keep their times, which build tools compare.
+    They keep their modification times, which build tools compare.
     """
     if await run_git("diff-index", "--cached", "--name-only", "--diff-filter=A", tip):
         return  # Files must be deleted, and only the old index lists them.
@@ -92,7 +92,7 @@ async def _recognize(repository: StreamRepository, run_git: RunGit, tip: str) ->
 
 
 def _prepare(repository: StreamRepository, slot: WorktreeSlot) -> None:
-    """Create the folder, and remove the job's `.git` file and stale state."""
+    """Create the folder of the tree, and remove stale lock and attribute files and the `.git` file of the last job."""
     repository.index_path(slot.name).with_name(f"{slot.name}.index.lock").unlink(missing_ok=True)
     (repository.path / "info" / "attributes").unlink(missing_ok=True)
     with suppress(FileExistsError):
@@ -102,7 +102,7 @@ def _prepare(repository: StreamRepository, slot: WorktreeSlot) -> None:
 
 
 def _remove_untracked(tree: Path, tracked: Collection[str], name: str) -> None:
-    """Remove entries with this name beside tracked files, unless they are tracked.
+    """Remove untracked entries with this name from every folder that has tracked files.
 
     Used for nested repositories, which git ignores, and for attribute files, which would change how git writes files.
     """
@@ -114,18 +114,18 @@ def _remove_untracked(tree: Path, tracked: Collection[str], name: str) -> None:
             parent_path = parent_path.rpartition("/")[0]
     with open_folder(tree) as top:
         for folder in folders:
-            inner = f"{folder}/{name}" if folder else name
-            if inner not in tracked and os.path.lexists(tree / inner):
+            untracked_path = f"{folder}/{name}" if folder else name
+            if untracked_path not in tracked and os.path.lexists(tree / untracked_path):
                 with (
                     suppress(NotADirectoryError, FileNotFoundError),
-                    open_parent(top, inner) as (folder_fd, entry_name),
+                    open_parent(top, untracked_path) as (folder_fd, entry_name),
                 ):
                     # Suppressed: a link in the path, which git replaces by a folder.
                     remove_entry(folder_fd, entry_name)
 
 
 def _empty_submodules(tree: Path, paths: Iterable[str]) -> None:
-    """Empty the folders of submodules, which git does not inspect."""
+    """Replace the folders of submodules, which git does not inspect, by empty ones."""
     with open_folder(tree) as top:
         for path in paths:
             with open_parent(top, path) as (folder_fd, name):
@@ -137,7 +137,7 @@ def _empty_submodules(tree: Path, paths: Iterable[str]) -> None:
 
 
 def create_git_dir(repository: StreamRepository, slot: WorktreeSlot, tree: Worktree, base: str, tip: str) -> None:
-    """Create the job's repository at the tip of its branch, with the objects of the runner's repository."""
+    """Create the job's own git directory, with HEAD at the tip, which uses the objects of the runner's repository."""
     branch = check_ref(f"refs/heads/{tree.branch}")
     name, email = parse_author(tree.author)
     git_dir = slot.git_dir
@@ -161,16 +161,18 @@ def create_git_dir(repository: StreamRepository, slot: WorktreeSlot, tree: Workt
 
 
 def parse_author(author: str) -> tuple[str, str]:
-    """Return name and address of `Name <address>`; the defaults if either is missing."""
-    name, _, rest = author.partition("<")
-    email = rest.partition(">")[0]
+    """Return the name and the email address of `Name <address>`; the defaults if either is missing."""
+    name, _, address_part = author.partition("<")
+    email = address_part.partition(">")[0]
     cleaned = [
-        " ".join("".join(c for c in part if c.isprintable() and c not in "<>").split()) for part in (name, email)
+        " ".join("".join(character for character in part if character.isprintable() and character not in "<>").split())
+        for part in (name, email)
     ]
     return (cleaned[0], cleaned[1]) if all(cleaned) else (NAME, EMAIL)
 
 
 def _write_ref(git_dir: Path, name: str, commit: str) -> None:
+    """Write a ref that points to this commit."""
     path = git_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{commit}\n")

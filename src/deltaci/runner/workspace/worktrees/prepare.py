@@ -31,7 +31,10 @@ REPOSITORY_UNUSABLE: Final = "the stream's repository cannot be used: {}; creati
 
 
 async def prepare_tree(job: JobContext, pool: WorktreePool, slot: WorktreeSlot, tree: Worktree) -> WorktreeStart:
-    """Acquire the slot and check out the tip that the server names. The slot is the job's until it ends."""
+    """Acquire the slot and check out the commit that the server names. Return the server's response.
+
+    The slot belongs to the job until it ends.
+    """
     await pool.acquire(slot)
     try:
         start = await job.transfers.call(RunnerClient.worktree_start)
@@ -50,7 +53,7 @@ async def prepare_tree(job: JobContext, pool: WorktreePool, slot: WorktreeSlot, 
 async def _prepare(
     job: JobContext, pool: WorktreePool, slot: WorktreeSlot, tree: Worktree, start: WorktreeStart
 ) -> None:
-    """Try with the existing tree, then with a new tree, then with a new repository if no other job uses it."""
+    """Prepare the existing tree; if that fails, a new tree; then a new repository, if no other job uses it."""
     error = await _try_prepare(job, pool, slot, tree, start)
     if error is not None:
         job.log.write_line(TREE_UNUSABLE.format(error))
@@ -68,7 +71,7 @@ async def _prepare(
 async def _try_prepare(
     job: JobContext, pool: WorktreePool, slot: WorktreeSlot, tree: Worktree, start: WorktreeStart
 ) -> Exception | None:
-    """Try once; return an error that a new tree or repository might avoid."""
+    """Prepare the tree once. Return the error that a new tree or repository might avoid; None after a success."""
     repository = StreamRepository(slot.repository)
     try:
         async with pool.repository_lock(slot):
@@ -86,6 +89,7 @@ async def _try_prepare(
 
 
 async def _fetch_base(job: JobContext, repository: StreamRepository, source: Source, base: str, depth: int) -> None:
+    """Fetch the base commit from the project's repository, with this depth of history."""
     base_source = Source(url=source.url, commit=base, ref=source.ref, depth=depth)
     try:
         async with open_remote(job, source) as remote:
@@ -95,7 +99,7 @@ async def _fetch_base(job: JobContext, repository: StreamRepository, source: Sou
 
 
 async def _fetch_tip(job: JobContext, repository: StreamRepository, source: Source, start: WorktreeStart) -> None:
-    """Fetch the tip from the server, which alone has these commits."""
+    """Fetch the bundle with the commits that only the server has, and import it."""
     if start.bundle_bytes > MAX_TREE_BYTES:
         raise StepFailed(f"tree: the server's bundle has {start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE)
     handle, path = tempfile.mkstemp(dir=repository.path.parent, prefix=".bundle-")
@@ -115,6 +119,6 @@ async def _fetch_tip(job: JobContext, repository: StreamRepository, source: Sour
 
 
 def _drop_tree(pool: WorktreePool, slot: WorktreeSlot) -> None:
-    """Move the tree to the trash, and remove its index."""
+    """Move the tree to the trash and remove its index."""
     pool.move_to_trash(slot.path)
     StreamRepository(slot.repository).index_path(slot.name).unlink(missing_ok=True)

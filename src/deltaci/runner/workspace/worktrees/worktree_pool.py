@@ -46,25 +46,28 @@ _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LOGGER: Final = logging.getLogger(__name__)
 
 FinishedQuery = Callable[[list[str]], Awaitable[list[str]]]
-"""Asks the server which of these streams are finished and need no tree."""
+"""Returns which of these streams, given by id, have ended, by asking the server."""
 
 
 class StreamRecord(msgspec.Struct, frozen=True):
-    """The stream to which a folder belongs. For merge queues, which are no runs, the server reports no end."""
+    """The stream to which a folder belongs.
+
+    The server reports the end of workstreams, but not of merge queues, which are not runs.
+    """
 
     id: Name
     is_merge_queue: bool = msgspec.field(name="is_line")
 
 
 def folder_name(text: str) -> str:
-    """Return a unique safe folder name for a text."""
+    """Return the text itself if it is a safe folder name, otherwise a name derived from its hash."""
     if _SAFE.fullmatch(text) and not text.endswith((".git", ".lock", ".")):
         return text
     return f"_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}"
 
 
 class WorktreeSlot:
-    """The paths of one tree, reserved for one job."""
+    """The paths of one worktree, which is reserved for one job."""
 
     def __init__(self, stream: Path, name: str, record: StreamRecord) -> None:
         self.stream = stream
@@ -74,21 +77,21 @@ class WorktreeSlot:
 
     @property
     def path(self) -> Path:
-        """The tree."""
+        """The folder of the worktree."""
         return self.stream / self.name
 
     @property
     def git_dir(self) -> Path:
-        """The git directory that the job uses."""
+        """The git directory that belongs to the job in this worktree."""
         return self.stream / f"{self.name}.git"
 
     @property
     def repository(self) -> Path:
-        """The runner's repository of the stream."""
+        """The runner's repository of the stream, which no job can write to."""
         return self.stream / REPOSITORY_FOLDER
 
     def bind_mounts(self) -> tuple[BindMount, ...]:
-        """Return the mounts for the job's cell: nothing of other trees and streams."""
+        """Return the mounts for the job's cell: its tree and git directory, and the repository read-only."""
         return (
             BindMount(path=self.path, is_writable=True),
             BindMount(path=self.git_dir, is_writable=True),
@@ -97,7 +100,7 @@ class WorktreeSlot:
 
 
 class WorktreePool:
-    """All worktrees of this runner."""
+    """Assigns the worktrees of this runner to jobs, and removes those that are not needed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute() / STREAMS_FOLDER
@@ -110,11 +113,11 @@ class WorktreePool:
     # -- assignment
 
     def reserve(self, tree: Worktree) -> WorktreeSlot:
-        """Reserve a tree for this job, and return its slot.
+        """Reserve a worktree for this job and return its slot.
 
         A job that commits gets its stream's tree, or its private one, which may be reserved for other jobs too: then
-        `acquire` waits for them. Any other job gets the first free test tree, which may still have the
-        files of an earlier job.
+        `acquire` waits for them. Any other job gets the first free test tree, which may still have the files of an
+        earlier job.
         """
         stream = self.folder / folder_name(tree.stream)
         record = StreamRecord(tree.stream, bool(tree.commit))
@@ -133,7 +136,7 @@ class WorktreePool:
         return slot
 
     async def acquire(self, slot: WorktreeSlot) -> None:
-        """Wait until the slot's previous job has left it, and lock it."""
+        """Wait until the slot's previous job has released it, then lock it for this job and create its folders."""
         lock = self._locks.setdefault(slot.path, asyncio.Lock())
         try:
             async with asyncio.timeout(ACQUIRE_SECONDS):
@@ -154,7 +157,10 @@ class WorktreePool:
         return self._repository_locks.setdefault(slot.stream, asyncio.Lock())
 
     async def release(self, slot: WorktreeSlot, *, is_empty: bool) -> None:
-        """Release the slot after its job. Unless `is_empty`, processes may still use the tree: move it to the trash."""
+        """Release the slot after its job. `is_empty` states that no process of the job is left.
+
+        Otherwise processes may still use the worktree, so it is moved to the trash.
+        """
         if slot.is_acquired:
             slot.is_acquired = False
             with suppress(OSError):
@@ -164,7 +170,7 @@ class WorktreePool:
         self._wake.set()
 
     def unreserve(self, slot: WorktreeSlot) -> None:
-        """Cancel a reservation that was not acquired."""
+        """Remove one reservation of the slot. The slot must not be locked any more."""
         count = self._reservations.pop(slot.path, 1) - 1
         if count:
             self._reservations[slot.path] = count
@@ -172,6 +178,7 @@ class WorktreePool:
             self._locks.pop(slot.path, None)
 
     def _create_folders(self, slot: WorktreeSlot, is_sole_user: bool) -> None:
+        """Create the folder of the stream and write its record. Remove leftovers if no other job uses the stream."""
         self._create_streams_folder()
         if is_sole_user and os.path.lexists(slot.stream) and not stat.S_ISDIR(slot.stream.lstat().st_mode):
             self.move_to_trash(slot.stream)  # A job without isolation may have created a link there.
@@ -186,12 +193,14 @@ class WorktreePool:
         os.utime(slot.stream)
 
     def _mark_used(self, slot: WorktreeSlot, is_empty: bool) -> None:
+        """Set the time of the stream's last use. Move its tree to the trash unless `is_empty`."""
         os.utime(slot.stream)
         if not is_empty:
             self.move_to_trash(slot.path)
             self.move_to_trash(slot.git_dir)
 
     def _create_streams_folder(self) -> None:
+        """Create the folder of all streams. Raise `CellFailed` if that is impossible."""
         try:
             _create_folder(self.folder)
         except OSError as error:
@@ -200,12 +209,12 @@ class WorktreePool:
     # -- removal
 
     def move_to_trash(self, path: Path) -> None:
-        """Move a path to the trash, without following links; it is removed later."""
+        """Move a path, without following links, into the trash, which is emptied later."""
         if os.path.lexists(path):
             os.rename(path, self.folder / f"{TRASH_PREFIX}{secrets.token_hex(8)}")
 
     async def remove_unneeded(self, query_finished: FinishedQuery) -> list[str]:
-        """Remove streams that are finished or unused for long, and empty the trash; return the removed folders."""
+        """Remove streams that have ended or were not used for long, and empty the trash. Return the removed folders."""
         streams = await asyncio.to_thread(self._list_streams)
         runs = [record.id for path, record in streams if record is not None and not record.is_merge_queue]
         finished: set[str] = set()
@@ -226,7 +235,7 @@ class WorktreePool:
         return removed
 
     async def run_cleanup(self, query_finished: FinishedQuery) -> None:
-        """Clean up periodically, and soon after a job begins or ends, as long as there are worktrees."""
+        """Remove unneeded worktrees periodically, and soon after a job begins or ends, until cancelled."""
         while True:
             if self.is_used:
                 self._wake.clear()
@@ -255,6 +264,7 @@ class WorktreePool:
 
     @staticmethod
     def _is_unused(path: Path, record: StreamRecord | None) -> bool:
+        """Return whether the stream's folder was not used for so long that it can be removed."""
         try:
             unused_seconds = time.time() - path.lstat().st_mtime
         except OSError:
@@ -264,10 +274,11 @@ class WorktreePool:
         )
 
     def _empty_trash(self) -> None:
-        for name in self._trash():
+        for name in self._trash_names():
             remove_tree(self.folder, name)
 
-    def _trash(self) -> Iterator[str]:
+    def _trash_names(self) -> Iterator[str]:
+        """Yield the names of all entries in the trash."""
         try:
             names = os.listdir(self.folder)
         except OSError:
@@ -284,6 +295,7 @@ def _create_folder(path: Path) -> None:
 
 
 def _read_record(path: Path) -> StreamRecord | None:
+    """Return the record of a stream's folder; None if it has no valid one."""
     try:
         return msgspec.json.decode((path / RECORD_FILE).read_bytes(), type=StreamRecord)
     except (OSError, msgspec.DecodeError):
@@ -291,7 +303,7 @@ def _read_record(path: Path) -> StreamRecord | None:
 
 
 def remove_tree(folder: Path, name: str) -> bool:
-    """Remove an entry of a folder without following links; return whether it no longer exists."""
+    """Remove an entry of a folder without following links. Return whether it no longer exists."""
     with suppress(OSError, RecursionError), open_folder(folder) as folder_fd:
         remove_entry(folder_fd, name)
     path = folder / name
