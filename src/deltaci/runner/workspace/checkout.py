@@ -33,7 +33,7 @@ RunGit = Callable[..., Awaitable[bytes]]
 
 
 class CheckoutSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to check out, and how."""
+    """The commit to check out and the options of the checkout."""
 
     commit: str
     ref: str = ""
@@ -46,14 +46,17 @@ class CheckoutSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def credential_encodings(credential: str) -> list[str]:
-    """Return the forms of a credential that logs must not contain."""
+    """Return the texts in which a credential may appear in a log, so that they are masked there."""
     user_and_password = credential if ":" in credential else f"{TOKEN_USER}:{credential}"
     basic = base64.b64encode(user_and_password.encode()).decode()
     return [form for form in (credential, credential.partition(":")[2], basic) if form]
 
 
 async def resolve_ref(mirror: Mirror, ref: str) -> tuple[str, str]:
-    """Return the full ref name and the commit of a branch, a tag, a ref or a commit; a commit has no ref name."""
+    """Return the full ref name and the commit for a branch, a tag, a full ref or a commit id.
+
+    The ref name of a commit id is empty.
+    """
     if is_commit(ref):
         return "", ref
     candidates = [ref] if ref.startswith("refs/") else [f"{HEADS}{ref}", f"{TAGS}{ref}"]
@@ -61,18 +64,18 @@ async def resolve_ref(mirror: Mirror, ref: str) -> tuple[str, str]:
 
 
 async def check_out(mirror: Mirror, remote: GitRemote, spec: CheckoutSpec, staging: Path) -> None:
-    """Create the work tree, with a repository of its own, in a private empty folder."""
+    """Create a work tree with its own repository at the spec's commit in `staging`, a private empty folder."""
     check_commit(spec.commit)
     if spec.ref:
         check_ref(spec.ref)
-    name = await mirror.fetch_commit(spec.commit, spec.ref, spec.depth, has_tags=spec.has_tags)
+    mirror_ref = await mirror.fetch_commit(spec.commit, spec.ref, spec.depth, has_tags=spec.has_tags)
 
-    async def run_git(*words: str) -> bytes:
-        return await GIT.run(words, folder=staging)
+    async def run_git(*arguments: str) -> bytes:
+        return await GIT.run(arguments, folder=staging)
 
     await run_git("init", "--quiet", "--template=")
     await run_git("remote", "add", "--", "origin", remote.url)
-    refs = [f"+{name}:refs/remotes/deltaci/commit"]
+    refs = [f"+{mirror_ref}:refs/remotes/deltaci/commit"]
     if not spec.depth:
         refs += ["+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]
     elif spec.has_tags:
@@ -97,10 +100,10 @@ async def check_out(mirror: Mirror, remote: GitRemote, spec: CheckoutSpec, stagi
 
 
 def _submodule_remote(remote: GitRemote, is_trusted: bool) -> GitRemote:
-    """Return how submodules are read. Their URLs come from the sources, whose author may be a stranger.
+    """Return the remote with the protocols and credentials that may be used for submodules.
 
-    The runner's ssh keys are used only if the repository itself is read by ssh, and no credential for untrusted
-    sources.
+    Their URLs come from the sources, whose author may be a stranger. The runner's ssh keys are used only if the
+    repository itself is read by ssh, and no credential is used for untrusted sources.
     """
     if is_trusted and remote.protocol == "ssh":
         return remote
@@ -115,7 +118,7 @@ def _submodule_remote(remote: GitRemote, is_trusted: bool) -> GitRemote:
 
 
 async def _set_head(run_git: RunGit, spec: CheckoutSpec) -> None:
-    """Make HEAD the branch if there is one, as tools expect, else the commit."""
+    """Make HEAD the branch of the spec, as tools expect; without a branch, make it the commit."""
     if spec.ref.startswith(HEADS):
         branch = spec.ref.removeprefix(HEADS)
         await run_git("update-ref", f"refs/remotes/origin/{branch}", spec.commit)
@@ -131,7 +134,10 @@ async def _set_head(run_git: RunGit, spec: CheckoutSpec) -> None:
 
 
 def trust_any_owner(root: Path, home: str) -> None:
-    """Allow the job's git to use a tree of another user: in a container the user may differ."""
+    """Write a git configuration into the job's home that accepts work trees of any user.
+
+    In a container the user of the job may differ from the owner of the files.
+    """
     with (
         contextlib.suppress(OSError),
         open_folder(root) as top,
@@ -147,23 +153,23 @@ def trust_any_owner(root: Path, home: str) -> None:
 async def fetch_and_check_out(
     remote: GitRemote, spec: CheckoutSpec, ref: str, mirrors: Path, root: Path, log: Callable[[str], None]
 ) -> tuple[str, str]:
-    """Fetch, check out and move the tree into place; return its ref and commit.
+    """Fetch the sources, check them out and move them into the workspace. Return their ref and commit.
 
-    `ref` selects another commit than `spec` names.
+    A non-empty `ref` selects another commit than the spec has.
     """
 
     # Beside the workspace: on the same file system, but out of the job's reach.
     staging = Path(tempfile.mkdtemp(dir=root.parent, prefix="checkout-"))
 
     async def check_out_from(mirror: Mirror) -> tuple[Path, str, str]:
-        name, commit = await resolve_ref(mirror, ref) if ref else (spec.ref, spec.commit)
+        full_ref, commit = await resolve_ref(mirror, ref) if ref else (spec.ref, spec.commit)
         tree = Path(tempfile.mkdtemp(dir=staging))
-        await check_out(mirror, remote, msgspec.structs.replace(spec, ref=name, commit=commit), tree)
-        return tree, name, commit
+        await check_out(mirror, remote, msgspec.structs.replace(spec, ref=full_ref, commit=commit), tree)
+        return tree, full_ref, commit
 
     try:
-        tree, name, commit = await use_mirror(mirrors, remote, log, check_out_from)
+        tree, full_ref, commit = await use_mirror(mirrors, remote, log, check_out_from)
         await asyncio.to_thread(move_tree, tree, root, spec.path, is_clean=spec.is_clean)
-        return name, commit
+        return full_ref, commit
     finally:
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Mirror(BareRepository):
-    """The mirror of one repository, while its lock is held."""
+    """The mirror of one repository. Its lock is held as long as this object is in use."""
 
     def __init__(self, folder: Path, remote: GitRemote, log: Callable[[str], None]) -> None:
         super().__init__(GIT, folder)
@@ -66,30 +66,30 @@ class Mirror(BareRepository):
         self._log = log
 
     async def fetch_commit(self, commit: str, ref: str, depth: int, *, has_tags: bool) -> str:
-        """Fetch this commit with `depth` commits of history, 0 for all; return the ref that points to it."""
-        name = f"{REF_PREFIX}{commit}"
+        """Fetch this commit with `depth` commits of history, 0 for all. Return the mirror's ref that points to it."""
+        commit_ref = f"{REF_PREFIX}{commit}"
         is_complete = (self.folder / COMPLETE_FILE).exists()
         if not depth:
             is_shallow = (self.folder / "shallow").exists()
             await self._fetch(ALL_REFS, *(("--unshallow",) if is_shallow else ()), "--prune", "--tags")
             (self.folder / COMPLETE_FILE).touch()
             if not await self.has_commit(commit):
-                await self._fetch_missing(commit, ref, name)
+                await self._fetch_missing(commit, ref, commit_ref)
         elif is_complete or (depth == 1 and await self.has_commit(commit)):
             if not await self.has_commit(commit):
-                await self._fetch_missing(commit, ref, name)
+                await self._fetch_missing(commit, ref, commit_ref)
         else:
             # Never less than before, as another job may need the history.
-            deepest = max(depth, self._depth())
-            (self.folder / DEPTH_FILE).write_text(str(deepest))
-            await self._fetch_missing(commit, ref, name, f"--depth={deepest}")
+            max_depth = max(depth, self._depth())
+            (self.folder / DEPTH_FILE).write_text(str(max_depth))
+            await self._fetch_missing(commit, ref, commit_ref, f"--depth={max_depth}")
         if has_tags and depth:
             await self._fetch(["+refs/tags/*:refs/tags/*"], "--depth=1", "--no-tags")
-        await self.run("update-ref", name, commit)
-        return name
+        await self.run("update-ref", commit_ref, commit)
+        return commit_ref
 
     async def resolve(self, names: list[str]) -> tuple[str, str]:
-        """Return the first of these refs that the remote has, and its commit."""
+        """Return the first of these refs that the remote has, and its commit. Raise `GitFailed` if it has none."""
         commits: dict[str, str] = {}
         patterns = [*names, *(f"{name}^{{}}" for name in names)]
         args = ["ls-remote", "--", self._remote.url, *patterns]
@@ -106,15 +106,16 @@ class Mirror(BareRepository):
         raise GitFailed(f"the repository has no {' and no '.join(names)}")
 
     def _depth(self) -> int:
+        """Return the greatest depth with which a commit was fetched into the mirror; 0 if unknown."""
         try:
             return int((self.folder / DEPTH_FILE).read_text())
         except (OSError, ValueError):
             return 0
 
-    async def _fetch_missing(self, commit: str, ref: str, name: str, *options: str) -> None:
+    async def _fetch_missing(self, commit: str, ref: str, commit_ref: str, *options: str) -> None:
         """Fetch a commit by its id, or by the ref that contains it if the server does not allow that."""
         try:
-            await self._fetch([f"+{commit}:{name}"], *options, "--no-tags")
+            await self._fetch([f"+{commit}:{commit_ref}"], *options, "--no-tags")
         except GitFailed as error:
             if not ref:
                 raise
@@ -126,10 +127,11 @@ class Mirror(BareRepository):
                 ) from None
 
     async def _fetch(self, refspecs: Iterable[str], *options: str) -> None:
+        """Fetch these refspecs from the remote, and repeat that after temporary errors."""
         await self._retry(lambda: self.fetch(self._remote, refspecs, *options))
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call git, and repeat that after temporary errors of the connection."""
+        """Return the result of a call of git. Repeat the call after temporary errors of the connection."""
         backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         for attempt in itertools.count(1):
             try:
@@ -143,14 +145,17 @@ class Mirror(BareRepository):
 
 
 def mirror_path(folder: Path, remote: GitRemote) -> Path:
-    """Return the folder of a repository's mirror."""
+    """Return the folder in which the mirror of this repository is stored."""
     return folder / f"{hashlib.sha256(remote.url.encode()).hexdigest()[:32]}.git"
 
 
 async def use_mirror(
     folder: Path, remote: GitRemote, log: Callable[[str], None], use: Callable[[Mirror], Awaitable[T]]
 ) -> T:
-    """Call `use` with the locked mirror of a repository, and once more with a new one if the mirror is corrupt."""
+    """Return the result of `use`, called with the locked mirror of a repository.
+
+    If the mirror is corrupt, `use` is called once more with a new one.
+    """
     try:
         async with _open_mirror(folder, remote, log) as mirror:
             return await use(mirror)
@@ -165,7 +170,7 @@ async def use_mirror(
 
 @asynccontextmanager
 async def _open_mirror(folder: Path, remote: GitRemote, log: Callable[[str], None]) -> AsyncIterator[Mirror]:
-    """Lock the mirror of a repository, and create it if it is missing."""
+    """Lock the mirror of a repository, create it if it is missing, and yield it. Prune other mirrors afterwards."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = mirror_path(folder, remote)
     mirror = Mirror(path, remote, log)
@@ -181,6 +186,7 @@ async def _open_mirror(folder: Path, remote: GitRemote, log: Callable[[str], Non
 
 @asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[None]:
+    """Hold an exclusive lock on this file while the block runs."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:
@@ -195,7 +201,7 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 
 
 def prune(folder: Path, keep: Path, max_bytes: int = MAX_BYTES, max_age: float = MAX_AGE_SECONDS) -> list[Path]:
-    """Remove mirrors not used for `max_age`, and the oldest while all exceed `max_bytes`; never `keep`."""
+    """Remove mirrors not used for `max_age`, and the oldest if all exceed `max_bytes`; never `keep`. Return them."""
     mirrors = sorted(((_last_used(path), path) for path in folder.glob("*.git")), reverse=True)
     total_bytes, removed = 0, []
     for used_at, path in mirrors:
@@ -213,6 +219,7 @@ def prune(folder: Path, keep: Path, max_bytes: int = MAX_BYTES, max_age: float =
 
 
 def _last_used(path: Path) -> float:
+    """Return when the mirror was last used, as a Unix timestamp; 0 if unknown."""
     try:
         return (path / LAST_USED_FILE).stat().st_mtime
     except OSError:
@@ -220,6 +227,7 @@ def _last_used(path: Path) -> float:
 
 
 def _size(path: Path) -> int:
+    """Return the total size of all files in a folder."""
     total = 0
     for folder, _, files in os.walk(path):
         for file in files:

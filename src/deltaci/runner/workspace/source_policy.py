@@ -23,7 +23,7 @@ _SCP_URL: Final = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A
 
 
 def allowed_protocols() -> tuple[str, ...]:
-    """Return the protocols that this runner may use."""
+    """Return the protocols that git may use on this runner: those in the environment variable, or the defaults."""
     setting = os.environ.get(PROTOCOLS_VARIABLE)
     if setting is None:
         return PROTOCOLS
@@ -41,7 +41,7 @@ def url_scheme(url: str) -> str:
 
 
 def check_url(url: str, protocols: Sequence[str]) -> str:
-    """Return the URL if git may use it. A `Refused` error does not show what may be a password in it."""
+    """Return the URL. Raise `Refused` if git may not use it, without showing a password in it."""
     if not url.isprintable() or url.startswith("-") or len(url) > 2000:
         raise Refused("bad_spec", "the URL of the repository is not valid")
     scheme = url_scheme(url)
@@ -66,21 +66,21 @@ def check_url(url: str, protocols: Sequence[str]) -> str:
 
 
 def check_ref(ref: str) -> str:
-    """Return the full name of a branch or tag. Raises `Refused` if it is not valid."""
+    """Return the ref. Raise `Refused` if it is not the full name of a branch or tag."""
     if not is_ref(ref):
         raise Refused("bad_spec", f"{ref[:80]!r} is not the full name of a branch or tag, such as refs/heads/main")
     return ref
 
 
 def check_commit(commit: str) -> str:
-    """Return the full commit id. Raises `Refused` if it is not valid."""
+    """Return the commit id. Raise `Refused` if it is not a full one."""
     if not is_commit(commit):
         raise Refused("bad_spec", f"{commit[:80]!r} is not the full name of a commit; give all 40 digits")
     return commit
 
 
 def make_remote(url: str, protocols: tuple[str, ...], credential: str = "", key_file: str = "") -> GitRemote:
-    """Return a repository to read. Raises `Refused` if the runner must not use the URL."""
+    """Return the repository with its credentials. Raise `Refused` if the runner must not use the URL."""
     return GitRemote(
         url=check_url(url, protocols),
         protocol=url_scheme(url),

@@ -27,14 +27,14 @@ _PACK: Final = "pack"
 
 
 class StreamRepository:
-    """The repository of one stream. Changing it requires `WorktreePool.repository_lock`."""
+    """The runner's repository of one stream. Hold `WorktreePool.repository_lock` to change it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._repository = BareRepository(GIT, path)
 
     def has_commit(self, commit: str) -> bool:
-        """Return whether the commit is present with all of its objects."""
+        """Return whether the commit was fetched with all of its objects."""
         return (self.path / COMMIT_REFS / check_commit(commit)).is_file()
 
     def index_path(self, name: str) -> Path:
@@ -42,13 +42,14 @@ class StreamRepository:
         return self.path / INDEX_FOLDER / f"{name}.index"
 
     async def create(self) -> None:
-        """Create the repository, atomically, unless a valid one exists; remove stale lock files."""
+        """Create the repository unless a valid one exists, and remove stale lock files."""
         if not self._is_valid():
             await asyncio.to_thread(_remove_path, self.path)
             await self._repository.create(INDEX_FOLDER, mode=0o755)  # Jobs read the objects.
         self._repository.remove_lock_files()
 
     def _is_valid(self) -> bool:
+        """Return whether the folder has the parts of a repository."""
         try:
             folders = (self.path, self.path / "objects", self.path / INDEX_FOLDER)
             return all(stat.S_ISDIR(folder.lstat().st_mode) for folder in folders) and (self.path / "HEAD").is_file()
@@ -56,7 +57,7 @@ class StreamRepository:
             return False
 
     async def fetch_base(self, mirrors: Path, remote: GitRemote, source: Source, log: Callable[[str], None]) -> None:
-        """Fetch the source's commit with its history up to the source's depth."""
+        """Fetch the source's commit, with history up to the source's depth, and link its objects here."""
 
         async def fetch_and_link(mirror: Mirror) -> None:
             await mirror.fetch_commit(check_commit(source.commit), source.ref, source.depth, has_tags=False)
@@ -66,7 +67,7 @@ class StreamRepository:
         await use_mirror(mirrors, remote, log, fetch_and_link)
 
     def _link_objects(self, mirror_folder: Path) -> None:
-        """Hard-link all objects of a mirror. The index of a pack is linked last: it makes the pack visible."""
+        """Hard-link all objects of a mirror. The index of a pack is linked last, because git then uses the pack."""
         objects = self.path / "objects"
         for folder in (mirror_folder / "objects").iterdir():
             if len(folder.name) != 2 and folder.name != _PACK:
@@ -84,16 +85,18 @@ class StreamRepository:
             (self.path / "shallow").unlink(missing_ok=True)
 
     async def import_bundle(self, bundle: Path, tip: str) -> None:
-        """Import a bundle from the server, which adds this commit."""
+        """Import a bundle from the server that ends with the commit `tip`."""
         await self._repository.run("bundle", "unbundle", str(bundle))
         await self._mark_complete(tip)
 
     async def _mark_complete(self, commit: str) -> None:
+        """Write the ref that marks a commit as completely fetched. Raise `GitFailed` if the commit is missing."""
         await self._repository.run("cat-file", "-e", f"{commit}^{{commit}}")
         await self._repository.run("update-ref", f"{COMMIT_REFS}/{commit}", commit)
 
 
 def _hard_link(path: Path, target: Path) -> None:
+    """Make a hard link to a file, or a copy if the file system does not allow a link."""
     try:
         os.link(path, target)
     except FileExistsError:
@@ -108,6 +111,7 @@ def _hard_link(path: Path, target: Path) -> None:
 
 
 def _remove_path(path: Path) -> None:
+    """Remove a file, link or folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
